@@ -30,7 +30,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from transduce.convert.exporting import export_run
-from transduce.decoding.engine import Source
+from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.translator import Translator
@@ -67,7 +67,7 @@ def _ours(run: Path, lines: list[str], beam: int, precision: str) -> System:
     assert not translator.choice.slow_because, translator.choice.slow_because
     options, tokenizers = TranslationOptions(beam=beam, scores=beam > 1), translator.tokenizers
     asked = [
-        Source((i,), ids, min(MAX_LENGTH, 2 * len(ids) + 16))  # the limit of `transduce translate`
+        DecodingInput((i,), ids, min(MAX_LENGTH, 2 * len(ids) + 16))  # the limit of `transduce translate`
         for i, ids in enumerate(tokenizers.src.encode_batch(lines))
     ]
 

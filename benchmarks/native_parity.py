@@ -23,7 +23,7 @@ import torch
 
 from transduce.convert.importing import import_run
 from transduce.decoding import native_engine
-from transduce.decoding.engine import Source
+from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.decoding.options import TranslationOptions
@@ -37,7 +37,7 @@ def load(run: Path, precision: NativePrecision, n_threads: int) -> Any:
     return Translator.load(run, precision=precision).engine
 
 
-def company(engines: Sequence[NativeEngine], asked: list[Source], options: TranslationOptions) -> int:
+def company(engines: Sequence[NativeEngine], asked: list[DecodingInput], options: TranslationOptions) -> int:
     """How many sentences differ between batches and between engines, which have 1 and 2 threads."""
     expected = engines[1].translate(asked, options)
     differing: set[int] = set()
@@ -68,7 +68,7 @@ def main() -> None:
         exact_engine = TorchEngine(translator.model, translator.settings)
     sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))
     tokenizers = translator.tokenizers
-    asked = [Source((i,), ids, 127) for i, ids in enumerate(tokenizers.src.encode_batch(sources))]
+    asked = [DecodingInput((i,), ids, 127) for i, ids in enumerate(tokenizers.src.encode_batch(sources))]
     torch.set_num_threads(2)
     for beam in args.beams:
         options = TranslationOptions(beam=beam)

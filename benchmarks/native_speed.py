@@ -101,7 +101,7 @@ def prepare(folder: Path, tiny: Path) -> None:
 def our_jobs(folder: Path, task: Task, lines: list[str], n_threads: int) -> dict[str, Job]:
     """A job per instruction set and precision."""
     from transduce.decoding import native_engine
-    from transduce.decoding.engine import Source
+    from transduce.decoding.engine import DecodingInput
     from transduce.decoding.options import TranslationOptions
     from transduce.decoding.translator import Translator
 
@@ -116,7 +116,7 @@ def our_jobs(folder: Path, task: Task, lines: list[str], n_threads: int) -> dict
         if translator.choice.slow_because:
             sys.exit(translator.choice.slow_because)
         ids = translator.tokenizers.src.encode_batch(pick(task, lines))
-        asked = [Source((i,), row, task.limit) for i, row in enumerate(ids)]
+        asked = [DecodingInput((i,), row, task.limit) for i, row in enumerate(ids)]
         parts = [[source] for source in asked] if task.one_by_one else [asked]
         engine = translator.engine
         engine.translate(asked[:2], options)

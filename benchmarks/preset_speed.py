@@ -18,7 +18,7 @@ import torch
 
 from transduce.config import DecodingSettings, model_settings, resolve_preset
 from transduce.config.recipe import apply_overrides
-from transduce.decoding.engine import Source
+from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import PRECISIONS, NativeModel
 from transduce.decoding.options import TranslationOptions
@@ -41,11 +41,11 @@ def engines(model: str, vocab_size: int, precisions: list[Any]) -> tuple[int, di
     return count_parameters(built), found
 
 
-def sources(n: int, vocab_size: int) -> list[Source]:
+def sources(n: int, vocab_size: int) -> list[DecodingInput]:
     """Random sentences."""
     pick = random.Random(1)
     lengths = [min(32, max(6, round(pick.gauss(15, 5)))) for _ in range(n)]
-    return [Source((i,), [pick.randrange(4, vocab_size) for _ in range(k)], k) for i, k in enumerate(lengths)]
+    return [DecodingInput((i,), [pick.randrange(4, vocab_size) for _ in range(k)], k) for i, k in enumerate(lengths)]
 
 
 def main() -> None:

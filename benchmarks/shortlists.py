@@ -23,24 +23,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from native_engines import engine_for
 from oracle.stand_in import untrained
 from transduce.config import Settings, apply_overrides, resolve_preset
-from transduce.decoding.engine import Source
+from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.options import TranslationOptions
 from transduce.text.special import EOS
 
 
-def sources(n: int, n_tokens: int, n_listed: int) -> list[tuple[Source, Source]]:
+def sources(n: int, n_tokens: int, n_listed: int) -> list[tuple[DecodingInput, DecodingInput]]:
     """Sentences of 8 to 24 tokens, whose outputs may be as long; without a list, and with one of `n_listed` tokens."""
     pick, found = random.Random(1), []
     for i in range(n):
         ids = [pick.randrange(4, n_tokens) for _ in range(pick.randint(8, 24))]
         allowed = np.array(sorted({EOS, *pick.sample(range(4, n_tokens), n_listed)}), np.int32)
-        found.append((Source((i,), ids, len(ids)), Source((i,), ids, len(ids), (), allowed)))
+        found.append((DecodingInput((i,), ids, len(ids)), DecodingInput((i,), ids, len(ids), (), allowed)))
     return found
 
 
-def speed(engine: NativeEngine, batch: list[Source], options: TranslationOptions, *, alone: bool) -> float:
+def speed(engine: NativeEngine, batch: list[DecodingInput], options: TranslationOptions, *, alone: bool) -> float:
     """Sentences per CPU second."""
     began = time.process_time()
     for part in [[source] for source in batch] if alone else [batch]:

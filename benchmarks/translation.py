@@ -32,7 +32,7 @@ def ours(peers: Path, system: str, beam: int, batch: int) -> dict[str, Any]:
     from common import DATA, MODEL  # type: ignore[import-not-found]
 
     from transduce.convert.importing import import_run
-    from transduce.decoding.engine import Engine, Source
+    from transduce.decoding.engine import DecodingInput, Engine
     from transduce.decoding.options import TranslationOptions
     from transduce.decoding.torch_engine import TorchEngine
     from transduce.decoding.translator import Translator
@@ -53,7 +53,7 @@ def ours(peers: Path, system: str, beam: int, batch: int) -> dict[str, Any]:
     ids = tokenizers.src.encode_batch(sources)
     longest = max(map(len, ids)) + 1
     options = TranslationOptions(beam=beam, batch_tokens=batch * longest, scores=beam > 1)
-    asked = [Source((i,), row, 127) for i, row in enumerate(ids)]
+    asked = [DecodingInput((i,), row, 127) for i, row in enumerate(ids)]
 
     def run() -> list[str]:
         one_by_one = ([source] for source in asked)  # with batches of one: how long one user waits

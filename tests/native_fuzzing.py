@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transduce.decoding.engine import OUTCOMES
-from transduce.decoding.native_queue import Load, Options, Sentences
+from transduce.decoding.native_decoder import Load, Options, Sentences
 from transduce.decoding.native_scoring import _Pairs
 from transduce.text.special import BOS
 

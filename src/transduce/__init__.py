@@ -7,6 +7,7 @@ import importlib
 __version__ = "0.1.0"
 _LAZY = {
     "Budget": "transduce.comparison.recipes",
+    "DecodingQueue": "transduce.decoding.queue",
     "DistillationOptions": "transduce.distillation.text",
     "GenerationOptions": "transduce.decoding.options",
     "Generator": "transduce.decoding.generator",
@@ -16,7 +17,6 @@ _LAZY = {
     "Settings": "transduce.config",
     "TextClassifier": "transduce.decoding.classifier",
     "TranslationOptions": "transduce.decoding.options",
-    "TranslationQueue": "transduce.decoding.queue",
     "Translator": "transduce.decoding.translator",
     "compare": "transduce.comparison.compare",
     "diagnose": "transduce.doctor.diagnose",

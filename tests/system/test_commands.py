@@ -119,7 +119,7 @@ def test_translate_reads_stdin_and_writes_stdout(run: Path) -> None:
         ("train --help", ">&-"),
         ("translate RUN", "<&-"),
         ("translate RUN", ">&-"),
-        ("verify RUN", ">&-"),
+        ("verify RUN --files", ">&-"),
         ("train", "2>&-"),
         ("train", "<&- >&- 2>&-"),
     ],

@@ -1,4 +1,4 @@
-"""`doctor` leaves no process and no folder behind after a signal."""
+"""`verify` and `doctor` leave no process and no folder behind after a signal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ vocab_size = 200
 max_updates = 100000
 batch_tokens = 512
 """
-DOCTOR = ("doctor", "r.toml", "--set", "training.batch_tokens=60000")
+VERIFY, DOCTOR = (
+    ("verify", "r.toml", "--updates", "20000"),
+    ("doctor", "r.toml", "--set", "training.batch_tokens=60000"),
+)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +61,20 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGKILL, -9)])
-def test_no_process_or_folder_survives(number: int, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "number", "code"),
+    [
+        (VERIFY, signal.SIGTERM, 143),
+        (VERIFY, signal.SIGKILL, -9),
+        (DOCTOR, signal.SIGHUP, 129),
+    ],
+)
+def test_no_process_or_folder_survives(arguments: tuple[str, ...], number: int, code: int, tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(RECIPE, encoding="utf-8")
     (tmp_path / "tmp").mkdir()
     before = {"r.toml", "tmp"}
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "transduce", *DOCTOR]
+    command = [sys.executable, "-m", "transduce", *arguments]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         until = time.monotonic() + 60

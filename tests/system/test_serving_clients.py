@@ -207,9 +207,15 @@ def test_a_stream_whose_client_leaves_is_counted_as_cancelled() -> None:
 
 def test_bodies_that_do_not_arrive_keep_nobody_out() -> None:
     async def main() -> None:
-        async with serving(make_app(make_service(max_requests=1), empty)[0]) as (_, connect):
-            slow = [await connect(UNFINISHED) for _ in range(3)]
+        service = make_service(max_requests=1, max_arriving=3)
+        arriving = service.admission._arriving
+        async with serving(make_app(service, empty)[0]) as (_, connect):
+            slow = [await connect(UNFINISHED) for _ in range(2)]
+            await until(lambda: arriving["127.0.0.1"] == 2)
             assert await status_of((await connect(POST))[0]) == 200
+            slow.append(await connect(UNFINISHED))
+            await until(lambda: arriving["127.0.0.1"] == 3)
+            assert await status_of((await connect(UNFINISHED))[0]) == 429  # of one address
             for reader, writer in slow:
                 writer.write(b"45")
                 assert await status_of(reader) == 200

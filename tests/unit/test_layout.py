@@ -18,7 +18,18 @@ ORDER = (
     *("errors", "process", "config", "runs", "metrics_log", "logging"),
     *("text", "nn", "models", "data", "demo"),
     *("training", "distributed", "machine", "decoding", "inspection", "evaluation"),
-    *("tasks", "doctor", "pipeline", "distillation", "comparison", "convert", "serving", "cli", "__main__"),
+    *(
+        "tasks",
+        "doctor",
+        "pipeline",
+        "verification",
+        "distillation",
+        "comparison",
+        "convert",
+        "serving",
+        "cli",
+        "__main__",
+    ),
 )
 
 

@@ -135,12 +135,12 @@ def test_an_edited_card_is_kept(finished: Path, tmp_path: Path) -> None:
 def test_a_changed_log_of_a_finished_run_is_reported(finished: Path, tmp_path: Path) -> None:
     """A finished log has a checksum; a change does not make the run unusable."""
     run = finished / "run"
-    assert "ok        metrics.jsonl" in transduce("verify", run).out
+    assert "ok        metrics.jsonl" in transduce("verify", run, "--files").out
 
     def spoil(run: Path) -> None:
         log = (run / "metrics.jsonl").read_text()
         (run / "metrics.jsonl").write_text(log.replace('"update": 4', '"update": 3', 1))
-        done = transduce("verify", run)
+        done = transduce("verify", run, "--files")
         assert done.code == 1 and re.search(r"DAMAGED +metrics\.jsonl", done.out)
 
     done, _ = again(finished, tmp_path, spoil)

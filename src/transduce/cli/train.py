@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from transduce.cli.options import Processes, Quiet, argument, expand
+from transduce.cli.options import Overrides, Processes, Quiet, argument, expand, option
 from transduce.cli.output import print_lines, to_json
 from transduce.cli.request import Request
 from transduce.errors import SettingsError
@@ -94,18 +94,62 @@ def doctor(
         raise typer.Exit(2)
 
 
-def verify(path: Annotated[Path, argument("RUN", "A run folder.")]) -> None:
-    """Check every file of a run against its checksum.
+def verify(
+    path: Annotated[Path, argument("RUN|RECIPE", "A run folder, or a recipe.")],
+    files: Annotated[bool, Option("--files", help="Only check the files of the run; train nothing.")] = False,
+    updates: Annotated[
+        int | None, option(help="Number of updates of a trial training (default: about 20 seconds).", min=20)
+    ] = None,
+    kills: Annotated[int, Option(help="Number of kills.", min=1)] = 3,
+    seed: Annotated[int, Option(help="Random seed for the moments of the kills.", min=0)] = 1,
+    data: Annotated[
+        Path | None, option(metavar="FOLDER", help="Folder that the recipe's data paths are relative to.")
+    ] = None,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Check the files of a run, and that resuming is exact.
 
-    Exit code 1: a file is damaged or missing.
+    Trains briefly with the run's settings and text in a temporary folder next to the run, then again with SIGKILL at
+    random moments, and compares losses and weights bit for bit. The run is not changed. Exit code 1: a file is damaged
+    or missing, or the trainings differ.
 
     \b
     transduce verify runs/mine
+    transduce verify runs/mine --files
+    transduce verify recipe.toml --data texts
     """
-    from transduce.runs.verify import summary, verify_files
+    from transduce.logging import Log
+    from transduce.process import exit_on_signals
 
+    settings = None
     if path.is_file():
-        raise SettingsError(f"{path} is a file; verify checks a run folder")
+        if files:
+            raise SettingsError(f"--files checks a run folder, and {path} is a recipe")
+        settings = Request(recipe=path, data=data, overrides=overrides, run=path.with_suffix("")).settings()
+    elif overrides or data:
+        raise SettingsError("--set and --data go with a recipe; a run has its own settings")
+    else:
+        _check_files(path)
+    if files:
+        return
+    from transduce.verification.resume import verify_resume
+
+    with exit_on_signals():
+        same, not_verified = verify_resume(
+            path, settings, updates=updates, kills=kills, seed=seed, log=Log(quiet=quiet)
+        )
+    if not same:
+        print_lines(["DIFFERENT: a killed and resumed training ends with other weights; see above"])
+        raise typer.Exit(1)
+    print_lines(["verified: a killed and resumed training ends with the same weights"])
+    if not_verified:
+        print_lines([f"not verified, as the trial replaces it: {not_verified}"])
+
+
+def _check_files(path: Path) -> None:
+    from transduce.verification.files import summary, verify_files
+
     found = verify_files(path)
     print_lines([*(one.line() for one in found), summary(found)])
     if any(one.is_error for one in found):

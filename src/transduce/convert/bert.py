@@ -26,7 +26,6 @@ from transduce.convert.requirements import (
 )
 from transduce.convert.weight_map import Entry, Rows, check, linear, norm, read, type_note, write
 from transduce.errors import UserError
-from transduce.nn.epsilon import norm_eps
 from transduce.text.special import BOS, EOS, MASK, PAD, UNK
 
 ARCHITECTURES = {
@@ -259,7 +258,7 @@ def export_bert(out: Path, run: Outgoing) -> list[str]:
         "architectures": [architecture_of(s)],
         "model_type": "bert",
         "vocab_size": rows.n_theirs,
-        "layer_norm_eps": norm_eps(s.norm, s.norm_eps),
+        "layer_norm_eps": s.epsilon,
         "pad_token_id": int(rows.index[PAD]),
         "tie_word_embeddings": not isinstance(model, BertSettings) or model.tie != "none",
         "dtype": "float32",

@@ -18,7 +18,6 @@ from transduce.convert.parity import MAX_TOKENS, compare, examples, logits_of, s
 from transduce.convert.requirements import Expressible, check_expressible, position_table
 from transduce.convert.weight_map import NEVER
 from transduce.errors import UserError
-from transduce.nn.epsilon import norm_eps
 from transduce.text.special import BOS, PAD
 from transduce.text.tokenizer import Tokenizers
 
@@ -104,7 +103,7 @@ def _spec(s: TransformerSettings, tokenizers: Tokenizers, tensors: Mapping[str, 
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = "<unk>", "<s>", "</s>"
     spec.config.decoder_start_token = "<s>"
     spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = norm_eps(s.norm, s.norm_eps)
+    spec.config.layer_norm_epsilon = s.epsilon
     return spec
 
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.config import TransformerSettings
 from transduce.convert.bert import export_bert
 from transduce.convert.ctranslate2 import QUANTIZATIONS, export_ctranslate2
-from transduce.convert.folder import Outgoing, check_is_free, known_or_nearest, made_folder
+from transduce.convert.folder import Outgoing, known_or_nearest, prepare_place
 from transduce.convert.gpt2 import export_gpt2
 from transduce.convert.marian_folder import export_marian
 from transduce.convert.onnx_export import export_onnx
@@ -41,11 +40,11 @@ EXPORTS = {
 def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None) -> Iterator[str]:
     """Create the folder `out` from a run's model for another program, and yield lines that report the comparison.
 
-    `to`: huggingface, ctranslate2 or onnx. After an error nothing is left. Raises `UserError`, or `TransduceError` if
+    `to`: huggingface, ctranslate2 or onnx. After an error there is no `out`. Raises `UserError`, or `TransduceError` if
     the exported model differs from the run.
     """
     known_or_nearest(to, EXPORTS, "--to")
-    check_is_free(out)
+    prepare_place(out)
     target = EXPORTS[to]
     if quantization is not None and not target.quantizations:
         able = ", ".join(name for name, other in EXPORTS.items() if other.quantizations)
@@ -60,12 +59,12 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
         raise SettingsError(f"{run} has a model of kind '{kind}', task '{task}'; --to {to} takes models of kind {able}")
     if outgoing.settings.model.reads_vectors:
         raise UserError(f"{run} has model.source = 'vectors', which no format can express; use it with transduce")
-    if isinstance(model := outgoing.settings.model, TransformerSettings) and model.decoder_self != "attention":
+    if outgoing.settings.model.replaces_self_attention:
         raise UserError(
-            f"{run} has model.decoder_self = '{model.decoder_self}', which no format can express; translate it with "
+            f"{run} has model.decoder_self = 'ssru', which no format can express; translate it with "
             "transduce, or train with model.decoder_self = 'attention'"
         )
-    with made_folder(out.parent), write_aside(out) as aside:
+    with write_aside(out) as aside:
         aside.mkdir()
         lines = target.exporters[architecture.family](aside, outgoing)
     yield f"{out}: {count_parameters(outgoing.model):,} parameters"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,27 +49,14 @@ def known_or_nearest(name: str, known: Collection[str], option: str) -> None:
         raise SettingsError(f"{option} {name}{nearest(name, known)}; known: {', '.join(known)}")
 
 
-def check_is_free(path: Path) -> None:
-    """Refuse a place for a new folder that is taken; an empty folder is free."""
+def prepare_place(path: Path) -> None:
+    """Create the parents of a new folder; `UserError` where the folder is taken. An empty folder is free."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path} exists already; give another folder, or remove it")
-
-
-@contextmanager
-def made_folder(folder: Path) -> Iterator[None]:
-    """Create a folder with its parents; after an error, remove those that were created."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make {folder}: {error.strerror or error}") from None
-        yield
-    except BaseException:
-        for path in missing:  # the innermost first
-            with suppress(OSError):  # something else is in it by now
-                path.rmdir()
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {path.parent}: {error.strerror or error}") from None
 
 
 def read_bytes(path: Path) -> bytes:

@@ -26,7 +26,6 @@ from transduce.convert.requirements import (
 )
 from transduce.convert.weight_map import NEVER, Entry, Rows, check, norm, read, type_note, write
 from transduce.errors import UserError
-from transduce.nn.epsilon import norm_eps
 from transduce.runs.atomic import write_json
 from transduce.text.special import BOS, EOS, PAD, UNK
 
@@ -206,7 +205,7 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
         "model_type": "gpt2",
         "vocab_size": rows.n_theirs,
         "n_inner": s.d_ff,
-        "layer_norm_epsilon": norm_eps(s.norm, s.norm_eps),
+        "layer_norm_epsilon": s.epsilon,
         "bos_token_id": begin,
         "eos_token_id": end,
         "tie_word_embeddings": model.tie != "none",

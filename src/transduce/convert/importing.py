@@ -13,9 +13,8 @@ from transduce.convert.folder import (
     PICKLED,
     SAFE,
     Imported,
-    check_is_free,
     known_or_nearest,
-    made_folder,
+    prepare_place,
 )
 from transduce.convert.marian_folder import import_marian
 from transduce.errors import RunFolderError, SettingsError
@@ -72,15 +71,14 @@ def import_run(
     name, this = hub_name(str(source)), IMPORTERS[kind]
     if name is None:
         _check_folder(Path(source), revision)
-    check_is_free(run)
+    prepare_place(run)
     if name is None:
         folder, title = Path(source), Path(source).absolute().name
         origin = f"the folder `{plain(title)}`"
     else:
         folder = download(name, this.files, this.architectures, revision=revision, quiet=quiet)
         title, origin = name.rpartition("/")[2], f"`{name}` on the Hugging Face Hub, at commit `{folder.name}`"
-    with made_folder(run.parent):
-        yield from _import_folder(kind, folder, run, title, origin)
+    yield from _import_folder(kind, folder, run, title, origin)
     if name is not None:
         yield f"downloaded: {name} at commit {folder.name}"
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from transduce.config import TransformerSettings
+from transduce.config.model.attention import NORM_EPSILONS
 from transduce.convert.requirements import (
     EXPRESSIBLE_IN_TRANSFORMERS,
     MAX_LAYERS,
@@ -25,7 +26,6 @@ from transduce.convert.requirements import (
 )
 from transduce.convert.weight_map import NEVER, Entry, Rows, linear, norm
 from transduce.errors import UserError
-from transduce.nn.epsilon import norm_eps
 from transduce.nn.positions.absolute import halves, sinusoids
 from transduce.text.special import BOS, EOS, PAD, UNK
 
@@ -114,7 +114,7 @@ def config_of(s: TransformerSettings, *, n_src: int, n_tgt: int, pad: int) -> di
 EXPRESSIBLE: Expressible = {
     **EXPRESSIBLE_IN_TRANSFORMERS,
     "residual": ("post",),
-    "norm_eps": (None, norm_eps("layer")),
+    "norm_eps": (None, NORM_EPSILONS["layer"]),
     "embedding_norm": (False,),
     "positions": ("sinusoidal", "sinusoidal_halves"),
     "bias": (True,),

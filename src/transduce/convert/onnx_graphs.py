@@ -24,7 +24,8 @@ from transduce.models.masked_lm import TextEncoder
 from transduce.models.transformer import Transformer
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import Bias, FullPattern, step_bias
+from transduce.nn.patterns.bias import Bias, step_bias
+from transduce.nn.patterns.pattern import FullPattern
 from transduce.nn.positions import Positions, SinusoidalPositions
 from transduce.text.special import PAD
 

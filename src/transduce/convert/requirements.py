@@ -137,7 +137,7 @@ def normalize(s: SettingsT, tensors: Mapping[str, Tensor]) -> tuple[SettingsT, d
     need no change keep their bits.
     """
     found, changes = dict(tensors), dict[str, Any]()
-    if s.positions != "learned":
+    if s.position_limit is None:
         found["embedding.positions.embedding.weight"] = position_table(s)
         changes["positions"] = "learned"
     if s.scale_embeddings:

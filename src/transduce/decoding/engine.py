@@ -6,9 +6,7 @@ with the native library starts without it.
 
 from __future__ import annotations
 
-import math
-from asyncio import AbstractEventLoop
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -21,12 +19,12 @@ from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.errors import SettingsError
 from transduce.text.special import BOS, EOS, PAD
 
-Watch = Callable[[list[int], list[list[int]]], None]
-"""Called after each step with the places of the active sentences and the token of each of their samples (0: ended)."""
+OnStep = Callable[[list[int], list[list[int]]], None]
+"""Called after each step with the places of the active inputs and the token of each of their samples (0: ended)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DecodingInput:
     """Token ids to translate or to continue, or vectors [S, N] to translate.
 
     `key` identifies it: what is drawn for it is a function of the seed and the key. `limit`: most new tokens.
@@ -41,8 +39,8 @@ class Source:
     allowed: np.ndarray | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.limit > MAX_TOKENS:
-            raise SettingsError(f"limit = {self.limit}: at most {MAX_TOKENS:,} tokens are allowed")
+        if not 0 < self.limit <= MAX_TOKENS:
+            raise SettingsError(f"limit = {self.limit}: must be from 1 to {MAX_TOKENS:,} tokens")
         if len(self.prefix) > self.limit:
             raise SettingsError(f"a prefix of {len(self.prefix)} tokens: longer than the limit of {self.limit} tokens")
         if any(special in self.prefix for special in (PAD, BOS, EOS)):
@@ -67,22 +65,22 @@ MOST_SOURCE = (1 << 16) - 1
 """Most tokens of a source: the memory of attention grows with the square of their number."""
 
 PATIENCE = 60.0
-"""Seconds after which a sentence without a deadline is as urgent as one whose deadline is now."""
+"""Seconds after which an input without a deadline is as urgent as one whose deadline is now."""
 
 Outcome = Literal["done", "tokens", "cancelled", "expired", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("done", "tokens", "cancelled", "expired", "failed")
-"""All but `tokens` are the end of a sentence. The order is that of the codes of the native library."""
+"""All but `tokens` are the end of an input. The order is that of the codes of the native library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What came of a sentence.
+    """News of an input that was submitted.
 
     Attributes:
         ticket: Its number.
         outcome: done, cancelled, expired or failed, once each; before it `tokens`, any number of times.
         hypotheses: done: as `Engine.translate` returns them.
-        tokens: tokens: those that the best hypothesis continues with, whatever comes.
+        tokens: tokens: the next ones of the best hypothesis, which are final.
         reason: failed: why.
     """
 
@@ -96,42 +94,33 @@ class Event:
 Deliver = Callable[[Event], object]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Order:
-    """A sentence to translate. `deadline`: a time of `time.monotonic`; infinite: none."""
-
-    ticket: int
-    source: Source
-    options: TranslationOptions
-    deadline: float
-    stream: bool
-    submitted: float
-
-    @property
-    def urgency(self) -> tuple[float, int, int]:
-        """Sorts by deadline, then the longest first, then by arrival."""
-        due = self.submitted + PATIENCE if self.deadline == math.inf else self.deadline
-        return due, -len(self.source.ids), self.ticket
-
-
 @runtime_checkable
-class Backend(Protocol):
-    """Translates orders with threads of its own, until it is closed."""
+class Batcher(Protocol):
+    """Decodes the inputs of a `DecodingQueue` together, in threads of its own. Used from one event loop."""
 
-    def takes(self, source: Source, options: TranslationOptions) -> bool:
-        """Whether it can do this."""
+    def submit(
+        self,
+        first_ticket: int,
+        inputs: Sequence[DecodingInput],
+        options: TranslationOptions,
+        *,
+        deadline: float,
+        stream: bool,
+    ) -> None:
+        """Add inputs with the tickets first_ticket, first_ticket + 1, ...; all or, with an error, none.
 
-    def submit(self, order: Order) -> None:
-        """Start; one event that is an end follows, perhaps before this returns. Errors: nothing follows."""
+        One event that is an end follows for each. `deadline`: a time of `time.monotonic`, infinite for none. `stream`:
+        deliver `tokens` too, where possible.
+        """
 
     def cancel(self, ticket: int) -> None:
-        """End a sentence at the next step; no effect if it has ended."""
+        """End an input at the next step; no effect if it has ended."""
 
-    def workload(self) -> Mapping[str, int]:
-        """Amount of work at hand: at least `n_waiting`, sentences of which nothing is decoded yet."""
+    def workload(self) -> dict[str, int]:
+        """Amount of work at hand: at least `n_waiting`, inputs of which nothing is decoded yet."""
 
-    def close(self) -> None:
-        """Cancel all, and end the threads when they have delivered their events."""
+    async def close(self) -> None:
+        """Cancel all, deliver their ends, and end the threads. Nothing may be submitted after it."""
 
 
 def sample_numbers(seed: Sequence[int], sample: int, n: int) -> np.ndarray:
@@ -154,20 +143,17 @@ class Engine(Protocol):
     def pytorch_model(self) -> Any:
         """The PyTorch model, in eval mode. An engine that does not use it loads it when it is first asked for."""
 
-    def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
+    def translate(self, sources: Sequence[DecodingInput], options: TranslationOptions) -> list[list[Hypothesis]]:
         """`options.n_best` hypotheses per source, best first; drawn instead where `options.sampling` is set.
 
         A language model draws one continuation per source.
         """
 
-    def backends(self, deliver: Deliver, loop: AbstractEventLoop | None) -> Sequence[Backend]:
-        """What translates for a `TranslationQueue`: the first that takes a sentence gets it, and the last takes all.
-
-        `loop`: where events are delivered; None: in threads of the backends.
-        """
+    def open_batcher(self, deliver: Deliver) -> Batcher:
+        """Start what decodes for a `DecodingQueue`. The running event loop calls `deliver`."""
 
     def sample(
-        self, prompts: Sequence[Source], sampling: Sampling, *, seed: int, watch: Watch | None = None
+        self, prompts: Sequence[DecodingInput], sampling: Sampling, *, seed: int, on_step: OnStep | None = None
     ) -> list[Hypothesis]:
         """One continuation per prompt."""
 

@@ -15,8 +15,8 @@ import numpy as np
 from transduce.config import Settings, resolved
 from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
-from transduce.decoding.engine import Engine, Hypothesis, Source
-from transduce.decoding.growing_text import GrowingText
+from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
+from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel, open_engine
 from transduce.decoding.options import GenerationOptions
 from transduce.decoding.precision import AnyPrecision
@@ -59,7 +59,7 @@ class Continuation:
         return self.ids[self.n_given :]
 
     def extended(self, new: Hypothesis) -> Continuation:
-        """The text with what an engine found for `Generator.next_source`."""
+        """The text with what an engine found for `Generator.next_input`."""
         log_prob = self.log_prob + new.log_prob
         return replace(self, ids=self.ids + new.ids, part=self.part + 1, log_prob=log_prob, finished=new.finished)
 
@@ -131,7 +131,7 @@ class Generator(EngineModel):
 
         Closing the iterator stops the computation.
         """
-        texts, growing = self.start([prompt], replace(options, n_samples=1)), GrowingText(self.tokenizer)
+        texts, detokenizer = self.start([prompt], replace(options, n_samples=1)), IncrementalDetokenizer(self.tokenizer)
         tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         abandoned = threading.Event()  # Ctrl-C, a closed pipe, `close()`
 
@@ -145,12 +145,12 @@ class Generator(EngineModel):
             done.add_done_callback(lambda _: tokens.put(None))
             try:
                 while (token := tokens.get()) is not None:
-                    if text := growing.add([token]):
+                    if text := detokenizer.add([token]):
                         yield text
                 done.result()
             finally:
                 abandoned.set()  # the thread stops at its next token
-        if text := growing.end():
+        if text := detokenizer.end():
             yield text
 
     def start(self, prompts: Sequence[str], options: GenerationOptions) -> list[Continuation]:
@@ -160,7 +160,7 @@ class Generator(EngineModel):
         samples = range(options.n_samples)
         return [Continuation((n, i), ids, len(ids), limit) for n, ids in enumerate(encoded) for i in samples]
 
-    def next_source(self, text: Continuation) -> Source | None:
+    def next_input(self, text: Continuation) -> DecodingInput | None:
         """What an engine continues next; None: the text is complete.
 
         The engine reads the whole text, or its last half context where the text fills the context.
@@ -169,10 +169,10 @@ class Generator(EngineModel):
         if text.finished or not left:
             return None
         if self.memory is not None:
-            return Source((text.part, *text.key), text.ids, left)
+            return DecodingInput((text.part, *text.key), text.ids, left)
         window = text.ids if len(text.ids) <= self.context else text.ids[-(self.context // 2) :]
         room = self.context + 1 - len(window)  # the last token is never read
-        return Source((text.part, *text.key), window, min(left, room))
+        return DecodingInput((text.part, *text.key), window, min(left, room))
 
     def score(self, texts: Sequence[str], *, batch_tokens: int | None = None) -> list[Score]:
         """Log-probability of each text as a whole document, token by token; the last token is the end.
@@ -260,16 +260,16 @@ class Generator(EngineModel):
         Texts advance in rounds: in each, all until their context is full.
         """
 
-        def watch(places: list[int], tokens: list[list[int]]) -> None:
+        def on_step(places: list[int], tokens: list[list[int]]) -> None:
             if on_token and places[0] == 0 and tokens[0][0] != PAD:
                 on_token(tokens[0][0])
 
-        while sources := {
-            place: source for place, text in enumerate(texts) if (source := self.next_source(text)) is not None
-        }:
-            prompts = list(sources.values())
-            found = self.engine.sample(prompts, options.sampling, seed=options.seed, watch=watch if on_token else None)
-            for place, new in zip(sources, found, strict=True):
+        while inputs := {place: one for place, text in enumerate(texts) if (one := self.next_input(text)) is not None}:
+            prompts = list(inputs.values())
+            found = self.engine.sample(
+                prompts, options.sampling, seed=options.seed, on_step=on_step if on_token else None
+            )
+            for place, new in zip(inputs, found, strict=True):
                 texts[place] = texts[place].extended(new)
         return texts
 

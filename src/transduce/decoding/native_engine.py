@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,15 +14,16 @@ from typing import Any
 import numpy as np
 
 from transduce.config import DecodingSettings, GPTSettings, resolve_preset
+from transduce.config.section import MAX_TOKENS
 from transduce.data.examples import Example, RowExample
-from transduce.decoding.engine import MOST_SOURCE, Backend, Deliver, Engine, Hypothesis, Source, Watch
-from transduce.decoding.native_backend import NativeBackend
+from transduce.decoding.dynamic_batcher import DynamicBatcher
+from transduce.decoding.engine import MOST_SOURCE, Batcher, DecodingInput, Deliver, Engine, Hypothesis, OnStep
+from transduce.decoding.native_batcher import NativeBatcher
+from transduce.decoding.native_decoder import NativeDecoder, native_options, sampling_options
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision, NativeSettings, why_not
-from transduce.decoding.native_queue import NativeQueue, native_options, sampling_options
 from transduce.decoding.native_scoring import Head, NativeScorer
 from transduce.decoding.options import Sampling, TranslationOptions
-from transduce.decoding.queue import BatchingBackend
 from transduce.errors import SettingsError
 from transduce.process import n_threads_to_use
 from transduce.runs.folder import RunFolder
@@ -60,10 +60,10 @@ class NativeEngine:
         self.settings = settings
         limit = native.settings.position_limit
         self._longest = MOST_SOURCE + 1 if limit is None else limit
-        self._limit = 1_000_000 if limit is None else limit
+        self._limit = MAX_TOKENS if limit is None else limit
         self._is_language_model = isinstance(native.settings, GPTSettings)
         n_threads = n_threads or n_threads_to_use()
-        self._queue = NativeQueue(native, n_threads=n_threads)
+        self._decoder = NativeDecoder(native, n_threads=n_threads)
         self._scorer = NativeScorer(native, longest=self._longest, n_threads=n_threads)
         self._make_reference, self._lock = reference, threading.Lock()
         self._found: Engine | None = None
@@ -80,14 +80,14 @@ class NativeEngine:
         return self._reference().pytorch_model()
 
     def sample(
-        self, prompts: Sequence[Source], sampling: Sampling, *, seed: int, watch: Watch | None = None
+        self, prompts: Sequence[DecodingInput], sampling: Sampling, *, seed: int, on_step: OnStep | None = None
     ) -> list[Hypothesis]:
         """See `Engine.sample`."""
         if not self._is_language_model or any(map(self._is_out_of_range, prompts)):
-            return self._reference().sample(prompts, sampling, seed=seed, watch=watch)
-        tokens = _Stream(watch) if watch is not None else None
-        options = sampling_options(sampling, stream=watch is not None)
-        found = [one for (one,) in self._queue.translate(prompts, options, seed=seed, on_token=tokens)]
+            return self._reference().sample(prompts, sampling, seed=seed, on_step=on_step)
+        tokens = _TokenSteps(on_step) if on_step is not None else None
+        options = sampling_options(sampling, stream=on_step is not None)
+        found = [one for (one,) in self._decoder.translate(prompts, options, seed=seed, on_token=tokens)]
         if tokens is not None:
             tokens.flush(found)
         return found
@@ -110,42 +110,42 @@ class NativeEngine:
         """Weights of cross-attention of each pair, [heads, targets, sources]: see `NativeScorer.attention`."""
         return self._scorer.attention(pairs, heads)
 
-    def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
+    def translate(self, sources: Sequence[DecodingInput], options: TranslationOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`."""
         if not all(self._takes(source, options) for source in sources):
             return self._reference().translate(sources, options)
-        return self._queue.translate(sources, native_options(options, self.settings), seed=options.seed)
+        return self._decoder.translate(sources, native_options(options, self.settings), seed=options.seed)
 
-    def backends(self, deliver: Deliver, loop: asyncio.AbstractEventLoop | None) -> list[Backend]:
-        """See `Engine.backends`."""
-        native = NativeBackend(self._queue, self.settings, self._takes, deliver, loop)
-        return [native, BatchingBackend(self.translate, deliver, loop)]
+    def open_batcher(self, deliver: Deliver) -> Batcher:
+        """See `Engine.open_batcher`."""
+        other = DynamicBatcher(self.translate, deliver)
+        return NativeBatcher(self._decoder, self.settings, deliver, takes=self._takes, other=other)
 
     def close(self) -> None:
         """End the threads; what is being translated is cancelled. Without it, they end when the engine is collected."""
-        self._queue.close()
+        self._decoder.close()
 
-    def _takes(self, source: Source, options: TranslationOptions) -> bool:
+    def _takes(self, source: DecodingInput, options: TranslationOptions) -> bool:
         drawn_prefix = options.sampling is not None and bool(source.prefix)
         return not drawn_prefix and not self._is_out_of_range(source)
 
-    def _is_out_of_range(self, source: Source) -> bool:
+    def _is_out_of_range(self, source: DecodingInput) -> bool:
         """Whether only PyTorch can process a sentence: padding inside, or longer than the library takes."""
         if self._is_language_model:  # the last token is written, and never read
             return not source.ids or len(source.ids) + source.limit - 1 > self._longest or PAD in source.ids
         return len(source.ids) >= self._longest or source.limit > self._limit or PAD in source.ids
 
 
-class _Stream:
+class _TokenSteps:
     """Passes the tokens of the native library on as PyTorch's engine does, one call for each."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, on_step: OnStep) -> None:
+        self._on_step = on_step
         self._n_seen: Counter[int] = Counter()
 
     def __call__(self, place: int, token: int) -> None:
         self._n_seen[place] += 1
-        self._watch([place], [[token]])
+        self._on_step([place], [[token]])
 
     def flush(self, found: Sequence[Hypothesis]) -> None:
         """Pass on what was not seen before the end."""

@@ -12,7 +12,6 @@ import numpy as np
 from transduce.config import GPTSettings, TransformerSettings
 from transduce.decoding.native_library import check, load_library
 from transduce.errors import SettingsError
-from transduce.nn.epsilon import norm_eps
 from transduce.text.special import BOS, EOS, PAD
 
 NativePrecision = Literal["float32", "float32-fast", "int8"]
@@ -161,13 +160,13 @@ def native_config(settings: NativeSettings, precision: NativePrecision, *, n_src
         positions=_POSITIONS.index(s.positions),
         activation=_ACTIVATIONS.index(s.activation),
         gated=s.feed_forward == "gated",
-        norm_eps=norm_eps(s.norm, s.norm_eps),
+        norm_eps=s.epsilon,
         embedding_scale=s.d_model**0.5 if s.scale_embeddings else 1.0,
         pad=PAD,
         bos=BOS,
         eos=EOS,
         precision=PRECISIONS.index(precision),
         decoder_only=isinstance(s, GPTSettings),
-        recurrent=isinstance(s, TransformerSettings) and s.decoder_self == "ssru",
+        recurrent=s.replaces_self_attention,
         tied=s.tie != "none",
     )

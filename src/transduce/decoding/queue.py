@@ -1,247 +1,163 @@
-"""Translate sentences that are submitted, cancelled and given deadlines while others are decoded, as a service does.
-
-`TranslationQueue` is the same for every engine. The native library admits a sentence at every decoding step;
-`BatchingBackend` makes batches of what waits, for engines that cannot.
-"""
+"""Decode for one event loop: inputs that are submitted, cancelled and given deadlines while others are decoded."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
-import sys
-import threading
 import time
-import weakref
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from transduce.config.section import MAX_TOKENS
-from transduce.decoding.engine import Backend, Deliver, Engine, Event, Hypothesis, Order, Source
+from transduce.decoding.engine import DecodingInput, Engine, Event, Hypothesis
 from transduce.decoding.options import TranslationOptions
-from transduce.errors import SettingsError, TransduceError
+from transduce.errors import TransduceError
 
-_GATHER = 0.002  # seconds that a batch waits for more sentences
-MAX_ROWS = 320  # hypotheses per batch: enough for wide matrix products, few enough for a CPU's caches
-_CLOSED = "the queue is closed"
+BURST = 200
+"""Inputs that are processed in one step of the event loop: some milliseconds."""
+SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+"""Upper bounds of the durations that are counted together."""
+EXPIRED = "the deadline has passed; send less text, or try again later"
+_CLOSED = "shutting down; the queue takes no more work"
+
+OnTokens = Callable[[int, tuple[int, ...]], bool]
+"""Called in the event loop with the place of an input and tokens of its best hypothesis; True: no more are needed."""
 
 
-class QueueFullError(TransduceError):
-    """As many sentences as the queue may hold have not ended; try again later."""
+class ExpiredError(TransduceError):
+    """A deadline passed before the result was ready."""
 
 
-class TranslationQueue:
-    """A queue in front of an engine. Safe to use from several threads.
+class QueueClosedError(TransduceError):
+    """The queue was closed before the result was ready."""
 
-    Urgent sentences come first: by deadline (without one: a minute after they were submitted), then the longest.
-    Results come in the order of completion and are those of `Engine.translate`, bit for bit.
 
-    >>> queue = TranslationQueue(engine, lambda event: loop.call_soon_threadsafe(handle, event))   # doctest: +SKIP
-    >>> ticket = queue.submit(source, options, seconds=10)                                         # doctest: +SKIP
+class DecodingQueue:
+    """A queue in front of an engine. New inputs join those that are being decoded.
+
+    Urgent inputs come first: by deadline (without one: a minute after they were submitted), then the longest.
+    Hypotheses are those of `Engine.translate`, bit for bit.
+
+    >>> queue = DecodingQueue(engine)                                              # doctest: +SKIP
+    >>> [[best, *others]] = await queue.decode([one], options, seconds=10)         # doctest: +SKIP
+
+    Attributes:
+        n_calls: Numbers of calls by the time to the last result, up to each of `SECONDS` and beyond.
+        call_seconds: The sum of these times.
     """
 
-    def __init__(
+    def __init__(self, engine: Engine) -> None:
+        """Open a queue. Call this, and use it, inside a running event loop."""
+        self.n_calls, self.call_seconds = [0] * (len(SECONDS) + 1), 0.0
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, tuple[_Call, int]] = {}  # by the tickets of inputs that have not ended
+        self._next_ticket, self._closed = 0, False
+        self._batcher = engine.open_batcher(self._handle)
+
+    async def decode(
         self,
-        engine: Engine,
-        deliver: Deliver,
+        inputs: Sequence[DecodingInput],
+        options: TranslationOptions,
         *,
-        max_open: int = 100_000,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        """Open a queue.
+        seconds: float = math.inf,
+        on_tokens: OnTokens | None = None,
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of each input; none of one that `on_tokens` has ended.
+
+        A caller that is cancelled frees its places at the next decoding step; PyTorch's engine completes the batch.
 
         Args:
-            engine: What translates.
-            deliver: Called for every event, by threads of the queue or by `loop`. It should return at once.
-            max_open: Sentences that have not ended at one time, at most.
-            loop: An event loop that is running.
-        """
-        self._max_open, self._tickets = max_open, itertools.count(1)
-        self._open = _OpenTickets(deliver)
-        self._backends = tuple(engine.backends(self._open.deliver, loop))
-        self._finalizer = weakref.finalize(self, _close_all, self._backends)
-
-    def submit(
-        self, source: Source, options: TranslationOptions, *, seconds: float = math.inf, stream: bool = False
-    ) -> int:
-        """Add a sentence; the events that come of it have the ticket that this returns.
-
-        Args:
-            source: The sentence.
-            options: How to translate it.
-            seconds: Time after which it ends as `expired`, decoded or not.
-            stream: Deliver `tokens` on the way, where the backend can.
+            inputs: Any number.
+            options: How to decode them.
+            seconds: Time after which the call ends with `ExpiredError`.
+            on_tokens: Sees tokens as soon as they are certain, where the engine can.
 
         Raises:
-            QueueFullError: `max_open` sentences have not ended.
-            SettingsError: The source or the options are not possible.
-            TransduceError: The queue is closed.
+            ExpiredError: `seconds` have passed.
+            QueueClosedError: The queue is, or was, closed.
+            SettingsError: The engine cannot take an input.
         """
-        if not self._finalizer.alive:
-            raise TransduceError(_CLOSED)
-        if not 0 < source.limit <= MAX_TOKENS:
-            raise SettingsError(f"limit = {source.limit}: must be from 1 to {MAX_TOKENS:,} tokens")
-        now, ticket = time.monotonic(), next(self._tickets)
-        backend = next(backend for backend in self._backends if backend.takes(source, options))
-        if not self._open.add(ticket, backend, self._max_open):
-            raise QueueFullError(f"{self._max_open} sentences wait or are being translated; try again later")
+        call, start = _Call(self._loop, len(inputs), on_tokens), time.perf_counter()
+        deadline = time.monotonic() + seconds
+        first, self._next_ticket = self._next_ticket, self._next_ticket + len(inputs)
         try:
-            backend.submit(Order(ticket, source, options, now + seconds, stream, now))
-        except BaseException:
-            self._open.drop(ticket)
-            raise
-        return ticket
+            for begin in range(0, len(inputs), BURST):
+                if begin:
+                    await asyncio.sleep(0)
+                if self._closed:
+                    raise QueueClosedError(_CLOSED)
+                part, ticket = inputs[begin : begin + BURST], first + begin
+                self._batcher.submit(ticket, part, options, deadline=deadline, stream=on_tokens is not None)
+                self._calls.update((ticket + i, (call, begin + i)) for i in range(len(part)))
+            found = await call.future
+            self._count(time.perf_counter() - start)  # uvloop counts milliseconds
+            return found
+        finally:
+            for ticket in range(first, first + len(inputs)):
+                if self._calls.pop(ticket, None) is not None:
+                    self._batcher.cancel(ticket)
 
-    def cancel(self, ticket: int) -> None:
-        """End a sentence at the next step of its search; no effect if it has ended."""
-        backend = self._open.backend(ticket)
-        if backend is not None:
-            backend.cancel(ticket)
+    def _count(self, seconds: float) -> None:
+        self.n_calls[bisect_left(SECONDS, seconds)] += 1
+        self.call_seconds += seconds
 
-    @property
-    def n_open(self) -> int:
-        """Sentences that have not ended."""
-        return len(self._open)
+    def _handle(self, event: Event) -> None:
+        call, place = self._calls.get(event.ticket, (None, 0))
+        if call is None or not call.receive(place, event):
+            return
+        del self._calls[event.ticket]
+        if event.outcome == "tokens":  # the caller needs no more
+            self._batcher.cancel(event.ticket)
 
     def workload(self) -> dict[str, int]:
-        """Sums over the backends: `n_open` and `n_waiting` sentences; of some, decoding steps `n_steps`, `n_rows`..."""
-        total = Counter({"n_open": self.n_open})
-        for backend in self._backends:
-            total.update(backend.workload())
-        return dict(total)
+        """`n_open` inputs that have not ended, `n_waiting` of these not begun; perhaps `n_steps`, `n_rows`, ..."""
+        return {**self._batcher.workload(), "n_open": len(self._calls)}
 
-    def close(self) -> None:
-        """Cancel all sentences, deliver their ends and end the threads."""
-        self._finalizer()
-
-    def __enter__(self) -> TranslationQueue:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    async def close(self) -> None:
+        """Cancel what is open, and end the threads."""
+        self._closed = True
+        await self._batcher.close()
 
 
-class _OpenTickets:
-    """The sentences that have not ended, and where events go. Threads of backends refer to this, not to the queue."""
+class _Call:
+    """The inputs of one caller, and the future of their hypotheses."""
 
-    def __init__(self, deliver: Deliver) -> None:
-        self._deliver, self._lock = deliver, threading.Lock()
-        self._backends: dict[int, Backend] = {}
+    def __init__(self, loop: asyncio.AbstractEventLoop, n_inputs: int, on_tokens: OnTokens | None) -> None:
+        self.future: asyncio.Future[list[list[Hypothesis]]] = loop.create_future()
+        self._on_tokens = on_tokens
+        self._found: list[list[Hypothesis]] = [[]] * n_inputs
+        self._n_open = n_inputs
+        if not n_inputs:
+            self.future.set_result(self._found)
 
-    def __len__(self) -> int:
-        return len(self._backends)
-
-    def add(self, ticket: int, backend: Backend, most: int) -> bool:
-        with self._lock:
-            if len(self._backends) >= most:
-                return False
-            self._backends[ticket] = backend
-            return True
-
-    def drop(self, ticket: int) -> None:
-        with self._lock:
-            self._backends.pop(ticket, None)
-
-    def backend(self, ticket: int) -> Backend | None:
-        return self._backends.get(ticket)
-
-    def deliver(self, event: Event) -> None:
-        if event.outcome != "tokens":
-            self.drop(event.ticket)
-        try:
-            self._deliver(event)
-        except Exception:  # of the caller's function: other events must still come
-            args = (*sys.exc_info(), threading.current_thread())
-            threading.excepthook(threading.ExceptHookArgs(args))
-
-
-def _close_all(backends: Sequence[Backend]) -> None:
-    for backend in backends:
-        backend.close()
-
-
-class BatchingBackend:
-    """For engines that translate batches only: one thread takes what waits, at most 2 ms after the first came."""
-
-    def __init__(
-        self,
-        translate: Callable[[Sequence[Source], TranslationOptions], list[list[Hypothesis]]],
-        deliver: Deliver,
-        loop: asyncio.AbstractEventLoop | None,
-    ) -> None:
-        self._translate = translate
-        self._deliver = deliver if loop is None else lambda event: loop.call_soon_threadsafe(deliver, event)
-        self._changed = threading.Condition()
-        self._waiting: dict[int, Order] = {}
-        self._closed = False
-        self._thread: threading.Thread | None = None
-
-    def takes(self, source: Source, options: TranslationOptions) -> bool:
-        """See `Backend.takes`."""
+    def receive(self, place: int, event: Event) -> bool:
+        """Take news of the input at this place; returns whether it has ended."""
+        if event.outcome == "tokens":
+            return self._has_enough(place, event.tokens)
+        if event.outcome == "done":
+            self._end(place, event.hypotheses)
+        elif event.outcome == "expired":
+            self._fail(ExpiredError(EXPIRED))
+        elif event.outcome == "cancelled":
+            self._fail(QueueClosedError(_CLOSED))
+        else:
+            self._fail(TransduceError(event.reason or "decoding failed"))
         return True
 
-    def submit(self, order: Order) -> None:
-        """See `Backend.submit`."""
-        with self._changed:
-            if self._closed:
-                raise TransduceError(_CLOSED)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="translate", daemon=True)
-                self._thread.start()
-            self._waiting[order.ticket] = order
-            self._changed.notify()
-
-    def cancel(self, ticket: int) -> None:
-        """See `Backend.cancel`. A batch that has begun is decoded to its end."""
-        with self._changed:
-            found = self._waiting.pop(ticket, None)
-        if found is not None:
-            self._deliver(Event(ticket, "cancelled"))
-
-    def workload(self) -> dict[str, int]:
-        """See `Backend.workload`."""
-        return {"n_waiting": len(self._waiting)}
-
-    def close(self) -> None:
-        """See `Backend.close`."""
-        with self._changed:
-            self._closed = True  # first: what `submit` adds after the end would wait for ever
-            self._changed.notify()
-        for ticket in list(self._waiting):
-            self.cancel(ticket)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while batch := self._next_batch():
-            self._decode(batch)
-
-    def _next_batch(self) -> list[Order]:
-        """The most urgent sentence and others with the same options; empty when the queue is closed."""
-        with self._changed:
-            while not self._closed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                self._changed.wait_for(lambda: self._closed, timeout=_GATHER)
-                orders = sorted(self._waiting.values(), key=lambda order: order.urgency)
-                late = [order for order in orders if order.deadline <= time.monotonic()]
-                alike = [order for order in orders if order not in late and order.options == orders[len(late)].options]
-                rows = 1 if not alike else max(alike[0].options.beam or 1, alike[0].options.n_best)
-                batch = alike[: max(1, MAX_ROWS // rows)]
-                for order in (*late, *batch):
-                    del self._waiting[order.ticket]
-                for order in late:
-                    self._deliver(Event(order.ticket, "expired"))
-                if batch:
-                    return batch
-        return []
-
-    def _decode(self, batch: Sequence[Order]) -> None:
+    def _has_enough(self, place: int, tokens: tuple[int, ...]) -> bool:
         try:
-            found = self._translate([order.source for order in batch], batch[0].options)
-        except Exception as error:
-            for order in batch:
-                self._deliver(Event(order.ticket, "failed", reason=str(error) or type(error).__name__))
-            return
-        for order, hypotheses in zip(batch, found, strict=True):
-            expired = order.deadline <= time.monotonic()
-            self._deliver(Event(order.ticket, "expired") if expired else Event(order.ticket, "done", hypotheses))
+            if self._on_tokens is None or not self._on_tokens(place, tokens):
+                return False
+            self._end(place, [])
+        except Exception as error:  # of the caller's function: other callers must still get their events
+            self._fail(error)
+        return True
+
+    def _end(self, place: int, hypotheses: list[Hypothesis]) -> None:
+        self._found[place] = hypotheses
+        self._n_open -= 1
+        if not self._n_open and not self.future.done():
+            self.future.set_result(self._found)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decoding.constraints import keep_tokens, pad_prefixes, repeating_tokens
-from transduce.decoding.engine import Hypothesis, Watch, sample_numbers
+from transduce.decoding.engine import Hypothesis, OnStep, sample_numbers
 from transduce.decoding.options import Sampling
 from transduce.decoding.search import Stepper, check_limits
 from transduce.nn.masks import SourceInput
@@ -67,12 +67,12 @@ def sample(
     n_samples: int = 1,
     prompts: Int[Tensor, "B T"] | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
-    watch: Watch | None = None,
+    on_step: OnStep | None = None,
 ) -> list[list[Hypothesis]]:
     """`n_samples` outputs of every sentence, in the order drawn. `seeds`: one a sentence, the seed of its numbers.
 
     `prompts`: the tokens that the outputs continue, BOS if not given; `src` has all but the last of them, if any.
-    `prefixes`: of each sentence the tokens that its outputs start with. `watch` sees the tokens as they come.
+    `prefixes`: of each sentence the tokens that its outputs start with. `on_step` sees the tokens as they come.
     Log-probabilities are the model's own, before temperature and cuts; score: log_prob / length.
     """
     limits = check_limits(max_length, len(src))
@@ -82,7 +82,7 @@ def sample(
     prompts = torch.full((len(src), 1), BOS, device=src.device) if prompts is None else prompts
     with torch.inference_mode():
         forced = pad_prefixes(prefixes, src)
-        return _sample(model, src, prompts, limits.to(src.device), numbers, forced, sampling=sampling, watch=watch)
+        return _sample(model, src, prompts, limits.to(src.device), numbers, forced, sampling=sampling, on_step=on_step)
 
 
 def _numbers(seeds: Sequence[tuple[int, ...]], n_samples: int, length: int) -> np.ndarray:
@@ -99,7 +99,7 @@ def _sample(
     forced: Int[Tensor, "B P"],
     *,
     sampling: Sampling,
-    watch: Watch | None,
+    on_step: OnStep | None,
 ) -> list[list[Hypothesis]]:
     n_samples, capacity = numbers.shape[1:]
     results: list[list[Hypothesis]] = [[] for _ in src]
@@ -123,8 +123,8 @@ def _sample(
         going = ~ended & (token != EOS)
         ids[:, :, n_before + length - 1] = token.masked_fill(~going, PAD)
         n_ids += going
-        if watch is not None:
-            watch(number.tolist(), ids[:, :, n_before + length - 1].tolist())
+        if on_step is not None:
+            on_step(number.tolist(), ids[:, :, n_before + length - 1].tolist())
         ended |= token == EOS
         done = (ended.all(1) | (limits <= length)).nonzero().squeeze(1)
         if len(done):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -18,9 +17,9 @@ from transduce.config import DecodingSettings
 from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sources
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.constraints import Constraints
-from transduce.decoding.engine import MOST_SOURCE, Backend, Deliver, Hypothesis, Source, Watch
+from transduce.decoding.dynamic_batcher import MAX_ROWS, DynamicBatcher
+from transduce.decoding.engine import MOST_SOURCE, Batcher, DecodingInput, Deliver, Hypothesis, OnStep
 from transduce.decoding.options import Sampling, TranslationOptions
-from transduce.decoding.queue import MAX_ROWS, BatchingBackend
 from transduce.decoding.sample import sample
 from transduce.decoding.search import beam_search
 from transduce.errors import SettingsError
@@ -60,7 +59,7 @@ class TorchEngine:
         """See `Engine.pytorch_model`."""
         return self.model
 
-    def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
+    def translate(self, sources: Sequence[DecodingInput], options: TranslationOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`. The order and the batch of a source do not change its hypotheses."""
         assert not self.model.training, "a model translates in eval mode"
         if type(self.model) in _LANGUAGE_MODELS:
@@ -83,12 +82,12 @@ class TorchEngine:
                 found[place] = of_source
         return found
 
-    def backends(self, deliver: Deliver, loop: asyncio.AbstractEventLoop | None) -> list[Backend]:
-        """See `Engine.backends`."""
-        return [BatchingBackend(self.translate, deliver, loop)]
+    def open_batcher(self, deliver: Deliver) -> Batcher:
+        """See `Engine.open_batcher`."""
+        return DynamicBatcher(self.translate, deliver)
 
     def _translate(
-        self, batch: Sequence[Source], options: TranslationOptions, decoding: DecodingSettings
+        self, batch: Sequence[DecodingInput], options: TranslationOptions, decoding: DecodingSettings
     ) -> list[list[Hypothesis]]:
         src, limits = pad_sources([source.ids for source in batch]).to(self.device), [source.limit for source in batch]
         prefixes = [source.prefix for source in batch]
@@ -118,7 +117,7 @@ class TorchEngine:
         )
 
     def sample(
-        self, prompts: Sequence[Source], sampling: Sampling, *, seed: int, watch: Watch | None = None
+        self, prompts: Sequence[DecodingInput], sampling: Sampling, *, seed: int, on_step: OnStep | None = None
     ) -> list[Hypothesis]:
         """See `Engine.sample`."""
         found: dict[int, Hypothesis] = {}
@@ -128,13 +127,13 @@ class TorchEngine:
         for alike in of_length.values():
             for at in range(0, len(alike), _SAMPLED_ROWS):
                 places = alike[at : at + _SAMPLED_ROWS]
-                watch_batch = watch and partial(_watch_places, watch, places)
-                batch = self._sample([prompts[place] for place in places], sampling, seed, watch_batch)
+                of_batch = on_step and partial(_with_places, on_step, places)
+                batch = self._sample([prompts[place] for place in places], sampling, seed, of_batch)
                 found |= zip(places, batch, strict=True)
         return [found[place] for place in range(len(prompts))]
 
     def _sample(
-        self, prompts: Sequence[Source], sampling: Sampling, seed: int, watch: Watch | None
+        self, prompts: Sequence[DecodingInput], sampling: Sampling, seed: int, on_step: OnStep | None
     ) -> list[Hypothesis]:
         """The same for one batch, of prompts of one length."""
         ids = torch.tensor([prompt.ids for prompt in prompts], device=self.device)
@@ -145,7 +144,7 @@ class TorchEngine:
             max_length=[prompt.limit for prompt in prompts],
             seeds=[(seed, *prompt.key) for prompt in prompts],
             sampling=sampling,
-            watch=watch,
+            on_step=on_step,
         )
         return [hypothesis for (hypothesis,) in found]
 
@@ -199,8 +198,8 @@ class TorchEngine:
         return list(self._workers.map(work, batches))
 
 
-def _watch_places(watch: Watch, places: Sequence[int], rows: list[int], tokens: list[list[int]]) -> None:
-    watch([places[row] for row in rows], tokens)
+def _with_places(on_step: OnStep, places: Sequence[int], rows: list[int], tokens: list[list[int]]) -> None:
+    on_step([places[row] for row in rows], tokens)
 
 
 def make_batches(

@@ -13,7 +13,7 @@ import numpy as np
 from transduce.config import DecodingSettings
 from transduce.data.examples import Example
 from transduce.decoding.alignment import Link, align
-from transduce.decoding.engine import Engine, Hypothesis, Source
+from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Candidate, Score, Translation
@@ -170,7 +170,7 @@ class Translator(EngineModel):
     ) -> list[Translation]:
         """Translate lines; `first` is the number of the first one in the text. Equal lines are searched for once."""
         found = [_EMPTY] * len(lines)
-        sources, places = dict[tuple[Any, ...], Source](), dict[tuple[Any, ...], list[int]]()
+        sources, places = dict[tuple[Any, ...], DecodingInput](), dict[tuple[Any, ...], list[int]]()
         for place, one in enumerate(self.encode(lines, options, first=first, prefixes=starts)):
             if isinstance(one, Translation):
                 found[place] = one
@@ -196,7 +196,7 @@ class Translator(EngineModel):
 
     def encode(
         self, texts: Sequence[str], options: TranslationOptions, *, first: int = 0, prefixes: Sequence[str] = ()
-    ) -> Iterator[Source | Translation]:
+    ) -> Iterator[DecodingInput | Translation]:
         """What the engine takes of each text; of one that it need not or cannot translate, the translation.
 
         `first` and `prefixes`: as for `translate_lines`, if there are prefixes.
@@ -217,9 +217,9 @@ class Translator(EngineModel):
                         "shorten the prefix or raise max_length"
                     )
                 allowed = None if shortlist is None else shortlist.tokens(ids, prefix)
-                yield Source((place,), ids, limit, tuple(prefix), allowed)
+                yield DecodingInput((place,), ids, limit, tuple(prefix), allowed)
 
-    def decode(self, source: Source, hypotheses: Sequence[Hypothesis]) -> Translation:
+    def decode(self, source: DecodingInput, hypotheses: Sequence[Hypothesis]) -> Translation:
         """The translation of a source, from what the engine found."""
         if not hypotheses:
             raise TransduceError("the model gives no output a finite probability: its weights are not usable")

@@ -9,6 +9,7 @@ from transduce.config import GPTSettings
 from transduce.models.parts import Parts, TokenPredictor, initialize
 from transduce.nn.cache import DecoderState
 from transduce.nn.positions.scheme import document_positions
+from transduce.text.special import BOS, EOS
 
 
 class CausalLM(TokenPredictor):
@@ -22,7 +23,7 @@ class CausalLM(TokenPredictor):
         """`n_tgt`: the size of the one vocabulary. `settings.tie` = "none": a separate output matrix."""
         super().__init__()
         parts = Parts(settings)
-        self.embedding = parts.embedding(n_tgt, causal=True)
+        self.embedding = parts.embedding(n_tgt, causal=True, alias=(BOS, EOS) if settings.one_end else None)
         self.decoder = parts.decoder(cross=False)
         initialize(self)
         self.add_output(settings, n_tgt, tied=self.embedding.table)

@@ -48,7 +48,6 @@ class ConvS2S(EncoderDecoder[RowState]):
         return self.decoder.start(memory, values, real[:, None], n_beams=n_beams)
 
     def advance(self, ids: Int[Tensor, "N T"], state: RowState) -> Float[Tensor, "N T D"]:
-        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
         return self.decoder(self.tgt_embedding(ids, offset=state.length), state)
 
 

@@ -14,7 +14,6 @@ from transduce.config import (
     AttentionSettings,
     BlockSettings,
     DecoderSettings,
-    GPTSettings,
     ModelSettings,
     OutputSettings,
     StarClassifierSettings,
@@ -25,11 +24,17 @@ from transduce.nn.embedding import TokenEmbedding, VectorEmbedding
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS, FeedForward
 from transduce.nn.linear import linear
 from transduce.nn.masks import SourceInput
-from transduce.nn.patterns import PATTERNS, SPREADS, FullPattern, make_patterns
+from transduce.nn.patterns.pattern import (
+    PATTERNS,
+    SPREADS,
+    Factors,
+    SparsePattern,
+    SummaryPattern,
+    make_patterns,
+)
 from transduce.nn.positions import POSITIONS, Positions
 from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Decoder, Encoder
-from transduce.text.special import BOS, EOS
 
 StateT = TypeVar("StateT")
 
@@ -64,15 +69,12 @@ def size_problems(s: AttentionSettings) -> Iterator[str]:
     yield from head_problems(s)
     if s.n_heads % kv:
         yield f"model.n_heads = {s.n_heads} is not divisible by model.n_kv_heads = {kv}"
-    if s.projection == "shared" and kv != s.n_heads:
-        yield f"model.projection = 'shared' needs n_kv_heads = n_heads, not {kv}"
-    if s.key_width != s.d_head:
-        for key, value in (("projection", "shared"), ("positions", "shaw")):
-            if getattr(s, key) == value:
-                yield f"model.{key} = '{value}' needs d_key = d_model / n_heads, not {s.d_key}"
-    if s.kernel_size > 1 and s.feed_forward != "conv":
+    widths = {"d_key": s.key_width, "d_value": s.d_head}
+    if problem := PROJECTIONS[s.projection].problem(n_heads=s.n_heads, n_kv_heads=kv, **widths):
+        yield problem
+    if s.kernel_size > 1 and not FEED_FORWARDS[s.feed_forward].convolves:
         yield f"model.kernel_size = {s.kernel_size} needs model.feed_forward = 'conv'"
-    if problem := POSITIONS[s.positions].problem(d_head=s.key_width):
+    if problem := POSITIONS[s.positions].problem(**widths):
         yield problem
 
 
@@ -81,7 +83,7 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
     yield from size_problems(s)
     patterns = s.patterns
     found = {f"model.{stack}_pattern = '{name}'": name for stack, name in patterns.items()}
-    sparse = [text for text, name in found.items() if name != "full"]
+    sparse = [text for text, name in found.items() if any(isinstance(f, SparsePattern) for f in _factors(name))]
     if s.window is None and sparse:
         yield f"{sparse[0]} needs model.window"
     if s.window is not None and not sparse:
@@ -89,7 +91,7 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
             "; for the window of earlier versions set model.decoder_pattern = 'local'" if "decoder" in patterns else ""
         )
         yield f"model.window = {s.window} has no effect with {' and '.join(found)}{of_old}"
-    split = [text for text, name in found.items() if _n_factors(name) > 1]
+    split = [text for text, name in found.items() if len(_factors(name)) > 1]
     if split and s.factors == "heads" and s.n_heads < 2:
         yield f"{split[0]} with model.factors = 'heads' needs model.n_heads of at least 2, not {s.n_heads}"
 
@@ -97,9 +99,9 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
 def unused_by_stacks(s: AttentionSettings) -> Iterator[str]:
     """What has no effect in consistent settings of stacks with attention patterns."""
     patterns = s.patterns
-    factored = [getattr(s, f"n_{stack}_layers") for stack, name in patterns.items() if _n_factors(name) > 1]
+    factored = [getattr(s, f"n_{stack}_layers") for stack, name in patterns.items() if len(_factors(name)) > 1]
     if is_changed(s, "summary_tokens"):
-        if "fixed" not in patterns.values():
+        if not any(isinstance(f, SummaryPattern) for name in patterns.values() for f in _factors(name)):
             yield f"model.summary_tokens = {s.summary_tokens} has no effect without the pattern 'fixed'"
         elif s.window is not None and s.summary_tokens > s.window:
             yield f"model.summary_tokens = {s.summary_tokens} is more than model.window = {s.window}"
@@ -109,8 +111,8 @@ def unused_by_stacks(s: AttentionSettings) -> Iterator[str]:
         yield "model.factors = 'layers' needs at least 2 layers: one has the first factor only"
 
 
-def _n_factors(pattern: str) -> int:
-    return len(PATTERNS[pattern](1, 1, True))
+def _factors(pattern: str) -> Factors:
+    return PATTERNS[pattern](1, 1, True)
 
 
 def is_changed(s: ModelSettings, name: str) -> bool:
@@ -127,7 +129,7 @@ class BlockParts:
     def norm(self) -> nn.Module:
         """A norm over the residual stream."""
         s = self.settings
-        return NORMS[s.norm](s.d_model, s.bias, s.norm_eps)
+        return NORMS[s.norm](s.d_model, eps=s.epsilon, bias=s.bias)
 
     def residual(self) -> PostNorm:
         """The residual connection of a sub-layer."""
@@ -176,11 +178,13 @@ class Parts(BlockParts):
         norm = self.norm() if s.embedding_norm else None
         return VectorEmbedding(n_src, s.d_model, positions=self._positions(causal=False), dropout=s.dropout, norm=norm)
 
-    def embedding(self, vocab_size: int, *, causal: bool) -> TokenEmbedding:
-        """Token embeddings and the positional scheme of their stack; `causal`: of a decoder."""
+    def embedding(self, vocab_size: int, *, causal: bool, alias: tuple[int, int] | None = None) -> TokenEmbedding:
+        """Token embeddings and the positional scheme of their stack; `causal`: of a decoder.
+
+        `alias`: an id, and the id whose vector it uses.
+        """
         s, positions = self.settings, self._positions(causal=causal)
         scale, norm = None if s.scale_embeddings else 1.0, self.norm() if s.embedding_norm else None
-        alias = (BOS, EOS) if isinstance(s, GPTSettings) and s.one_end else None
         return TokenEmbedding(
             vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=scale, norm=norm, alias=alias
         )
@@ -218,7 +222,7 @@ class Parts(BlockParts):
             d_model=s.d_model, d_head=s.key_width, max_positions=s.max_positions, n_heads=s.n_heads, causal=causal
         )
 
-    def _patterns(self, name: str, *, causal: bool) -> tuple[FullPattern, ...]:
+    def _patterns(self, name: str, *, causal: bool) -> Factors:
         s = self.settings
         return make_patterns(
             name, size=s.window or 0, summary=s.summary_tokens, spread=s.factors, n_heads=s.n_heads, causal=causal

@@ -103,7 +103,6 @@ class RecurrentModel(EncoderDecoder[RowState]):
         return self.decoder.start(self.bridge(finals), memory, mask, n_beams=n_beams)
 
     def advance(self, ids: Int[Tensor, "N T"], state: RowState) -> Float[Tensor, "N T D"]:
-        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
         return self.decoder(self.tgt_embedding(ids), state)
 
 

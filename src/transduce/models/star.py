@@ -60,7 +60,6 @@ class StarTransformer(EncoderDecoder[DecoderState]):
         return self.decoder.start(torch.cat([relay, nodes], dim=1), mask, capacity=capacity, n_beams=n_beams)
 
     def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:
-        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
         x = self.tgt_embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.tgt_embedding.positions)
 

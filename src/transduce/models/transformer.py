@@ -15,10 +15,12 @@ from transduce.models.parts import (
     EncoderDecoder,
     Parts,
     initialize,
+    is_changed,
     stack_problems,
 )
 from transduce.nn.cache import DecoderState
 from transduce.nn.masks import SourceInput, pad_memory, padding_mask
+from transduce.nn.positions import POSITIONS
 
 TRANSFORMER_OPTIONS = {**ENCODER_OPTIONS, **DECODER_OPTIONS, "decoder_self": DECODER_SELF}
 
@@ -26,10 +28,12 @@ TRANSFORMER_OPTIONS = {**ENCODER_OPTIONS, **DECODER_OPTIONS, "decoder_self": DEC
 def transformer_problems(s: TransformerSettings) -> Iterator[str]:
     """What is inconsistent in the settings."""
     yield from stack_problems(s)
-    if s.decoder_self == "ssru" and s.decoder_pattern != "full":
-        yield f"model.decoder_pattern = '{s.decoder_pattern}' has no effect with model.decoder_self = 'ssru'"
-    if s.decoder_self == "ssru" and s.positions in ("t5", "shaw"):
-        yield f"model.positions = '{s.positions}' has no effect with model.decoder_self = 'ssru'"
+    if s.replaces_self_attention:
+        own = f"has no effect with model.decoder_self = '{s.decoder_self}'"
+        if is_changed(s, "decoder_pattern"):
+            yield f"model.decoder_pattern = '{s.decoder_pattern}' {own}"
+        if POSITIONS[s.positions].trains_in_attention:
+            yield f"model.positions = '{s.positions}' {own}"
 
 
 class Transformer(EncoderDecoder[DecoderState]):
@@ -57,6 +61,5 @@ class Transformer(EncoderDecoder[DecoderState]):
         return self.decoder.start(memory, mask, capacity=capacity, n_beams=n_beams)
 
     def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:
-        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
         x = self.tgt_embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.tgt_embedding.positions)

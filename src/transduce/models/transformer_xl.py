@@ -21,7 +21,8 @@ from transduce.nn.state import Carry
 
 TRANSFORMER_XL_OPTIONS = {
     **BLOCK_OPTIONS,
-    "feed_forward": {name: FEED_FORWARDS[name] for name in ("plain", "gated")},  # a convolution would need a memory
+    # a convolution would need a memory
+    "feed_forward": {name: network for name, network in FEED_FORWARDS.items() if not network.convolves},
 }
 _SEGMENT = 128  # tokens, where neither the settings nor a task have chosen
 

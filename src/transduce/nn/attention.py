@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear, wide
-from transduce.nn.patterns import Bias, CausalBias, attended, dense_bias, fuses_on_cpu
+from transduce.nn.patterns.bias import Bias, CausalBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.positions.scheme import Relations, Rotate
 
 _SHORT = 64 * 64  # queries times keys up to which attention on a CPU is of float32
@@ -127,6 +127,11 @@ class FullProjection(Linear):
         self.heads, self.widths = heads, widths
         self.rows = rows if len(heads) > 1 else ()
 
+    @classmethod
+    def problem(cls, *, n_heads: int, n_kv_heads: int, d_key: int, d_value: int) -> str | None:
+        """What is wrong with the heads' numbers and widths, if anything."""
+        return None
+
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """One [B, H_i, T, K_i] for each of `heads`."""
         y = super().forward(x)
@@ -150,6 +155,15 @@ class SharedProjection(nn.Module):
             raise ValueError("a shared projection needs equal queries, keys and values, as wide together as the input")
         self.d_head = d_head = width
         self.parts = nn.ModuleList(Linear(d_head, d_head, bias=bias) for _ in heads)
+
+    @classmethod
+    def problem(cls, *, n_heads: int, n_kv_heads: int, d_key: int, d_value: int) -> str | None:
+        """All heads project slices of one width."""
+        if n_kv_heads != n_heads:
+            return f"model.projection = 'shared' needs n_kv_heads = n_heads, not {n_kv_heads}"
+        if d_key != d_value:
+            return f"model.projection = 'shared' needs d_key = d_model / n_heads, not {d_key}"
+        return None
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
         """One [B, H, T, K] for each of `heads`."""
@@ -225,7 +239,6 @@ class MultiHeadAttention(Attention):
     def weights(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
     ) -> Float[Tensor, "B H T S"]:
-        """The weights of all heads; arguments as for `attend`."""
         keys = key.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)
         return attention_weights(query, keys, dense_bias(bias, query))
 

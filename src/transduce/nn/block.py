@@ -10,15 +10,14 @@ from torch import Tensor, nn
 from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
-from transduce.nn.epsilon import norm_eps
 from transduce.nn.feedforward import FeedForward
-from transduce.nn.patterns import Bias
+from transduce.nn.patterns.bias import Bias
 from transduce.nn.positions.scheme import Rotate
 from transduce.nn.ssru import SSRU
 
 NORMS: dict[str, Callable[..., nn.Module]] = {
-    "layer": lambda d_model, bias, eps=None: nn.LayerNorm(d_model, eps=norm_eps("layer", eps), bias=bias),
-    "rms": lambda d_model, bias, eps=None: nn.RMSNorm(d_model, eps=norm_eps("rms", eps)),
+    "layer": lambda d_model, *, eps, bias: nn.LayerNorm(d_model, eps=eps, bias=bias),
+    "rms": lambda d_model, *, eps, bias: nn.RMSNorm(d_model, eps=eps),
 }
 
 
@@ -43,7 +42,6 @@ class PreNorm(PostNorm):
     final_norm = True
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """x after the sub-layer, of the same shape."""
         return self.dropout.add(x, sublayer(self.norm(x)))
 
 

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import Bias, FullPattern, sequence_bias, step_bias
+from transduce.nn.patterns.bias import Bias, sequence_bias, step_bias
+from transduce.nn.patterns.pattern import FullPattern
 from transduce.nn.positions import Positions
 from transduce.nn.state import rows_of
 
@@ -72,7 +73,6 @@ class DecoderState:
 
     @property
     def n_rows(self) -> int:
-        """Hypotheses in the batch: sentences x beams."""
         return self.memory_bias.shape[0] * self.n_beams
 
     @property
@@ -140,7 +140,6 @@ class DecoderState:
             layer.change_rows(lambda kept: kept.repeat_interleave(n_beams, dim=0))
 
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
-        """Row r continues the history of rows[r], which must belong to the same sentence."""
         if self.ancestry is not None:
             beams = rows.view(-1, self.n_beams, 1) % self.n_beams
             self.ancestry = self.ancestry.gather(1, beams.expand(self.ancestry.shape))
@@ -148,7 +147,6 @@ class DecoderState:
             layer.change_rows(lambda kept: kept.index_select(0, rows))
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
-        """Keep only these sentences, with all their beams."""
         rows = rows_of(sentences, self.n_beams)
         for layer in self.layers:
             if layer.keys is not None and layer.values is not None:

@@ -135,7 +135,6 @@ class MemoryAttention(Attention):
     def weights(
         self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        """The weights; arguments as for `attend`."""
         products = torch.baddbmm(scores, hidden, memory["keys"].transpose(1, 2))
         return softmax_over_keys(torch.add(memory["bias"], products, alpha=_HALF))[:, None]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -24,8 +25,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """The paper's: expand to d_ff, activate, contract; the same at every position.
 
-    All variants take the same arguments; only the convolution uses `kernel_size` and `causal`.
+    All variants take the same arguments; only those that convolve use `kernel_size` and `causal`.
     """
+
+    convolves: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -64,7 +67,6 @@ class GatedFeedForward(FeedForward):
         return Linear(self.d_model, 2 * self.d_ff, bias=self.bias)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
-        """x transformed position by position."""
         gate, value = self.expand(x).chunk(2, dim=-1)
         return self.contract(self.dropout(self.activate(gate) * value))
 
@@ -75,6 +77,8 @@ class ConvFeedForward(FeedForward):
     With kernel size 1 it equals the plain one. A wider kernel sees neighbors: on both sides in an encoder, only earlier
     ones in a decoder. Padding and positions outside the sequence count as zero.
     """
+
+    convolves = True
 
     def _expansion(self) -> nn.Module:
         return nn.Conv1d(self.d_model, self.d_ff, self.kernel_size, bias=self.bias)

@@ -106,7 +106,6 @@ class PlainDecoder(RecurrentDecoder):
         self.readout = Linear(sizes.d_hidden, sizes.d_model, bias=False)
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
-        """See `RecurrentDecoder`."""
         return self._scaled(self.readout(self._hidden(x, state).to(x.dtype)).tanh())
 
 
@@ -120,7 +119,7 @@ class AttentiveDecoder(RecurrentDecoder):
     def start(
         self, first: Sequence[State], memory: Float[Tensor, "B S H"], mask: Bool[Tensor, "B 1 S"], *, n_beams: int
     ) -> RowState:
-        """See `RecurrentDecoder`; the memory and its keys are computed once per sentence."""
+        """The memory and its keys are computed once per sentence."""
         state = super().start(first, memory, mask, n_beams=n_beams)
         keys, bias = self.attention.keys(memory), attention_bias(mask)[:, 0]  # [B, 1, S]
         state.sentences = {"memory": wide(memory), "keys": wide(keys), "bias": bias}
@@ -144,7 +143,6 @@ class LuongDecoder(AttentiveDecoder):
         self.readout = Linear(2 * sizes.d_hidden, sizes.d_model, bias=False)
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
-        """See `RecurrentDecoder`."""
         hidden = self._hidden(x, state)
         context = self._context(hidden, state)
         return self._scaled(self.readout(torch.cat([context, hidden], -1).to(x.dtype)).tanh())
@@ -159,13 +157,12 @@ class InputFeedingDecoder(LuongDecoder):
     def start(
         self, first: Sequence[State], memory: Float[Tensor, "B S H"], mask: Bool[Tensor, "B 1 S"], *, n_beams: int
     ) -> RowState:
-        """See `AttentiveDecoder`; before the first step the readout is zero."""
+        """Before the first step the readout is zero."""
         state = super().start(first, memory, mask, n_beams=n_beams)
         state.rows["feed"] = wide(memory).new_zeros(state.n_rows, self.readout.out_features)
         return state
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
-        """See `RecurrentDecoder`."""
         states, feed, outputs = self._states(state), state.rows["feed"], list[Tensor]()
         for now in _steps(x):
             states = self._step(torch.cat([now, feed], -1), states)
@@ -190,7 +187,6 @@ class BahdanauDecoder(AttentiveDecoder):
         self.readout = Linear(2 * d + sizes.d_model, 2 * sizes.d_model)
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
-        """See `RecurrentDecoder`."""
         states, read = self._states(state), list[Tensor]()
         for now in _steps(x):
             before = states[-1][0]

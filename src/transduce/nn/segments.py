@@ -85,7 +85,6 @@ class SegmentState:
 
     @property
     def n_rows(self) -> int:
-        """Hypotheses in the batch: sentences x beams."""
         return self.n_sentences * self.n_beams
 
     def begin(self, n_tokens: int) -> int:
@@ -100,17 +99,14 @@ class SegmentState:
         return min(n_tokens, self.segment_length - used)
 
     def fan_out(self, n_beams: int) -> None:
-        """Turn a state of one beam into one of `n_beams` with the same history."""
         assert self.n_beams == 1, "this state has fanned out already"
         self.n_beams = n_beams
         self.reorder(torch.arange(self.n_sentences, device=self.layers[0].keys.device).repeat_interleave(n_beams))
 
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
-        """Row r continues the history of rows[r], which must belong to the same sentence."""
         for layer in self.layers:
             layer.take(rows)
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
-        """Keep only these sentences, with all their beams."""
         self.n_sentences = len(sentences)
         self.reorder(rows_of(sentences, self.n_beams))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,7 +10,7 @@ from torch.nn import functional as F
 from transduce.nn.attention import FullProjection
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.linear import wide
-from transduce.nn.patterns import Bias
+from transduce.nn.patterns.bias import Bias
 from transduce.nn.positions.scheme import Rotate
 
 
@@ -40,42 +38,16 @@ class SSRU(nn.Module):
         return F.relu(states).reshape(x.shape)
 
 
+@torch.compiler.disable  # torch.compile would unroll the loop, once for every length
 def scan(
     gate: Float[Tensor, "N T D"], value: Float[Tensor, "N T D"], first: Float[Tensor, "N D"]
 ) -> Float[Tensor, "N T D"]:
-    """c_1 .. c_T with c_t = gate_t * c_{t-1} + (1 - gate_t) * value_t and c_0 = `first`, which gets no gradient.
+    """c_1 .. c_T with c_t = gate_t * c_{t-1} + (1 - gate_t) * value_t and c_0 = `first`.
 
-    One step after the other, each one operation on all rows, as in decoding. An operator of its own: torch.compile does
-    not look inside, where the number of steps would be a constant.
+    One step after the other, each one operation on all rows, as in decoding.
     """
-    return torch.ops.transduce.ssru_scan.default(gate, value, first)
-
-
-def _forward(gate: Tensor, value: Tensor, first: Tensor) -> Tensor:
-    states, previous = torch.empty_like(value), first
-    for now, f, v in zip(states.unbind(1), gate.unbind(1), value.unbind(1), strict=True):
-        torch.lerp(v, previous, f, out=now)
-        previous = now
-    return states
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    """Gradients of gates and values: a scan in the opposite direction, then products of whole sequences."""
-    gate, value, first, states = ctx.saved_tensors
-    total = grad.clone()  # d loss / d c_t, by way of later states too
-    sums, gates = total.unbind(1), gate.unbind(1)
-    for t in range(gate.shape[1] - 2, -1, -1):
-        sums[t].addcmul_(gates[t + 1], sums[t + 1])
-    before = torch.cat([first[:, None], states[:, :-1]], 1)
-    return before.sub_(value).mul_(total), total.addcmul_(total, gate, value=-1), None
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs, output)
-
-
-_LIBRARY = torch.library.Library("transduce", "DEF")
-_LIBRARY.define("ssru_scan(Tensor gate, Tensor value, Tensor first) -> Tensor")
-_LIBRARY.impl("ssru_scan", _forward, "CompositeExplicitAutograd")
-torch.library.register_fake("transduce::ssru_scan", lambda gate, value, first: torch.empty_like(value), lib=_LIBRARY)
-torch.library.register_autograd("transduce::ssru_scan", _backward, setup_context=_save, lib=_LIBRARY)
+    state, states = first, list[Tensor]()
+    for now, f in zip(value.unbind(1), gate.unbind(1), strict=True):
+        state = torch.lerp(now, state, f)
+        states.append(state)
+    return torch.stack(states, 1)

@@ -14,7 +14,8 @@ from transduce.nn.attention import SelfAttention
 from transduce.nn.block import DecoderBlock, EncoderBlock
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import CausalPattern, FullPattern, padded_bias
+from transduce.nn.patterns.bias import padded_bias
+from transduce.nn.patterns.pattern import CausalPattern, FullPattern
 from transduce.nn.positions import Positions
 
 

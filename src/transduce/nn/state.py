@@ -66,21 +66,17 @@ class RowState:
 
     @property
     def n_rows(self) -> int:
-        """Hypotheses in the batch: sentences x beams."""
         return len(next(iter(self.rows.values())))
 
     def fan_out(self, n_beams: int) -> None:
-        """Turn a state of one beam into one of `n_beams`, which share everything so far."""
         assert self.n_beams == 1, "this state has fanned out already"
         self.n_beams = n_beams
         self._change_rows(lambda kept: kept.repeat_interleave(n_beams, dim=0))
 
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
-        """Row r continues the history of rows[r], which must belong to the same sentence."""
         self._change_rows(lambda kept: kept.index_select(0, rows))
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
-        """Keep only these sentences, with all their beams."""
         rows = rows_of(sentences, self.n_beams)
         self._change_rows(lambda kept: kept.index_select(0, rows))
         self.sentences = {name: kept.index_select(0, sentences) for name, kept in self.sentences.items()}

@@ -37,7 +37,6 @@ class StateAttention(Attention):
         return self.weights(query, keys, memory, bias)[:, 0] @ memory
 
     def weights(self, query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor) -> Float[Tensor, "B 1 Q S"]:
-        """Arguments as for `attend`."""
         return softmax_over_keys(self.scores(query, keys) + bias)[:, None]
 
 
@@ -45,11 +44,9 @@ class DotAttention(StateAttention):
     """score = s^T m (Luong et al. 2015, equation 8)."""
 
     def keys(self, memory: Tensor) -> Tensor:
-        """The memory."""
         return memory
 
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        """[B, Q, S]."""
         return query @ keys.transpose(1, 2)
 
 
@@ -61,7 +58,6 @@ class GeneralAttention(DotAttention):
         self.key = Linear(d_hidden, d_hidden, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """W m."""
         return wide(self.key(memory))
 
 
@@ -75,11 +71,9 @@ class AdditiveAttention(StateAttention):
         self.score = Linear(d_hidden, 1, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """U m, and a bias."""
         return wide(self.key(memory))
 
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        """[B, Q, S]."""
         projected = wide_linear(query, self.query.weight, None)
         hidden = torch.tanh(projected[:, :, None] + keys[:, None])  # [B, Q, S, H]
         return hidden @ wide(self.score.weight)[0]

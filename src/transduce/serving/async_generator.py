@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from transduce.decoding.engine import Hypothesis, Source
+from transduce.decoding.engine import DecodingInput, Hypothesis
 from transduce.decoding.generator import Continuation, Generator
-from transduce.decoding.growing_text import GrowingText
+from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
 from transduce.decoding.options import GenerationOptions, TranslationOptions
-from transduce.serving.async_model import AsyncModel, in_parts
+from transduce.decoding.queue import DecodingQueue
+from transduce.serving.concurrency import in_parts
 from transduce.serving.limits import Admission
 
 
@@ -47,23 +49,31 @@ Part = tuple[int, str]
 """The number of a text, and how it continues."""
 
 
-class AsyncTextGenerator(AsyncModel):
-    """A language model for one event loop: see `AsyncModel`.
+class AsyncTextGenerator:
+    """A language model for one event loop.
 
-    >>> generator = AsyncTextGenerator(Generator.load("runs/gpt"))   # doctest: +SKIP
-    >>> (await generator.generate(["ROMEO:"])).texts[0].text         # doctest: +SKIP
+    Attributes:
+        queue: Decodes for all callers.
+        n_new: Tokens of all results so far.
     """
 
-    def __init__(self, generator: Generator, *, admission: Admission | None = None) -> None:
-        """Start the queue of a language model: see `AsyncModel`."""
-        super().__init__(generator.engine, admission=admission)
-        self.generator = generator
+    def __init__(self, generator: Generator, admission: Admission) -> None:
+        """Open the queue; call this inside a running event loop. `admission`: refuses work when too much is waiting."""
+        self.generator, self._admission = generator, admission
+        self.queue, self.n_new = DecodingQueue(generator.engine), 0
 
     async def warm_up(self) -> None:
         """Generate something: the first time takes longer. Never refused."""
         options = GenerationOptions(max_length=2)
-        texts = [_Text(one, GrowingText(self.generator.tokenizer)) for one in self.generator.start([""], options)]
+        texts = [_Text(one, self._detokenizer()) for one in self.generator.start([""], options)]
         await self._run(texts, options, math.inf, is_watched=False)
+
+    async def close(self) -> None:
+        """Cancel what is open, and end the threads."""
+        await self.queue.close()
+
+    def _detokenizer(self, stop: Sequence[str] = ()) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self.generator.tokenizer, stop)
 
     async def generate(
         self,
@@ -89,14 +99,11 @@ class AsyncTextGenerator(AsyncModel):
             OverloadedError: Too much is waiting.
         """
         started = self.generator.start(prompts, options)
-        texts = [
-            _Text(one, GrowingText(self.generator.tokenizer, stop), place=place, on_part=on_part)
-            for place, one in enumerate(started)
-        ]
+        texts = [_Text(one, self._detokenizer(stop), place=place, on_part=on_part) for place, one in enumerate(started)]
         n_wanted = sum(len(one.ids) + one.limit for one in started)
-        with self._admitted(n_wanted):
+        with self._admission.tokens(n_wanted):
             is_watched = bool(stop) or on_part is not None
-            await self._run(texts, options, self._loop.time() + seconds, is_watched=is_watched)
+            await self._run(texts, options, time.monotonic() + seconds, is_watched=is_watched)
         n_prompt = sum(one.n_given for one in started[:: options.n_samples])
         found = Completions(tuple(one.completion() for one in texts), n_prompt)
         self.n_new += found.n_new
@@ -115,16 +122,14 @@ class AsyncTextGenerator(AsyncModel):
     async def _run(self, texts: Sequence[_Text], options: GenerationOptions, end: float, *, is_watched: bool) -> None:
         """Complete all texts, in rounds: in each, all until their context is full."""
         decoding = TranslationOptions(sampling=options.sampling, seed=options.seed)
-        while sources := {
-            place: source
-            for place, text in enumerate(texts)
-            if (source := text.next_source(self.generator)) is not None
+        while inputs := {
+            place: one for place, text in enumerate(texts) if (one := text.next_input(self.generator)) is not None
         }:
-            running = [texts[place] for place in sources]
-            found = await self._decode(
-                list(sources.values()),
+            running = [texts[place] for place in inputs]
+            found = await self.queue.decode(
+                list(inputs.values()),
                 decoding,
-                seconds=max(end - self._loop.time(), 0.0),
+                seconds=max(end - time.monotonic(), 0.0),
                 on_tokens=partial(_add, running) if is_watched else None,
             )
             for text, hypotheses in zip(running, found, strict=True):
@@ -137,34 +142,34 @@ class _Text:
     def __init__(
         self,
         tokens: Continuation,
-        growing: GrowingText,
+        detokenizer: IncrementalDetokenizer,
         *,
         place: int = 0,
         on_part: Callable[[Part], object] | None = None,
     ) -> None:
-        self._tokens, self._growing, self._place, self._on_part = tokens, growing, place, on_part
+        self._tokens, self._detokenizer, self._place, self._on_part = tokens, detokenizer, place, on_part
         self._parts: list[str] = []
 
-    def next_source(self, generator: Generator) -> Source | None:
-        """See `Generator.next_source`; None: the text is complete."""
-        return None if self._growing.is_stopped else generator.next_source(self._tokens)
+    def next_input(self, generator: Generator) -> DecodingInput | None:
+        """See `Generator.next_input`; None: the text is complete."""
+        return None if self._detokenizer.is_stopped else generator.next_input(self._tokens)
 
     def add(self, tokens: Sequence[int]) -> bool:
         """Take tokens as they come; True: the text is complete."""
-        self._take(self._growing.add(tokens))
-        return self._growing.is_stopped
+        self._take(self._detokenizer.add(tokens))
+        return self._detokenizer.is_stopped
 
     def extend(self, hypotheses: Sequence[Hypothesis]) -> None:
         """Take what an engine found; nothing where `add` has completed the text."""
         for new in hypotheses:
             self._tokens = self._tokens.extended(new)
-            self.add(self._tokens.new_ids[len(self._growing.ids) :])
+            self.add(self._tokens.new_ids[len(self._detokenizer.ids) :])
 
     def completion(self) -> Completion:
         """The complete text."""
-        self._take(self._growing.end())
-        growing = self._growing
-        return Completion("".join(self._parts), tuple(growing.ids), growing.is_stopped or self._tokens.finished)
+        self._take(self._detokenizer.end())
+        finished = self._detokenizer.is_stopped or self._tokens.finished
+        return Completion("".join(self._parts), tuple(self._detokenizer.ids), finished)
 
     def _take(self, part: str) -> None:
         if part:

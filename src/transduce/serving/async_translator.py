@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +11,14 @@ from typing import Any, TypeVar
 
 from transduce.data.examples import Example
 from transduce.decoding.alignment import Alignment, Link
-from transduce.decoding.engine import Source
+from transduce.decoding.engine import DecodingInput
 from transduce.decoding.options import TranslationOptions
+from transduce.decoding.queue import DecodingQueue
 from transduce.decoding.results import Score, Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.process import n_threads_to_use
-from transduce.serving.async_model import AsyncModel, expiring, in_parts, offload
+from transduce.serving.concurrency import expiring, in_parts, offload
 from transduce.serving.limits import Admission
 
 _DEFAULT = TranslationOptions()
@@ -25,17 +27,18 @@ _PIECE = 2048  # tokens that are scored together: fast, and soon done when the c
 ResultT = TypeVar("ResultT")
 
 
-class AsyncTranslator(AsyncModel):
-    """A translator for one event loop: see `AsyncModel`.
+class AsyncTranslator:
+    """A translator for one event loop.
 
-    >>> translator = AsyncTranslator(Translator.load("runs/x"))      # doctest: +SKIP
-    >>> await translator.translate(["A dog."])                       # doctest: +SKIP
+    Attributes:
+        queue: Decodes for all callers.
+        n_new: Tokens of all results so far.
     """
 
-    def __init__(self, translator: Translator, *, admission: Admission | None = None) -> None:
-        """Start the translator's queue: see `AsyncModel`."""
-        super().__init__(translator.engine, admission=admission)
-        self.translator = translator
+    def __init__(self, translator: Translator, admission: Admission) -> None:
+        """Open the queue; call this inside a running event loop. `admission`: refuses work when too much is waiting."""
+        self.translator, self._admission = translator, admission
+        self.queue, self.n_new = DecodingQueue(translator.engine), 0
         self._threads = ThreadPoolExecutor(n_threads_to_use(), thread_name_prefix="score")
 
     async def translate(
@@ -57,12 +60,14 @@ class AsyncTranslator(AsyncModel):
             OverloadedError: Too much is waiting.
         """
         encoded = await offload(len(texts), self._encode, texts, options, prefixes)
-        sources = [one for one in encoded if isinstance(one, Source)]
-        with self._admitted(self._cost(sources, options), refuse=refuse):
-            found = iter(await self._decode(sources, options, seconds=seconds))
+        sources = [one for one in encoded if isinstance(one, DecodingInput)]
+        with self._admission.tokens(self._cost(sources, options), refuse=refuse):
+            found = iter(await self.queue.decode(sources, options, seconds=seconds))
 
         def decoded() -> list[Translation]:
-            return [self.translator.decode(one, next(found)) if isinstance(one, Source) else one for one in encoded]
+            return [
+                self.translator.decode(one, next(found)) if isinstance(one, DecodingInput) else one for one in encoded
+            ]
 
         translations = await offload(len(texts) * options.n_best, decoded)
         self.n_new += sum(len(one.ids) for one in translations)
@@ -70,8 +75,8 @@ class AsyncTranslator(AsyncModel):
 
     async def warm_up(self) -> None:
         """Translate something: the first time takes longer. Never refused."""
-        sources = [one for one in self.translator.encode(["1 2 3"], _DEFAULT) if isinstance(one, Source)]
-        await self._decode(sources, _DEFAULT)
+        sources = [one for one in self.translator.encode(["1 2 3"], _DEFAULT) if isinstance(one, DecodingInput)]
+        await self.queue.decode(sources, _DEFAULT)
 
     async def align(self, srcs: Sequence[str], tgts: Sequence[str], *, end: float = math.inf) -> list[list[Link]]:
         """Align sentences, one after another: see `Translator.align`. Empty ones have no links.
@@ -111,18 +116,18 @@ class AsyncTranslator(AsyncModel):
         """
         found: list[list[float]] = []
         for piece, n_tokens in _pieces(pairs):
-            with self._admitted(n_tokens, refuse=False):
+            with self._admission.tokens(n_tokens, refuse=False):
                 found += await self._in_thread(self.translator.engine.score, piece)
         return found
 
     async def _in_thread(self, work: Callable[..., ResultT], *arguments: Any) -> ResultT:
         """Call `work` in one of the threads for scoring: as many as decode, so that both kinds of work proceed."""
-        return await self._loop.run_in_executor(self._threads, partial(work, *arguments))
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
 
     async def close(self) -> None:
         """Cancel what is open, and end all threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        await super().close()
+        await self.queue.close()
 
     def stream(
         self,
@@ -149,8 +154,8 @@ class AsyncTranslator(AsyncModel):
                 on_part(self.translator.tokenizers.tgt.decode(known))
                 return False
 
-            with self._admitted(self._cost([source], options), refuse=refuse):
-                (found,) = await self._decode([source], options, seconds=seconds, on_tokens=on_tokens)
+            with self._admission.tokens(self._cost([source], options), refuse=refuse):
+                (found,) = await self.queue.decode([source], options, seconds=seconds, on_tokens=on_tokens)
             translation = self.translator.decode(source, found)
             self.n_new += len(translation.ids)
             return translation
@@ -159,14 +164,14 @@ class AsyncTranslator(AsyncModel):
 
     def _encode(
         self, texts: Sequence[str], options: TranslationOptions, prefixes: Sequence[str]
-    ) -> list[Source | Translation]:
+    ) -> list[DecodingInput | Translation]:
         encoded = list(self.translator.encode(texts, options, prefixes=prefixes))
         for text, one in zip(texts, encoded, strict=True):
             if isinstance(one, Translation) and one.note:  # clients of most protocols would not see the note
                 raise DataError(f"{text[:40]!r}: {one.note}; cut it into shorter sentences")
         return encoded
 
-    def _cost(self, sources: Sequence[Source], options: TranslationOptions) -> int:
+    def _cost(self, sources: Sequence[DecodingInput], options: TranslationOptions) -> int:
         """Tokens of the sources and those that the outputs may have, once for each beam."""
         n_beams = max(options.beam or self.translator.settings.beam, options.n_best)
         return n_beams * sum(len(source.ids) + source.limit for source in sources)

@@ -18,14 +18,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from transduce.decoding.options import TranslationOptions
-from transduce.decoding.queue import QueueFullError
+from transduce.decoding.queue import ExpiredError, QueueClosedError
 from transduce.errors import SettingsError, TransduceError, UserError
 from transduce.logging import print_exception
 from transduce.serving.access_log import AccessLog
 from transduce.serving.client import Client
 from transduce.serving.glossaries import StorageError
 from transduce.serving.keys import ApiKeys, UnauthorizedError
-from transduce.serving.limits import DrainingError, ExpiredError, OverloadedError
+from transduce.serving.limits import DrainingError, OverloadedError
 from transduce.serving.metrics import Metrics
 from transduce.serving.service import Service
 
@@ -54,9 +54,9 @@ class RequestError(UserError):
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (OverloadedError, 429),
-    (QueueFullError, 429),
     (ExpiredError, 504),
     (DrainingError, 503),
+    (QueueClosedError, 503),
     (UnauthorizedError, 401),
     (StorageError, 507),
     (UserError, 400),
@@ -168,7 +168,7 @@ class Server:
             if endpoint.is_open:
                 await self._respond(endpoint, call, client)
             else:
-                await self._read(endpoint, call)
+                await self._authorize_and_read(endpoint, call)
                 with self.service.request():  # now: a request whose body is still to come keeps nobody else out
                     await self._respond(endpoint, call, client)
         except asyncio.CancelledError:
@@ -184,7 +184,7 @@ class Server:
         finally:
             self._finish(endpoint, call, time.perf_counter() - start)
 
-    async def _read(self, endpoint: Endpoint, call: Call) -> None:
+    async def _authorize_and_read(self, endpoint: Endpoint, call: Call) -> None:
         """Check whose request it is, and read its body, which contains the API key in some protocols."""
         if endpoint.is_change:
             self._check_origin(call)
@@ -192,7 +192,8 @@ class Server:
         is_inside = self._keys.are_needed and key is None and endpoint.body_key is not None
         if not is_inside:
             call.key = self._keys.check(key)
-        call.body = await read_body(call)
+        with self.service.admission.arriving(call.request.scope["client"][0]):
+            call.body = await read_body(call)
         if is_inside and endpoint.body_key is not None:
             call.key = self._keys.check(endpoint.body_key(call))
 
@@ -299,12 +300,12 @@ async def read_body(call: Call) -> bytes:
         raise _too_large(limits.max_body)
     try:
         async with asyncio.timeout(limits.body_seconds):
-            return await _read(call.request, announced, limits.max_body)
+            return await _receive_body(call.request, announced, limits.max_body)
     except TimeoutError:
         raise RequestError(408, f"the body did not arrive within {limits.body_seconds:g} seconds") from None
 
 
-async def _read(request: Request, announced: int, most: int) -> bytes:
+async def _receive_body(request: Request, announced: int, most: int) -> bytes:
     """The body. `announced`: its size, after which no further message is awaited; -1: unknown."""
     body, size, is_last = bytearray(), 0, announced == 0
     while not is_last and size <= _READ_ON * most:

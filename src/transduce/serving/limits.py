@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,10 +20,6 @@ class OverloadedError(TransduceError):
         self.retry_after = retry_after
 
 
-class ExpiredError(TransduceError):
-    """The deadline of a request passed before its translation was ready."""
-
-
 class DrainingError(TransduceError):
     """The service is shutting down and takes no more requests."""
 
@@ -36,6 +33,7 @@ class Limits:
             about 24 sentences with 5 beams at a time; a few more wait to be next.
         max_tokens: Tokens of all these requests, at most: of the sources or prompts, and those that the outputs may
             have, each counted once per beam. A request that has more alone is refused.
+        max_arriving: Requests from one address whose bodies have not arrived, at most. A proxy is one address.
         seconds: Deadline of a request; a request may ask for a shorter one.
         max_texts: Texts per request.
         max_characters: Characters of all texts of a request.
@@ -49,6 +47,7 @@ class Limits:
 
     max_requests: int = field(default_factory=lambda: 32 * n_cores())
     max_tokens: int = 200_000
+    max_arriving: int = field(default_factory=lambda: max(128, 32 * n_cores()))
     seconds: float = 10.0
     max_texts: int = 128
     max_characters: int = 20_000
@@ -90,6 +89,7 @@ class Admission:
         self._limits = limits
         self.n_requests = 0
         self.n_tokens = 0
+        self._arriving = Counter[str]()  # requests whose bodies have not arrived, by address
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -101,6 +101,22 @@ class Admission:
             yield
         finally:
             self.n_requests -= 1
+
+    @contextmanager
+    def arriving(self, address: str) -> Iterator[None]:
+        """Count a request of this address while its body arrives; raises `OverloadedError`.
+
+        It has no place yet: whoever sends slowly keeps nobody else out.
+        """
+        if self._arriving[address] >= self._limits.max_arriving:
+            raise OverloadedError("too many requests of your address are incomplete; send whole requests")
+        self._arriving[address] += 1
+        try:
+            yield
+        finally:
+            self._arriving[address] -= 1
+            if not self._arriving[address]:
+                del self._arriving[address]
 
     @contextmanager
     def tokens(self, n: int, *, refuse: bool = True) -> Iterator[None]:

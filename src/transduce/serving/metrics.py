@@ -9,7 +9,7 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from transduce.serving.async_model import SECONDS
+from transduce.decoding.queue import SECONDS
 from transduce.serving.service import Service
 
 _LOAD = {
@@ -65,7 +65,7 @@ class Metrics:
         for name, value in self._service.workload().items():
             yield GaugeMetricFamily(f"transduce_pending_{name}", f"Pending {name}, waiting or running.", value)
         runs = self._service.runs
-        loads = [(run.name, {**run.model.workload(), "n_new": run.model.n_new}) for run in runs]
+        loads = [(run.name, {**run.model.queue.workload(), "n_new": run.model.n_new}) for run in runs]
         families: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], dict[str, tuple[str, str]]], ...]
         families = (GaugeMetricFamily, _LOAD), (CounterMetricFamily, _WORK)
         for family, names in families:
@@ -78,6 +78,6 @@ class Metrics:
         help_text = "Time of the sentences of a call from the queue to the last result."
         times = HistogramMetricFamily("transduce_decoding_seconds", help_text, labels=["run"])
         for run in runs:
-            buckets = zip([*map(str, SECONDS), "+Inf"], accumulate(run.model.n_calls), strict=True)
-            times.add_metric([run.name], list(buckets), run.model.call_seconds)
+            buckets = zip([*map(str, SECONDS), "+Inf"], accumulate(run.model.queue.n_calls), strict=True)
+            times.add_metric([run.name], list(buckets), run.model.queue.call_seconds)
         yield times

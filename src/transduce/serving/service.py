@@ -123,10 +123,10 @@ class Service:
                 raise SettingsError(f"{spec.path} is a language model; serve it as {spec.path}, without languages")
             source = target = ""
             generator = await asyncio.to_thread(Generator.load, spec.path, **how)
-            model = AsyncTextGenerator(generator, admission=self.admission)
+            model = AsyncTextGenerator(generator, self.admission)
         else:
             translator = await asyncio.to_thread(Translator.load, spec.path, **how)
-            model = AsyncTranslator(translator, admission=self.admission)
+            model = AsyncTranslator(translator, self.admission)
         try:
             await model.warm_up()
         except BaseException:

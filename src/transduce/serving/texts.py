@@ -11,7 +11,7 @@ from typing import Any, Literal
 from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
-from transduce.serving.async_model import offload
+from transduce.serving.concurrency import offload
 from transduce.serving.routes import Route
 from transduce.serving.sentences import join_sentences, split_sentences
 from transduce.serving.service import Service

@@ -91,21 +91,6 @@ def test_undamaged_folders_are_imported(place: Path) -> None:
         assert done.code == 0, done.err
 
 
-def test_created_parent_folders_are_removed_after_an_error(place: Path) -> None:
-    """After early and late errors of imports and exports; a parent that existed before stays."""
-    assert transduce("import", "gpt2", "gpt2", "kept/run").code == 0
-    run = Path("kept/run").rename(place / "work" / "gpt2" / "run")
-    Path("kept").rmdir()
-    change(Path("bert/config.json"), hidden_size=3)
-    _refused(place, transduce("import", "bert", "bert", "no/such/run"), "misshapen")
-    _refused(place, transduce("import", "bert", "absent", "no/such/run"), "there is no folder absent")
-    _refused(place, transduce("export", "absent", "--to", "onnx", "no/out"), "absent")
-    _refused(place, transduce("export", run, "--to", "ctranslate2", "no/out"), "--to ctranslate2 takes")
-    Path("bert/there").mkdir()
-    _refused(place, transduce("import", "bert", "bert", "bert/there/run"), "misshapen")
-    assert Path("bert/there").is_dir()
-
-
 def test_every_unexpected_tensor_is_listed(place: Path) -> None:
     tensors = load_file("bert/model.safetensors")
     tensors["bert.encoder.layer.7.output.dense.bias"] = torch.zeros(2)

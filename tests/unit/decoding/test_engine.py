@@ -13,7 +13,7 @@ import torch
 
 import marians
 from transduce.config import DecodingSettings
-from transduce.decoding.engine import Engine, Hypothesis, Source
+from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.precision import Precision
 from transduce.decoding.torch_engine import TorchEngine
@@ -37,16 +37,16 @@ class Recorder:
     device, settings = "cpu", DecodingSettings()
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[Source], TranslationOptions]] = []
+        self.asked: list[tuple[list[DecodingInput], TranslationOptions]] = []
 
-    def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
+    def translate(self, sources: Sequence[DecodingInput], options: TranslationOptions) -> list[list[Hypothesis]]:
         self.asked.append((list(sources), options))
         return [[Hypothesis(tuple(source.ids), -1.0, -1.0)] for source in sources]
 
     def sample(self, *_: object, **__: object) -> list[Hypothesis]:
         raise AssertionError
 
-    backends = score = score_rows = pytorch_model = sample
+    open_batcher = score = score_rows = pytorch_model = sample
 
 
 def test_the_pytorch_engine_implements_the_protocol(translator: Translator) -> None:
@@ -133,6 +133,6 @@ def test_translation_options_out_of_range_are_refused(wrong: dict[str, object]) 
 def test_sources_and_limits_beyond_any_memory_are_refused(precision: Precision, run: Path) -> None:
     engine = Translator.load(run, device="cpu", precision=precision).engine
     with pytest.raises(SettingsError, match=r"70,000 tokens: at most 65,535"):
-        engine.translate([Source((0,), [5] * 70_000, 5)], TranslationOptions())
+        engine.translate([DecodingInput((0,), [5] * 70_000, 5)], TranslationOptions())
     with pytest.raises(SettingsError, match=r"limit = 4294967301: at most 1,000,000"):
-        Source((0,), [5], 2**32 + 5)
+        DecodingInput((0,), [5], 2**32 + 5)

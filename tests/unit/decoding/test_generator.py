@@ -20,7 +20,7 @@ from transduce.config import Settings
 from transduce.data.encoding import encode_text
 from transduce.data.text import DOCUMENTS
 from transduce.decoding import torch_engine
-from transduce.decoding.engine import Source
+from transduce.decoding.engine import DecodingInput
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.demo.corpus import demo_pairs
 from transduce.errors import DataError, SettingsError
@@ -116,14 +116,14 @@ def test_samples_depend_on_prompt_place_and_seed_only(generator: Generator) -> N
 def test_pytorch_samples_prompts_of_any_lengths_as_alone(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_engine, "_SAMPLED_ROWS", 2)
     engine = torch_engine.TorchEngine(generator.model)
-    prompts = [Source((i,), ids_of(generator, text), 3 + i) for i, text in enumerate(PROMPTS * 2)]
+    prompts = [DecodingInput((i,), ids_of(generator, text), 3 + i) for i, text in enumerate(PROMPTS * 2)]
     seen: dict[int, list[int]] = defaultdict(list)
 
-    def watch(places: list[int], tokens: list[list[int]]) -> None:
+    def on_step(places: list[int], tokens: list[list[int]]) -> None:
         for place, (token,) in zip(places, tokens, strict=True):
             seen[place] += [token] if token not in (PAD, EOS) else []
 
-    found = engine.sample(prompts, Sampling(), seed=1, watch=watch)
+    found = engine.sample(prompts, Sampling(), seed=1, on_step=on_step)
     assert found == [engine.sample([prompt], Sampling(), seed=1)[0] for prompt in prompts]
     assert [tuple(seen[place]) for place in range(len(prompts))] == [one.ids for one in found]
     assert engine.sample([], Sampling(), seed=1) == []
@@ -158,7 +158,7 @@ def test_errors_reach_the_reader_of_a_stream(generator: Generator) -> None:
         raise MemoryError
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(Generator, "next_source", broken)
+        patch.setattr(Generator, "next_input", broken)
         list(generator.stream("x"))
 
 

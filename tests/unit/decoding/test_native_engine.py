@@ -18,7 +18,7 @@ from native_engines import engine_for
 from oracle.stand_in import untrained
 from transduce.config import Settings
 from transduce.data.examples import Example
-from transduce.decoding.engine import Engine, Hypothesis, Source
+from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import (
@@ -80,11 +80,11 @@ def engine_of(name: str, *, n_threads: int = 1, precision: NativePrecision = "fl
 
 
 @cache
-def sources(n: int = 40, *, longest: int = 40, n_tokens: int = N_TOKENS, seed: int = 0) -> list[Source]:
+def sources(n: int = 40, *, longest: int = 40, n_tokens: int = N_TOKENS, seed: int = 0) -> list[DecodingInput]:
     generator = random.Random(seed)
     lengths = [1, 15, 16, longest, *(generator.randint(1, longest) for _ in range(n - 4))]
     ids = [[generator.randrange(4, n_tokens) for _ in range(length)] for length in lengths]
-    return [Source((i,), row, generator.choice([1, 2, len(row) + 4, 24])) for i, row in enumerate(ids)]
+    return [DecodingInput((i,), row, generator.choice([1, 2, len(row) + 4, 24])) for i, row in enumerate(ids)]
 
 
 def assert_same(ours: list[Hypothesis], theirs: list[Hypothesis], *, tolerance: float = 1e-4) -> None:
@@ -226,7 +226,7 @@ def test_padding_and_long_sentences_are_left_to_pytorch() -> None:
     assert isinstance(engine, Engine)
     settings, model = model_of("odd")
     reference = TorchEngine(model, settings.decoding)
-    unusual = [Source((0,), [5, 0, 7], 9), Source((1,), [5, 6], 51)]
+    unusual = [DecodingInput((0,), [5, 0, 7], 9), DecodingInput((1,), [5, 6], 51)]
     options = TranslationOptions(beam=2)
     assert engine.translate(unusual, options) == reference.translate(unusual, options)
     assert engine.translate([], options) == []
@@ -235,7 +235,7 @@ def test_padding_and_long_sentences_are_left_to_pytorch() -> None:
 @pytest.mark.parametrize("odd", [N_TOKENS, -1, 1 << 31, 1 << 40, -(1 << 40)])
 def test_ids_outside_the_vocabulary_are_refused(odd: int) -> None:
     engine = engine_of("paper")
-    for source in (Source((0,), [5, odd], 9), Source((0,), [5], 9, (odd,))):
+    for source in (DecodingInput((0,), [5, odd], 9), DecodingInput((0,), [5], 9, (odd,))):
         with pytest.raises(SettingsError, match="token"):
             engine.translate([source], TranslationOptions())
     with pytest.raises(SettingsError, match="token"):
@@ -249,5 +249,5 @@ def test_weights_that_are_not_numbers_give_no_hypothesis() -> None:
     for precision in ("float32", "float32-fast", "int8"):
         engine = engine_for(model, settings, precision=precision)  # type: ignore[arg-type]
         for beam in (1, 3):
-            found = engine.translate([Source((0,), [5, 6], 9)], TranslationOptions(beam=beam))
+            found = engine.translate([DecodingInput((0,), [5, 6], 9)], TranslationOptions(beam=beam))
             assert all(isinstance(hypotheses, list) for hypotheses in found)

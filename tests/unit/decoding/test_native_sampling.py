@@ -13,7 +13,7 @@ from native_engines import engine_for
 from oracle.search import repeats
 from oracle.stand_in import untrained
 from transduce.config import Settings
-from transduce.decoding.engine import Hypothesis, Source
+from transduce.decoding.engine import DecodingInput, Hypothesis
 from transduce.decoding.native_library import load_library
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.torch_engine import TorchEngine
@@ -45,10 +45,10 @@ def model_of(name: str) -> tuple[Settings, nn.Module]:
 
 
 @cache
-def sources(n: int, *, length: int | None = None, limit: int = 12) -> list[Source]:
+def sources(n: int, *, length: int | None = None, limit: int = 12) -> list[DecodingInput]:
     pick = random.Random(n)
-    lengths = [length or pick.randint(1, 30) for _ in range(n)]
-    return [Source((i, 7), [pick.randrange(4, N_TOKENS) for _ in range(m)], limit) for i, m in enumerate(lengths)]
+    sizes = [length or pick.randint(1, 30) for _ in range(n)]
+    return [DecodingInput((i, 7), [pick.randrange(4, N_TOKENS) for _ in range(m)], limit) for i, m in enumerate(sizes)]
 
 
 def assert_nearly_all_equal(ours: list[Hypothesis], theirs: list[Hypothesis]) -> None:
@@ -104,7 +104,7 @@ def test_streamed_tokens_are_those_of_the_text(name: str) -> None:
     settings, model = model_of(name)
     engine, seen = engine_for(model, settings), list[int]()
     (found,) = engine.sample(
-        sources(1, limit=60), Sampling(), seed=1, watch=lambda places, tokens: seen.extend(tokens[0])
+        sources(1, limit=60), Sampling(), seed=1, on_step=lambda places, tokens: seen.extend(tokens[0])
     )
     assert tuple(seen) == found.ids and [found] == engine.sample(sources(1, limit=60), Sampling(), seed=1)
 
@@ -113,5 +113,5 @@ def test_weights_that_are_not_numbers_end_a_text() -> None:
     settings = Settings.from_mapping({"task": "causal", "model": {"kind": "gpt", "d_model": 32, "n_heads": 2}})
     model = untrained(settings, n_src=20, n_tgt=20)
     next(iter(model.decoder.parameters())).data.fill_(float("nan"))
-    (found,) = engine_for(model, settings).sample([Source((0,), [5, 6], 9)], Sampling(), seed=1)
+    (found,) = engine_for(model, settings).sample([DecodingInput((0,), [5, 6], 9)], Sampling(), seed=1)
     assert found.ids == ()

@@ -17,7 +17,7 @@ from transduce.cli.app import app
 from transduce.config import Settings
 from transduce.data.examples import Example
 from transduce.decoding.constraints import Constraints
-from transduce.decoding.engine import Source
+from transduce.decoding.engine import DecodingInput
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.search import beam_search
 from transduce.decoding.torch_engine import TorchEngine
@@ -31,10 +31,10 @@ SETTINGS = Settings.from_mapping(
 MODEL = untrained(SETTINGS, n_src=90, n_tgt=90)
 
 
-def sources(n: int) -> list[Source]:
+def sources(n: int) -> list[DecodingInput]:
     pick = random.Random(1)
     return [
-        Source((i,), [pick.randrange(4, 90) for _ in range(9)], 12, tuple(pick.choices(range(4, 90), k=i % 13)))
+        DecodingInput((i,), [pick.randrange(4, 90) for _ in range(9)], 12, tuple(pick.choices(range(4, 90), k=i % 13)))
         for i in range(n)
     ]
 
@@ -94,10 +94,10 @@ def test_samples_start_with_the_prefix() -> None:
 
 def test_a_prefix_that_cannot_be_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"prefix of 3 tokens.*limit of 2"):
-        Source((0,), [5], 2, (5, 6, 7))
+        DecodingInput((0,), [5], 2, (5, 6, 7))
     for special in (PAD, BOS, EOS):
         with pytest.raises(SettingsError, match="prefix"):
-            Source((0,), [5], 9, (5, special))
+            DecodingInput((0,), [5], 9, (5, special))
 
 
 def test_translations_start_with_prefixes(translator: Translator, texts: list[str]) -> None:

@@ -9,23 +9,21 @@ import random
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from queue import SimpleQueue
 
 import pytest
 
 from native_engines import engine_for
 from oracle.stand_in import untrained
 from transduce.config import Settings
-from transduce.decoding import native_queue
-from transduce.decoding.engine import Engine, Event, Hypothesis, Source
+from transduce.decoding import native_decoder
+from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.options import Sampling, TranslationOptions
-from transduce.decoding.queue import QueueFullError, TranslationQueue
+from transduce.decoding.queue import DecodingQueue, ExpiredError, QueueClosedError
 from transduce.decoding.torch_engine import TorchEngine
-from transduce.errors import SettingsError, TransduceError
+from transduce.errors import SettingsError
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 SETTINGS = Settings.from_mapping(
@@ -41,6 +39,7 @@ OPTIONS = (
     TranslationOptions(sampling=Sampling(temperature=0.8, top_k=20), seed=3),
     TranslationOptions(sampling=Sampling(top_p=0.9), n_best=3),
 )
+LONG = DecodingInput((0,), [5, 6], 400)
 Make = Callable[[int], Engine]
 
 
@@ -52,226 +51,203 @@ def pytorch(n_threads: int = 2) -> Engine:
     return TorchEngine(MODEL, SETTINGS.decoding)
 
 
-def sources(n: int, *, seed: int = 0, limit: int = 30) -> list[Source]:
+both = pytest.mark.parametrize("make", [native, pytorch])
+
+
+def inputs(n: int, *, seed: int = 0, limit: int = 30) -> list[DecodingInput]:
     pick = random.Random(seed)
-    return [
-        Source((i,), [pick.randrange(4, 90) for _ in range(pick.choice([1, 5, 17, 33]))], pick.choice([1, 9, limit]))
-        for i in range(n)
-    ]
+    sizes = [(pick.choice([1, 5, 17, 33]), pick.choice([1, 9, limit])) for _ in range(n)]
+    return [DecodingInput((i,), [pick.randrange(4, 90) for _ in range(m)], most) for i, (m, most) in enumerate(sizes)]
 
 
-@contextmanager
-def opened(engine: Engine, *, max_open: int = 1000) -> Iterator[tuple[TranslationQueue, SimpleQueue[Event]]]:
-    events: SimpleQueue[Event] = SimpleQueue()
-    with TranslationQueue(engine, events.put, max_open=max_open) as queue:
-        yield queue, events
+@asynccontextmanager
+async def opened(engine: Engine) -> AsyncIterator[DecodingQueue]:
+    queue = DecodingQueue(engine)
+    try:
+        yield queue
+    finally:
+        await queue.close()
+        assert queue.workload()["n_open"] == 0
 
 
-def ends(events: SimpleQueue[Event], n: int) -> dict[int, Event]:
-    """The ends of n sentences, each of which comes once."""
-    found: dict[int, Event] = {}
-    while len(found) < n:
-        event = events.get(timeout=60)
-        if event.outcome != "tokens":
-            assert event.ticket not in found
-            found[event.ticket] = event
-    return found
+def run(work: Callable[[DecodingQueue], Awaitable[None]], engine: Engine) -> None:
+    async def main() -> None:
+        async with opened(engine) as queue:
+            await asyncio.wait_for(work(queue), 60)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_a_result_does_not_depend_on_company_options_or_cancelled_neighbours(n_threads: int) -> None:
     engine, pick = native(n_threads), random.Random(n_threads)
-    asked = [(source, pick.choice(OPTIONS)) for source in sources(120)]
-    alone = [engine.translate([source], options)[0] for source, options in asked]
-    with opened(engine) as (queue, events):
-        tickets: dict[int, int] = {}
-        cancelled = set()
-        for i, (source, options) in enumerate(asked):
-            tickets[queue.submit(source, options, stream=pick.random() < 0.5)] = i
+    asked = [(one, pick.choice(OPTIONS)) for one in inputs(120)]
+    alone = [engine.translate([one], options)[0] for one, options in asked]
+
+    async def work(queue: DecodingQueue) -> None:
+        tasks = []
+        for one, options in asked:
+            on_tokens = pick.choice([None, lambda place, tokens: False])
+            tasks.append(asyncio.ensure_future(queue.decode([one], options, on_tokens=on_tokens)))
             if pick.random() < 0.2:
-                ticket = pick.choice(list(tickets))
-                queue.cancel(ticket)
-                cancelled.add(ticket)
-            time.sleep(pick.choice([0, 0, 0.002]))
-        found = ends(events, len(asked))
-    assert {event.outcome for event in found.values()} <= {"done", "cancelled"}
-    assert {ticket for ticket, event in found.items() if event.outcome == "cancelled"} <= cancelled
-    for ticket, event in found.items():
-        assert event.outcome == "cancelled" or event.hypotheses == alone[tickets[ticket]]
+                pick.choice(tasks).cancel()
+            await asyncio.sleep(pick.choice([0, 0, 0.002]))
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) or one == [alone[i]] for i, one in enumerate(found))
+        assert sum(isinstance(one, list) for one in found) > 60
+
+    run(work, engine)
     for options in OPTIONS:  # and in the batches of `translate`
         chosen = [i for i, (_, o) in enumerate(asked) if o == options]
         assert engine.translate([asked[i][0] for i in chosen], options) == [alone[i] for i in chosen]
 
 
-@pytest.mark.parametrize("make", [native, pytorch])
-def test_an_event_loop_delivers_in_its_own_thread(make: Make) -> None:
-    engine, asked = make(2), sources(40, limit=9)
-    delivered: list[Event] = []
+@both
+def test_both_engines_give_what_translate_gives_and_take_what_they_cannot_do_to_pytorch(make: Make) -> None:
+    engine, drawn = make(2), TranslationOptions(sampling=Sampling(), n_best=2)
+    searched = inputs(8, limit=9)
+    with_prefix = [replace(one, prefix=(5,)) for one in searched]  # samples after a prefix are PyTorch's
 
-    def deliver(event: Event) -> None:
-        assert threading.current_thread() is threading.main_thread()
-        delivered.append(event)
+    async def work(queue: DecodingQueue) -> None:
+        calls = (OPTIONS[0], searched), (OPTIONS[2], searched), (drawn, searched), (drawn, with_prefix), (drawn, [])
+        found = await asyncio.gather(*(queue.decode(asked, options) for options, asked in calls))
+        assert found == [engine.translate(asked, options) for options, asked in calls]
+        assert sum(queue.n_calls) == len(calls) and queue.call_seconds > 0
 
-    async def use() -> list[int]:
-        queue = TranslationQueue(engine, deliver, loop=asyncio.get_running_loop())
-        assert not n_threads_named("deliver")
-        tickets = [queue.submit(source, OPTIONS[2]) for source in asked]
-        while len(delivered) < len(asked):
-            await asyncio.sleep(0.001)
-        long = queue.submit(Source((0,), [5, 6], 400), OPTIONS[2])
-        await asyncio.to_thread(queue.close)
-        assert delivered[-1].ticket == long and queue.n_open == 0
-        return tickets
-
-    tickets = asyncio.run(use())
-    found = {event.ticket: event.hypotheses for event in delivered}
-    assert [found[ticket] for ticket in tickets] == engine.translate(asked, OPTIONS[2])
+    run(work, engine)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_streamed_tokens_are_those_of_the_best_hypothesis(options: TranslationOptions) -> None:
-    engine = native()
-    with opened(engine) as (queue, events):
-        for source in sources(12, limit=50):
-            ticket, tokens = queue.submit(source, options, stream=True), []
-            while (event := events.get(timeout=60)).outcome == "tokens":
-                assert event.ticket == ticket and event.tokens
-                tokens += event.tokens
-            best = event.hypotheses[0]
-            assert tuple(tokens) == best.ids[: len(tokens)]
+    async def work(queue: DecodingQueue) -> None:
+        for one in inputs(12, limit=50):
+            streamed: list[int] = []
+
+            def take(place: int, tokens: tuple[int, ...], streamed: list[int] = streamed) -> bool:
+                assert place == 0 and tokens and threading.current_thread() is threading.main_thread()
+                streamed.extend(tokens)
+                return False
+
+            ((best, *_),) = await queue.decode([one], options, on_tokens=take)
+            assert tuple(streamed) == best.ids[: len(streamed)]
             if options.sampling and options.n_best > 1:
-                assert not tokens
-            elif (options.beam == 1 or options.sampling) and source.limit > 1:  # the last comes with the end
-                assert len(tokens) >= len(best.ids) - 1
+                assert not streamed
+            elif (options.beam == 1 or options.sampling) and one.limit > 1:  # the last comes with the end
+                assert len(streamed) >= len(best.ids) - 1
+
+    run(work, native())
 
 
-@pytest.mark.parametrize("make", [native, pytorch])
-def test_a_sentence_ends_at_its_deadline(make: Make) -> None:
-    with opened(make(1)) as (queue, events):
-        late = queue.submit(sources(1)[0], OPTIONS[0], seconds=0)
-        fine = queue.submit(sources(1)[0], OPTIONS[0], seconds=60)
-        found = ends(events, 2)
-    assert found[late].outcome == "expired" and not found[late].hypotheses
-    assert found[fine].outcome == "done"
+def test_a_caller_ends_inputs_by_their_tokens_and_its_errors_concern_nobody_else() -> None:
+    engine = native()
+
+    def fail(place: int, tokens: tuple[int, ...]) -> bool:
+        raise ValueError("mine")
+
+    async def work(queue: DecodingQueue) -> None:
+        asked = [LONG, replace(LONG, ids=[7, 8])]
+        ended, other, failed = await asyncio.gather(
+            queue.decode(asked, OPTIONS[0], on_tokens=lambda place, tokens: place == 0),
+            queue.decode(asked, OPTIONS[0]),
+            queue.decode(asked, OPTIONS[0], on_tokens=fail),
+            return_exceptions=True,
+        )
+        expected = engine.translate(asked, OPTIONS[0])
+        assert ended == [[], expected[1]] and other == expected and repr(failed) == "ValueError('mine')"
+
+    run(work, engine)
 
 
-@pytest.mark.parametrize("make", [native, pytorch])
-def test_both_engines_give_what_translate_gives_and_take_what_they_cannot_do_to_pytorch(make: Make) -> None:
-    engine, drawn = make(2), TranslationOptions(sampling=Sampling(), n_best=2)
-    searched = sources(4, limit=9)
-    with_prefix = [replace(source, prefix=(5,)) for source in searched]  # samples after a prefix are PyTorch's
-    with opened(engine) as (queue, events):
-        for one, asked in ((OPTIONS[0], searched), (OPTIONS[2], searched), (drawn, searched), (drawn, with_prefix)):
-            first, *_ = [queue.submit(source, one) for source in asked]
-            found = ends(events, len(asked))
-            assert [found[first + i].hypotheses for i in range(len(asked))] == engine.translate(asked, one)
-        assert queue.n_open == 0
+@both
+def test_a_call_ends_at_its_deadline(make: Make) -> None:
+    async def work(queue: DecodingQueue) -> None:
+        fine = asyncio.ensure_future(queue.decode(inputs(1), OPTIONS[0], seconds=50))
+        with pytest.raises(ExpiredError):
+            await queue.decode(inputs(1), OPTIONS[0], seconds=0)
+        assert await fine
+
+    run(work, make(1))
 
 
-@pytest.mark.parametrize("make", [native, pytorch])
-def test_the_queue_is_bounded_and_closing_ends_all(make: Make) -> None:
-    events: SimpleQueue[Event] = SimpleQueue()
-    queue = TranslationQueue(make(1), events.put, max_open=3)
-    source = Source((0,), [5, 6], 100_000 if make is native else 400)
-    tickets = [queue.submit(source, OPTIONS[2]) for _ in range(3)]
-    with pytest.raises(QueueFullError, match="3 sentences"):
-        queue.submit(source, OPTIONS[0])
-    queue.cancel(tickets[0])
-    queue.close()
-    assert set(ends(events, 3)) == set(tickets)
-    with pytest.raises(TransduceError, match="closed"):
-        queue.submit(source, OPTIONS[0])
+@both
+def test_closing_ends_all_calls_and_takes_no_more(make: Make) -> None:
+    async def main() -> None:
+        async with opened(make(1)) as queue:
+            tasks = [asyncio.ensure_future(queue.decode([LONG] * 3, OPTIONS[2])) for _ in range(3)]
+            await asyncio.sleep(0)
+            assert queue.workload()["n_open"] == 9
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(one) for one in found} <= {QueueClosedError, list} and isinstance(found[-1], QueueClosedError)
+        with pytest.raises(QueueClosedError):
+            await queue.decode(inputs(1), OPTIONS[0])
+
+    asyncio.run(main())
 
 
-@pytest.mark.parametrize("make", [native, pytorch])
-def test_what_is_submitted_while_the_queue_closes_ends_or_is_refused(make: Make) -> None:
-    engine, source = make(1), Source((0,), [5, 6], 2)
-    for _ in range(5):
-        ended: list[int] = []
-        submitted: list[int] = []
-        queue = TranslationQueue(engine, lambda event, ended=ended: ended.append(event.ticket))  # type: ignore[misc]
-
-        def submit(queue: TranslationQueue = queue, submitted: list[int] = submitted) -> None:
-            with pytest.raises(TransduceError, match="closed"):
-                while True:
-                    submitted.append(queue.submit(source, OPTIONS[0]))
-
-        threads = [threading.Thread(target=submit) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.005)
-        queue.close()
-        for thread in threads:
-            thread.join()
-        assert sorted(ended) == sorted(submitted) and queue.n_open == 0
-
-
-@pytest.mark.parametrize("make", [native, pytorch])
 @pytest.mark.parametrize("limit", [0, 1_000_001, 1 << 40])
-def test_an_impossible_limit_is_refused_and_cannot_break_a_batch(make: Make, limit: int) -> None:
-    with opened(make(1)) as (queue, _), pytest.raises(SettingsError, match=r"limit = .*1,000,000"):
-        queue.submit(Source((0,), [5, 6], limit), OPTIONS[0])
+def test_an_impossible_limit_is_refused(limit: int) -> None:
+    with pytest.raises(SettingsError, match=r"limit = .*1,000,000"):
+        DecodingInput((0,), [5, 6], limit)
 
 
-def test_a_source_that_is_refused_leaves_nothing_behind() -> None:
-    with opened(native()) as (queue, events):
+def test_an_input_that_is_refused_leaves_nothing_behind() -> None:
+    async def work(queue: DecodingQueue) -> None:
         with pytest.raises(SettingsError, match="ids"):
-            queue.submit(Source((0,), [90], 5), OPTIONS[0])
-        assert queue.n_open == 0
-        queue.submit(Source((0,), [9], 5), OPTIONS[0])
-        assert ends(events, 1)
+            await queue.decode([DecodingInput((0,), [9], 5), DecodingInput((0,), [90], 5)], OPTIONS[0])
+        assert queue.workload()["n_open"] == 0
+        assert await queue.decode([DecodingInput((0,), [9], 5)], OPTIONS[0])
+
+    run(work, native())
 
 
-def test_an_error_in_the_callers_function_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: SimpleQueue[int] = SimpleQueue()
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+def test_an_input_without_a_deadline_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs with near deadlines keep coming; after its patience the one without is first."""
+    monkeypatch.setattr(native_decoder, "PATIENCE", 0.2)
+    urgent = DecodingInput((0,), [7] * 30, 30)
 
-    def deliver(event: Event) -> None:
-        seen.put(event.ticket)
-        raise ValueError
+    async def work(queue: DecodingQueue) -> None:
+        async def keep_asking() -> None:
+            while True:
+                await queue.decode([urgent], OPTIONS[3], seconds=50)
 
-    with TranslationQueue(native(), deliver) as queue:
-        tickets = {queue.submit(source, OPTIONS[0]) for source in sources(3)}
-        assert {seen.get(timeout=60) for _ in tickets} == tickets
+        tasks = [asyncio.ensure_future(keep_asking()) for _ in range(60)]  # more than are decoded at once
+        await asyncio.sleep(0)
+        assert await queue.decode([DecodingInput((1,), [9], 5)], OPTIONS[0])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-
-def test_a_sentence_without_a_deadline_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sentences with near deadlines keep coming; after its patience the one without is first."""
-    monkeypatch.setattr(native_queue, "PATIENCE", 0.2)
-    with opened(native(1)) as (queue, events):
-        urgent = Source((0,), [7] * 30, 30)
-        for _ in range(60):  # more than are decoded at once
-            queue.submit(urgent, OPTIONS[3], seconds=50)
-        patient = queue.submit(Source((1,), [9], 5), OPTIONS[0])
-        while (event := events.get(timeout=60)).ticket != patient:
-            if event.outcome == "done":
-                queue.submit(urgent, OPTIONS[3], seconds=50)
-        assert event.outcome == "done"
+    run(work, native(1))
 
 
-def test_threads_submit_cancel_and_translate_at_the_same_time() -> None:
+def test_event_loops_and_threads_decode_at_the_same_time() -> None:
     engine = native(2)
-    asked = sources(25, seed=4)
+    asked = inputs(25, seed=4)
     expected = {o: engine.translate(asked, o) for o in OPTIONS}
     problems: list[object] = []
 
+    async def use_queue(pick: random.Random) -> None:
+        async with opened(engine) as queue:
+            for _ in range(4):
+                options, chosen = pick.choice(OPTIONS), pick.sample(range(len(asked)), 12)
+                seconds = [pick.choice([0.0, 0.003, 60.0, 60.0]) for _ in chosen]
+                tasks = [
+                    asyncio.ensure_future(queue.decode([asked[i]], options, seconds=s))
+                    for i, s in zip(chosen, seconds, strict=True)
+                ]
+                await asyncio.sleep(0)
+                pick.choice(tasks).cancel()
+                found = await asyncio.gather(*tasks, return_exceptions=True)
+                done = [(i, one) for i, one in zip(chosen, found, strict=True) if isinstance(one, list)]
+                problems.extend(i for i, one in done if one != [expected[options][i]])
+
     def use(seed: int) -> None:
         pick = random.Random(seed)
-        with opened(engine) as (queue, events):
-            for _ in range(8):
-                options = pick.choice(OPTIONS)
-                if pick.random() < 0.4:
-                    wrong = engine.translate(asked, options) != expected[options]
-                else:
-                    chosen = pick.sample(range(len(asked)), 12)
-                    seconds = [pick.choice([0.0, 0.003, 60.0, 60.0]) for _ in chosen]
-                    tickets = [queue.submit(asked[i], options, seconds=s) for i, s in zip(chosen, seconds, strict=True)]
-                    queue.cancel(pick.choice(tickets))
-                    found = ends(events, len(chosen))
-                    results = zip(chosen, (found[ticket] for ticket in tickets), strict=True)
-                    wrong = any(e.outcome == "done" and e.hypotheses != expected[options][i] for i, e in results)
-                if wrong:
-                    problems.append(options)
+        for _ in range(3):
+            options = pick.choice(OPTIONS)
+            if engine.translate(asked, options) != expected[options]:
+                problems.append(options)
+            asyncio.run(use_queue(pick))
 
     threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -282,31 +258,26 @@ def test_threads_submit_cancel_and_translate_at_the_same_time() -> None:
     assert not problems
 
 
-def n_threads_named(name: str) -> int:
-    return sum(thread.name == name for thread in threading.enumerate())
-
-
 def test_threads_end_with_their_engine() -> None:
+    def n_threads() -> int:
+        return sum(thread.name == "decode" for thread in threading.enumerate())
+
     gc.collect()
-    before = n_threads_named("decode")
+    before = n_threads()
     engine = native(2)
-    engine.translate(sources(4), OPTIONS[0])
-    assert n_threads_named("decode") == before + 2
-    queue = TranslationQueue(engine, lambda event: None)
-    assert n_threads_named("deliver") == 1
-    queue.close()
-    assert n_threads_named("deliver") == 0
-    del engine, queue
+    engine.translate(inputs(4), OPTIONS[0])
+    assert n_threads() == before + 2
+    del engine
     gc.collect()
-    assert n_threads_named("decode") == before
+    assert n_threads() == before
 
 
 def test_a_call_ends_soon_after_an_interrupt_and_leaves_nothing_behind() -> None:
     engine = native(1)
-    asked = [Source((i,), [7] * 20, 400) for i in range(600)]
+    asked = [DecodingInput((i,), [7] * 20, 400) for i in range(600)]
     engine.translate(asked[:1], OPTIONS[4])
-    load = engine._queue.workload  # type: ignore[attr-defined]
-    per_batch = load()["n_steps"]  # of 4 sentences, which is as many as are decoded at once
+    load = engine._decoder.workload  # type: ignore[attr-defined]
+    per_batch = load()["n_steps"]  # of 4 inputs, which is as many as are decoded at once
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -319,25 +290,19 @@ def test_a_call_ends_soon_after_an_interrupt_and_leaves_nothing_behind() -> None
     finally:
         signal.signal(signal.SIGALRM, before)
     assert load()["n_open"] == load()["n_waiting"] == 0
-    assert load()["n_steps"] < 100 * per_batch, "most sentences were never decoded"
+    assert load()["n_steps"] < 100 * per_batch, "most inputs were never decoded"
     assert engine.translate(asked[:1], OPTIONS[0])
 
 
 def test_a_forked_process_translates_with_threads_of_its_own() -> None:
     engine = native(2)
-    expected: list[list[Hypothesis]] = engine.translate(sources(8), OPTIONS[2])
-    with opened(engine) as (queue, events):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                same = engine.translate(sources(8), OPTIONS[2]) == expected
-                try:
-                    queue.submit(sources(1)[0], OPTIONS[0])
-                except TransduceError as error:
-                    code = 0 if same and "fork" in str(error) else 2
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        queue.submit(sources(1)[0], OPTIONS[0])
-        assert ends(events, 1)
+    expected: list[list[Hypothesis]] = engine.translate(inputs(8), OPTIONS[2])
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if engine.translate(inputs(8), OPTIONS[2]) == expected else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert engine.translate(inputs(8), OPTIONS[2]) == expected

@@ -21,7 +21,7 @@ from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
 from transduce import TranslationOptions, Translator
 from transduce.config import Settings
 from transduce.decoding.constraints import Constraints
-from transduce.decoding.engine import Hypothesis, Source
+from transduce.decoding.engine import DecodingInput, Hypothesis
 from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.decoding.options import Sampling
 from transduce.decoding.search import beam_search
@@ -45,7 +45,7 @@ UNTIED = Settings.from_mapping(
 )
 
 
-def sources(n: int, *, most: int = 700) -> list[Source]:
+def sources(n: int, *, most: int = 700) -> list[DecodingInput]:
     """Lists of many sizes, also without one, and of a few tokens."""
     pick, found = random.Random(1), []
     for i in range(n):
@@ -53,7 +53,7 @@ def sources(n: int, *, most: int = 700) -> list[Source]:
         tokens = {EOS, UNK, *prefix, *pick.sample(range(4, N), [0, 1, 9, 62, 70, 200, most][i % 7])}
         allowed = None if i % 6 == 5 else np.array(sorted(tokens), np.int32)
         ids = [pick.randrange(4, N) for _ in range(1 + i % 11)]
-        found.append(Source((i,), ids, 12, prefix, allowed))
+        found.append(DecodingInput((i,), ids, 12, prefix, allowed))
     return found
 
 
@@ -120,7 +120,7 @@ def test_a_list_of_all_tokens_gives_the_tokens_of_the_whole_vocabulary(precision
     native, options = engine_for(MODEL, SETTINGS, precision=precision), TranslationOptions(beam=3)
     ids, everything = [[5, 6, 7], [8]], np.array([i for i in range(N) if i not in (PAD, BOS)], np.int32)
     plain, listed = (
-        native.translate([Source((i,), one, 9, (), tokens) for i, one in enumerate(ids)], options)
+        native.translate([DecodingInput((i,), one, 9, (), tokens) for i, one in enumerate(ids)], options)
         for tokens in (None, everything)
     )
     assert [h[0].ids for h in plain] == [h[0].ids for h in listed]
@@ -150,7 +150,7 @@ def test_other_instruction_sets(isa: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("allowed", [[2, 2, 3], [9, 3], [-1, 3], [3, N], [PAD, 3], [BOS, 3], [3, 8]], ids=str)
 def test_the_library_refuses_lists_that_cannot_be(allowed: list[int]) -> None:
-    source = Source((0,), [5], 9, (7,), np.array(allowed, np.int32))
+    source = DecodingInput((0,), [5], 9, (7,), np.array(allowed, np.int32))
     with pytest.raises(SettingsError, match="allowed"):
         engine_for(MODEL, SETTINGS).translate([source], TranslationOptions())
 
@@ -159,9 +159,9 @@ def test_the_library_refuses_lists_that_cannot_be(allowed: list[int]) -> None:
 def test_ids_of_more_than_32_bits_do_not_wrap_around() -> None:
     engine, options = engine_for(MODEL, SETTINGS), TranslationOptions()
     with pytest.raises(SettingsError, match="token id 4294967301"):
-        engine.translate([Source((0,), [5], 9, allowed=np.array([EOS, 2**32 + 5]))], options)
+        engine.translate([DecodingInput((0,), [5], 9, allowed=np.array([EOS, 2**32 + 5]))], options)
     narrow, wide = (
-        engine.translate([Source((0,), [5], 9, allowed=np.array([EOS, 5, 6], dtype))], options)
+        engine.translate([DecodingInput((0,), [5], 9, allowed=np.array([EOS, 5, 6], dtype))], options)
         for dtype in (np.int32, np.int64)
     )
     assert narrow == wide

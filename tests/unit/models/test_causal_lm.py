@@ -42,28 +42,6 @@ def test_forward_equals_the_oracle(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
-def test_gradients_equal_the_oracles_finite_differences(options: dict[str, Any]) -> None:
-    """The loss along a random direction of each parameter agrees with the gradient."""
-    model, settings = make(dtype=torch.float64, **options)
-    (ids,), (gold,) = sentences([6]), sentences([6], seed=1)
-    log_p = model.logits(model(ids[None]))[0].log_softmax(-1)
-    (-log_p.gather(-1, gold[:, None]).sum()).backward()
-    state, oracle_options = dict(model.state_dict(keep_vars=True)), options_of(settings)
-
-    def loss(replaced: nn.Parameter, value: Tensor) -> float:
-        changed = {name: value if weight is replaced else weight for name, weight in state.items()}
-        logits = oracle.causal_lm(ids.numpy(), numpy_weights(changed, settings), oracle_options)
-        return oracle.label_smoothed(logits, gold.numpy(), 0.0)[1]
-
-    generator, step = torch.Generator().manual_seed(3), 1e-6
-    for name, weight in model.named_parameters():
-        direction = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-        value = weight.detach()
-        rise = loss(weight, value + step * direction) - loss(weight, value - step * direction)
-        assert (weight.grad * direction).sum().item() == pytest.approx(rise / (2 * step), rel=1e-4, abs=1e-5), name
-
-
-@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
 @pytest.mark.parametrize("n_known", [0, 1, 4])
 def test_steps_after_a_prompt_equal_one_forward(options: dict[str, Any], n_known: int) -> None:
     """Three different beams per prompt, reordered twice."""

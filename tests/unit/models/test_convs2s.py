@@ -63,18 +63,6 @@ def test_forward_equals_the_oracle(options: dict[str, Any], left: bool) -> None:
         assert_close(row[: len(tgt)], expected, 1e-11)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_steps_equal_the_oracle_to_float32_rounding(options: dict[str, Any]) -> None:
-    """As in translation: no gradients, token by token, three beams per sentence."""
-    model = make(torch.float32, **options)
-    srcs, tgts = sentences((5, 1, 12, 3)), sentences([6] * 12, seed=3)
-    with torch.inference_mode():
-        state = model.start(pad(srcs), capacity=6, n_beams=3)
-        ours = torch.cat([model.logits(model.advance(part, state)) for part in pad(tgts).split(1, dim=1)], 1)
-    for n, (row, tgt) in enumerate(zip(ours, tgts, strict=True)):
-        assert_close(row, oracle.logits(srcs[n // 3].numpy(), tgt.numpy(), weights_of(model)), 2e-5)
-
-
 def test_gradients_are_those_of_the_forward_pass() -> None:
     """Finite differences of the model's own loss; the oracle checks the loss, and the gradients of the layers."""
     model = make()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 
 from oracle.cases import pad
 from oracle.numpy_rnn import Options, hidden_states
-from oracle.search import BOS, all_outputs
 from transduce.config import RecurrentSettings
-from transduce.decoding.search import beam_search
 from transduce.errors import SettingsError
 from transduce.inspection.attention import attention_maps
 from transduce.models.registry import build_model, check_model
@@ -76,45 +73,6 @@ def test_a_padded_batch_agrees_with_the_equations(seed: int) -> None:
         found = model(pad(SRCS, extra=2), pad(TGTS, extra=1))
     for row, src, tgt in zip(found, SRCS, TGTS, strict=True):
         np.testing.assert_allclose(row[: len(tgt)].numpy(), oracle(model, s, src, tgt)[0], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_steps_agree_with_the_whole_target(seed: int) -> None:
-    """Also for several beams, which are reordered, and when sentences leave the batch."""
-    model, _ = make(seed, **combination(seed))
-    src, tgt = pad(SRCS), sentences(4, 4, 4, seed=2)
-    beams = torch.stack([tgt[0], tgt[1]])
-    with torch.no_grad():
-        state = model.start(src, capacity=9, n_beams=2)
-        ids = beams.repeat(3, 1)
-        first = model.advance(ids[:, :2], state)
-        state.reorder(torch.tensor([1, 1, 2, 3, 5, 4]))
-        ids[0, :2], ids[4:, :2] = beams[1, :2], beams.flip(0)[:, :2]
-        state.select(torch.tensor([2, 0]))
-        ids = torch.cat([ids[4:], ids[:2]])
-        rest = [model.advance(ids[:, t : t + 1], state) for t in (2, 3)]
-        whole = model(torch.stack([src[2], src[2], src[0], src[0]]), ids)
-        torch.testing.assert_close(torch.cat(rest, 1), whole[:, 2:])
-        torch.testing.assert_close(first[:2], model(src[[0, 0]], beams[:, :2]))
-    assert state.length == 4 and state.n_rows == 4
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_a_wide_beam_finds_the_exhaustive_best(attention: str) -> None:
-    model, _ = make(attention=attention)
-    model.output_embedding = nn.Embedding.from_pretrained(model.output_weight.detach()[:6] * 2)
-    srcs = sentences(2, 4, seed=5)
-    found = beam_search(model, pad(srcs), max_length=4, beam=121, n_best=20)
-
-    def next_log_probs(src: Sequence[int], prefix: Sequence[int]) -> list[float]:
-        with torch.no_grad():
-            hidden = model(torch.tensor([src]), torch.tensor([[BOS, *prefix]]))[0, -1]
-            return model.logits(hidden).log_softmax(-1).tolist()
-
-    for src, hypotheses in zip(srcs, found, strict=True):
-        every = all_outputs(next_log_probs, src.tolist(), max_length=4, alpha=1.0)
-        assert [h.ids for h in hypotheses if h.finished] == [one[0] for one in every[: len(hypotheses)]]
-        assert hypotheses[0].score == pytest.approx(every[0][2], abs=1e-5)
 
 
 @pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name != "none"])

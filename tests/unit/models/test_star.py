@@ -52,13 +52,6 @@ def test_the_classifier_equals_the_oracle(options: dict[str, Any], left: bool) -
         np.testing.assert_allclose(row.numpy(), oracle.affine(hidden, weights, "labels"), rtol=1e-9, atol=1e-9)
 
 
-def test_neighbours_in_the_batch_change_no_label() -> None:
-    model = make("star-classifier", n_labels=3)
-    texts = sentences(LENGTHS)
-    for ids, row in zip(texts, model(pad(texts, extra=2)), strict=True):
-        torch.testing.assert_close(row, model(ids[None])[0], rtol=1e-10, atol=1e-10)
-
-
 def test_the_memory_is_the_relay_node_and_the_satellite_nodes() -> None:
     model = make("star", d_ff=24, n_encoder_layers=2, n_decoder_layers=1)
     seen: list[torch.Tensor] = []

@@ -17,7 +17,7 @@ D = 12
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("name", NORMS)
 def test_norms(name: str, bias: bool) -> None:
-    norm = NORMS[name](D, bias).double()
+    norm = NORMS[name](D, eps=EPSILON[name], bias=bias).double()
     with torch.no_grad():
         for weight in norm.parameters():
             weight.normal_()
@@ -31,7 +31,7 @@ def test_norms(name: str, bias: bool) -> None:
 
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_in_float32_keep_rows_of_any_size(name: str) -> None:
-    norm = NORMS[name](D, True)
+    norm = NORMS[name](D, eps=EPSILON[name], bias=True)
     x = torch.randn(1, D)
     for scale in (1e-2, 1.0, 1e4, 1e8):
         result = norm(x * scale)

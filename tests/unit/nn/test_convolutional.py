@@ -114,30 +114,6 @@ def test_the_gradient_of_the_encoders_stack_is_divided_by_its_uses() -> None:
         torch.testing.assert_close(grad, expected)
 
 
-@pytest.mark.parametrize("kernel_size", [1, 2, 3])
-def test_steps_equal_the_whole_sequence(kernel_size: int) -> None:
-    """Three beams a sentence, reordered on the way; then one of the sentences leaves."""
-    pair = Pair(kernel_size=kernel_size)
-    src, real = batch([4, 2], 5)
-    rows = vectors(6, 7, 6, seed=4)
-    with torch.no_grad():
-        state = pair.start(src, real, n_beams=3)
-        keep = torch.arange(2)
-        for t in range(7):
-            ours = pair.decoder(rows[:, t : t + 1], state)[:, 0]
-            several = keep.repeat_interleave(3)
-            expected = pair(src[several], real[several], rows[:, : t + 1])[:, -1]
-            torch.testing.assert_close(ours, expected)
-            if t in (1, 3):
-                moved = torch.tensor([1, 1, 0, 5, 3, 4])
-                state.reorder(moved)
-                rows = torch.cat([rows[moved, : t + 1], rows[:, t + 1 :]], 1)
-            if t == 4:
-                keep, rows = torch.tensor([1]), rows[3:]
-                state.select(keep)
-        assert state.length == 7 and state.n_rows == 3
-
-
 def test_a_source_of_padding_only_stays_finite() -> None:
     pair = Pair()
     src, real = batch([3, 0], 4)

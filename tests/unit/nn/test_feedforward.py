@@ -58,19 +58,6 @@ def test_convolution(kernel_size: int, causal: bool) -> None:
         np.testing.assert_allclose(module(x).detach().numpy(), expected(module, "conv", x, causal=causal), **EXACT)
 
 
-def test_kernel_one_is_the_plain_one() -> None:
-    conv, plain = make("conv"), make("plain")
-    with torch.no_grad():
-        for mine, other in zip(conv.parameters(), plain.parameters(), strict=True):
-            other.copy_(mine.view_as(other))
-    x = torch.randn(3, 5, D).double()
-    torch.testing.assert_close(conv(x), plain(x), **EXACT)
-    for module in (conv, plain):
-        module(x).square().sum().backward()
-    for mine, other in zip(conv.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad.view_as(other), other.grad, **EXACT)
-
-
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_convolution_sees_padding_as_zeros(left: bool) -> None:
     """Values at padding, before and after the first convolution, must not leak into real positions."""
@@ -91,16 +78,6 @@ def test_convolution_in_steps_with_history(kernel_size: int, cuts: list[int]) ->
     parts = [module(part, None, history) for part in x.split(cuts, dim=1)]
     torch.testing.assert_close(torch.cat(parts, 1), module(x), **EXACT)
     assert all(known.shape[1] == kernel_size - 1 for known in history)
-
-
-def test_the_gate_multiplies() -> None:
-    """If the activation is zero, only the last bias is left."""
-    module = make("gated", activation="relu")
-    with torch.no_grad():
-        module.expand.weight[:F] = 0
-        module.expand.bias[:F] = 0
-    y = module(torch.randn(2, 3, D).double())
-    torch.testing.assert_close(y, module.contract.bias.expand_as(y))
 
 
 @pytest.mark.parametrize("kind", FEED_FORWARDS)

@@ -16,20 +16,22 @@ from oracle.cases import VOCAB
 from transduce.models.registry import build_model
 from transduce.nn.attention import SelfAttention
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import (
-    PATTERNS,
+from transduce.nn.patterns.bias import (
     BlockBias,
     CausalBias,
-    CausalPattern,
-    FullPattern,
-    LocalPattern,
     SplitBias,
-    SummaryPattern,
     dense_bias,
-    make_patterns,
     padded_bias,
     sequence_bias,
     step_bias,
+)
+from transduce.nn.patterns.pattern import (
+    PATTERNS,
+    CausalPattern,
+    FullPattern,
+    LocalPattern,
+    SummaryPattern,
+    make_patterns,
 )
 from transduce.nn.positions import POSITIONS, Positions
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oracle import numpy_transformer as oracle
 from transduce.nn.positions import POSITIONS
 from transduce.nn.positions.absolute import sinusoids
-from transduce.nn.positions.relative import buckets, rotate_pairs, slopes
+from transduce.nn.positions.relative import buckets, slopes
 
 ANGLE_ROUNDING = 2e-6  # float32 sines of angles computed in float64; and of float32 angles below 16
 
@@ -67,19 +67,6 @@ def test_rotary_equals_the_oracle_but_for_the_order_of_columns(n_positions: int,
         for h in range(3):
             expected = oracle.rotate(x[b, h][:, pairs].double().numpy())
             np.testing.assert_allclose(ours[b, h][:, pairs].numpy(), expected, atol=ANGLE_ROUNDING * 5)
-
-
-def test_rotary_scores_depend_on_the_distance_only() -> None:
-    rotary = make("rotary", d_head=8)
-    query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
-    scores = [(rotated(rotary, query, at + 5) * rotated(rotary, key, at)).sum().item() for at in (0, 1, 7, 100)]
-    np.testing.assert_allclose(scores, scores[0], rtol=0, atol=1e-4)
-    assert abs((rotated(rotary, query, 6) * rotated(rotary, key, 0)).sum().item() - scores[0]) > 1e-3
-
-
-def test_rotation_keeps_lengths() -> None:
-    x, angle = torch.randn(3, 5, 8), torch.randn(5, 4)
-    torch.testing.assert_close(rotate_pairs(x, angle.cos(), angle.sin()).norm(dim=-1), x.norm(dim=-1))
 
 
 @pytest.mark.parametrize("kind", POSITIONS)

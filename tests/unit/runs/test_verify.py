@@ -12,7 +12,7 @@ import marians
 from transduce.runs import manifest as manifest_module
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import check_file, fingerprint, seal_folder
-from transduce.runs.verify import FileStatus, summary, verify_files
+from transduce.verification.files import FileStatus, summary, verify_files
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ import pytest
 import text_runs
 from transduce import GenerationOptions, Generator, Sampling
 from transduce.decoding.native_library import load_library
+from transduce.decoding.queue import ExpiredError
 from transduce.errors import DataError
 from transduce.serving.async_generator import AsyncTextGenerator, Completions
-from transduce.serving.limits import Admission, ExpiredError, Limits, OverloadedError
+from transduce.serving.limits import Admission, Limits, OverloadedError
 
 PROMPTS = ["Der Hund 😀", ""]
 OPTIONS = GenerationOptions(
@@ -42,7 +43,7 @@ def serve(
     generator: Generator, work: Callable[[AsyncTextGenerator], Awaitable[None]], admission: Admission | None = None
 ) -> None:
     async def main() -> None:
-        served = AsyncTextGenerator(generator, admission=admission)
+        served = AsyncTextGenerator(generator, admission or Admission(Limits()))
         try:
             await served.warm_up()
             await asyncio.wait_for(work(served), 60)
@@ -93,7 +94,7 @@ def test_a_stop_string_ends_a_text(generator: Generator) -> None:
         for one, text in zip(found.texts, whole, strict=True):
             assert one.text == text[: min(place for s in stop if (place := text.find(s)) >= 0)]
             assert one.finished and generator.tokenizer.decode(one.ids).startswith(one.text)
-        assert served.workload()["n_open"] == 0 or not isinstance(load_library(), str)
+        assert served.queue.workload()["n_open"] == 0 or not isinstance(load_library(), str)
 
     serve(generator, work)
 

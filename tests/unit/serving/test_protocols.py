@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 import marians
+from transduce.decoding.queue import ExpiredError
 from transduce.errors import SettingsError
 from transduce.serving.http import Call, Handler, stream_response
-from transduce.serving.limits import ExpiredError, OverloadedError
+from transduce.serving.limits import OverloadedError
 from transduce.serving.protocols import (
     deepl,
     deepl_glossaries,

@@ -20,10 +20,10 @@ from native_engines import library_missing
 from transduce import GenerationOptions, Generator, TranslationOptions, Translator
 from transduce.data.examples import Example
 from transduce.decoding.native_library import load_library
+from transduce.decoding.queue import BURST, ExpiredError
 from transduce.decoding.results import Translation
 from transduce.errors import RunFolderError, SettingsError
-from transduce.serving.async_model import BURST
-from transduce.serving.limits import DrainingError, ExpiredError, Limits, OverloadedError
+from transduce.serving.limits import DrainingError, Limits, OverloadedError
 from transduce.serving.routes import ServedRun
 from transduce.serving.service import RunSpec, Service
 from transduce.serving.tags.markup import MarkupRules
@@ -368,11 +368,12 @@ def test_scoring_stops_soon_when_its_time_is_up_or_its_caller_leaves(
 def test_others_proceed_while_a_request_has_many_sentences(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(service: Service) -> None:
         model = service.runs[0].translator
-        submit, decode, counts, threads = model._queue.submit, model.translator.decode, [0], set[int]()
+        batcher, decode, counts, threads = model.queue._batcher, model.translator.decode, [0], set[int]()
+        submit = batcher.submit
 
-        def counted_submit(*arguments: Any, **options: Any) -> int:
-            counts[-1] += 1
-            return submit(*arguments, **options)
+        def counted_submit(first: int, inputs: Sequence[Any], *arguments: Any, **options: Any) -> None:
+            counts[-1] += len(inputs)
+            submit(first, inputs, *arguments, **options)
 
         def watched_decode(*arguments: Any) -> Translation:
             threads.add(threading.get_ident())
@@ -383,7 +384,7 @@ def test_others_proceed_while_a_request_has_many_sentences(run: Path, monkeypatc
                 counts.append(0)
                 await asyncio.sleep(0)
 
-        monkeypatch.setattr(model._queue, "submit", counted_submit)
+        monkeypatch.setattr(batcher, "submit", counted_submit)
         monkeypatch.setattr(model.translator, "decode", watched_decode)
         watching = asyncio.ensure_future(other())
         (found,) = await translate_texts(service, ["a\n" * 2000], [service.route()], TranslationOptions(max_length=1))

@@ -9,6 +9,9 @@ from pydantic import Field
 from transduce.config.model.base import ModelSettings, OutputSettings, PositionSettings
 from transduce.config.section import MAX_TOKENS
 
+NORM_EPSILONS = {"layer": 1e-5, "rms": 1e-6}
+"""The default epsilon of each norm."""
+
 
 class BlockSettings(ModelSettings):
     """Fields of every stack of attention and feed-forward networks; the defaults are the paper's."""
@@ -29,6 +32,11 @@ class BlockSettings(ModelSettings):
     def width_step(self) -> int:
         """Heads of equal, even width."""
         return 2 * self.n_heads
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon of all norms."""
+        return self.norm_eps or NORM_EPSILONS[self.norm]
 
     @property
     def d_head(self) -> int:
@@ -93,7 +101,7 @@ class AttentionSettings(BlockSettings, PositionSettings):
     @property
     def separates_documents(self) -> bool:
         """Attention can be masked; a convolution reads beyond the start of a document."""
-        return self.feed_forward != "conv" or self.kernel_size == 1
+        return self.kernel_size == 1
 
     @property
     def summary(self) -> str:

@@ -56,6 +56,11 @@ class ModelSettings(Section):
         return False
 
     @property
+    def replaces_self_attention(self) -> bool:
+        """Whether a recurrent unit takes the place of a Transformer decoder's self-attention."""
+        return False
+
+    @property
     def own_context(self) -> int | None:
         """The number of tokens that a language model reads at once; None: as many as data.context says."""
         return None

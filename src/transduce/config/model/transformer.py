@@ -41,5 +41,9 @@ class TransformerSettings(DecoderSettings, SourceSettings):
     )
 
     @property
+    def replaces_self_attention(self) -> bool:
+        return self.decoder_self == "ssru"
+
+    @property
     def n_attentions(self) -> int:
         return self.n_encoder_layers + 2 * self.n_decoder_layers

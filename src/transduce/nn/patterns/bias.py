@@ -53,7 +53,6 @@ class CausalBias(SpecialBias):
     """The bias of a causal pattern over a whole sequence, for kernels that know this pattern."""
 
     def dense(self, query: Tensor) -> Tensor:
-        """[1, 1, T, T]."""
         places = torch.arange(query.shape[2], device=query.device)
         return attention_bias(CausalPattern().mask(places, places)[None])
 
@@ -66,11 +65,9 @@ class RelativeBias(SpecialBias):
     relations: Relations
 
     def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """A dense product."""
         return attend(query, key, value, bias=self.dense(query), relations=self.relations)
 
     def dense(self, query: Tensor) -> Tensor:
-        """[..., T, S]: the bias of this query."""
         scores = self.relations.scores(query)
         return scores if self.bias is None else scores + self.bias
 
@@ -83,7 +80,6 @@ class EmptyRows(SpecialBias):
     some: Bool[Tensor, "*b Q 1"]  # the queries that see a key
 
     def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention, with zeros for those rows."""
         return attended(attend, query, key, value, bias=self.bias).masked_fill(~self.some, 0.0)
 
     def dense(self, query: Tensor) -> Tensor:
@@ -101,13 +97,11 @@ class BlockBias(SpecialBias):
     bias: Bias  # broadcast to [B, H, N, C, E]
 
     def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of each block of queries to its keys."""
         layout = self.layout
         blocks = layout.queries(query), layout.keys(key), layout.keys(value)
         return layout.merge(attended(attend, *blocks, bias=self.bias))
 
     def dense(self, query: Tensor) -> Tensor:
-        """[B, H, T, T]."""
         n, bias = query.shape[2], dense_bias(self.bias, self.layout.queries(query))
         assert bias is not None
         queries, keys = self.layout.positions(query.device)
@@ -126,14 +120,12 @@ class SplitBias(SpecialBias):
     parts: Sequence[tuple[int, Bias]]  # each with its number of heads
 
     def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of each group."""
         sizes = [n for n, _ in self.parts]
         heads = zip(*(x.split(sizes, dim=1) for x in (query, key, value)), strict=True)
         found = [attended(attend, *qkv, bias=bias) for qkv, (_, bias) in zip(heads, self.parts, strict=True)]
         return torch.cat(found, 1)
 
     def dense(self, query: Tensor) -> Tensor:
-        """[B, H, T, S]."""
         queries = query.split([n for n, _ in self.parts], dim=1)
         found = [dense_bias(bias, q) for q, (_, bias) in zip(queries, self.parts, strict=True)]
         return torch.cat([x.expand(*q.shape[:3], -1) for x, q in zip(found, queries, strict=True) if x is not None], 1)

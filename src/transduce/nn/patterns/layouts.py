@@ -51,11 +51,9 @@ class BlockLayout(Layout):
     """A part attends to itself."""
 
     def keys(self, x: Tensor) -> Tensor:
-        """The part."""
         return self.split(x)
 
     def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of the parts."""
         return self.places(device), self.places(device)
 
 
@@ -72,7 +70,6 @@ class NeighbourLayout(Layout):
         return torch.cat([padded[:, :, 1 + shift : 1 + shift + self.n_parts] for shift in self.shifts], 3)
 
     def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of the parts and their neighbours."""
         places = self.places(device)
         return places, torch.cat([places + shift * self.size for shift in self.shifts], 1)
 
@@ -81,20 +78,16 @@ class StrideLayout(Layout):
     """Block i has the i-th position of each part: `size` interleaved sequences, each of which attends to itself."""
 
     def queries(self, x: Tensor) -> Tensor:
-        """Columns of the parts."""
         return self.split(x).transpose(2, 3)
 
     def keys(self, x: Tensor) -> Tensor:
-        """Columns of the parts."""
         return F.pad(self.queries(x), (0, 0, 0, -self.n_parts % WIDTH))
 
     def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of the columns."""
         columns = self.places(device).T
         return columns, F.pad(columns, (0, -self.n_parts % WIDTH), value=self.n)
 
     def merge(self, y: Tensor) -> Tensor:
-        """Columns as a sequence."""
         return super().merge(y.transpose(2, 3))
 
 
@@ -107,19 +100,15 @@ class SummaryLayout(Layout):
         self.missing = -(self.n_parts * summary) % WIDTH
 
     def queries(self, x: Tensor) -> Tensor:
-        """The whole sequence."""
         return x[:, :, None]
 
     def keys(self, x: Tensor) -> Tensor:
-        """The ends of all parts."""
         ends = self.split(x)[:, :, :, -self.summary :].flatten(2, 3)
         return F.pad(ends, (0, 0, 0, self.missing))[:, :, None]
 
     def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of the sequence and of the ends."""
         ends = self.places(device)[:, -self.summary :].flatten()
         return torch.arange(self.n, device=device)[None], F.pad(ends, (0, self.missing), value=self.n)[None]
 
     def merge(self, y: Tensor) -> Tensor:
-        """The only block."""
         return y[:, :, 0]

@@ -39,7 +39,6 @@ class CausalPattern(FullPattern):
     """A query may attend to its own position and to earlier ones (paper 3.2.3): a decoder's."""
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Keys up to the query."""
         return keys <= queries
 
 
@@ -54,7 +53,6 @@ class SparsePattern(FullPattern, ABC):
         """The pattern without regard to order."""
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Related keys; only those up to the query if the pattern is causal."""
         related = self.related(queries, keys)
         return related & (keys <= queries) if self.causal else related
 
@@ -74,7 +72,6 @@ class LocalPattern(SparsePattern):
     """
 
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Less than `size` positions apart."""
         return (keys > queries - self.size) & (keys < queries + self.size)
 
     def first_key(self, position: int) -> int:
@@ -82,7 +79,6 @@ class LocalPattern(SparsePattern):
         return max(0, position - self.size + 1)
 
     def layout(self, n: int) -> Layout:
-        """Blocks and their neighbours."""
         return NeighbourLayout(n, max(self.size, MIN_BLOCK), causal=self.causal)
 
 
@@ -92,11 +88,9 @@ class StridedPattern(SparsePattern):
     contiguous = False
 
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """A multiple of `size` positions apart."""
         return queries % self.size == keys % self.size
 
     def layout(self, n: int) -> Layout:
-        """Interleaved sequences."""
         return StrideLayout(n, self.size)
 
 
@@ -104,11 +98,9 @@ class BlockPattern(SparsePattern):
     """A query may attend to its own block: floor(j / l) = floor(i / l), the fixed pattern's first factor (4.2)."""
 
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """In one block."""
         return queries // self.size == keys // self.size
 
     def first_key(self, position: int) -> int:
-        """The beginning of the block."""
         return position // self.size * self.size
 
     def worthwhile(self, n: int) -> bool:
@@ -116,7 +108,6 @@ class BlockPattern(SparsePattern):
         return n > MIN_BLOCK and -(-n // self.size) * self.size**2 < n * n
 
     def layout(self, n: int) -> Layout:
-        """Separate blocks."""
         return BlockLayout(n, self.size)
 
 
@@ -131,7 +122,6 @@ class SummaryPattern(SparsePattern):
         self.summary = min(size, summary)
 
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """At the end of a block."""
         return keys % self.size >= self.size - self.summary
 
     def worthwhile(self, n: int) -> bool:
@@ -139,7 +129,6 @@ class SummaryPattern(SparsePattern):
         return 4 * n >= self.size and n > MIN_BLOCK and 2 * self.summary * -(-n // self.size) <= n
 
     def layout(self, n: int) -> Layout:
-        """All queries and the ends of all blocks."""
         return SummaryLayout(n, self.size, self.summary)
 
 
@@ -154,7 +143,6 @@ class HeadsPattern(FullPattern):
         self.n_heads = [len(range(i, n_heads, len(factors))) for i in range(len(factors))]
 
     def first_key(self, position: int) -> int:
-        """The first of any factor."""
         return min(factor.first_key(position) for factor in self.factors)
 
 

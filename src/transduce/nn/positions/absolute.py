@@ -42,7 +42,6 @@ class SinusoidalPositions(Positions):
         return sinusoids(n, self.d_model, offset=offset, device=device)
 
     def add(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
-        """x plus the sinusoids of its positions."""
         end = offset + x.shape[1]
         known = end <= len(self.table)
         rows = self.table[offset:end] if known else self._rows(x.shape[1], offset=offset, device=x.device)
@@ -64,7 +63,6 @@ class LearnedPositions(Positions):
     """A learned vector for each of `max_positions` positions (paper table 3, row E)."""
 
     def setup(self) -> None:
-        """Create the vectors."""
         self.embedding = nn.Embedding(self.max_positions, self.d_model)
 
     def add(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:

@@ -24,9 +24,9 @@ class RotaryPositions(Positions):
     """Queries and keys are rotated (Su et al. 2021): plane i of position p by p * 10000^(-2i/K)."""
 
     @classmethod
-    def problem(cls, *, d_head: int) -> str | None:
+    def problem(cls, *, d_key: int, d_value: int) -> str | None:
         """An odd width has no planes."""
-        return f"rotary positions need an even head width, not {d_head}" if d_head % 2 else None
+        return f"rotary positions need an even head width, not {d_key}" if d_key % 2 else None
 
     def rotation(self, positions: Tensor) -> Rotate:
         """Compute the angles once for all layers."""
@@ -50,12 +50,10 @@ class AlibiPositions(Positions):
     """ALiBi (Press et al. 2022): the bias of head h is -slope_h * |distance|, in an encoder in both directions."""
 
     def setup(self) -> None:
-        """Compute the slopes."""
         self.register_buffer("slopes", torch.tensor(slopes(self.n_heads)), persistent=False)
         self.slopes: Tensor
 
     def score_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """[H, Q, S], float32."""
         distance = (queries[:, None] - keys[None, :]).abs()
         return self.slopes[:, None, None] * -distance.to(torch.float32)
 
@@ -78,12 +76,12 @@ def buckets(queries: Tensor, keys: Tensor, *, causal: bool) -> Tensor:
 class T5Positions(Positions):
     """T5's learned bias per head and bucket of distances (Raffel et al. 2020, section 2.1), shared by all layers."""
 
+    trains_in_attention = True
+
     def setup(self) -> None:
-        """Create the table."""
         self.bias = nn.Embedding(N_BUCKETS, self.n_heads)
 
     def score_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """[H, Q, S]."""
         return self.bias(buckets(queries, keys, causal=self.causal)).permute(2, 0, 1)
 
 
@@ -92,6 +90,15 @@ class ShawPositions(Positions):
 
     Distances are clipped to CLIP, the paper's k. All heads share the vectors (section 3.3), and here all layers too.
     """
+
+    trains_in_attention = True
+
+    @classmethod
+    def problem(cls, *, d_key: int, d_value: int) -> str | None:
+        """Keys and values get vectors of the same width."""
+        if d_key == d_value:
+            return None
+        return f"model.positions = 'shaw' needs d_key = d_model / n_heads, not {d_key}"
 
     def setup(self) -> None:
         """Create the vectors; a decoder has none for later keys."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -47,9 +48,13 @@ class Positions(nn.Module):
     score_bias: is added to the scores of self-attention.
     relations: add vectors to the keys and values of self-attention.
 
+    trains_in_attention: whether it has weights that only self-attention uses.
+
     All but `add` must depend on relative distances only. A scheme belongs to one stack; all its layers
     share the scheme's weights. The hooks are called once per forward.
     """
+
+    trains_in_attention: ClassVar[bool] = False
 
     def __init__(
         self, *, d_model: int, d_head: int, max_positions: int, n_heads: int = 1, causal: bool = False
@@ -64,8 +69,8 @@ class Positions(nn.Module):
         """Create weights and buffers. Models reinitialize every `nn.Embedding`; an `nn.Parameter` keeps its values."""
 
     @classmethod
-    def problem(cls, *, d_head: int) -> str | None:
-        """What is wrong with the sizes, if anything."""
+    def problem(cls, *, d_key: int, d_value: int) -> str | None:
+        """What is wrong with the widths of a head's queries and keys and of its values, if anything."""
         return None
 
     def add(

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from transduce.errors import SettingsError
-from transduce.serving.async_model import offload
+from transduce.serving.concurrency import offload
 from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, translation_options
 from transduce.serving.languages import choose_routes, detect, source_languages
 from transduce.serving.tags.markup import MarkupRules

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError
-from transduce.serving.async_model import offload
+from transduce.serving.concurrency import offload
 from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, stream_response, translation_options
 from transduce.serving.routes import Route
 from transduce.serving.tags.markup import MarkupRules

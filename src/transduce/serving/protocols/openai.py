@@ -14,7 +14,7 @@ from starlette.responses import Response
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError, nearest
-from transduce.serving.async_model import offload
+from transduce.serving.concurrency import offload
 from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, translation_options
 from transduce.serving.protocols.openai_format import Chat, Message, choice, chunk, format_error, stream_chunks, usage
 from transduce.serving.protocols.openai_generation import GenerationRequest, generate

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 
 from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
-from transduce.serving.async_model import expiring
+from transduce.serving.concurrency import expiring
 from transduce.serving.routes import Route
 from transduce.serving.sentences import joined_parts
 from transduce.serving.service import Service

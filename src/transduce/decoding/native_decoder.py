@@ -1,4 +1,4 @@
-"""The queue of the native library: the sentences of all callers of a model, and the threads that decode them."""
+"""Decoding in the native library: the inputs of all callers of a model, and the threads that decode them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from transduce.data.examples import Ids
 from transduce.decoding.engine import (
     OUTCOMES,
     PATIENCE,
+    DecodingInput,
     Event,
     Hypothesis,
     Outcome,
-    Source,
     sample_numbers,
 )
 from transduce.decoding.native_library import address, check, packed
@@ -102,8 +102,8 @@ def sampling_options(sampling: Sampling, n_samples: int = 1, *, stream: bool = F
     )
 
 
-class NativeQueue:
-    """A queue of a native model. Its threads end when it is closed or collected; a forked process gets its own."""
+class NativeDecoder:
+    """A model, its queue in the library, and threads. They end when it is closed or collected; a fork gets its own."""
 
     def __init__(self, model: NativeModel, *, n_threads: int) -> None:
         self.n_threads, self.library, self._model = n_threads, model.library, model
@@ -112,7 +112,7 @@ class NativeQueue:
         self._threads: list[threading.Thread] = []
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
-    def inputs(self, ids: Ids) -> Ids:
+    def read_ids(self, ids: Ids) -> Ids:
         """What the model reads of a source, or of a prompt."""
         settings = self._model.settings
         if not isinstance(settings, GPTSettings):
@@ -135,7 +135,7 @@ class NativeQueue:
             return self._handle
 
     def start_threads(self) -> None:
-        """Start the threads that decode for all; without them, callers decode in `NativeClient.work`."""
+        """Start the threads that decode for all; without them, callers decode in `NativeCaller.work`."""
         handle = self.handle
         if len(self._threads) == self.n_threads:
             return
@@ -160,7 +160,7 @@ class NativeQueue:
             self._finalizer()
 
     def translate(
-        self, sources: Sequence[Source], options: Options, *, seed: int = 0, on_token: OnToken | None = None
+        self, sources: Sequence[DecodingInput], options: Options, *, seed: int = 0, on_token: OnToken | None = None
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each source. The calling thread decodes too.
 
@@ -169,18 +169,18 @@ class NativeQueue:
         """
         if len(sources) > 1 and self.n_threads > 1:
             self.start_threads()
-        client = NativeClient(self)
+        caller = NativeCaller(self)
         try:
-            client.submit(sources, options, works=True, seed=seed)
+            caller.submit(sources, options, works=True, seed=seed)
             events = list[Event]()
-            while client.work(_SLICE if on_token is None else _STREAM_SLICE):
+            while caller.work(_SLICE if on_token is None else _STREAM_SLICE):
                 if on_token is not None:
-                    for event in client.collect(0):
+                    for event in caller.collect(0):
                         events.append(event)
                         for token in event.tokens:
                             on_token(event.ticket, token)
             found: list[list[Hypothesis]] = [[]] * len(sources)
-            for event in [*events, *client.collect(0)]:
+            for event in [*events, *caller.collect(0)]:
                 if event.outcome == "tokens":
                     continue
                 if event.outcome != "done":
@@ -190,7 +190,7 @@ class NativeQueue:
                 found[event.ticket] = event.hypotheses
             return found
         finally:
-            client.free()
+            caller.free()
 
 
 def _decode(library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
@@ -209,13 +209,13 @@ def _free(library: ctypes.CDLL, model: Any, handle: ctypes.c_void_p, threads: li
     library.transduce_queue_free(handle)
 
 
-class NativeClient:
-    """Sentences of one caller in a queue: submit them, decode or let decode, collect what comes of them."""
+class NativeCaller:
+    """Inputs of one caller: submit them, decode or let decode, collect events."""
 
-    def __init__(self, queue: NativeQueue) -> None:
-        self._queue, self._library, self._pid = queue, queue.library, os.getpid()
+    def __init__(self, decoder: NativeDecoder) -> None:
+        self._decoder, self._library, self._pid = decoder, decoder.library, os.getpid()
         self._handle = ctypes.c_void_p()
-        check(self._library, self._library.transduce_client_new(queue.handle, ctypes.byref(self._handle)))
+        check(self._library, self._library.transduce_client_new(decoder.handle, ctypes.byref(self._handle)))
         self.closed = False
         self._sizes = (ctypes.c_int64 * 3)()  # of events, hypotheses and tokens
         first = ctypes.addressof(self._sizes)
@@ -229,7 +229,7 @@ class NativeClient:
 
     def submit(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[DecodingInput],
         options: Options,
         *,
         first_ticket: int = 0,
@@ -242,9 +242,9 @@ class NativeClient:
         `works`: this thread calls `work` next. `seed`: of samples.
         """
         if os.getpid() != self._pid:
-            raise TransduceError("a translation queue cannot be used after a fork; open another one")
+            raise TransduceError("a decoding queue cannot be used after a fork; open another one")
         n = len(sources)
-        ids = packed([self._queue.inputs(source.ids) for source in sources])
+        ids = packed([self._decoder.read_ids(source.ids) for source in sources])
         limits = array("i", [source.limit for source in sources])
         prefixes: _Arrays
         allowed: _Arrays
@@ -312,13 +312,13 @@ class NativeClient:
             self.free()
 
 
-def _numbers(sources: Sequence[Source], n_samples: int, seed: int) -> np.ndarray:
+def _numbers(sources: Sequence[DecodingInput], n_samples: int, seed: int) -> np.ndarray:
     """The numbers that decide what is drawn: of each sample of each source, one for each token."""
     samples = [sample_numbers((seed, *s.key), i, s.limit) for s in sources for i in range(n_samples)]
     return np.concatenate(samples) if samples else np.empty(0)
 
 
-def _packed_lists(sources: Sequence[Source]) -> _Arrays:
+def _packed_lists(sources: Sequence[DecodingInput]) -> _Arrays:
     """The allowed tokens of all sentences, and where those of each begin and end; none where all are allowed."""
     lists = [_NONE if source.allowed is None else np.asarray(source.allowed) for source in sources]
     if any(one.dtype != np.int32 for one in lists):

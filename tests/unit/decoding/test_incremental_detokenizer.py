@@ -7,14 +7,14 @@ import random
 import pytest
 
 import text_runs
-from transduce.decoding.growing_text import GrowingText
+from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
 
 TOKENIZER = text_runs.vocabulary(exact=True, size=400)
 TEXT = "Zwei Männer 😀 lesen.\n\nEin Hund läuft: aaab, aab!\n"
 
 
-def in_parts(ids: list[int], stop: list[str]) -> tuple[list[str], GrowingText]:
-    growing = GrowingText(TOKENIZER, stop)
+def in_parts(ids: list[int], stop: list[str]) -> tuple[list[str], IncrementalDetokenizer]:
+    growing = IncrementalDetokenizer(TOKENIZER, stop)
     return [*(growing.add([one]) for one in ids), growing.end()], growing
 
 
@@ -28,7 +28,7 @@ def test_the_text_ends_before_the_first_stop_string(stop: list[str]) -> None:
     parts, growing = in_parts(ids, stop)
     assert "".join(parts) == expected and growing.is_stopped == bool(places)
     assert growing.ids == ids[: len(growing.ids)] and (bool(places) or growing.ids == ids)
-    whole = GrowingText(TOKENIZER, stop)
+    whole = IncrementalDetokenizer(TOKENIZER, stop)
     assert whole.add(ids) + whole.end() == expected and whole.ids == growing.ids
 
 

@@ -1,4 +1,4 @@
-"""Text that becomes longer token by token, as it is shown to a reader."""
+"""Text of tokens as they come, to show to a reader."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transduce.text.hub import HubTokenizer
 from transduce.text.tokenizer import Tokenizer
 
 
-class GrowingText:
+class IncrementalDetokenizer:
     """Gives the text of tokens in parts, none of which ends within a character or contains a part of a stop string.
 
     Attributes:
