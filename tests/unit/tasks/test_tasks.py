@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transduce.config import Settings, resolve_preset
+from transduce.config import Settings, resolve_preset, to_toml
 from transduce.config.model import MODEL_SETTINGS, kinds_for
 from transduce.data.store import checksum
 from transduce.errors import DataError, RunFolderError, SettingsError
@@ -22,6 +22,7 @@ from transduce.runs.manifest import seal_folder
 from transduce.tasks.choices import choose
 from transduce.tasks.registry import TASK_INFOS, TASKS, find_task
 from transduce.tasks.resolve import check, learn_vocabulary
+from transduce.verification.resume import shortened
 
 QUIET = Log(quiet=True)
 SENTENCES = [f"the {who} sees the {what} in the {where} now" for who in ("cat", "dog", "bird") for what in
@@ -264,6 +265,23 @@ RECIPES = sorted((Path(__file__).parents[3] / "recipes").rglob("*.toml"))
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_no_recipe_has_settings_without_effect(recipe: Path) -> None:
     check(Settings.from_toml(recipe))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("more", [{}, {"tokenizer": {"extend": 5}, "training": {"start": "other"}}], ids=["", "start"])
+def test_settings_of_a_trial_training_are_accepted(task: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """The resolved settings become a recipe, which the task must accept, also with a vocabulary that has grown."""
+    run = settings(task, **more).model_dump(mode="json")
+    if task in ("causal", "masked"):
+        run["tokenizer"] |= {"exact": True, "normalization": "identity"} if task == "causal" else {"mask": True}
+    run["tokenizer"]["vocab_size"] = 305
+    trial = shortened(Settings.from_mapping(run), tmp_path, updates=30, seconds=6.0, log=QUIET)
+    (tmp_path / "recipe.toml").write_text(to_toml(trial))
+    asked = Settings.from_toml(tmp_path / "recipe.toml")
+    check(asked)
+    assert (asked.training.max_updates, asked.training.valid_updates) == (30, 10)
+    assert asked.tokenizer.vocab_size == (None if more else 305)
+    assert asked.training.valid_bleu_sentences == (8 if task == "translation" else 200)
 
 
 @pytest.mark.parametrize(
