@@ -173,7 +173,6 @@ def test_evaluate_a_masked_run(masked: Path, folder: Path) -> None:
     for name in ("loss", "perplexity", "masked_accuracy"):
         assert found_[name] == pytest.approx(kept[0][name], rel=1e-4), name
     assert "next_sentence_accuracy" not in found_ and 0 < found_["hidden"] < found_["tokens"]
-    assert MaskFiller.load(masked).evaluate(folder / "valid.txt").masked_accuracy == found_["masked_accuracy"]
     small = json.loads(transduce(*text, "--json", "--batch-tokens", 40).out)
     assert small["nll"] == pytest.approx(found_["nll"], rel=1e-4) and small["hidden"] == found_["hidden"]
     done = transduce(*text)

@@ -145,8 +145,9 @@ def _text_scores(options: EvaluationOptions, text: Path, task: str) -> Any:
     """Perplexity of a language model, or accuracy of a masked one, on a text file (`-`: stdin)."""
     if task == "masked":
         from transduce.decoding.mask_filler import MaskFiller
+        from transduce.tasks.masked_scoring import score_text
 
-        return MaskFiller.load(options.run, device=options.device).evaluate(text, batch_tokens=options.batch_tokens)
+        return score_text(MaskFiller.load(options.run, device=options.device), text, batch_tokens=options.batch_tokens)
     from transduce.data.encoding import encode_text
     from transduce.data.text import read_pieces
     from transduce.decoding.generator import Generator

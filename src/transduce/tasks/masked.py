@@ -17,7 +17,7 @@ from transduce.data.encoding import encode_sentences
 from transduce.data.preparation import Texts
 from transduce.data.store import SentenceStore
 from transduce.data.text import Piece
-from transduce.decoding.mask_filler import MaskFiller, judges_pairs, masked_feeder, masked_judge
+from transduce.decoding.mask_filler import MaskFiller
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.finalize import finalize
 from transduce.evaluation.outputs import ScoredMaskedText
@@ -26,6 +26,7 @@ from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, n_rows_of, tiled
 from transduce.tasks.defaults import MASKED
+from transduce.tasks.masked_scoring import judges_pairs, masked_feeder, masked_judge
 from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
