@@ -17,7 +17,7 @@ FILES = sorted(SRC.rglob("*.py"))
 ORDER = (
     *("errors", "process", "config", "runs", "metrics_log", "logging"),
     *("text", "nn", "models", "data", "demo"),
-    *("training", "distributed", "machine", "decoding", "inspection", "evaluation"),
+    *("machine", "decoding", "inspection", "training", "distributed", "evaluation"),
     *(
         "tasks",
         "doctor",
