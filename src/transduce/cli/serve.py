@@ -66,6 +66,7 @@ def serve(
     from transduce.serving.glossaries import Glossaries
     from transduce.serving.keys import ApiKeys, new_key
     from transduce.serving.limits import Limits
+    from transduce.serving.log_stream import background_stderr
     from transduce.serving.server import ServerOptions
     from transduce.serving.server import serve as run_server
     from transduce.serving.service import RunSpec, Service
@@ -104,4 +105,5 @@ def serve(
         )
 
     raise_file_limit()
-    run_server(make_service, options, Log(quiet=quiet))
+    with background_stderr():
+        run_server(make_service, options, Log(quiet=quiet))
