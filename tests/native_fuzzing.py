@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transduce.decoding.engine import OUTCOMES
-from transduce.decoding.native_decoder import Load, Options, Sentences
+from transduce.decoding.native_decoder import Load, Sentences, _array_of
 from transduce.decoding.native_scoring import _Pairs
 from transduce.text.special import BOS
 
@@ -34,7 +34,7 @@ DTYPES = {
 
 @dataclass
 class Request:
-    options: Options
+    options: dict[str, float]
     arrays: Arrays
     n: int
     ticket: int | None = None
@@ -62,20 +62,24 @@ def fine_request(pick: random.Random, *, n_tokens: int, most: int) -> Request:
     limits = [pick.choice([1, 2, 9, most]) for _ in lengths]
     beam = pick.choice([1, 1, 2, 5, 9])
     arrays: Arrays = {"ids": ids_of(pick, sum(lengths), n_tokens), "offsets": offsets_of(lengths), "limits": [*limits]}
-    options = Options(beam, pick.randint(1, beam), 1, pick.randrange(2), pick.choice([0.0, 0.6, 1.0]), top_p=1.0)
+    options: dict[str, float] = {
+        "beam": beam,
+        "n_best": pick.randint(1, beam),
+        "stream": pick.randrange(2),
+        "length_penalty": pick.choice([0.0, 0.6, 1.0]),
+        "no_repeat_ngram": pick.choice([0, 0, 1, 3]),
+    }
     kind = pick.choice(["plain", "scoreless", "listed", "prefixed", "sampled"])
     if kind in ("listed", "prefixed") and pick.random() < 0.5:
         arrays |= lists_of(pick, len(limits), n_tokens)
     if kind == "scoreless" or (kind == "listed" and pick.random() < 0.5):
-        options.beam = options.n_best = 1
-        options.scores = 0
+        options |= {"beam": 1, "n_best": 1, "scores": 0}
     elif kind == "prefixed":
         counts = [pick.choice([0, 1, limit]) for limit in limits]
         arrays |= {"prefixes": ids_of(pick, sum(counts), n_tokens), "prefix_offsets": offsets_of(counts)}
     elif kind == "sampled":
-        options.n_best, options.sampled = beam, 1
-        options.temperature, options.top_k = pick.choice([0.0, 0.7, 1.0, 1e30]), pick.choice([0, 1, 20, 1 << 30])
-        options.top_p = pick.choice([0.0, 0.5, 1.0])
+        options |= {"n_best": beam, "sample": 1, "temperature": pick.choice([0.0, 0.7, 1.0, 1e30])}
+        options |= {"top_k": pick.choice([0, 1, 20, 1 << 30]), "top_p": pick.choice([0.0, 0.5, 1.0])}
         arrays["numbers"] = [pick.choice([0.0, pick.random(), 1 - 2**-53]) for _ in range(beam * sum(limits))]
     return Request(options, arrays, len(limits))
 
@@ -120,8 +124,8 @@ def damage_request(request: Request, pick: random.Random) -> None:
     if part == "array":
         damage_array(request, pick)
     elif part == "option":
-        name, kind = pick.choice(Options._fields_)
-        setattr(request.options, name, pick.choice(ODD if kind is ctypes.c_int32 else ODD_FLOATS))
+        name = pick.choice([*request.options, "temperature", "sample", "no_such_option"])
+        request.options[name] = pick.choice([*ODD, *ODD_FLOATS])
     elif part == "n":
         request.n = pick.choice([0, -1, 1, 1 << 31, -(1 << 62)])
     elif part == "ticket":
@@ -151,7 +155,8 @@ def with_numbers(request: Request) -> Arrays:
     arrays, numbers = request.arrays, request.arrays.get("numbers")
     if numbers is None:
         return arrays
-    wanted = max(0, min(request.options.n_best, MOST)) * sum(max(0, min(i, MOST)) for i in arrays["limits"] or [])
+    n_best = request.options["n_best"]
+    wanted = int(n_best if 0 <= n_best <= MOST else 0) * sum(max(0, min(i, MOST)) for i in arrays["limits"] or [])
     return arrays | {"numbers": numbers + [0.5] * (wanted - len(numbers))}
 
 
@@ -172,8 +177,10 @@ class Session:
         sentences = Sentences(n=request.n, **addresses)
         ticket = self.ticket if request.ticket is None else request.ticket
         self.ticket += 10
-        references = ctypes.byref(request.options), ctypes.byref(sentences)
-        code = self.library.transduce_submit(self.clients[client], *references, ticket, request.seconds, 1)
+        options = _array_of(tuple(request.options.items()))
+        code = self.library.transduce_submit(
+            self.clients[client], options, len(options), ctypes.byref(sentences), ticket, request.seconds, 1
+        )
         del kept
         if code:
             assert code in (1, 3) and self.library.transduce_last_error()

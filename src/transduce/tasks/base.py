@@ -158,6 +158,9 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         """
         if not has_read_text(folder.path) or not folder.has_tokenizers:
             return None
+        is_sealed = (folder.path / "tokens" / "manifest.json").exists()
+        if not is_sealed and folder.checkpoints.latest() is None:  # killed before the end of the preparation
+            return None
         try:
             check_sealed(folder.path / "tokens")
             prepared, settings = self.open_prepared(folder), folder.settings

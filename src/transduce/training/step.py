@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
+from transduce.nn.ssru import SSRU
 from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
@@ -84,6 +85,10 @@ class Updater:
         self.model: Any = model  # of any architecture
         self.device, self.precision, self.criterion = device, precision, criterion
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
+        if settings.compile:
+            for unit in model.modules():
+                if isinstance(unit, SSRU):
+                    unit.hide_loop()
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         self.optimizer = build_optimizer(model, settings)
         self.too_large: int | None = None

@@ -134,5 +134,5 @@ def test_sources_and_limits_beyond_any_memory_are_refused(precision: Precision, 
     engine = Translator.load(run, device="cpu", precision=precision).engine
     with pytest.raises(SettingsError, match=r"70,000 tokens: at most 65,535"):
         engine.translate([DecodingInput((0,), [5] * 70_000, 5)], TranslationOptions())
-    with pytest.raises(SettingsError, match=r"limit = 4294967301: at most 1,000,000"):
+    with pytest.raises(SettingsError, match=r"limit = 4294967301: must be from 1 to 1,000,000"):
         DecodingInput((0,), [5], 2**32 + 5)

@@ -216,7 +216,7 @@ def test_hostile_scoring_requests_are_refused_or_work() -> None:
 def test_null_pointers_are_refused() -> None:
     null, lib = ctypes.c_void_p(), library()
     assert lib.transduce_model_new(null, null, 0, null, 0, null) == lib.transduce_queue_new(null, 1, 1.0, null) == 1
-    assert lib.transduce_client_new(null, null) == lib.transduce_submit(null, null, null, 0, 1.0, 0) == 1
+    assert lib.transduce_client_new(null, null) == lib.transduce_submit(null, null, 0, null, 0, 1.0, 0) == 1
     assert lib.transduce_client_fd(null, null) == lib.transduce_cancel(null, 0) == 1
     assert lib.transduce_work(null, 1.0, null) == lib.transduce_serve(null) == 1
     assert lib.transduce_collect(null, 0.0, null, null, null) == lib.transduce_results(*[null] * 9) == 1

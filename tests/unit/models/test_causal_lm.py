@@ -96,17 +96,17 @@ def test_search_and_sampling_continue_a_prompt(options: dict[str, Any]) -> None:
     prompts = pad(sentences([4] * 5, seed=8))
     with torch.no_grad():
         expected = [greedy(model, prompt, 7) for prompt in prompts.tolist()]
-    src, first = prompts[:, :-1], prompts[:, -1]
-    drawn = sample(model, src, first=first, max_length=7, seeds=[(1,)] * 5, sampling=Sampling(top_k=1), n_samples=2)
+    src = prompts[:, :-1]
+    drawn = sample(model, src, prompts=prompts, max_length=7, seeds=[(1,)] * 5, sampling=Sampling(top_k=1), n_samples=2)
     assert [[list(h.ids) for h in hypotheses] for hypotheses in drawn] == [[ids, ids] for ids in expected]
 
 
 def test_samples_of_a_prompt_are_scored_as_one_forward_scores_them() -> None:
     model, _ = make(kind="gpt")
     prompts = pad(sentences([3] * 4, seed=2))
-    src, first = prompts[:, :-1], prompts[:, -1]
+    src = prompts[:, :-1]
     drawn = sample(
-        model, src, first=first, max_length=5, seeds=[(i,) for i in range(4)], sampling=Sampling(), n_samples=5
+        model, src, prompts=prompts, max_length=5, seeds=[(i,) for i in range(4)], sampling=Sampling(), n_samples=5
     )
     for prompt, hypotheses in zip(prompts, drawn, strict=True):
         assert len({hypothesis.ids for hypothesis in hypotheses}) > 1

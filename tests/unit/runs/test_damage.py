@@ -12,7 +12,6 @@ import pickle
 import shutil
 import struct
 import threading
-import zipfile
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -456,22 +455,10 @@ def test_ids_that_would_crash_the_process(tmp_path: Path, value: object) -> None
         read_tokenizer(tmp_path, [])
 
 
-def test_a_compressed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
+def test_a_damaged_pickle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
-    torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, path)
-    with pytest.raises(UserError, match=r"would take"):
-        read_weights(tmp_path)
-    torch.save({"a": torch.zeros(4).to_sparse()}, path)
-    with pytest.raises(UserError, match=r"pytorch_model.bin is refused"):
-        read_weights(tmp_path)
     torch.save({"a": torch.zeros(1 << 16)}, path)
     assert read_weights(tmp_path)["a"].shape == (1 << 16,)
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "packed", "w", zipfile.ZIP_DEFLATED) as new:
-        for entry in old.infolist():
-            new.writestr(entry.filename, old.read(entry))
-    (tmp_path / "packed").rename(path)
-    with pytest.raises(UserError, match=r"compressed archive"):
-        read_weights(tmp_path)
     for content in (b"PK\x03\x04", b"\x80\x02.", b"\x80\x02}q\x00(X", b"."):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"pytorch_model.bin"):
