@@ -23,7 +23,6 @@ from transduce.models.registry import build_model, count_parameters
 from transduce.process import keep_freed_memory, limit_kernel_cache
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder, has_read_text
-from transduce.runs.manifest import seal_folder
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_start_weights, save_start_weights
 from transduce.tasks.registry import AnyTask, find_task
 from transduce.tasks.resolve import check, resolve
@@ -132,7 +131,6 @@ def _prepare(
         if start is not None and settings.training.start is not None:
             save_start_weights(start, extended, settings, tokens)
         prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
-        seal_folder(tokens)
         return prepared
     except UserError:
         if not folder.resumed:

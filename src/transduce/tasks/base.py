@@ -9,8 +9,8 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `uses` names the settings that have an effect here but not in every task;
 - `sources` and `read_texts` open and count the text, so that every error in the files is found before anything is made;
 - `lines` yields the text that a vocabulary is trained on;
-- `encode` writes stores of class `store` to `tokens/` in the run folder, and at the very end `data.json` with its
-  `fingerprint`, so that a killed run can resume; `largest` limits what such a store may contain;
+- `encode` writes stores of class `store` to `tokens/` in the run folder, seals it, and at the very end writes
+  `data.json` with its `fingerprint`, so that a killed run can resume; `largest` limits what such a store may contain;
 - `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
 - `reads` is the form of its rows, by which the doctor checks files; `longest` makes its largest batch;
 - `validator` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
@@ -157,9 +157,6 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         Warns if the training text has changed since then. Raises `RunFolderError` for a damaged file.
         """
         if not has_read_text(folder.path) or not folder.has_tokenizers:
-            return None
-        is_sealed = (folder.path / "tokens" / "manifest.json").exists()
-        if not is_sealed and folder.checkpoints.latest() is None:  # killed before the end of the preparation
             return None
         try:
             check_sealed(folder.path / "tokens")

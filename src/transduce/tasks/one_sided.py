@@ -18,6 +18,7 @@ from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
+from transduce.runs.manifest import seal_folder
 from transduce.tasks.base import Prepared, StoreT, Task, TextsT, report_leaks
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
@@ -95,6 +96,7 @@ class OneSidedTask(Task[TextsT, StoreT]):
         write_json(tokens / "tests.json", [test.name for test in texts.tests])
         self.save_samples(tokens, texts)
         folder.save_tokenizers(tokenizers.save)
+        seal_folder(tokens)
         folder.write_record("data.json", {"fingerprint": mark, "sets": described, "leaks": report_leaks(checks, log)})
         return Prepared(tokens, tokenizers, stores[0], stores[1])
 

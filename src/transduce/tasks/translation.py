@@ -39,6 +39,7 @@ from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
+from transduce.runs.manifest import seal_folder
 from transduce.tasks.base import Prepared, Task, n_rows_of, report_leaks, tiled
 from transduce.tasks.defaults import TRANSLATION
 from transduce.text.tokenizer import Tokenizers
@@ -185,6 +186,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
             log.say(f"  more examples: {folder.path / 'data.json'} and, after training, report.html")
         described = [_described(texts.train, train), _described(texts.valid, valid)]
         described += [{"name": test.name, "files": test.files, "pairs": test.size} for test in texts.tests]
+        seal_folder(tokens)
         folder.write_record("data.json", {"fingerprint": mark, "sets": described, "leaks": report_leaks(checks, log)})
         return Prepared(tokens, tokenizers, train, valid)
 

@@ -20,7 +20,6 @@ from transduce.data.sources import Source, Sources, memory_source
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.runs.manifest import seal_folder
 from transduce.tasks.resolve import learn_vocabulary
 from transduce.tasks.translation import TranslationTask, _read_judged
 
@@ -103,7 +102,7 @@ def prepared_run(tmp_path: Path, asked: Settings, *, log: Log = QUIET) -> RunFol
     texts = read_texts(asked)
     tokenizers = learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
     folder.write_settings(asked)
-    seal_folder(TASK.encode(folder, texts, tokenizers, asked, log).tokens)
+    TASK.encode(folder, texts, tokenizers, asked, log)
     return folder
 
 

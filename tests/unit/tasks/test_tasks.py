@@ -18,7 +18,6 @@ from transduce.machine import this_machine
 from transduce.models.registry import check_model
 from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
-from transduce.runs.manifest import seal_folder
 from transduce.tasks.choices import choose
 from transduce.tasks.registry import TASK_INFOS, TASKS, find_task
 from transduce.tasks.resolve import check, learn_vocabulary
@@ -106,7 +105,7 @@ def prepared(tmp_path: Path, asked: Settings, log: Log = QUIET) -> Path:
     tokenizers = learn_vocabulary(lambda: task.lines(texts), asked, log, may_grow=True)
     with RunFolder.create(tmp_path / "run", asked, "") as folder:
         folder.write_settings(asked)
-        seal_folder(task.encode(folder, texts, tokenizers, asked, log).tokens)
+        task.encode(folder, texts, tokenizers, asked, log)
     return tmp_path / "run"
 
 
