@@ -122,7 +122,7 @@ class Outcome:
 class Load:
     """Clients that share one thread: raw sockets and epoll, so that they leave the cores to the server.
 
-    `make` gives the bytes of a request by its number; `outcomes` has what came of those that were sent.
+    `make` gives the bytes of a request by its number; `outcomes` has the outcome of each that was sent.
     """
 
     def __init__(self, port: int, make: Callable[[int], bytes]) -> None:
