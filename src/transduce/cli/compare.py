@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
 from transduce.cli.options import Json, Overrides, Quiet, argument, option
 from transduce.cli.output import print_lines, to_json
+from transduce.errors import SettingsError, nearest
+
+if TYPE_CHECKING:
+    from transduce.comparison.recipes import Budget
+
+_NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e\d{1,2})?)([kMB]?)")
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 
 
 def compare(
@@ -37,8 +47,7 @@ def compare(
     others may leave them out. Prints a table of cost and quality, with the mean
     over seeds and paired significance against the first recipe, and writes
     compare.html and compare.json. The same command resumes; finished trainings
-    are not repeated, and recipes and seeds can be added. The same command in a
-    second process shares the work.
+    are not repeated, and recipes and seeds can be added.
 
     \b
     transduce compare a.toml b.toml --run runs/compare --budget minutes=10
@@ -46,7 +55,6 @@ def compare(
     transduce compare *.toml --run runs/equal --budget updates=2000,params=2.6M
     """
     from transduce.comparison.compare import compare as run_compare
-    from transduce.comparison.recipes import Budget
     from transduce.logging import Log
     from transduce.process import interrupted_by
 
@@ -55,7 +63,7 @@ def compare(
             recipes,
             run,
             seeds=seeds,
-            budget=Budget.parse(budget or ()),
+            budget=parse_budget(budget or ()),
             data=data,
             overrides=overrides or (),
             log=Log(quiet=quiet),
@@ -63,3 +71,24 @@ def compare(
     print_lines([to_json(found.to_json())] if json else found.lines())
     if found.failed:
         raise typer.Exit(1)
+
+
+def parse_budget(texts: Iterable[str]) -> Budget:
+    """Read `minutes=10`, `updates=2000`, `tokens=20M`, `params=2.6M`, or several of them with commas."""
+    from transduce.comparison.recipes import Budget
+
+    found: dict[str, Any] = {}
+    for text in (part for given in texts for part in given.split(",")):
+        name, _, number = (side.strip() for side in text.partition("="))
+        if name not in Budget.__slots__:
+            hint = nearest(name, Budget.__slots__)
+            raise SettingsError(f"--budget '{text}'{hint}; allowed: minutes=10, updates=2000, tokens=20M, params=2.6M")
+        if name in found:
+            raise SettingsError(f"--budget {text}: {name} is given twice")
+        if (match := _NUMBER.fullmatch(number)) is None:
+            raise SettingsError(f"--budget {text}: '{number}' is not a number such as 10, 2000 or 2.6M")
+        value = Decimal(match[1]) * _UNITS[match[2]]
+        if name != "minutes" and value % 1:
+            raise SettingsError(f"--budget {text}: {name} must be a whole number")
+        found[name] = float(value) if name == "minutes" else int(value)
+    return Budget(**found)

@@ -49,43 +49,33 @@ def store_measures(run: Path) -> None:
         folder.write_record(SCORES_FILE, {"sets": [one.to_json() for one in sets]})
 
 
-def read_measures(run: Path, pace: float | None = None) -> RunMeasures:
-    """The measures of a run that was scored. Raises `RunFolderError` for a damaged file.
-
-    `pace`: seconds per update, validations included, as they were measured in turns with the other recipes. All times
-    follow from it (default: from the clock of the training, which other work on the machine slows down).
-    """
+def read_measures(run: Path) -> RunMeasures:
+    """The measures of a run that was scored. Raises `RunFolderError` for a damaged file."""
     folder = RunFolder.open(run)
     record, stored = read_record(folder), folder.read_record(SCORES_FILE)
     with expecting(run / SCORES_FILE):
         sets = tuple(map(Outputs.from_json, stored["sets"]))
     with expecting(run / "metrics.jsonl"):
-        updates, validations, end = record.of("update"), record.of("validation"), record.of("end")[-1]
+        validations, end = record.of("validation"), record.of("end")[-1]
         last = folder.settings.training.average == "last"
         best = [one for one in validations if one["update"] == end["best_update"]]
         kept = (validations if last or not best else best)[-1]
         speeds = [speed for _, speed in record.points("update", "tokens_per_second")]
-        if pace is not None and updates:
-            speeds = [sum(one["n_targets"] for one in updates) / (pace * updates[-1]["update"])]
         return RunMeasures(
             n_parameters=int(record.n_parameters or 0),
             updates=int(end["update"]),
-            seconds=_seconds(end, pace),
+            seconds=float(end["seconds"]),
             tokens_per_second=statistics.median(speeds) if speeds else None,
             memory=end.get("memory"),
             nll=float(kept["nll"]),
-            curves={key: _curve(validations, key, pace) for key in CURVES if any(key in one for one in validations)},
+            curves={key: _curve(validations, key) for key in CURVES if any(key in one for one in validations)},
             sets=sets,
         )
 
 
-def _seconds(event: Mapping[str, Any], pace: float | None) -> float:
-    return float(event["seconds"] if pace is None else pace * event["update"])
-
-
-def _curve(validations: Sequence[Mapping[str, Any]], key: str, pace: float | None) -> dict[int, tuple[float, float]]:
+def _curve(validations: Sequence[Mapping[str, Any]], key: str) -> dict[int, tuple[float, float]]:
     found = [one for one in validations if isinstance(one.get(key), int | float)]
-    return {one["update"]: (_seconds(one, pace) / 60, float(one[key])) for one in found}
+    return {one["update"]: (one["seconds"] / 60, float(one[key])) for one in found}
 
 
 @dataclass(frozen=True, slots=True)

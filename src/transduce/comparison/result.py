@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,28 +23,20 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Values of several seeds; `deviation`: their sample standard deviation, None for a single one."""
+    """Values of several seeds, their mean, and their sample standard deviation; None for a single value."""
 
     values: tuple[float, ...]
+    mean: float
+    deviation: float | None
 
-    @property
-    def mean(self) -> float:
-        """Their mean."""
-        return statistics.fmean(self.values)
-
-    @property
-    def deviation(self) -> float | None:
-        """Their sample standard deviation; None for a single value."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of one or more values."""
+        return cls(tuple(values), statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     def shown(self, form: str) -> str:
         """Format as mean ± deviation."""
-        deviation = self.deviation
-        return form.format(self.mean) + ("" if deviation is None else f" ± {form.format(deviation)}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"mean": self.mean, "deviation": self.deviation, "values": list(self.values)}
+        return form.format(self.mean) + ("" if self.deviation is None else f" ± {form.format(self.deviation)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +66,15 @@ class System:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        return plain | {
-            "nll": self.nll.to_json(),
-            "scores": {name: spread.to_json() for name, spread in self.scores.items()},
-            "differences": {name: one and one.to_json() for name, one in self.differences.items()},
-        }
+        return asdict(self) | {"differences": {name: one and one.to_json() for name, one in self.differences.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeComparison:
     """The systems in the order of their recipes.
 
-    `conditions`: what all of them share, for people. `settings`: by system, the model and training settings that not
-    all systems have in common. `failed`: why a training ended without a model, by run folder.
+    `conditions`: the settings that all of them share, for people. `settings`: by system, the model and training
+    settings that not all systems have in common. `failed`: why a training ended without a model, by run folder.
     """
 
     measure: str
@@ -100,27 +87,16 @@ class RecipeComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        plain = {name: getattr(self, name) for name in ("measure", "signature", "conditions", "settings", "failed")}
-        fronts = {"parameters": self.front("parameters"), "speed": self.front("speed")}
-        systems = [system.to_json() for system in self.systems]
-        return {**plain, "systems": systems, "speeds": asdict(self.speeds), "pareto": fronts}
-
-    def front(self, cost: str) -> list[str]:
-        """Names of the systems that no other one beats in both the first score and `cost` (parameters or speed)."""
-        sign = 1.0 if MEASURES[self.measure].higher_is_better else -1.0
-        points = {}
-        for system in self.systems:
-            benefit = -float(system.n_parameters) if cost == "parameters" else system.per_second
-            if benefit is not None:
-                points[system.name] = (sign * next(iter(system.scores.values())).mean, benefit)
-        return pareto_front(points)
+        return asdict(self) | {"systems": [system.to_json() for system in self.systems]}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows."""
-        form, sets = MEASURES[self.measure].form, list(self.systems[0].scores) if self.systems else []
-        speed = [f"{self.speeds.unit}/s"] if self.speeds.unit else []
+        form, sets = MEASURES[self.measure].form, list(self.systems[0].scores)
         header = ["recipe", "parameters", "updates", "minutes", "tokens/s", "memory", "nats/token"]
-        header += [part for name in sets for part in (f"{self.measure} {name}", "against the first")] + speed
+        for name in sets:
+            header += [f"{self.measure} {name}", "against the first"]
+        if self.speeds.unit:
+            header.append(f"{self.speeds.unit}/s")
         rows = []
         for place, one in enumerate(self.systems):
             row = [
@@ -130,7 +106,9 @@ class RecipeComparison:
             ]
             for name in sets:
                 row += [one.scores[name].shown(form), _shown(one.differences[name], form) if place else ""]
-            rows.append([*row, *([_cell(one.per_second)] if speed else [])])
+            if self.speeds.unit:
+                row.append(_cell(one.per_second))
+            rows.append(row)
         return header, rows
 
     def lines(self) -> list[str]:
@@ -141,16 +119,14 @@ class RecipeComparison:
         for row in (header, *rows):
             cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
             lines.append("  ".join(cells).rstrip())
-        lines += ["", *self.notes()]
-        return lines
+        return [*lines, "", *self.notes()]
 
     def notes(self) -> list[str]:
-        """What the table means."""
+        """Explanations of the table's columns, and the failed trainings."""
         measure = MEASURES[self.measure]
         better = "higher is better" if measure.higher_is_better else "lower is better"
         notes = [f"{self.measure}: {better}" + (f"; {self.signature}" if self.signature else "")]
-        n_seeds = max((len(one.runs) for one in self.systems), default=0)
-        if n_seeds > 1:
+        if any(len(one.runs) > 1 for one in self.systems):
             notes.append("±: standard deviation over seeds")
         if any(one.memory for one in self.systems):
             notes.append("memory: peak of the process, including memory kept from earlier trainings")
@@ -161,9 +137,6 @@ class RecipeComparison:
             )
         if self.speeds.unit:
             notes.append(f"{self.speeds.unit}/s: {self.speeds.engine}, first seed, the models take turns")
-        for cost in ("parameters", "speed"):
-            if len(self.systems) > 1 and (names := self.front(cost)):
-                notes.append(f"Pareto front of {self.measure} and {cost}: {', '.join(names)}")
         return [*notes, *(f"failed: {run}: {why}" for run, why in self.failed.items())]
 
 
@@ -176,16 +149,16 @@ def _shown(found: Difference | None, form: str) -> str:
 
 
 def system_of(
-    name: str, kind: str, runs: Mapping[str, RunMeasures], first: Sequence[RunMeasures], per_second: float | None
+    name: str, kind: str, runs: Mapping[Path, RunMeasures], baseline: Sequence[RunMeasures], per_second: float | None
 ) -> System:
-    """Aggregate the measures of a recipe's runs, by folder; `first`: those of the first recipe."""
+    """Aggregate the measures of a recipe's runs, by folder; `baseline`: those of the first recipe."""
     found = list(runs.values())
     speeds = [run.tokens_per_second for run in found if run.tokens_per_second is not None]
     scores, differences = dict[str, Spread](), dict[str, Difference | None]()
     for place, one in enumerate(found[0].sets):
         measure = MEASURES[one.measure]
-        scores[one.name] = Spread(tuple(run.sets[place].value for run in found))
-        ours, theirs = ([run.sets[place].statistics for run in some] for some in (found, first))
+        scores[one.name] = Spread.of([run.sets[place].value for run in found])
+        ours, theirs = ([run.sets[place].statistics for run in some] for some in (found, baseline))
         differences[one.name] = None
         if len(one.statistics) > 1:
             better = measure.higher_is_better
@@ -193,13 +166,13 @@ def system_of(
     return System(
         name=name,
         kind=kind,
-        runs=tuple(runs),
+        runs=tuple(map(str, runs)),
         n_parameters=found[0].n_parameters,
         updates=statistics.fmean(run.updates for run in found),
         minutes=statistics.fmean(run.seconds for run in found) / 60,
         tokens_per_second=statistics.fmean(speeds) if speeds else None,
         memory=max((run.memory for run in found if run.memory is not None), default=None),
-        nll=Spread(tuple(run.nll for run in found)),
+        nll=Spread.of([run.nll for run in found]),
         scores=scores,
         differences=differences,
         curves={key: _mean_curve([run.curves[key] for run in found]) for key in found[0].curves},
@@ -215,34 +188,28 @@ def _mean_curve(curves: Sequence[Mapping[int, Point]]) -> list[Point]:
 
 
 def scores_by_length(runs: Sequence[RunMeasures]) -> list[Point]:
-    """(Mean length, mean score over seeds) of examples of similar source length, from all sets together."""
+    """(Mean length, mean score over seeds) of groups of similar source length, from all sets together."""
     lengths = np.concatenate([one.lengths for one in runs[0].sets])
     if len(lengths) < 2 * FEWEST:
         return []
     score = MEASURES[runs[0].sets[0].measure].score
-    n_bins = min(BINS, len(lengths) // FEWEST)
-    edges, low = list[float](), -math.inf
-    for edge in np.unique(np.quantile(lengths, np.linspace(0, 1, n_bins + 1)[1:-1])).tolist():
-        if min(np.sum((lengths >= low) & (lengths < edge)), np.sum(lengths >= edge)) >= FEWEST:
-            edges.append(low := edge)
-    bins = np.searchsorted(edges, lengths, side="right")
+    tables = [np.concatenate([one.statistics for one in run.sets]) for run in runs]
     found = []
-    for number in np.unique(bins):
-        chosen = bins == number
-        values = [score(np.concatenate([one.statistics for one in run.sets])[chosen].sum(0)) for run in runs]
-        found.append((float(lengths[chosen].mean()), float(np.mean(values))))
+    for group in _groups(lengths):
+        values = [score(table[group].sum(0)) for table in tables]
+        found.append((float(lengths[group].mean()), float(np.mean(values))))
     return found
 
 
-def pareto_front(points: Mapping[str, Point]) -> list[str]:
-    """Names of the points that no other one beats: none is at least as high in both values and higher in one.
-
-    >>> pareto_front({"a": (1.0, 5.0), "b": (2.0, 3.0), "c": (1.5, 2.0)})
-    ['a', 'b']
-    """
-
-    def beats(one: Point, other: Point) -> bool:
-        return one[0] >= other[0] and one[1] >= other[1] and one != other
-
-    kept = {name: point for name, point in points.items() if not any(map(math.isnan, point))}
-    return [name for name, point in kept.items() if not any(beats(other, point) for other in kept.values())]
+def _groups(lengths: np.ndarray) -> list[np.ndarray]:
+    """Indices of examples of similar length. Examples of one length stay together; no group has fewer than FEWEST."""
+    target = max(FEWEST, len(lengths) // BINS)
+    groups, current = list[np.ndarray](), np.array([], dtype=int)
+    for length in np.unique(lengths):
+        current = np.concatenate([current, np.flatnonzero(lengths == length)])
+        if len(current) >= target:
+            groups.append(current)
+            current = np.array([], dtype=int)
+    if len(current) < FEWEST and groups:
+        current = np.concatenate([groups.pop(), current])
+    return [*groups, current]

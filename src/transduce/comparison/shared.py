@@ -6,30 +6,19 @@ They are those of the first recipe. The vocabulary is learned, and unset setting
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
-from transduce.comparison.recipes import SECTIONS, SHARED, TRAINING
+from transduce.comparison.recipes import SECTIONS, TRAINING
 from transduce.config import Settings
-from transduce.data.corpus import text_files
-from transduce.errors import DataError, UserError
 from transduce.logging import Log
 from transduce.machine import this_machine
-from transduce.pipeline import prepare
-from transduce.runs.atomic import expecting, read_json, write_json
-from transduce.runs.folder import RunFolder, has_read_text
-from transduce.runs.manifest import fingerprint
+from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared
 from transduce.tasks.registry import find_task
 from transduce.tasks.resolve import check, resolve
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
-
-QUIET = Log(quiet=True)
-DIGESTS = "text.json"  # of the files of the text
 
 
 class Shared:
@@ -54,7 +43,7 @@ class Shared:
     @cached_property
     def texts(self) -> Any:
         """The text, read again: complete settings of other recipes need to know its size."""
-        return self.task.read(self.settings, QUIET)
+        return self.task.read(self.settings, Log(quiet=True))
 
     def apply(self, settings: Settings) -> Settings:
         """A recipe with the shared settings, checked."""
@@ -68,38 +57,7 @@ class Shared:
     def resolved(self, settings: Settings) -> Settings:
         """Complete settings of a recipe."""
         machine = this_machine(settings.training.device)
-        return resolve(self.task, settings, self.texts, machine, QUIET, known=self.tokenizers)[0]
-
-
-@contextmanager
-def shared_by(first: Settings, run: Path, log: Log) -> Iterator[Shared]:
-    """Prepare the folder, or open it. A user's mistake inside removes a new one, so that the recipe can be changed."""
-    path = run / SHARED
-    is_new = not has_read_text(path)
-    if is_new:
-        log.say("reading the text")
-    prepare(first, path, log=QUIET)
-    try:
-        yield Shared(path)
-    except UserError:
-        if is_new:
-            rmtree(path)
-        raise
-
-
-def require_same_text(settings: Settings, run: Path) -> None:
-    """Raise a `DataError` for a file that has changed since the first call; the runs look for missing ones."""
-    path, files = run / SHARED / DIGESTS, text_files(settings.data)
-    now = {f"{name}: {file.name}": fingerprint(file)["sha256"] for name, file in files.items() if file.is_file()}
-    if not path.exists():
-        write_json(path, now)
-    with expecting(path):
-        then = dict(read_json(path))
-    for name, digest in now.items():
-        if then.get(name, digest) != digest:
-            raise DataError(
-                f"{name} has changed since this comparison began; restore it, or name another folder with --run"
-            )
+        return resolve(self.task, settings, self.texts, machine, Log(quiet=True), known=self.tokenizers)[0]
 
 
 def with_vocabulary_of(settings: Settings, run: Path) -> Settings:

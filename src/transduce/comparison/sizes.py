@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,50 +17,41 @@ from transduce.logging import Log
 from transduce.models.registry import parameters_of
 
 TOLERANCE = 0.1  # of the number asked for
+WIDEST = 1 << 16
 RULE = (
     "all widths (settings that begin with d_) of a recipe are multiplied by one factor; depth, heads, kernels and "
     "vocabulary are unchanged"
 )
-SettingsT = TypeVar("SettingsT", bound=ModelSettings)
 
 
-def scale(model: SettingsT, n_parameters: int, *, n_src: int, n_tgt: int) -> SettingsT:
+def scale(model: ModelSettings, n_parameters: int, *, n_src: int, n_tgt: int) -> Any:
     """The same architecture with about `n_parameters`, by RULE.
 
     `d_model` is a multiple of `width_step`; other widths are even. Raises `SettingsError` if no such width is within
     TOLERANCE.
     """
     model = resolve_preset(model)
-    step = model.width_step
-    widths = {
-        name: value
-        for name in type(model).model_fields
-        if name.startswith("d_") and isinstance(value := getattr(model, name), int)
-    }
+    given = {name: getattr(model, name) for name in model.model_fields_set}
+    values = {name: getattr(model, name) for name in type(model).model_fields}
+    widths = {name: value for name, value in values.items() if name.startswith("d_") and isinstance(value, int)}
 
-    def sized(number: int) -> SettingsT:
-        d_model = number * step
+    def sized(d_model: int) -> ModelSettings:
         others = {name: max(2, 2 * round(value * d_model / model.d_model / 2)) for name, value in widths.items()}
-        given = {name: getattr(model, name) for name in model.model_fields_set}
         return type(model)(**{**given, **others, "d_model": d_model})
 
-    def count(number: int) -> float:
+    def count(d_model: int) -> Any:
         try:
-            return parameters_of(sized(number), n_src=n_src, n_tgt=n_tgt)
+            return parameters_of(sized(d_model), n_src=n_src, n_tgt=n_tgt)
         except ValidationError:  # wider than allowed
             return math.inf
 
-    low, high = 0, 1
-    while count(high) < n_parameters:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if count(middle) < n_parameters else (low, middle)
-    best = min((number for number in (low, high) if number), key=lambda number: abs(count(number) - n_parameters))
+    sizes = range(model.width_step, WIDEST + 1, model.width_step)
+    place = bisect_left(sizes, n_parameters, key=count)
+    best = min(sizes[max(0, place - 1) : place + 1], key=lambda d_model: abs(count(d_model) - n_parameters))
     if abs(count(best) - n_parameters) > TOLERANCE * n_parameters:
         raise SettingsError(
-            f"--budget params={n_parameters}: the nearest size of this model has {count(best):,} parameters (d_model "
-            f"{best * step}); give another number, fewer heads or a smaller vocabulary"
+            f"budget params = {n_parameters}: the nearest size of this model has {count(best):,} parameters (d_model "
+            f"{best}); give another number, fewer heads or a smaller vocabulary"
         )
     return sized(best)
 

@@ -1,12 +1,11 @@
-"""Line charts and scatter plots as SVG; a script shows the values under the pointer."""
+"""Line charts as SVG; a script shows the values under the pointer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -71,45 +70,13 @@ def line_chart(
             }
         )
         n_colours += not curve.pale
-    shown = [line for line in lines if not line["pale"]]
-    data = {"name": x_name, "curves": [{"name": line["name"], "points": line["points"]} for line in shown]}
-    return _draw(title, lines, ticks=(x_ticks, y_ticks), scales=(x, y), data=data, marks=marks)
-
-
-def scatter_chart(title: str, points: Mapping[str, Point], *, front: Sequence[str] = (), x_name: str = "") -> Markup:
-    """Draw named points as an HTML figure; empty without finite points.
-
-    `front`: names of points to connect, such as those of a Pareto front.
-    """
-    points = {name: point for name, point in points.items() if all(map(math.isfinite, point))}
-    if not points:
-        return Markup()
-    x_ticks, y_ticks = (ticks(min(values), max(values)) for values in zip(*points.values(), strict=True))
-    x, y = _scale(x_ticks, BOX["left"], BOX["right"]), _scale(y_ticks, BOX["bottom"], BOX["top"])
-    middle = (BOX["left"] + BOX["right"]) / 2
-    connected = sorted(points[name] for name in front if name in points)
-    lines: list[dict[str, Any]] = [
-        {"name": "front", "pale": True, "colour": "var(--soft)", "places": [(x(a), y(b)) for a, b in connected]}
-    ]
-    for place, (name, (a, b)) in enumerate(points.items()):
-        label = {"text": name, "at": "end" if x(a) > middle else "start", "values": f"{number(a)}, {number(b)}"}
-        lines.append({"name": name, "colour": COLOURS[place % len(COLOURS)], "places": [(x(a), y(b))], "label": label})
-    return _draw(f"{title} (x: {x_name})" if x_name else title, lines, ticks=(x_ticks, y_ticks), scales=(x, y))
-
-
-def _draw(
-    title: str,
-    lines: Sequence[dict[str, Any]],
-    *,
-    ticks: tuple[Sequence[float], Sequence[float]],
-    scales: tuple[Callable[[float], float], Callable[[float], float]],
-    data: Mapping[str, Any] | None = None,
-    marks: Sequence[float] = (),
-) -> Markup:
-    """Render a chart. `data`: what the script shows under the pointer, with a legend."""
-    (x_ticks, y_ticks), (x, y) = ticks, scales
-    plain = {"pale": False, "dash": "", "label": None}
-    lines = [plain | line for line in lines]
+    legend = [line for line in lines if not line["pale"]]
+    data = {
+        "name": x_name,
+        "x": [x_ticks[0], x_ticks[-1]],
+        "box": BOX,
+        "curves": [{"name": line["name"], "points": line["points"]} for line in legend],
+    }
     return render(
         "chart.html",
         folder=TEMPLATES,
@@ -119,8 +86,8 @@ def _draw(
         y_ticks=[(y(tick), number(tick)) for tick in y_ticks],
         marks=[x(mark) for mark in marks if x_ticks[0] <= mark <= x_ticks[-1]],
         lines=lines,
-        legend=[line for line in lines if not line["pale"]] if data else [],
-        data=data and {"x": [x_ticks[0], x_ticks[-1]], "box": BOX, **data},
+        legend=legend,
+        data=data,
     )
 
 

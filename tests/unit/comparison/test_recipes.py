@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from transduce.cli.compare import parse_budget
 from transduce.comparison.recipes import Budget, read_recipes, with_shared_conditions
 from transduce.comparison.shared import with_vocabulary_of
 from transduce.comparison.sizes import TOLERANCE, scale
@@ -55,7 +56,7 @@ def test_other_recipes_take_the_shared_settings_of_the_first_and_keep_their_own(
         ({"tokenizer": {"kind": "bpe"}}, ["tokenizer.kind is bpe, and unigram in base"]),
         ({"training": {"seed": 6}}, ["training.seed is 6, and 5"]),
         ({"training": {"batch_tokens": 9}}, ["training.batch_tokens is 9, and 512"]),
-        ({"training": {"max_updates": 9}}, ["max_updates is 9, and unset in base", "--budget"]),
+        ({"training": {"max_updates": 9}}, ["max_updates is 9, and unset in base", "budget"]),
         ({"decoding": {"beam": 1}}, ["decoding.beam is 1, and 2"]),
         ({"evaluation": {"tokenize": "none"}}, ["evaluation.tokenize is none, and 13a"]),
         ({"task": "causal", "model": {"kind": "gpt"}}, ["task is causal, and translation"]),
@@ -90,7 +91,7 @@ def test_a_budget_replaces_the_limits_of_all_recipes() -> None:
     ],
 )
 def test_budgets_are_read(texts: list[str], budget: Budget) -> None:
-    assert Budget.parse(texts) == budget
+    assert parse_budget(texts) == budget
 
 
 @pytest.mark.parametrize(
@@ -108,8 +109,8 @@ def test_budgets_are_read(texts: list[str], budget: Budget) -> None:
     ],
 )
 def test_bad_budgets_are_refused(texts: list[str], part: str) -> None:
-    with pytest.raises(SettingsError, match="--budget") as caught:
-        Budget.parse(texts)
+    with pytest.raises(SettingsError, match="budget") as caught:
+        parse_budget(texts)
     assert part in str(caught.value)
 
 
@@ -178,7 +179,7 @@ def test_widths_are_scaled_to_a_number_of_parameters(model: Any, n_parameters: i
 @pytest.mark.parametrize("kind", ["transformer", "rnn", "convs2s", "star-classifier"])
 def test_a_number_of_parameters_that_no_width_gives_is_refused(kind: str, n_parameters: int) -> None:
     model = model_settings(kind=kind, **({"n_labels": 2} if kind == "star-classifier" else {}))
-    with pytest.raises(SettingsError, match=rf"params={n_parameters}: the nearest size .* has [0-9,]+ parameters"):
+    with pytest.raises(SettingsError, match=rf"params = {n_parameters}: the nearest size .* has [0-9,]+ parameters"):
         scale(model, n_parameters, n_src=500, n_tgt=500)
 
 

@@ -1,7 +1,5 @@
 for (const figure of document.querySelectorAll("figure.chart")) {
-  const points = figure.querySelector(".points");
-  if (!points) continue;  // its points have names
-  const data = JSON.parse(points.textContent);
+  const data = JSON.parse(figure.querySelector(".points").textContent);
   const svg = figure.querySelector("svg"), cursor = figure.querySelector(".cursor");
   const value = figure.querySelector(".value"), several = data.curves.length > 1;
   svg.addEventListener("pointermove", event => {
