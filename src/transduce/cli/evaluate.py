@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 from transduce.cli import options as opt
 from transduce.cli.output import check_output, print_lines, to_json
 from transduce.errors import SettingsError
-
-if TYPE_CHECKING:
-    from transduce.evaluation.precisions import Precisions
 
 _SEARCH = frozenset({"--beam", "--max-length", "--length-penalty", "--batch-tokens", "--precision"})
 """Options without effect if the translations are given."""
@@ -114,31 +111,18 @@ def _translation_scores(options: EvaluationOptions) -> Any:
         used.append(translator.choice.precision)
         return [found.text for found in translator.translate(sources, decoding)]
 
-    files = (options.src, options.ref)
-    precisions = _measure_precisions(options.run, files) if options.measure_precisions else {}
     found = evaluate_translations(
         options.run,
-        files,
+        (options.src, options.ref),
         translate=translate,
         hypotheses=options.hyp,
         against=options.against,
         tokenize=options.tokenize,
         lowercase=options.lowercase,
         output=options.output,
+        with_precisions=bool(options.measure_precisions),
     )
-    return replace(found, precision=" and ".join(dict.fromkeys(used)), precisions=precisions)
-
-
-def _measure_precisions(run: Path, files: tuple[Path, Path]) -> Precisions:
-    from transduce.data.lines import read_parallel
-    from transduce.evaluation.precisions import measure_precisions
-    from transduce.logging import Log
-    from transduce.runs.folder import RunFolder
-
-    found = measure_precisions(RunFolder.open(run), list(zip(*read_parallel(*files), strict=True)), Log())
-    if isinstance(found, str):
-        raise SettingsError(f"--measure-precisions needs the native library: {found}")
-    return found
+    return replace(found, precision=" and ".join(dict.fromkeys(used)))
 
 
 def _text_scores(options: EvaluationOptions, text: Path, task: str) -> Any:

@@ -16,7 +16,8 @@ from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError, UserError
 from transduce.evaluation.bootstrap import N_SAMPLES, SEED, Difference, paired_bootstrap
 from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, evaluate, metrics, score_labels
-from transduce.evaluation.precisions import Precisions, format_precisions
+from transduce.evaluation.precisions import Precisions, format_precisions, measure_precisions
+from transduce.logging import Log
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
 
@@ -81,6 +82,8 @@ def evaluate_translations(
     tokenize: str | None = None,
     lowercase: bool | None = None,
     output: Path | None = None,
+    with_precisions: bool = False,
+    log: Log | None = None,
 ) -> Evaluation:
     """Score a run, or the translations in `hypotheses`, on (source, reference) files.
 
@@ -93,13 +96,18 @@ def evaluate_translations(
         tokenize: BLEU tokenizer.
         lowercase: Whether BLEU and chrF ignore case.
         output: File to write the scored translations to.
+        with_precisions: Whether to measure BLEU and speed of the run with each precision of the native library.
+        log: For the progress of that measurement (default: to stderr).
     """
-    settings = RunFolder.open(run).settings
+    folder = RunFolder.open(run)
+    settings = folder.settings
     scoring, reads_vectors = settings.evaluation, settings.model.reads_vectors
     tokenize = tokenize or scoring.tokenize
     lowercase = scoring.lowercase if lowercase is None else lowercase
     metrics(tokenize, lowercase)  # refuses an unknown tokenizer before anything is translated
     sources, references = read_parallel(*files, names=reads_vectors)
+    if not references:
+        raise DataError(f"there is nothing to score: {files[1]} is empty")
     if against is not None and not against.is_dir():
         check_lengths(list(read_lines(against)), references, f"lines of {against}")
 
@@ -110,16 +118,22 @@ def evaluate_translations(
             raise DataError(f"one of {run} and {system} reads text and the other vectors; compare runs with one source")
         return translate(system, sources)
 
+    precisions: Precisions = {}
+    if with_precisions:
+        measured = measure_precisions(folder, list(zip(sources, references, strict=True)), log or Log())
+        if isinstance(measured, str):
+            raise UserError(f"precisions are measured with the native library: {measured}")
+        precisions = measured
     ours = output_of(hypotheses or run)
     scores = evaluate(ours, references, tokenize=tokenize, lowercase=lowercase)
     if output is not None:
         write_text(output, "".join(f"{line}\n" for line in ours))
     if against is None:
-        return Evaluation(scores)
+        return Evaluation(scores, precisions=precisions)
     theirs = output_of(against)
     check_lengths(theirs, references, f"lines of {against}")
     rows = compare_translations(ours, theirs, references, tokenize=tokenize, lowercase=lowercase)
-    return Evaluation(scores, against, rows)
+    return Evaluation(scores, against, rows, precisions=precisions)
 
 
 def evaluate_labels(classifier: TextClassifier, file: Path) -> LabelScores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from transduce.decoding.native_library import instruction_set
@@ -43,13 +44,37 @@ def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]], log:
     return {name: {"bleu": bleu[name], "sentences_per_second": speeds[name]} for name in timed}
 
 
-def format_precisions(found: Precisions) -> list[str]:
-    """Format BLEU and speed of each precision, compared with float32, as lines."""
+@dataclass(frozen=True, slots=True)
+class PrecisionResult:
+    """BLEU and speed of a precision, and both compared with float32."""
+
+    precision: str
+    bleu: float
+    bleu_difference: float
+    sentences_per_second: float
+    times_as_fast: float
+
+
+def compare_with_float32(found: Precisions) -> list[PrecisionResult]:
+    """The results of all precisions, in order."""
     float32 = found["float32"]
     return [
-        f"precision {name}: {values['bleu']:.2f} BLEU ({values['bleu'] - float32['bleu']:+.2f}), "
-        f"{values['sentences_per_second'] / float32['sentences_per_second']:.1f} times as fast as float32"
-        f"; --precision {name} uses it"
+        PrecisionResult(
+            name,
+            values["bleu"],
+            values["bleu"] - float32["bleu"],
+            values["sentences_per_second"],
+            values["sentences_per_second"] / float32["sentences_per_second"],
+        )
         for name, values in found.items()
-        if name != "float32"
+    ]
+
+
+def format_precisions(found: Precisions) -> list[str]:
+    """Format the other precisions compared with float32, as lines."""
+    return [
+        f"precision {one.precision}: {one.bleu:.2f} BLEU ({one.bleu_difference:+.2f}), {one.times_as_fast:.1f} times "
+        f"as fast as float32; --precision {one.precision} uses it"
+        for one in compare_with_float32(found)
+        if one.precision != "float32"
     ]

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from transduce.evaluation.charts import TEMPLATES, Curve, line_chart, smooth
+from transduce.evaluation.precisions import compare_with_float32
 from transduce.evaluation.records import Record, SetScores, Wording, shown, versions
 from transduce.inspection.heatmap import heat_map_figures
 from transduce.inspection.html import render
@@ -279,13 +280,16 @@ def score_tables(record: Record) -> list[Table]:
 
 
 def _precision_table(found: Mapping[str, Any]) -> Table:
-    """BLEU and speed of each precision, compared with float32."""
-    float32 = found["precisions"]["float32"]
-    rows = []
-    for name, values in found["precisions"].items():
-        loss, speed = values["bleu"] - float32["bleu"], values["sentences_per_second"]
-        ratio = speed / float32["sentences_per_second"]
-        rows.append([name, f"{values['bleu']:.2f}", f"{loss:+.2f}", f"{speed:,.0f}", f"{ratio:.1f}"])
+    rows = [
+        [
+            one.precision,
+            f"{one.bleu:.2f}",
+            f"{one.bleu_difference:+.2f}",
+            f"{one.sentences_per_second:,.0f}",
+            f"{one.times_as_fast:.1f}",
+        ]
+        for one in compare_with_float32(found["precisions"])
+    ]
     header = f"--precision, {found['sentences']:,} validation sentences"
     return Table((header, "BLEU", "difference", "sentences per second", "times as fast"), rows)
 
