@@ -175,8 +175,8 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         valid = encode_pairs(
             tokens / "valid", [cleaned], tokenizers, data, report=cleaner.report, name="validation text"
         )
-        n_judged = settings.training.valid_bleu_sentences
-        write_json(tokens / "judged.json", [_sides(pair) for pair in sets[0][1][:n_judged]])
+        n_scored = settings.training.valid_bleu_sentences
+        write_json(tokens / "scored_pairs.json", [_sides(pair) for pair in sets[0][1][:n_scored]])
         write_json(tokens / "tests.json", [(found.name, list(map(_sides, pairs))) for found, pairs in sets[1:]])
         folder.save_tokenizers(tokenizers.save)
         cleaning = train.facts["cleaning"]
@@ -219,12 +219,12 @@ class TranslationTask(Task[PairTexts, TokenStore]):
     ) -> Validator:
         training = settings.training
         budget = training.micro_batch_tokens or resolved(training.batch_tokens, "training.batch_tokens")
-        judged = _read_judged(prepared.tokens)
+        scored_pairs = _read_scored_pairs(prepared.tokens)
         return Validator(
             model,
             lambda: _batches(prepared.valid, budget, device),
             smoothing=training.label_smoothing,
-            judge=_judge(model, prepared.tokenizers, judged, settings) if judged else None,
+            judge=_judge(model, prepared.tokenizers, scored_pairs, settings) if scored_pairs else None,
             precision=training.precision,
         )
 
@@ -232,10 +232,10 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         path = folder.path / "tokens" / "tests.json"
         with expecting(path):
             sets = {str(name): _pairs(pairs) for name, pairs in read_json(path)}
-        judged = _read_judged(path.parent)
-        if not sets and judged:
-            sets = {"valid": judged}
-        finalize_translation(folder, sets, self.wording, validation=judged, update=update, log=log)
+        scored_pairs = _read_scored_pairs(path.parent)
+        if not sets and scored_pairs:
+            sets = {"valid": scored_pairs}
+        finalize_translation(folder, sets, self.wording, validation=scored_pairs, update=update, log=log)
 
 
 def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[Batch]:
@@ -244,21 +244,23 @@ def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[B
         yield collate([Example(*store[int(i)]) for i in indices]).to(device)
 
 
-def _judge(model: nn.Module, tokenizers: Tokenizers, judged: Sequence[tuple[str, str]], settings: Settings) -> Judge:
+def _judge(
+    model: nn.Module, tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], settings: Settings
+) -> Judge:
     engine = TorchEngine(model, settings.decoding)  # its threads are reused by all validations
     translator = Translator(engine, tokenizers)
 
     def judge(model: nn.Module) -> dict[str, float]:
         assert model is translator.model, "a validator scores one model"
-        scores, _ = score_translator(translator, judged, settings.evaluation)
+        scores, _ = score_translator(translator, scored_pairs, settings.evaluation)
         return {"bleu": scores.bleu.value, "chrf": scores.chrf.value}
 
     return judge
 
 
-def _read_judged(tokens: Path) -> list[tuple[str, str]]:
-    with expecting(tokens / "judged.json"):
-        return _pairs(read_json(tokens / "judged.json"))
+def _read_scored_pairs(tokens: Path) -> list[tuple[str, str]]:
+    with expecting(tokens / "scored_pairs.json"):
+        return _pairs(read_json(tokens / "scored_pairs.json"))
 
 
 def _pairs(found: Any) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks.resolve import learn_vocabulary
-from transduce.tasks.translation import TranslationTask, _read_judged
+from transduce.tasks.translation import TranslationTask, _read_scored_pairs
 
 QUIET = Log(quiet=True)
 TASK = TranslationTask()
@@ -116,8 +116,8 @@ def test_prepared_text_is_found_again_with_its_weights(tmp_path: Path) -> None:
         assert found is not None and len(found.train) == 100 and len(found.valid) == 5
         weights = TASK.feeder(found, asked, torch.device("cpu")).weights
         assert weights is not None and np.array_equal(weights, [1.0] * 60 + [2.0] * 40)
-        judged = _read_judged(found.tokens)
-        assert judged[0] == ("the number 900 and 6300 again", "die Zahl 900 und 6300 nochmals") and len(judged) == 3
+        scored = _read_scored_pairs(found.tokens)
+        assert scored[0] == ("the number 900 and 6300 again", "die Zahl 900 und 6300 nochmals") and len(scored) == 3
         src_ids, tgt_ids = found.train[0]
         assert found.tokenizers.src.decode(src_ids.tolist()) == "the number 0 and 0 again"
         assert found.tokenizers.tgt.decode(tgt_ids.tolist()) == "die Zahl 0 und 0 nochmals"
