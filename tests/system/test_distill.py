@@ -183,30 +183,7 @@ def test_a_student_begun_with_other_options_is_refused(folder: Path, plain: Done
         assert done.code == 2 and "contains another run" in done.err and part in done.err, done.err
 
 
-def test_a_finished_student_with_other_text_options_is_refused(folder: Path, plain: Done) -> None:
-    """Also when the text, which says how it was made, was removed."""
-    text, aside = folder / "plain.distilled", folder / "aside"
-    text.rename(aside)
-    try:
-        for options, part in (
-            (["--beam", "4"], "beam = 3 and not 4"),
-            (["--beam", "3", "--precision", "int8"], "precision = 'float32' and not 'int8'"),
-            (["--beam", "3", "--length-penalty", "2"], "length penalty = None and not 2.0"),
-        ):
-            done = run(folder, "plain", *options)
-            assert done.code == 2 and part in done.err and "--run" in done.err, done.err
-        assert not text.exists()
-    finally:
-        aside.rename(text)
-
-
-def test_a_damaged_record_is_made_again(folder: Path, plain: Done, tmp_path: Path) -> None:
-    record = folder / "plain" / "distillation.json"
-    before = json.loads(record.read_text())
-    record.write_text("{")
-    done = run(folder, "plain", "--beam", 3)
-    assert done.code == 0 and f"warning: {record} is damaged" in done.err, done.err
-    assert json.loads(record.read_text())["text"] == before["text"]
+def test_a_damaged_record_of_the_text_is_named(folder: Path, tmp_path: Path) -> None:
     for content in ("{", "[1]"):
         (tmp_path / "distillation.json").write_text(content)
         done = run(folder, "other", "--text", tmp_path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,10 @@ class SideBySide:
     signature: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "systems": {role: asdict(system) for role, system in self.systems.items()},
-            "comparisons": {
-                name: {role: one.to_json() for role, one in found.items()} for name, found in self.comparisons.items()
-            },
-            "signature": self.signature,
+        comparisons = {
+            name: {role: one.to_json() for role, one in found.items()} for name, found in self.comparisons.items()
         }
+        return asdict(self) | {"comparisons": comparisons}
 
     def lines(self) -> list[str]:
         """Format for people."""
@@ -76,23 +73,21 @@ def compare_models(runs: Mapping[str, Path], settings: Settings, log: Log) -> Si
 
     Each uses its own decoding settings. BLEU is that of `settings.evaluation`.
     """
-    sets = read_scored_pairs(translation_sources(settings))
+    sets, scoring = read_scored_pairs(translation_sources(settings)), settings.evaluation
     translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
-    first = next(iter(sets.values()))
-    speeds = _in_turns(translators, [src for src, _ in first], log)
-    scoring = settings.evaluation
+    timed = [src for src, _ in next(iter(sets.values()))]
+    speeds = measure_in_turns({role: partial(_translate, one, timed) for role, one in translators.items()}, TIMED, log)
     bleu: dict[str, dict[str, float]] = {role: {} for role in runs}
     comparisons: dict[str, dict[str, Comparison]] = {}
-    signature = ""
     for name, pairs in sets.items():
-        found = {role: score_translator(one, pairs, scoring) for role, one in translators.items()}
-        for role, (scores, _) in found.items():
+        outputs = {}
+        for role, translator in translators.items():
+            scores, outputs[role] = score_translator(translator, pairs, scoring)
             bleu[role][name], signature = scores.bleu.value, scores.bleu.signature
-        references, (_, of_student) = [reference for _, reference in pairs], found["student"]
+        references, of_student = [reference for _, reference in pairs], outputs.pop("student")
         comparisons[name] = {
             role: compare_translations(of_student, output, references, **scoring.model_dump(), names=("BLEU",))[0]
-            for role, (_, output) in found.items()
-            if role != "student"
+            for role, output in outputs.items()
         }
     systems = {
         role: ModelResult(
@@ -107,8 +102,5 @@ def compare_models(runs: Mapping[str, Path], settings: Settings, log: Log) -> Si
     return SideBySide(systems, comparisons, signature)
 
 
-def _in_turns(translators: Mapping[str, Translator], sources: Sequence[str], log: Log) -> dict[str, float]:
-    def translating(translator: Translator) -> Callable[[int], int]:
-        return lambda n: len(translator.translate(sources[:n]))
-
-    return measure_in_turns({role: translating(one) for role, one in translators.items()}, TIMED, log)
+def _translate(translator: Translator, sources: Sequence[str], n: int) -> int:
+    return len(translator.translate(sources[:n]))

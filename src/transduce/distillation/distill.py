@@ -13,9 +13,9 @@ from transduce.config.model import preset_values
 from transduce.decoding.loading import check_reads_text, open_folder
 from transduce.decoding.translator import Translator
 from transduce.distillation.comparison import SideBySide, compare_models
-from transduce.distillation.text import DistillationOptions, DistilledText
+from transduce.distillation.text import RECORD, DistillationOptions, DistilledText
 from transduce.distillation.training_text import training_data
-from transduce.errors import RunFolderError, SettingsError, UserError
+from transduce.errors import SettingsError, UserError
 from transduce.logging import Log
 from transduce.pipeline import is_finished, train
 from transduce.runs.folder import RunFolder, has_read_text
@@ -24,7 +24,6 @@ from transduce.tasks.finetune import find_start
 from transduce.tasks.resolve import check
 
 _DEFAULT = DistillationOptions()
-_RECORD, _TEXT = "distillation.json", "text"  # a record of the run folder, and the part of it about the text
 
 
 def distill(
@@ -79,8 +78,9 @@ def distill(
         plain = _student_settings(folder, made.data(distilled=False), given)
         if _check_baseline(baseline, plain):
             to_train.append(baseline)
-    with RunFolder.create(run, student, to_toml(student)) as new:  # so that another student in it is refused at once
-        _record_text(made, new, log)
+    made.is_complete()  # refuses a folder with other text
+    with RunFolder.create(run, student, to_toml(student)) as new:  # refuses a folder with another student
+        pass
     if not all(map(has_read_text, to_train)):
         _make_text(made, new, check_text="data" not in given, log=log)
     train(student, run, log=log)
@@ -89,7 +89,7 @@ def distill(
         train(plain, baseline, log=log)
     found = compare_models(runs, student, log)
     with RunFolder.create(run, student, to_toml(student)) as finished:
-        finished.write_record(_RECORD, {_TEXT: made.made_from, **found.to_json()})
+        finished.write_record(RECORD, found.to_json())
     return found
 
 
@@ -112,23 +112,6 @@ def _check_baseline(baseline: Path, settings: Settings) -> bool:
     if (baseline / "manifest.json").exists():
         RunFolder.create(baseline, settings, to_toml(settings)).close()
     return True
-
-
-def _record_text(made: DistilledText, student: RunFolder, log: Log) -> None:
-    """Record what the text of the student is made from. Raises if it has read text that was made in another way."""
-    if has_read_text(student.path):
-        try:
-            known = student.read_record(_RECORD).get(_TEXT, {})
-        except RunFolderError as error:
-            log.warn(f"{error}; it is made again, and the options that the text was made with are not compared")
-            return
-        if known and (difference := made.difference(known, without={"transduce"})):
-            raise RunFolderError(
-                f"{student.path} was trained on text that was made with {difference}; give the same options to resume "
-                "it, or name another folder with --run"
-            )
-    else:
-        student.write_record(_RECORD, {_TEXT: made.made_from})
 
 
 def _make_text(made: DistilledText, student: RunFolder, *, check_text: bool, log: Log) -> None:

@@ -11,14 +11,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from sacrebleu.metrics import BLEU
 
-import transduce
 from transduce.config import Corpus, DataSettings, EvaluationSettings, Settings
 from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
@@ -87,12 +86,11 @@ class DistilledText:
         weights = [1.0] if data.demo else [corpus.weight for corpus in data.train]
         train = [self._corpus(f"train-{n}", weight=weight) for n, weight in enumerate(weights, 1)]
         if distilled:
-            mixed = [one.model_copy(update={"weight": one.weight * self.options.mix}) for one in train]
-            mixed = mixed if self.options.mix else []
-            train = [
-                one.model_copy(update={"tgt": self._path(self._distilled, f"train-{n}")})
-                for n, one in enumerate(train, 1)
-            ] + mixed
+            mix = self.options.mix
+            original = [one.model_copy(update={"weight": one.weight * mix}) for one in train] if mix else []
+            kind = "reranked" if self.options.rerank else "translations"
+            train = [one.model_copy(update={"tgt": self._path(kind, f"train-{n}")}) for n, one in enumerate(train, 1)]
+            train += original
         names = [source.name for source in translation_sources(self.settings).tests] if data.demo else []
         return data.model_copy(
             update={
@@ -118,28 +116,20 @@ class DistilledText:
         """
         with locked_folder(self.folder, use="distilling into it", option="--text", warn=log.warn):
             remove_leftovers(self.folder)
-            if not self._is_complete():
+            if not self.is_complete():
                 self._write_pairs(check_text=check_text, log=log)
             if not translate:
                 return
             self._translate(log)
             if self.options.rerank:
                 self._rerank(log)
-            log.say(
-                f"the student's text is in {self.folder} ({_megabytes(self.folder)}); it may be removed after training"
-            )
+            log.say(f"the student's text is in {self.folder}; it may be removed after training")
 
-    @property
-    def _distilled(self) -> str:
-        return "reranked" if self.options.rerank else "translations"
-
-    @property
-    def made_from(self) -> dict[str, Any]:
+    def _made_from(self) -> dict[str, Any]:
         """Everything that the text depends on, for JSON."""
         data = self.settings.data.model_dump(mode="json", exclude={"root"})
-        penalty = self.options.length_penalty
-        return ({} if penalty is None else {"length penalty": penalty}) | {
-            "transduce": transduce.__version__,
+        return {
+            "length penalty": self.options.length_penalty,
             "teacher": self.teacher.model_digest(),
             "data": data,
             "seed": self.settings.training.seed,
@@ -148,45 +138,37 @@ class DistilledText:
             "precision": self.options.precision,
         }
 
-    def difference(self, found: Mapping[str, Any], *, without: Collection[str] = ()) -> str:
-        """The first difference between `found` and our `made_from`, as "beam = 3 and not 4"; empty if there is none."""
-        wanted = self.made_from
-        for name in {**wanted, **found}:
-            was, value = found.get(name), wanted.get(name)
-            if was != value and name not in without:
-                return "another " + name if name in ("teacher", "data") else f"{name} = {was!r} and not {value!r}"
-        return ""
-
-    def _is_complete(self) -> bool:
-        """Whether sources and references are written. Raises `DataError` if the folder has other text."""
+    def is_complete(self) -> bool:
+        """Whether sources and references are written. Raises `DataError` if the text was made in another way."""
         path = self.folder / RECORD
         if not path.exists():
             return False
         try:
             with expecting(path):
-                difference = self.difference(read_json(path))
+                found = dict(read_json(path))
         except RunFolderError as error:
             raise RunFolderError(f"{error}; remove {self.folder} to make the text again") from error
-        if difference:
-            raise DataError(
-                f"{self.folder} has text that was made with {difference}; give the same options to resume, name "
-                "another folder with --text, or remove it"
-            )
+        for name, value in self._made_from().items():
+            if (was := found.get(name)) != value:
+                other = f"another {name}" if name in ("teacher", "data") else f"{name} = {was!r} and not {value!r}"
+                raise DataError(
+                    f"{self.folder} has text that was made with {other}; give the same options to resume, name another "
+                    "folder with --text, or remove it"
+                )
         return True
 
     def _write_pairs(self, *, check_text: bool, log: Log) -> None:
-        data = self.settings.data
         texts = read_training_text(self.teacher, self.settings, log, spool_in=self.folder, check=check_text)
         sets: list[tuple[str, Iterable[Pair]]] = [
             (f"train-{n}", stream()) for n, stream in enumerate(texts.train.streams, 1)
         ]
-        if not data.valid:
+        if not self.settings.data.valid:
             sets.append(("valid", texts.valid.read()))
-        if data.demo:
+        if self.settings.data.demo:
             sets += [(test.name, test.read()) for test in texts.tests]
         for name, pairs in sets:
             self._write_set(name, pairs)
-        write_json(self.folder / RECORD, self.made_from)
+        write_json(self.folder / RECORD, self._made_from())
 
     def _write_set(self, name: str, pairs: Iterable[Pair]) -> None:
         paths = self._path("sources", name), self._path("references", name)
@@ -249,8 +231,3 @@ def rerank(rows: Iterable[str], references: Iterable[str], n: int, scoring: Eval
     for reference, *found in zip(references, *[iter(rows)] * n, strict=True):
         texts = [row.split("\t", 2)[2] for row in found]
         yield max(dict.fromkeys(texts), key=lambda text: metric.sentence_score(text, [reference]).score)
-
-
-def _megabytes(folder: Path) -> str:
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return f"{max(1, size >> 20):,} MB"

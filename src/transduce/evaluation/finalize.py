@@ -5,22 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 
 from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.decoding.translator import Translator
-from transduce.errors import RunFolderError
 from transduce.evaluation.card import write_card
 from transduce.evaluation.metrics import Scores
 from transduce.evaluation.precisions import format_precisions, measure_precisions
-from transduce.evaluation.records import SentenceAttention, Wording, save_attention, save_set, shown
-from transduce.evaluation.report import report_html, write_report
+from transduce.evaluation.records import SentenceAttention, Wording, save_attention, save_set
+from transduce.evaluation.report import write_report
 from transduce.evaluation.translations import score_translator
 from transduce.inspection.attention import attention_maps
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.runs.manifest import check_file
 
 LOG = "metrics.jsonl"
 N_SAMPLES = 24  # translations per set in the report
@@ -75,32 +72,11 @@ def finalize(folder: RunFolder, wording: Wording, log: Log) -> None:
 
 
 def restore_pages(folder: RunFolder, wording: Wording, *, log: Log) -> None:
-    """Rewrite the report and the card of a finished run if they are missing or damaged.
-
-    The report must equal what the other files give. The card may have been edited: it is complete if it starts with a
-    heading and ends with a line end.
-    """
-    if LOG in folder.manifest.records:
-        try:
-            check_file(folder.path / LOG, folder.manifest.records[LOG])
-        except RunFolderError as error:
-            log.warn(f"{error}; the report shows its current content")
-    report, card_ = folder.path / "report.html", folder.path / "README.md"
-    if _text_of(report) != shown(folder, lambda record: report_html(record, wording)):
-        write_report(folder, wording)
-        log.say(f"rewritten: {report}")
-    text = _text_of(card_)
-    if not (text.startswith("# ") and text.endswith("\n")):
-        write_card(folder, wording)
-        log.say(f"rewritten: {card_}")
-
-
-def _text_of(path: Path) -> str:
-    """Read a text file; empty if it is missing or not UTF-8."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
+    """Write the report and the card of a finished run again if they are missing."""
+    for name, write in (("report.html", write_report), ("README.md", write_card)):
+        if not (folder.path / name).exists():
+            write(folder, wording)
+            log.say(f"rewritten: {folder.path / name}")
 
 
 def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:

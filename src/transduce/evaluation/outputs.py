@@ -1,4 +1,4 @@
-"""What a trained model makes of held-out text, as statistics per example whose sums give the score.
+"""The results of a trained model on held-out text, as statistics per example whose sums give the score.
 
 From the statistics of several systems come scores, scores by length and significance tests, without the text.
 """
@@ -132,7 +132,6 @@ class ScoredTranslator(ScoredModel):
         self.sets = read_scored_pairs(translation_sources(settings))
 
     def outputs(self) -> list[Outputs]:
-        """See `ScoredModel`."""
         return [self._outputs(name, pairs) for name, pairs in self.sets.items()]
 
     def _outputs(self, name: str, pairs: Sequence[tuple[str, str]]) -> Outputs:
@@ -151,7 +150,6 @@ class ScoredTranslator(ScoredModel):
         return len(some)
 
     def use_pytorch(self) -> None:
-        """See `ScoredModel`."""
         if self.engine != "PyTorch":
             old = self.translator
             engine = TorchEngine(old.model, old.settings)
@@ -171,7 +169,6 @@ class ScoredClassifier(ScoredModel):
         self.sets = tests or {"valid": [example for source in sources.valid for example in source.read()]}
 
     def outputs(self) -> list[Outputs]:
-        """See `ScoredModel`."""
         found = []
         for name, examples in self.sets.items():
             labels = self.classifier.labels
@@ -200,7 +197,6 @@ class ScoredText(ScoredModel):
         self.sets = {name: one for name, one in found.items() if name != "valid"} or found
 
     def outputs(self) -> list[Outputs]:
-        """See `ScoredModel`."""
         return [
             Outputs(name, self.measure, np.array([self.statistics(one)]), np.array([], dtype=int))
             for name, one in self.sets.items()
