@@ -17,6 +17,7 @@ import importlib.abc
 import importlib.machinery
 import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +27,6 @@ from unittest.mock import MagicMock
 
 import torch
 from results import heading, row
-from rnn_speed import seconds
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -153,6 +153,12 @@ def lines(cell: str, data: list[Batch], vocab: int, args: argparse.Namespace) ->
         low, middle, high = statistics.quantiles(ratios, n=4)
         n_parameters, speed = sum(p.numel() for p in model.parameters()), n_tokens / statistics.median(times[name][1:])
         yield row(name, cell, f"{n_parameters:,}", f"{speed:,.0f}", f"{middle:.2f} ({low:.2f} to {high:.2f})")
+
+
+def seconds(step: Callable[[], object]) -> float:
+    start = time.process_time()
+    step()
+    return time.process_time() - start
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
-"""Print counts of the code's structure: lines, files, long functions, import chains.
+"""Print counts of the code's structure, by package and as a whole, with the goals that were set for them.
 
 python benchmarks/structure.py [SRC]    # default: src/transduce
+
+A statement is what Python's parser calls one, docstrings included. The packages in a row of the table share a goal.
 """
 
 from __future__ import annotations
@@ -12,6 +14,28 @@ from pathlib import Path
 
 SRC = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "src" / "transduce")
 FILES = sorted(SRC.rglob("*.py"))
+GOALS = {
+    "config errors logging metrics_log machine process pipeline": 1800,
+    "runs": 1100,
+    "text": 1500,
+    "data": 2700,
+    "demo": 500,
+    "nn": 3200,
+    "models": 1100,
+    "training distributed": 2500,
+    "tasks": 1700,
+    "decoding": 3700,
+    "inspection": 1500,
+    "evaluation": 1600,
+    "doctor": 1300,
+    "convert": 2400,
+    "distillation comparison": 1400,
+    "serving": 3300,
+    "cli": 1200,
+}
+"""Lines of packages and top-level modules."""
+LINES, STATEMENTS, N_FILES, CHAIN = 33_000, 20_500, 230, 25
+"""Goals of the whole."""
 
 
 def name_of(path: Path) -> str:
@@ -44,7 +68,30 @@ def chain(name: str) -> tuple[str, ...]:
     return (name, *max((chain(other) for other in sorted(NEEDS[name])), key=len, default=()))
 
 
+def size_of(paths: list[Path]) -> tuple[int, int, int]:
+    """Lines, statements and files."""
+    trees = [TREES[name_of(path)] for path in paths]
+    n_statements = sum(isinstance(node, ast.stmt) for tree in trees for node in ast.walk(tree))
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths), n_statements, len(paths)
+
+
+def print_packages() -> None:
+    """Print a table with a row per goal; files that no goal counts are in the last row."""
+    rest = list(FILES)
+    rows = []
+    for names, goal in GOALS.items():
+        paths = [path for path in FILES if path.relative_to(SRC).parts[0].removesuffix(".py") in names.split()]
+        rest = [path for path in rest if path not in paths]
+        rows.append((names, *size_of(paths), goal))
+    rows.append(("(others)", *size_of(rest), ""))
+    rows.append(("total (at most)", *size_of(FILES), f"{LINES}; {STATEMENTS} statements, {N_FILES} files"))
+    print(f"{'package':58} {'lines':>7} {'statements':>10} {'files':>5}  goal, lines")
+    for names, lines, statements, files, goal in rows:
+        print(f"{names:58} {lines:7,} {statements:10,} {files:5}  {goal}")
+
+
 def main() -> None:
+    print_packages()
     functions = [
         (name, node)
         for name, tree in TREES.items()
@@ -67,14 +114,12 @@ def main() -> None:
         if isinstance(node, ast.Import | ast.ImportFrom) and imports([node])
     ]
     longest = max(map(chain, TREES), key=len)
-    print(f"source lines                        {sum(p.read_text(encoding='utf-8').count(chr(10)) for p in FILES):,}")
-    print(f"files                               {len(FILES)}")
-    print(f"modules at the top level            {len(list(SRC.glob('*.py')))}")
+    print(f"\nmodules at the top level            {len(list(SRC.glob('*.py')))}")
     print(f"longest file                        {max((p.read_text().count(chr(10)), p.name) for p in FILES)}")
     print(f"longest function, lines             {lengths[-1]}")
     print(f"functions over 50 lines             {sum(n > 50 for n, _ in lengths)}")
     print(f"functions over 8 parameters         {len(wide)} outside the command line")
-    print(f"longest chain of imports            {len(longest)}: {' > '.join(longest)}")
+    print(f"longest chain of imports            {len(longest)} (at most {CHAIN}): {' > '.join(longest)}")
     print(f"own lazy imports outside cli        {len(lazy)}")
 
 

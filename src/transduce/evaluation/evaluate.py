@@ -15,8 +15,17 @@ from transduce.data.lines import read_lines, read_parallel
 from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError, UserError
 from transduce.evaluation.bootstrap import N_SAMPLES, SEED, Difference, paired_bootstrap
-from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, evaluate, metrics, score_labels
-from transduce.evaluation.precisions import Precisions, format_precisions, measure_precisions
+from transduce.evaluation.metrics import (
+    LabelScores,
+    Precisions,
+    Scores,
+    check_lengths,
+    evaluate,
+    format_precisions,
+    metrics,
+    score_labels,
+)
+from transduce.evaluation.precisions import measure_precisions
 from transduce.logging import Log
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder

@@ -10,8 +10,8 @@ from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.decoding.translator import Translator
 from transduce.evaluation.card import write_card
-from transduce.evaluation.metrics import Scores
-from transduce.evaluation.precisions import format_precisions, measure_precisions
+from transduce.evaluation.metrics import Scores, format_precisions
+from transduce.evaluation.precisions import measure_precisions
 from transduce.evaluation.records import SentenceAttention, Wording, save_attention, save_set
 from transduce.evaluation.report import write_report
 from transduce.evaluation.translations import score_translator

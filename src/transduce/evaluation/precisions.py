@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from transduce.decoding.native_library import instruction_set
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.translator import Translator
+from transduce.evaluation.metrics import Precisions
 from transduce.evaluation.speed import measure_in_turns
 from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 
 N_TIMED = 256  # sentences in a round of the measurement of speed
-
-Precisions = Mapping[str, Mapping[str, float]]
-"""By precision, float32 first: bleu, sentences_per_second."""
 
 
 def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]], log: Log) -> Precisions | str:
@@ -42,39 +39,3 @@ def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]], log:
         timed[precision] = partial(translate, translator)
     speeds = measure_in_turns(timed, N_TIMED, log)
     return {name: {"bleu": bleu[name], "sentences_per_second": speeds[name]} for name in timed}
-
-
-@dataclass(frozen=True, slots=True)
-class PrecisionResult:
-    """BLEU and speed of a precision, and both compared with float32."""
-
-    precision: str
-    bleu: float
-    bleu_difference: float
-    sentences_per_second: float
-    times_as_fast: float
-
-
-def compare_with_float32(found: Precisions) -> list[PrecisionResult]:
-    """The results of all precisions, in order."""
-    float32 = found["float32"]
-    return [
-        PrecisionResult(
-            name,
-            values["bleu"],
-            values["bleu"] - float32["bleu"],
-            values["sentences_per_second"],
-            values["sentences_per_second"] / float32["sentences_per_second"],
-        )
-        for name, values in found.items()
-    ]
-
-
-def format_precisions(found: Precisions) -> list[str]:
-    """Format the other precisions compared with float32, as lines."""
-    return [
-        f"precision {one.precision}: {one.bleu:.2f} BLEU ({one.bleu_difference:+.2f}), {one.times_as_fast:.1f} times "
-        f"as fast as float32; --precision {one.precision} uses it"
-        for one in compare_with_float32(found)
-        if one.precision != "float32"
-    ]

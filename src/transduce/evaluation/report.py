@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from transduce.evaluation.charts import TEMPLATES, Curve, line_chart, smooth
-from transduce.evaluation.precisions import compare_with_float32
+from transduce.evaluation.metrics import compare_with_float32
 from transduce.evaluation.records import Record, SetScores, Wording, shown, versions
 from transduce.inspection.heatmap import heat_map_figures
 from transduce.inspection.html import render

@@ -10,7 +10,8 @@ from transduce.decoding import loading, native_library
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
-from transduce.evaluation.precisions import format_precisions, measure_precisions
+from transduce.evaluation.metrics import format_precisions
+from transduce.evaluation.precisions import measure_precisions
 from transduce.evaluation.records import read_record, shown
 from transduce.evaluation.report import score_tables
 from transduce.logging import Log
