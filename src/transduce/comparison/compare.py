@@ -223,7 +223,7 @@ def _speeds(run: Path, models: Mapping[str, Path], log: Log) -> Speeds:
 
 
 def _differing(recipes: Mapping[str, Settings]) -> dict[str, dict[str, Any]]:
-    """The model and training settings that not all recipes have in common."""
+    """The model and training settings in which recipes differ from the first; for the first, those of any other."""
     values = {
         name: {
             f"{section}.{key}": value
@@ -233,6 +233,10 @@ def _differing(recipes: Mapping[str, Settings]) -> dict[str, dict[str, Any]]:
         }
         for name, settings in recipes.items()
     }
-    keys = dict.fromkeys(key for found in values.values() for key in found)
-    differing = [key for key in keys if len({str(found.get(key)) for found in values.values()}) > 1]
-    return {name: {key: found[key] for key in differing if key in found} for name, found in values.items()}
+    first, *others = values.values()
+    differing = {key for other in others for key in {**first, **other} if first.get(key) != other.get(key)}
+
+    def shown(own: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: own[key] for key in own if key in differing and (own is first or own[key] != first.get(key))}
+
+    return {name: shown(own) for name, own in values.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ def comparison_html(found: RecipeComparison, folder: Path) -> str:
         notes=found.notes(),
         by_time=list(filter(None, by_time)),
         by_length=by_length,
-        recipes=[_recipe(one, found, folder) for one in found.systems],
+        recipes=[_recipe(one, found.settings[one.name], folder) for one in found.systems],
     )
 
 
@@ -47,16 +46,10 @@ def _chart(
     return line_chart(title, [Curve(*one) for one in curves.items()], settle=settle, x_name=x_name)
 
 
-def _recipe(one: System, found: RecipeComparison, folder: Path) -> dict[str, Any]:
-    """A row of the table of recipes: the settings that differ from the first recipe's, and links to the reports."""
-    baseline, first = found.systems[0], found.settings[found.systems[0].name]
-    settings = [
-        (key, json.dumps(value))
-        for key, value in found.settings[one.name].items()
-        if one is baseline or first.get(key) != value
-    ]
+def _recipe(one: System, settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A row of the table of recipes: its settings, and links to the reports."""
     reports = [
         (Path(run).name, quote(os.path.relpath(Path(run) / "report.html", folder).replace(os.sep, "/")))
         for run in one.runs
     ]
-    return {"name": one.name, "kind": one.kind, "settings": settings, "reports": reports}
+    return {"name": one.name, "kind": one.kind, "settings": settings.items(), "reports": reports}

@@ -21,32 +21,15 @@ FEWEST = 20  # examples in a bin
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Values of several seeds, their mean, and their sample standard deviation; None for a single value."""
-
-    values: tuple[float, ...]
-    mean: float
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of one or more values."""
-        return cls(tuple(values), statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-
-    def shown(self, form: str) -> str:
-        """Format as mean ± deviation."""
-        return form.format(self.mean) + ("" if self.deviation is None else f" ± {form.format(self.deviation)}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """One recipe, over its seeds.
 
     `minutes`, `tokens_per_second` (target tokens in training) and `updates` are means, `memory` is the largest peak in
-    bytes. `scores`: by test set. `differences`: of the score from that of the first recipe, by test set; None where the
-    set is one running text. `curves`: by validation score, (minutes, mean score). `by_length`: (mean source tokens,
-    mean score) of examples of similar length, all sets together. `per_second`: examples that the model processes.
+    bytes. `nll`: of each seed. `scores`: of each seed, by test set. `differences`: of the score from that of the first
+    recipe, by test set; None where the set is one running text. `curves`: by validation score, (minutes, mean score).
+    `by_length`: (mean source tokens, mean score) of examples of similar length, all sets together. `per_second`:
+    examples that the model processes.
     """
 
     name: str
@@ -57,8 +40,8 @@ class System:
     minutes: float
     tokens_per_second: float | None
     memory: int | None
-    nll: Spread
-    scores: Mapping[str, Spread]
+    nll: Sequence[float]
+    scores: Mapping[str, Sequence[float]]
     differences: Mapping[str, Difference | None]
     curves: Mapping[str, Sequence[Point]]
     by_length: Sequence[Point]
@@ -74,7 +57,8 @@ class RecipeComparison:
     """The systems in the order of their recipes.
 
     `conditions`: the settings that all of them share, for people. `settings`: by system, the model and training
-    settings that not all systems have in common. `failed`: why a training ended without a model, by run folder.
+    settings that differ from the first system's; for the first, all that differ in some system. `failed`: the reason
+    why a training ended without a model, by run folder.
     """
 
     measure: str
@@ -102,10 +86,10 @@ class RecipeComparison:
             row = [
                 *(one.name, compact(one.n_parameters), f"{one.updates:,.0f}", f"{one.minutes:.1f}"),
                 *(_cell(one.tokens_per_second), _cell(one.memory and one.memory / 1e6, " MB")),
-                one.nll.shown("{:.3f}"),
+                _spread(one.nll, "{:.3f}"),
             ]
             for name in sets:
-                row += [one.scores[name].shown(form), _shown(one.differences[name], form) if place else ""]
+                row += [_spread(one.scores[name], form), _shown(one.differences[name], form) if place else ""]
             if self.speeds.unit:
                 row.append(_cell(one.per_second))
             rows.append(row)
@@ -144,6 +128,12 @@ def _cell(value: float | None, unit: str = "") -> str:
     return "" if value is None else f"{value:,.0f}{unit}"
 
 
+def _spread(values: Sequence[float], form: str) -> str:
+    """Format as mean ± sample standard deviation, if there are several values."""
+    mean = form.format(statistics.fmean(values))
+    return f"{mean} ± {form.format(statistics.stdev(values))}" if len(values) > 1 else mean
+
+
 def _shown(found: Difference | None, form: str) -> str:
     return "" if found is None else found.shown(form.replace("{:", "{:+")) + ("*" if found.is_significant else " ")
 
@@ -154,10 +144,10 @@ def system_of(
     """Aggregate the measures of a recipe's runs, by folder; `baseline`: those of the first recipe."""
     found = list(runs.values())
     speeds = [run.tokens_per_second for run in found if run.tokens_per_second is not None]
-    scores, differences = dict[str, Spread](), dict[str, Difference | None]()
+    scores, differences = dict[str, list[float]](), dict[str, Difference | None]()
     for place, one in enumerate(found[0].sets):
         measure = MEASURES[one.measure]
-        scores[one.name] = Spread.of([run.sets[place].value for run in found])
+        scores[one.name] = [run.sets[place].value for run in found]
         ours, theirs = ([run.sets[place].statistics for run in some] for some in (found, baseline))
         differences[one.name] = None
         if len(one.statistics) > 1:
@@ -172,7 +162,7 @@ def system_of(
         minutes=statistics.fmean(run.seconds for run in found) / 60,
         tokens_per_second=statistics.fmean(speeds) if speeds else None,
         memory=max((run.memory for run in found if run.memory is not None), default=None),
-        nll=Spread.of([run.nll for run in found]),
+        nll=[run.nll for run in found],
         scores=scores,
         differences=differences,
         curves={key: _mean_curve([run.curves[key] for run in found]) for key in found[0].curves},
