@@ -17,13 +17,7 @@ from transduce.comparison.measures import (
     store_measures,
 )
 from transduce.comparison.page import comparison_html
-from transduce.comparison.recipes import (
-    SHARED,
-    Budget,
-    naming,
-    read_recipes,
-    with_shared_conditions,
-)
+from transduce.comparison.recipes import SHARED, Budget, naming, read_recipes, with_shared_conditions
 from transduce.comparison.result import RecipeComparison, system_of
 from transduce.comparison.shared import Shared, with_vocabulary_of
 from transduce.comparison.sizes import RULE, scaled
