@@ -146,14 +146,14 @@ def _check_shared(name: str, settings: Settings, first: str, base: Settings) -> 
         if ours != theirs:
             hint = " (or give a budget, which replaces it)" if key.removeprefix("training.") in LIMITS else ""
             raise SettingsError(
-                f"{name}: {key} is {_shown(ours)}, and {_shown(theirs)} in {first}; all recipes of a comparison share "
-                f"it: leave it out{hint}"
+                f"{name}: {key} is {_format_value(ours)}, and {_format_value(theirs)} in {first}; all recipes of a "
+                f"comparison share it: leave it out{hint}"
             )
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_format_value, value))}]"
     return "unset" if value is None else str(value)
 
 

@@ -85,13 +85,16 @@ class RecipeComparison:
         for place, one in enumerate(self.systems):
             row = [
                 *(one.name, compact(one.n_parameters), f"{one.updates:,.0f}", f"{one.minutes:.1f}"),
-                *(_cell(one.tokens_per_second), _cell(one.memory and one.memory / 1e6, " MB")),
-                _spread(one.nll, "{:.3f}"),
+                *(_format_count(one.tokens_per_second), _format_count(one.memory and one.memory / 1e6, " MB")),
+                _format_scores(one.nll, "{:.3f}"),
             ]
             for name in sets:
-                row += [_spread(one.scores[name], form), _shown(one.differences[name], form) if place else ""]
+                row += [
+                    _format_scores(one.scores[name], form),
+                    _format_difference(one.differences[name], form) if place else "",
+                ]
             if self.speeds.unit:
-                row.append(_cell(one.per_second))
+                row.append(_format_count(one.per_second))
             rows.append(row)
         return header, rows
 
@@ -124,18 +127,18 @@ class RecipeComparison:
         return [*notes, *(f"failed: {run}: {why}" for run, why in self.failed.items())]
 
 
-def _cell(value: float | None, unit: str = "") -> str:
+def _format_count(value: float | None, unit: str = "") -> str:
     return "" if value is None else f"{value:,.0f}{unit}"
 
 
-def _spread(values: Sequence[float], form: str) -> str:
+def _format_scores(values: Sequence[float], form: str) -> str:
     """Format as mean ± sample standard deviation, if there are several values."""
     mean = form.format(statistics.fmean(values))
     return f"{mean} ± {form.format(statistics.stdev(values))}" if len(values) > 1 else mean
 
 
-def _shown(found: Difference | None, form: str) -> str:
-    return "" if found is None else found.shown(form.replace("{:", "{:+")) + ("*" if found.is_significant else " ")
+def _format_difference(found: Difference | None, form: str) -> str:
+    return "" if found is None else found.format(form.replace("{:", "{:+")) + ("*" if found.is_significant else " ")
 
 
 def system_of(

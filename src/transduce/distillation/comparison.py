@@ -64,7 +64,7 @@ class SideBySide:
             lines.append(f"{name}, BLEU:")
             lines += [f"  {role:<{width}}  {one.bleu[name]:6.2f}" for role, one in self.systems.items()]
             for role, one in found.items():
-                lines.append(f"  student against {role}: {one.by.shown()}  p = {one.by.p_value:.4f}  {one.by.verdict}")
+                lines.append(f"  student against {role}: {one.by.format()}  p = {one.by.p_value:.4f}  {one.by.verdict}")
         return [*lines, f"BLEU by {self.signature}; intervals of 95 % and p by paired bootstrap"]
 
 

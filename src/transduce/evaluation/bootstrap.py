@@ -38,7 +38,7 @@ class Difference:
             return "no significant difference"
         return "better" if (self.difference > 0) == self.higher_is_better else "worse"
 
-    def shown(self, form: str = "{:+.2f}") -> str:
+    def format(self, form: str = "{:+.2f}") -> str:
         """Format as difference [interval]."""
         low, high = (form.format(bound) for bound in self.interval)
         return f"{form.format(self.difference)} [{low}, {high}]"

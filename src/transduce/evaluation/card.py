@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from transduce.evaluation.charts import TEMPLATES
-from transduce.evaluation.records import Record, Wording, shown
+from transduce.evaluation.records import Record, Wording, render_record
 from transduce.evaluation.report import compact, score_tables, search_line, unscored
 from transduce.inspection.html import environment
 from transduce.logging import duration
@@ -21,7 +21,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~$])")
 
 def write_card(run: RunFolder, wording: Wording) -> None:
     """Write README.md into the run folder, from its other files."""
-    run.write_page("README.md", shown(run, lambda record: card(record, wording)))
+    run.write_page("README.md", render_record(run, lambda record: card(record, wording)))
 
 
 def card(record: Record, wording: Wording) -> str:

@@ -49,7 +49,7 @@ class Comparison:
     def line(self) -> str:
         """Format for people."""
         ours, theirs = f"{self.value:6.2f} ± {self.by.margin:.2f}", f"{self.other:6.2f} ± {self.by.other_margin:.2f}"
-        found = f"{self.by.shown()}  p = {self.by.p_value:.4f}  {self.by.verdict}"
+        found = f"{self.by.format()}  p = {self.by.p_value:.4f}  {self.by.verdict}"
         return f"{self.metric:5} {ours}  against {theirs}  difference {found}"
 
 

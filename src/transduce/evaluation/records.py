@@ -151,21 +151,21 @@ RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_score
 """Files that a record is read from."""
 
 
-def shown(run: RunFolder, show: Callable[[Record], T]) -> T:
-    """Return `show` of the record of a run. Raises `RunFolderError` that names a file with unexpected content."""
+def render_record(run: RunFolder, render: Callable[[Record], T]) -> T:
+    """Return `render` of the record of a run. Raises `RunFolderError` that names a file with unexpected content."""
     try:
-        return show(_read_record(run))
+        return render(_read_record(run))
     except _WRONG_FORM as error:
         for name in RECORDS:
             with contextlib.suppress(*_WRONG_FORM):
-                show(_read_record(run, without=name))  # it was this file: the rest can be shown without it
+                render(_read_record(run, without=name))  # it was this file: the rest can be shown without it
                 raise RunFolderError(f"{run.path / name} is damaged: its content is not what was expected") from error
         raise RunFolderError(f"{run.path}: several of {', '.join(RECORDS)} are damaged") from error
 
 
 def read_record(run: RunFolder) -> Record:
     """Read the record of a run; `RunFolderError` names a damaged file."""
-    return shown(run, lambda record: record)
+    return render_record(run, lambda record: record)
 
 
 def _read_record(run: RunFolder, *, without: str = "") -> Record:

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from transduce.evaluation.charts import TEMPLATES, Curve, line_chart, smooth
 from transduce.evaluation.metrics import compare_with_float32
-from transduce.evaluation.records import Record, SetScores, Wording, shown, versions
+from transduce.evaluation.records import Record, SetScores, Wording, render_record, versions
 from transduce.inspection.heatmap import heat_map_figures
 from transduce.inspection.html import render
 from transduce.logging import duration
@@ -55,7 +55,7 @@ class Table:
 
 def write_report(run: RunFolder, wording: Wording) -> None:
     """Write report.html into the run folder, from its other files."""
-    run.write_page("report.html", shown(run, lambda record: report_html(record, wording)))
+    run.write_page("report.html", render_record(run, lambda record: report_html(record, wording)))
 
 
 def report_html(record: Record, wording: Wording) -> str:

@@ -12,7 +12,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import format_precisions
 from transduce.evaluation.precisions import measure_precisions
-from transduce.evaluation.records import read_record, shown
+from transduce.evaluation.records import read_record, render_record
 from transduce.evaluation.report import score_tables
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
@@ -38,7 +38,7 @@ def test_the_report_compares_each_precision_with_float32(folder: RunFolder) -> N
     assert all(part in line for part in ("int8", "-0.05", "1.9 times as fast", "--precision int8"))
     folder.write_record("precision_scores.json", {"sentences": 3, "precisions": {"int8": {}}})
     with pytest.raises(RunFolderError, match=r"precision_scores\.json is damaged"):
-        shown(folder, score_tables)
+        render_record(folder, score_tables)
 
 
 @NATIVE

@@ -36,7 +36,7 @@ from transduce.data.store import LabelStore, TextStore, TokenStore, are_offsets,
 from transduce.data.tmx import read_units
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError, SettingsError, UserError
-from transduce.evaluation.records import RECORDS, read_record, save_set, shown
+from transduce.evaluation.records import RECORDS, read_record, render_record, save_set
 from transduce.evaluation.report import report_html
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import MOST_JSON, expecting, read_bytes, read_json, refuse_outside_links
@@ -404,10 +404,10 @@ def test_a_store_with_malformed_facts(tmp_path: Path) -> None:
 )
 def test_a_malformed_record_is_named(run: Path, name: str, value: object) -> None:
     folder = RunFolder.open(run)
-    before = shown(folder, PAGE)
+    before = render_record(folder, PAGE)
     (run / name).write_text(json.dumps(value))
     try:
-        assert shown(folder, PAGE) and read_record(folder) and before
+        assert render_record(folder, PAGE) and read_record(folder) and before
     except RunFolderError as error:  # if it is not left out
         assert f"{name} is damaged" in str(error)
 
@@ -426,10 +426,10 @@ def test_the_damaged_one_of_several_records_is_named(run: Path) -> None:
     (run / "attention.json").write_text('{"sentences": [{"src": "a", "tgt": "b", "maps": [["x"]]}]}')
     (run / "data.json").write_text('{"padding": 0.5}')
     with pytest.raises(RunFolderError, match=r"attention.json is damaged"):
-        shown(folder, PAGE)
+        render_record(folder, PAGE)
     (run / "data.json").write_text('{"padding": "x"}')
     with pytest.raises(RunFolderError, match=r"several of .* are damaged"):
-        shown(folder, PAGE)
+        render_record(folder, PAGE)
 
 
 # -- vocabularies, imports, recipes, text
