@@ -232,7 +232,7 @@ def test_minutes_become_updates_by_speeds_that_are_measured_in_turns(folder: Pat
     for recipes in (("base",), ("base", "wide")):
         done = run(folder, "timed", "--budget", "minutes=0.02", recipes=recipes)
         assert done.code == 0 and "measuring speed" in done.err, done.err
-    seconds = json.loads((folder / "timed" / "shared" / "update_budget.json").read_text())
+    seconds = json.loads((folder / "timed" / "update_budget.json").read_text())
     for name in ("base", "wide"):
         settings = RunFolder.open(folder / "timed" / name / "seed1").settings
         updates = MetricsFile(folder / "timed" / name / "seed1" / "metrics.jsonl").read()[-1]["update"]

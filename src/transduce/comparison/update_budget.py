@@ -21,11 +21,12 @@ from transduce.config import Settings, resolved
 from transduce.doctor.trial import Rehearsal
 from transduce.evaluation.speed import in_turns
 from transduce.logging import Log
+from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared
 from transduce.training.feed import Position
 
-RECORD = "update_budget.json"  # in the shared folder: seconds per update, by recipe
+FILE = "update_budget.json"  # in the folder of the comparison: seconds per update, by recipe
 WARM_UPDATES, TIMED_UPDATES = 3, 12  # in a round
 LONGEST = 30  # tokens of a translation in the measured validation
 
@@ -38,14 +39,14 @@ def with_update_budgets(recipes: Mapping[str, Settings], shared: Shared, log: Lo
     """
     minutes = resolved(shared.settings.training.max_minutes, "training.max_minutes")
     first = next(iter(recipes))
-    with RunFolder.open_locked(shared.path) as folder:
-        seconds = dict(folder.read_record(RECORD))
-        new = [name for name in recipes if name not in seconds or not (shared.path.parent / name).exists()]
-        if new:
-            measured = _measure({name: recipes[name] for name in dict.fromkeys([first, *new])}, shared, log)
-            change = 1.0 if first in new else seconds[first] / measured[first]
-            seconds |= {name: change * measured[name] for name in new}
-            folder.write_record(RECORD, seconds)
+    run, path = shared.path.parent, shared.path.with_name(FILE)
+    seconds: dict[str, float] = read_json(path) if path.exists() else {}
+    new = [name for name in recipes if name not in seconds or not (run / name).exists()]
+    if new:
+        measured = _measure({name: recipes[name] for name in dict.fromkeys([first, *new])}, shared, log)
+        change = 1.0 if first in new else seconds[first] / measured[first]
+        seconds |= {name: change * measured[name] for name in new}
+        write_json(path, seconds)
     found = {}
     for name, settings in recipes.items():
         fitting = int(60 * minutes / seconds[name])
