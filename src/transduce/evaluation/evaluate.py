@@ -92,7 +92,6 @@ def evaluate_translations(
     lowercase: bool | None = None,
     output: Path | None = None,
     with_precisions: bool = False,
-    log: Log | None = None,
 ) -> Evaluation:
     """Score a run, or the translations in `hypotheses`, on (source, reference) files.
 
@@ -106,7 +105,6 @@ def evaluate_translations(
         lowercase: Whether BLEU and chrF ignore case.
         output: File to write the scored translations to.
         with_precisions: Whether to measure BLEU and speed of the run with each precision of the native library.
-        log: For the progress of that measurement (default: to stderr).
     """
     folder = RunFolder.open(run)
     settings = folder.settings
@@ -129,7 +127,7 @@ def evaluate_translations(
 
     precisions: Precisions = {}
     if with_precisions:
-        measured = measure_precisions(folder, list(zip(sources, references, strict=True)), log or Log())
+        measured = measure_precisions(folder, list(zip(sources, references, strict=True)), Log())
         if isinstance(measured, str):
             raise UserError(f"precisions are measured with the native library: {measured}")
         precisions = measured
