@@ -270,10 +270,10 @@ def test_precisions_are_measured_and_reported(run: Path, texts: Path, tmp_path: 
     lines = transduce("evaluate", run, *files, "--measure-precisions").out
     assert "\nprecision float32\n" in lines and "times as fast as float32; --precision int8" in lines
     assert "times as fast" not in transduce("evaluate", run, *files).out
-    (tmp_path / "empty").touch()
-    empty = ["--src", tmp_path / "empty", "--ref", tmp_path / "empty"]
-    done = transduce("evaluate", run, *empty, "--measure-precisions")
-    assert done.code == 2 and "nothing to score" in done.err and "measuring" not in done.err, done.err
+    (tmp_path / "blank").write_text("\n \n")
+    blank = ["--src", tmp_path / "blank", "--ref", tmp_path / "blank"]
+    done = transduce("evaluate", run, *blank, "--measure-precisions")
+    assert done.code == 2 and "there is no text to measure" in done.err and done.err.count("\n") == 1, done.err
 
 
 def test_evaluate_against_another_run_or_its_output(run: Path, texts: Path) -> None:

@@ -113,8 +113,8 @@ def evaluate_translations(
     lowercase = scoring.lowercase if lowercase is None else lowercase
     metrics(tokenize, lowercase)  # refuses an unknown tokenizer before anything is translated
     sources, references = read_parallel(*files, names=reads_vectors)
-    if not references:
-        raise DataError(f"there is nothing to score: {files[1]} is empty")
+    if with_precisions and not any(map(str.strip, sources)):
+        raise DataError(f"{files[0]}: there is no text to measure precisions on; name a file with sentences")
     if against is not None and not against.is_dir():
         check_lengths(list(read_lines(against)), references, f"lines of {against}")
 
