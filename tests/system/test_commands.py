@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import json
 import os
 import shutil
@@ -167,6 +168,18 @@ def test_translate_with_scores_and_several_candidates(options: list[str], column
         scores = [float(row[1]) for row in rows]
         assert all(scores[i] >= scores[i + 1] >= scores[i + 2] for i in range(0, 36, 3))
         assert [int(row[0]) for row in rows] == [n for n in range(1, 13) for _ in range(3)]
+
+
+@pytest.mark.parametrize("options", [["--beam", "1"], ["--beam", "3"], ["--sample", "--temperature", "0.001"]])
+def test_no_sequence_of_tokens_occurs_twice_if_that_is_asked_for(options: list[str], run: Path, texts: Path) -> None:
+    encode = Translator.load(run).tokenizers.tgt.encode
+
+    def repeated(*more: str) -> int:
+        lines = transduce("translate", run, texts / "test.en", "--max-length", "60", *options, *more).out.splitlines()
+        pairs = [list(itertools.pairwise(encode(line))) for line in lines]
+        return sum(len(found) - len(set(found)) for found in pairs)
+
+    assert repeated() > 0 == repeated("--no-repeat-ngram", "2")
 
 
 def test_json_output_equals_text_output(run: Path, texts: Path) -> None:

@@ -64,6 +64,10 @@ Processes = Annotated[
 
 Beam = Annotated[int | None, option(help="Number of beams; 1 is greedy (default: the run's setting).", min=1)]
 LengthPenalty = Annotated[float | None, option(help="Exponent of the length (default: the run's setting).", min=0.0)]
+NoRepeatNgram = Annotated[
+    int | None,
+    option(metavar="N", help="No N tokens occur twice in an output; 0: off (default: the run's setting).", min=0),
+]
 MaxLength = Annotated[int | None, option(help="Maximum output length in tokens (default: the run's setting).", min=1)]
 BatchTokens = Annotated[int | None, option(help="Source tokens per batch (default: the run's setting).", min=1)]
 Memory = Annotated[

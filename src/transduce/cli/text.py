@@ -30,6 +30,9 @@ def generate(
     ] = 1.0,
     top_k: opt.TopK = 0,
     top_p: opt.TopP = 1.0,
+    no_repeat_ngram: Annotated[
+        int, Option(metavar="N", help="No N tokens occur twice in a prompt and its output; 0: off.", min=0)
+    ] = 0,
     seed: opt.Seed = 1,
     samples: Annotated[int, Option(help="Texts per prompt.", min=1)] = 1,
     stream: Annotated[bool, Option("--stream", help="Print the text while it is generated.")] = False,
@@ -54,7 +57,7 @@ def generate(
 
     options = GenerationOptions(
         max_length=max_length,
-        sampling=Sampling(temperature, top_k, top_p),
+        sampling=Sampling(temperature, top_k, top_p, no_repeat_ngram),
         seed=seed,
         n_samples=samples,
         cut_prompt=cut_prompt,

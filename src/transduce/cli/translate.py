@@ -45,6 +45,7 @@ class TranslateRequest:
     ] = False
     max_length: opt.MaxLength = None
     length_penalty: opt.LengthPenalty = None
+    no_repeat_ngram: opt.NoRepeatNgram = None
     sample: Annotated[bool, Option("--sample", help="Sample translations instead of beam search.")] = False
     temperature: Annotated[float, Option(help="Sampling temperature; below 1 is sharper.", min=0.001)] = 1.0
     top_k: opt.TopK = 0
@@ -78,7 +79,10 @@ class TranslateRequest:
             n_best=self.nbest,
             max_length=self.max_length,
             length_penalty=self.length_penalty,
-            sampling=Sampling(self.temperature, self.top_k, self.top_p) if self.sample else None,
+            no_repeat_ngram=None if self.sample else self.no_repeat_ngram,
+            sampling=Sampling(self.temperature, self.top_k, self.top_p, self.no_repeat_ngram or 0)
+            if self.sample
+            else None,
             seed=self.seed,
             batch_tokens=self.batch_tokens,
             shortlist=self.shortlist,

@@ -67,6 +67,8 @@ class TranslationOptions:
         _check("batch_tokens", self.batch_tokens, 1, MAX_BATCH)
         if self.sampling is not None and (self.beam, self.length_penalty) != (None, None):
             raise SettingsError("beam and length_penalty have no effect on sampling; leave them out, or do not sample")
+        if self.sampling is not None and self.no_repeat_ngram is not None:
+            raise SettingsError("no_repeat_ngram: give it to the sampling, Sampling(no_repeat_ngram=...)")
         if self.sampling is not None and self.shortlist:
             raise SettingsError("a shortlist is for greedy and beam search; leave it out, or do not sample")
         if self.beam is not None and self.n_best > self.beam:

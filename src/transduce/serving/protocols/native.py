@@ -52,6 +52,7 @@ class TranslateRequest(BaseModel):
     n_best: Annotated[int, Field(ge=1)] = 1
     max_length: Annotated[int, Field(ge=1)] | None = None
     length_penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    no_repeat_ngram: Annotated[int, Field(ge=0)] | None = None
     prefix: Text | Items[Text] = ""
     split: bool = True
     words: bool = False
@@ -80,7 +81,11 @@ class TranslateRequest(BaseModel):
     def options(self) -> TranslationOptions:
         """How to search. Scores are computed by beam search anyway."""
         return translation_options(
-            beam=self.beam, n_best=self.n_best, max_length=self.max_length, length_penalty=self.length_penalty
+            beam=self.beam,
+            n_best=self.n_best,
+            max_length=self.max_length,
+            length_penalty=self.length_penalty,
+            no_repeat_ngram=self.no_repeat_ngram,
         )
 
 
