@@ -220,7 +220,7 @@ def test_a_user_mistake_is_reported_once_and_stops_all_processes(team: Team) -> 
     tgt.write_text("Eins.\n", encoding="utf-8")
     team.finish(team.command("mistake", 2, *asked), 2, 2)
     assert team.said("mistake", 0).count("transduce: error:") == 1 and "train.de" in team.said("mistake", 0)
-    assert team.said("mistake", 1) == ""
+    assert "transduce" not in team.said("mistake", 1)  # PyTorch may warn of a host without a name
     assert not (team.path / "run").exists()
     tgt.write_text(right, encoding="utf-8")
     team.finish(team.command("right", 2, *asked), 0, 0)
