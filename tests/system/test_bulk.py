@@ -142,6 +142,14 @@ main()"""
         process.communicate()
 
 
+def assert_resumes(folder: Path, out: Path, whole: dict[str, bytes]) -> None:
+    """The same command completes a translation that was stopped."""
+    assert outputs(out) != whole
+    done = transduce(*command(folder, out.name))
+    assert done.code == 0, done.err
+    assert outputs(out) == whole
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("process", ["here"], indirect=True)
 def test_ctrl_c_leaves_a_state_that_the_same_command_resumes(
@@ -152,10 +160,7 @@ def test_ctrl_c_leaves_a_state_that_the_same_command_resumes(
     _, err = translation.communicate(timeout=60)
     assert translation.returncode == 130, err
     assert "stopped by SIGINT; the same command resumes" in err and "Traceback" not in err
-    assert outputs(out) != whole
-    done = transduce(*command(folder, out.name))
-    assert done.code == 0, done.err
-    assert outputs(out) == whole
+    assert_resumes(folder, out, whole)
 
 
 @pytest.fixture(scope="module")
@@ -195,10 +200,8 @@ def test_a_stopped_translation_on_a_ray_cluster_resumes(
     translation.send_signal(number)
     _, err = translation.communicate(timeout=60)
     assert translation.returncode == (143 if number == signal.SIGTERM else -number), err
-    assert outputs(out) != whole and "Traceback" not in err
-    done = transduce(*command(folder, out.name))
-    assert done.code == 0, done.err
-    assert outputs(out) == whole
+    assert "Traceback" not in err
+    assert_resumes(folder, out, whole)
 
 
 @pytest.mark.slow

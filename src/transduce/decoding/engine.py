@@ -96,7 +96,7 @@ Deliver = Callable[[Event], object]
 
 @runtime_checkable
 class Batcher(Protocol):
-    """Decodes the inputs of a `DecodingQueue` together, in threads of its own. Used from one event loop."""
+    """Decodes the inputs of a `DecodingQueue` together, in its own threads. Used from one event loop."""
 
     def submit(
         self,

@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, SoftFileLock, Timeout
@@ -20,7 +19,6 @@ from filelock import FileLock, SoftFileLock, Timeout
 from transduce.errors import FolderInUse, RunFolderError
 
 NAME = ".lock"
-WAIT_SECONDS = 1.0  # between checks of a lock that another process has
 
 
 class FolderLock:
@@ -63,19 +61,16 @@ def _owner(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def locked_folder(
-    folder: Path, *, use: str, option: str, warn: Callable[[str], object], wait: bool = False
-) -> Iterator[None]:
+def locked_folder(folder: Path, *, use: str, option: str) -> Iterator[None]:
     """Make a folder and lock it; inside, a failure to write is a `RunFolderError`.
 
-    `use` and `option`: as for `FolderLock`. `wait`: for another process that has the lock, after a warning to `warn`,
-    where otherwise a `FolderInUse` is raised. After an error, folders that this made and that are still empty are
+    `use` and `option`: as for `FolderLock`. After an error, folders that this made and that are still empty are
     removed.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         _make(folder, option)
-        lock = _take(folder, use=use, option=option, say=warn if wait else None)
+        lock = FolderLock(folder, use=use, option=option)
         try:
             yield
         finally:
@@ -96,21 +91,6 @@ def _make(folder: Path, option: str) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         file = next(path for path in (folder, *folder.parents) if path.exists())
         raise RunFolderError(f"cannot write {file}: it is a file; name a folder with {option}") from error
-
-
-def _take(folder: Path, *, use: str, option: str, say: Callable[[str], object] | None) -> FolderLock:
-    """The lock. With `say`, wait for it, and say so once."""
-    said = False
-    while True:
-        try:
-            return FolderLock(folder, use=use, option=option)
-        except FolderInUse as error:
-            if say is None:
-                raise
-            if not said:
-                say(f"waiting: {error}")
-                said = True
-            time.sleep(WAIT_SECONDS)
 
 
 def is_locked(folder: Path) -> bool:
