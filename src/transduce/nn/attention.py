@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear, wide
+from transduce.nn.linear import Linear, batched_product, wide
 from transduce.nn.patterns.bias import Bias, CausalBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.positions.scheme import Relations, Rotate
 
@@ -30,7 +30,7 @@ def attention_weights(
 
     `bias` is broadcast to [B, H, T, S]: 0 where a query may attend, very negative elsewhere (`masks.attention_bias`).
     """
-    scores = query @ key.transpose(-1, -2)  # [B, H, T, S]
+    scores = batched_product(query, key.transpose(-1, -2))  # [B, H, T, S]
     scale = 1 / math.sqrt(query.shape[-1])
     if bias is None:
         return softmax_over_keys(wide(scores) * scale)
@@ -84,7 +84,7 @@ def scaled_dot_product_attention(
     bias = dense_bias(bias, query)
     weights = attention_weights(query, key, bias).to(value.dtype)
     weights = weights if dropout is None else dropout(weights)
-    found = weights @ value
+    found = batched_product(weights, value)
     return found if relations is None else found + relations.values(weights)
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from transduce.nn.attention import Attention, softmax_over_keys
 from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear, linear, product_dtype
+from transduce.nn.linear import Linear, batched_product, linear, product_dtype
 from transduce.nn.masks import attention_bias
 from transduce.nn.state import RowState
 
@@ -130,12 +130,12 @@ class MemoryAttention(Attention):
         self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B Q C"]:
         """The hidden states after attention; `scores`: the products g_i . z_j."""
-        return (hidden + self.weights(hidden, scores, memory)[:, 0] @ memory["values"]) * _HALF
+        return (hidden + batched_product(self.weights(hidden, scores, memory)[:, 0], memory["values"])) * _HALF
 
     def weights(
         self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        products = torch.baddbmm(scores, hidden, memory["keys"].transpose(1, 2))
+        products = scores + batched_product(hidden, memory["keys"].transpose(1, 2))
         return softmax_over_keys(torch.add(memory["bias"], products, alpha=_HALF))[:, None]
 
 
@@ -172,7 +172,7 @@ class ConvDecoder(nn.Module):
         """The next T embedded tokens of every row after all layers; the state advances in place."""
         known, n_steps = state.sentences, x.shape[1]
         shape = len(known["memory"]), state.n_beams * n_steps, -1
-        scores = x.reshape(shape) @ known["memory"].transpose(1, 2)  # [B, Q, S]
+        scores = batched_product(x.reshape(shape), known["memory"].transpose(1, 2))  # [B, Q, S]
         hidden = self.widen(x).to(x.dtype)
         for n, (block, attention) in enumerate(zip(self.blocks, self.attentions, strict=True)):
             inputs = torch.cat([state.rows[f"inputs.{n}"], hidden], dim=1)  # [N, reach + T, C]

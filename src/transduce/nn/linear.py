@@ -66,6 +66,18 @@ def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor 
     return _ONEDNN(x, weight, bias, "none", [], "")
 
 
+def batched_product(a: Float[Tensor, "*B N K"], b: Float[Tensor, "*B K M"]) -> Float[Tensor, "*B N M"]:
+    """a b, matrix by matrix.
+
+    Without gradients on a CPU a single matrix is computed as two: PyTorch passes it to another routine than several,
+    one that rounds in another way with two threads, and a sentence's result must not depend on its batch.
+    """
+    if torch.is_grad_enabled() or a.device.type != "cpu" or torch.compiler.is_compiling() or a.shape[:-2].numel() != 1:
+        return a @ b
+    twice = a.reshape(1, *a.shape[-2:]).expand(2, -1, -1) @ b.reshape(1, *b.shape[-2:]).expand(2, -1, -1)
+    return twice[0].view(*a.shape[:-1], b.shape[-1])
+
+
 def wide_linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor | None) -> Float[Tensor, "*B O"]:
     """x W^T + b as float32 or wider, for any dtype of x and of the weights."""
     return wide(linear(x.to(weight.dtype), weight, bias))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.nn.attention import Attention, softmax_over_keys
-from transduce.nn.linear import Linear, wide, wide_linear
+from transduce.nn.linear import Linear, batched_product, wide, wide_linear
 
 
 class StateAttention(Attention):
@@ -34,7 +34,7 @@ class StateAttention(Attention):
         self, query: Float[Tensor, "B Q H"], keys: Tensor, memory: Float[Tensor, "B S H"], bias: Tensor
     ) -> Float[Tensor, "B Q H"]:
         """The contexts of states; `bias` [B, 1, S] hides padding."""
-        return self.weights(query, keys, memory, bias)[:, 0] @ memory
+        return batched_product(self.weights(query, keys, memory, bias)[:, 0], memory)
 
     def weights(self, query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor) -> Float[Tensor, "B 1 Q S"]:
         return softmax_over_keys(self.scores(query, keys) + bias)[:, None]
@@ -47,7 +47,7 @@ class DotAttention(StateAttention):
         return memory
 
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        return query @ keys.transpose(1, 2)
+        return batched_product(query, keys.transpose(1, 2))
 
 
 class GeneralAttention(DotAttention):

@@ -12,6 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.nn.linear import batched_product
+
 Rotate = Callable[[Tensor], Tensor]
 
 
@@ -30,14 +32,15 @@ class Relations:
     def scores(self, query: Float[Tensor, "*B Q K"]) -> Float[Tensor, "*B Q S"]:
         """q_i a_ij^K / sqrt(K), the second term of equation 4, from one product with all vectors (section 3.3)."""
         vectors = self.key_vectors.T.expand(*query.shape[:-2], -1, -1)
-        of_each = query @ vectors / math.sqrt(query.shape[-1])  # [..., Q, R]
+        of_each = batched_product(query, vectors) / math.sqrt(query.shape[-1])  # [..., Q, R]
         return of_each.gather(-1, self.index.expand(*of_each.shape[:-1], -1))
 
     def values(self, weights: Float[Tensor, "*B Q S"]) -> Float[Tensor, "*B Q K"]:
         """sum_j alpha_ij a_ij^V, the second term of equation 3: weights are summed by relation first."""
         of_each = weights.new_zeros(*weights.shape[:-1], len(self.value_vectors))
         of_each = of_each.scatter_add(-1, self.index.expand(weights.shape), weights)
-        return of_each @ self.value_vectors.to(weights.dtype).expand(*weights.shape[:-2], -1, -1)
+        vectors = self.value_vectors.to(weights.dtype).expand(*weights.shape[:-2], -1, -1)
+        return batched_product(of_each, vectors)
 
 
 class Positions(nn.Module):
