@@ -37,12 +37,12 @@ demo: $(READY) native ## train on the built-in corpus (a few minutes), translate
 test: $(READY) native ## run the test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
 
-# Tests whose results depend on rounding, on instruction sets that this CPU has: its own (native) and lesser ones.
+# Tests whose results depend on rounding, with the CPU's own instructions (native) and with those of lesser CPUs.
 # Two threads need pytest without xdist, whose workers have one thread each.
 ARITHMETIC ?= tests/oracle tests/unit/nn tests/unit/models tests/unit/training tests/unit/decoding \
   $(addprefix tests/system/test_,$(addsuffix .py,learn memory vectors encoder causal resume ranks trust native shortlist))
 has      = $(if $(shell grep -wm1 $(1) /proc/cpuinfo 2>/dev/null),$(2))
-CPUS    ?= $(call has,avx2,avx2) $(call has,avx512f,avx512) $(call has,avx512_vnni,avx512_bf16) native
+CPUS    ?= $(call has,avx512f,avx2) $(call has,avx512_vnni,avx512) $(call has,amx_tile,avx512_bf16) native
 THREADS ?= 1 2
 ISA_avx2        := TRANSDUCE_NATIVE_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 ISA_avx512      := TRANSDUCE_NATIVE_ISA=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512
