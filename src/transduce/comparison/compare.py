@@ -70,7 +70,7 @@ def compare(
     """
     log, run = log or Log(), Path(run)
     settings = with_shared_conditions(read_recipes(recipes, data=data, overrides=overrides), budget)
-    with locked_folder(run, use="comparing", option="--run"):
+    with locked_folder(run, use="comparing"):
         runs, conditions = _plan(settings, run, seeds=seeds, budget=budget, log=log)
         failed = _train_all(runs, log)
         return _finish(run, runs, conditions=conditions, failed=failed, log=log)

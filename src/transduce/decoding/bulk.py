@@ -66,7 +66,7 @@ def translate_to_folder(
     sources, folder, log = [Path(file) for file in files], Path(output_dir), log or Log()
     _check_files(sources, folder)
     setup = Setup(run=os.fspath(run), options=options, style=style, device=device, precision=precision)
-    locked = locked_folder(folder / FOLDER, use="translating into it", option="--output-dir")
+    locked = locked_folder(folder / FOLDER, use="translating into it")
     interrupted = interrupted_by("SIGINT", "SIGTERM", "SIGHUP", then="the same command resumes")
     with interrupted as check_signals, locked, _open_translator(setup, cluster, log) as translator:
         for note in translator.notes:

@@ -114,7 +114,7 @@ class DistilledText:
             DataError: The text is not that of the teacher's training, or the folder has text that was made in another
                 way.
         """
-        with locked_folder(self.folder, use="distilling into it", option="--text"):
+        with locked_folder(self.folder, use="distilling into it"):
             remove_leftovers(self.folder)
             if not self.is_complete():
                 self._write_pairs(check_text=check_text, log=log)

@@ -24,10 +24,10 @@ NAME = ".lock"
 class FolderLock:
     """Locks a folder from construction to `release` or the end of the process."""
 
-    def __init__(self, folder: Path, *, use: str = "training in it", option: str = "--run") -> None:
+    def __init__(self, folder: Path, *, use: str = "training in it") -> None:
         """Take the lock. Raises `FolderInUse` if another process, or another part of this one, has it.
 
-        For that message: `use`, what the other process is doing, and `option`, which names another folder.
+        `use`: what the other process is doing, for that message.
         """
         self.path = Path(folder) / NAME
         self._lock = FileLock(self.path, thread_local=False)
@@ -37,8 +37,7 @@ class FolderLock:
             is_soft = isinstance(self._lock, SoftFileLock)
             hint = f"; if that process no longer runs, remove {self.path}" if is_soft else ""
             raise FolderInUse(
-                f"{folder} is in use: {_owner(self.path)} is {use}; wait for it, or name another folder with "
-                f"{option}{hint}"
+                f"{folder} is in use: {_owner(self.path)} is {use}; wait for it, or name another folder{hint}"
             ) from None
         if not isinstance(self._lock, SoftFileLock):  # whose file has the same content already
             with contextlib.suppress(OSError):  # Windows allows nobody to write to a locked file
@@ -61,16 +60,15 @@ def _owner(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path, *, use: str, option: str) -> Iterator[None]:
+def locked_folder(folder: Path, *, use: str) -> Iterator[None]:
     """Make a folder and lock it; inside, a failure to write is a `RunFolderError`.
 
-    `use` and `option`: as for `FolderLock`. After an error, folders that this made and that are still empty are
-    removed.
+    `use`: as for `FolderLock`. After an error, folders that this made and that are still empty are removed.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        _make(folder, option)
-        lock = FolderLock(folder, use=use, option=option)
+        _make(folder)
+        lock = FolderLock(folder, use=use)
         try:
             yield
         finally:
@@ -85,12 +83,12 @@ def locked_folder(folder: Path, *, use: str, option: str) -> Iterator[None]:
         raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
 
 
-def _make(folder: Path, option: str) -> None:
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         file = next(path for path in (folder, *folder.parents) if path.exists())
-        raise RunFolderError(f"cannot write {file}: it is a file; name a folder with {option}") from error
+        raise RunFolderError(f"cannot write {file}: it is a file; name a folder") from error
 
 
 def is_locked(folder: Path) -> bool:

@@ -443,8 +443,8 @@ def test_standard_input_is_refused(places: Path) -> None:
 
 
 def test_a_folder_is_used_by_one_process_at_a_time(run: Path, tmp_path: Path, out: Path) -> None:
-    other = locked_folder(out / bulk.FOLDER, use="translating into it", option="--output-dir")
-    with other, pytest.raises(RunFolderError, match=r"is translating into it.*--output-dir"):
+    other = locked_folder(out / bulk.FOLDER, use="translating into it")
+    with other, pytest.raises(RunFolderError, match=r"is translating into it.*another folder"):
         translate_to_folder(run, [write_source(tmp_path, 3)], out, device="cpu")
 
 

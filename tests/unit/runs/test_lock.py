@@ -98,7 +98,7 @@ def test_folders_that_stayed_empty_are_removed_after_an_error(tmp_path: Path) ->
         folder = there / name / ".transduce"
         with (
             pytest.raises(RunFolderError, match="no such cluster"),
-            locked_folder(folder, use="testing", option="--output-dir"),
+            locked_folder(folder, use="testing"),
         ):
             if content:
                 (folder / "a.journal").write_text(content)
@@ -110,7 +110,7 @@ def test_folders_that_stayed_empty_are_removed_after_an_error(tmp_path: Path) ->
 def test_a_lock_is_released_after_an_error_inside(tmp_path: Path) -> None:
     with (
         pytest.raises(FolderInUse, match="another folder"),
-        locked_folder(tmp_path, use="testing", option="--run"),
+        locked_folder(tmp_path, use="testing"),
     ):
         assert is_locked(tmp_path)
         raise FolderInUse("another folder")
