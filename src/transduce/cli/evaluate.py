@@ -1,69 +1,44 @@
-"""`transduce evaluate`."""
+"""`transduce evaluate`. Its options are those of the classes in `evaluation.options`, one for each task."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, get_args, get_type_hints
 
 from transduce.cli import options as opt
 from transduce.cli.output import check_output, print_lines, to_json
 from transduce.errors import SettingsError
+from transduce.evaluation.options import EVALUATION_OPTIONS
 
-_SEARCH = frozenset({"--beam", "--max-length", "--length-penalty", "--batch-tokens", "--precision"})
-"""Options without effect if the translations are given."""
-_INPUTS = {"--src": "--src and --ref", "--text": "--text", "--labels": "--labels"}
-_NAMES = {"lowercase": "--lowercase or --cased"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationOptions:
-    """The options of `transduce evaluate` that apply to some tasks, the run, and the device."""
-
-    run: opt.Run
-    src: Annotated[Path | None, opt.option(metavar="FILE", help="Source text.")] = None
-    ref: Annotated[Path | None, opt.option(metavar="FILE", help="Reference translations, aligned line by line.")] = None
-    text: Annotated[Path | None, opt.option(metavar="FILE", help="Plain text, for a language model.")] = None
-    labels: Annotated[Path | None, opt.option(metavar="FILE", help="Labelled text: label<TAB>text lines.")] = None
-    stride: Annotated[
-        int | None,
-        opt.option(
-            help="With --text: new tokens per row; fewer give more context (default: rows do not overlap).", min=1
-        ),
-    ] = None
-    memory: opt.Memory = None
-    hyp: Annotated[
-        Path | None, opt.option(metavar="FILE", help="Score these translations instead of those of RUN.")
-    ] = None
-    against: Annotated[
-        Path | None, opt.option(metavar="RUN|FILE", help="Compare with another run or its output (paired bootstrap).")
-    ] = None
-    tokenize: opt.Tokenize = None
-    lowercase: opt.Lowercase = None
-    output: opt.Output = None
-    beam: opt.Beam = None
-    max_length: opt.MaxLength = None
-    length_penalty: opt.LengthPenalty = None
-    batch_tokens: opt.BatchTokens = None
-    precision: Annotated[str | None, opt.option(help=f"{opt.PRECISIONS} (default: float32).")] = None
-    measure_precisions: Annotated[
-        bool | None,
-        opt.option(
-            "--measure-precisions",
-            help="Also compute BLEU and speed of RUN on these files with each precision.",
-        ),
-    ] = None
-    device: opt.Device = "auto"
-
-    def given(self) -> set[str]:
-        """The names of the options that are set."""
-        names = [f.name for f in fields(self) if f.name not in ("run", "device") and getattr(self, f.name) is not None]
-        return {_NAMES.get(name, f"--{name.replace('_', '-')}") for name in names}
+_NAMES = {
+    "lowercase": ("--lowercase/--cased",),
+    "output": ("--output", "-o"),
+    "measure_precisions": ("--measure-precisions",),  # without --no-measure-precisions
+}
+"""Options whose names do not follow from the names of the fields."""
 
 
-@opt.expand(EvaluationOptions)
-def evaluate(options: EvaluationOptions, json: opt.Json = False) -> None:
+def _with_options_of_all_tasks(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the `**given` of a command by the options of all tasks, which are None unless given."""
+    hints: dict[str, Any] = {}
+    for options in EVALUATION_OPTIONS.values():
+        hints |= get_type_hints(options, include_extras=True)
+    run, *others, _ = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [run]
+    for name, hint in hints.items():
+        kind, text = get_args(hint)
+        metavar = "FILE" if Path in (kind, *get_args(kind)) else None
+        annotation = Annotated[kind | None, opt.option(*_NAMES.get(name, ()), help=text, metavar=metavar)]
+        parameters.append(inspect.Parameter(name, run.kind, default=None, annotation=annotation))
+    command.__signature__ = inspect.Signature([*parameters, *others])  # type: ignore[attr-defined]
+    return command
+
+
+@_with_options_of_all_tasks
+def evaluate(run: opt.Run, device: opt.Device = "auto", json: opt.Json = False, **given: Any) -> None:
     """Compute BLEU, chrF and TER, perplexity, or label accuracy.
 
     \b
@@ -76,93 +51,34 @@ def evaluate(options: EvaluationOptions, json: opt.Json = False) -> None:
     transduce evaluate runs/bert --text other.txt
     transduce evaluate runs/sst2 --labels dev.tsv
     """
-    task = _check_options(options)
-    check_output(options.output, options.src, options.ref, options.hyp, options.against)
-    if options.labels is not None:
-        from transduce.decoding.classifier import TextClassifier
-        from transduce.evaluation.evaluate import evaluate_labels
+    from transduce.runs.folder import RunFolder
 
-        scores: Any = evaluate_labels(TextClassifier.load(options.run, device=options.device), options.labels)
-    elif options.text is not None:
-        scores = _text_scores(options, options.text, task)
-    else:
-        scores = _translation_scores(options)
+    given = {name: value for name, value in given.items() if value is not None}
+    output = given.get("output")
+    check_output(output, *(value for value in given.values() if isinstance(value, Path) and value is not output))
+    name = RunFolder.open(run).settings.task
+    options = _options_of(name, given)
+
+    from transduce.tasks.registry import find_task
+
+    scores = find_task(name).evaluate(run, options, device=device)
     print_lines([to_json(scores.to_json())] if json else scores.lines())
 
 
-def _translation_scores(options: EvaluationOptions) -> Any:
-    from transduce.decoding.options import TranslationOptions
-    from transduce.decoding.translator import Translator
-    from transduce.evaluation.evaluate import evaluate_translations
-
-    assert options.src is not None and options.ref is not None  # see _check_options
-    decoding = TranslationOptions(
-        beam=options.beam,
-        max_length=options.max_length,
-        length_penalty=options.length_penalty,
-        batch_tokens=options.batch_tokens,
-    )
-
-    used: list[str] = []
-
-    def translate(system: Path, sources: Sequence[str]) -> list[str]:
-        precision = cast(Any, options.precision or "float32")  # `load` checks it
-        translator = Translator.load(system, device=options.device, precision=precision)
-        used.append(translator.choice.precision)
-        return [found.text for found in translator.translate(sources, decoding)]
-
-    found = evaluate_translations(
-        options.run,
-        (options.src, options.ref),
-        translate=translate,
-        hypotheses=options.hyp,
-        against=options.against,
-        tokenize=options.tokenize,
-        lowercase=options.lowercase,
-        output=options.output,
-        with_precisions=bool(options.measure_precisions),
-    )
-    return replace(found, precision=" and ".join(dict.fromkeys(used)))
+def _options_of(task: str, given: Mapping[str, Any]) -> Any:
+    """The options of a task. Refuses those that the task does not have."""
+    if task not in EVALUATION_OPTIONS:
+        raise SettingsError(f"a run of task '{task}' cannot be evaluated; fine-tune it first")
+    own = fields(EVALUATION_OPTIONS[task])
+    required = [field.name for field in own if field.default is MISSING]
+    needed = " and ".join(map(_flag, required))
+    if unused := sorted(given.keys() - {field.name for field in own}):
+        flags = ", ".join(map(_flag, unused))
+        raise SettingsError(f"{flags}: no effect for a run of task '{task}'; evaluate it with {needed}")
+    if not given.keys() >= set(required):
+        raise SettingsError(f"a run of task '{task}' is evaluated with {needed}")
+    return EVALUATION_OPTIONS[task](**given)
 
 
-def _text_scores(options: EvaluationOptions, text: Path, task: str) -> Any:
-    """Perplexity of a language model, or accuracy of a masked one, on a text file (`-`: stdin)."""
-    if task == "masked":
-        from transduce.decoding.mask_filler import MaskFiller
-        from transduce.tasks.masked_scoring import score_text
-
-        return score_text(MaskFiller.load(options.run, device=options.device), text, batch_tokens=options.batch_tokens)
-    from transduce.data.encoding import encode_text
-    from transduce.data.text import read_pieces
-    from transduce.decoding.generator import Generator
-
-    generator = Generator.load(options.run, device=options.device, memory=options.memory)
-    pieces = read_pieces(text, generator.settings.data.documents)
-    store = encode_text(None, pieces, generator.tokenizer, name=str(text))
-    return generator.evaluate(store, stride=options.stride, batch_tokens=options.batch_tokens)
-
-
-def _check_options(options: EvaluationOptions) -> str:
-    """Return the task of the run. Refuse missing inputs, inputs of another task, and options without effect."""
-    from transduce.runs.folder import RunFolder
-    from transduce.tasks.registry import TASK_INFOS
-
-    given, against = options.given(), options.against
-    inputs = [name for name in _INPUTS if name in given]
-    if len(inputs) != 1 or (inputs == ["--src"]) != ("--ref" in given):
-        raise SettingsError(
-            "evaluate needs --src and --ref (translator), --text (language model or masked model) or --labels "
-            "(classifier)"
-        )
-    name = RunFolder.open(options.run).settings.task
-    if (task := TASK_INFOS.get(name)) is None:  # reported when the model is loaded
-        return name
-    if task.evaluated_on != inputs[0]:
-        how = f"; evaluate it with {_INPUTS[task.evaluated_on]}" if task.evaluated_on else ""
-        raise SettingsError(f"{options.run}: a run of task '{name}', whose model {task.wording.usage}{how}")
-    allowed, where = task.evaluate_options | {task.evaluated_on}, f"for a run of task '{name}'"
-    if "--hyp" in given and not given - allowed and (against is None or not against.is_dir()):
-        allowed, where = allowed - _SEARCH, "if --hyp gives the translations"
-    if unused := sorted(given - allowed):
-        raise SettingsError(f"{', '.join(unused)}: no effect {where}; remove it")
-    return name
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

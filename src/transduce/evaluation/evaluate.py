@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from sacrebleu.metrics.base import Metric
 from transduce.data.corpus import number_of, read_labelled
 from transduce.data.lines import read_lines, read_parallel
 from transduce.decoding.classifier import TextClassifier
-from transduce.errors import DataError, UserError
+from transduce.decoding.options import TranslationOptions
+from transduce.decoding.translator import Translator
+from transduce.errors import DataError, SettingsError, UserError
 from transduce.evaluation.bootstrap import N_SAMPLES, SEED, Difference, paired_bootstrap
 from transduce.evaluation.metrics import (
     LabelScores,
@@ -25,6 +27,7 @@ from transduce.evaluation.metrics import (
     metrics,
     score_labels,
 )
+from transduce.evaluation.options import TranslationEvaluation
 from transduce.evaluation.precisions import measure_precisions
 from transduce.logging import Log
 from transduce.runs.atomic import write_text
@@ -81,66 +84,57 @@ class Evaluation:
         return found | ({"precisions": dict(self.precisions)} if self.precisions else {})
 
 
-def evaluate_translations(
-    run: Path,
-    files: tuple[Path, Path],
-    *,
-    translate: Callable[[Path, Sequence[str]], list[str]],
-    hypotheses: Path | None = None,
-    against: Path | None = None,
-    tokenize: str | None = None,
-    lowercase: bool | None = None,
-    output: Path | None = None,
-    with_precisions: bool = False,
-) -> Evaluation:
-    """Score a run, or the translations in `hypotheses`, on (source, reference) files.
-
-    Args:
-        run: Run folder; its settings give the default of `tokenize` and `lowercase`.
-        files: Source and reference file.
-        translate: Function from (run folder, source lines) to translations.
-        hypotheses: File with translations to score instead of those of the run.
-        against: Another run folder, or a file with its translations; adds a paired bootstrap test.
-        tokenize: BLEU tokenizer.
-        lowercase: Whether BLEU and chrF ignore case.
-        output: File to write the scored translations to.
-        with_precisions: Whether to measure BLEU and speed of the run with each precision of the native library.
-    """
+def evaluate_translations(run: Path, options: TranslationEvaluation, *, device: str = "auto") -> Evaluation:
+    """Score a run, or given translations, and compare them with those of another system if that is asked for."""
     folder = RunFolder.open(run)
-    settings = folder.settings
-    scoring, reads_vectors = settings.evaluation, settings.model.reads_vectors
-    tokenize = tokenize or scoring.tokenize
-    lowercase = scoring.lowercase if lowercase is None else lowercase
+    scoring, reads_vectors = folder.settings.evaluation, folder.settings.model.reads_vectors
+    tokenize = options.tokenize or scoring.tokenize
+    lowercase = scoring.lowercase if options.lowercase is None else options.lowercase
     metrics(tokenize, lowercase)  # refuses an unknown tokenizer before anything is translated
-    sources, references = read_parallel(*files, names=reads_vectors)
-    if with_precisions and not any(map(str.strip, sources)):
-        raise DataError(f"{files[0]}: there is no text to measure precisions on; name a file with sentences")
-    if against is not None and not against.is_dir():
-        check_lengths(list(read_lines(against)), references, f"lines of {against}")
+    sources, references = read_parallel(options.src, options.ref, names=reads_vectors)
+    systems = [options.hyp or run, *([options.against] if options.against else [])]
+    for file in (system for system in systems if not system.is_dir()):
+        check_lengths(list(read_lines(file)), references, f"lines of {file}")
+    precisions: Precisions = {}
+    if options.measure_precisions:
+        if not any(map(str.strip, sources)):
+            raise DataError(f"{options.src}: there is no text to measure precisions on; name a file with sentences")
+        measured = measure_precisions(folder, list(zip(sources, references, strict=True)), Log())
+        if isinstance(measured, str):
+            raise UserError(f"precisions are measured with the native library: {measured}")
+        precisions = measured
+    decoding = _decoding_of(options, [system for system in systems if system.is_dir()])
+    used: list[str] = []
 
     def output_of(system: Path) -> list[str]:
         if not system.is_dir():
             return list(read_lines(system))
         if RunFolder.open(system).settings.model.reads_vectors != reads_vectors:
             raise DataError(f"one of {run} and {system} reads text and the other vectors; compare runs with one source")
-        return translate(system, sources)
+        precision: Any = options.precision or "float32"  # `load` checks it
+        translator = Translator.load(system, device=device, precision=precision)
+        used.append(translator.choice.precision)
+        return [found.text for found in translator.translate(sources, decoding)]
 
-    precisions: Precisions = {}
-    if with_precisions:
-        measured = measure_precisions(folder, list(zip(sources, references, strict=True)), Log())
-        if isinstance(measured, str):
-            raise UserError(f"precisions are measured with the native library: {measured}")
-        precisions = measured
-    ours = output_of(hypotheses or run)
+    ours, *others = map(output_of, systems)
     scores = evaluate(ours, references, tokenize=tokenize, lowercase=lowercase)
-    if output is not None:
-        write_text(output, "".join(f"{line}\n" for line in ours))
-    if against is None:
-        return Evaluation(scores, precisions=precisions)
-    theirs = output_of(against)
-    check_lengths(theirs, references, f"lines of {against}")
-    rows = compare_translations(ours, theirs, references, tokenize=tokenize, lowercase=lowercase)
-    return Evaluation(scores, against, rows, precisions=precisions)
+    if options.output is not None:
+        write_text(options.output, "".join(f"{line}\n" for line in ours))
+    rows = [
+        row
+        for theirs in others
+        for row in compare_translations(ours, theirs, references, tokenize=tokenize, lowercase=lowercase)
+    ]
+    return Evaluation(scores, options.against, rows, " and ".join(dict.fromkeys(used)), precisions)
+
+
+def _decoding_of(options: TranslationEvaluation, runs: Sequence[Path]) -> TranslationOptions:
+    """How the runs translate. Without a run, refuses options that would have no effect."""
+    names = ("beam", "max_length", "length_penalty", "batch_tokens")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if not runs and (unused := [*given, *(["precision"] if options.precision else [])]):
+        raise SettingsError(f"{', '.join(unused)}: no effect if hyp gives the translations; leave it out")
+    return TranslationOptions(**given)
 
 
 def evaluate_labels(classifier: TextClassifier, file: Path) -> LabelScores:

@@ -5,7 +5,7 @@ into the run folder, train and validate, finish. A task defines each of these st
 
 To add a task, write a subclass of `Task` in a file of this package, add it to TASKS in `registry.py`, and test it:
 
-- `wording`, `evaluated_on` and `inherited` are what commands, reports and fine-tuning need to know about it;
+- `wording` and `inherited` are what commands, reports and fine-tuning need to know about it;
 - `uses` names the settings that have an effect here but not in every task;
 - `sources` and `read_texts` open and count the text, so that every error in the files is found before anything is made;
 - `lines` yields the text that a vocabulary is trained on;
@@ -15,6 +15,7 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `reads` is the form of its rows, by which the doctor checks files; `longest` makes its largest batch;
 - `validator` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
 - `finish` scores, keeps samples, and calls `finalize`;
+- `evaluate` scores a finished run on files, with the options of its class in `evaluation.options`;
 - `scored_model` scores a finished run once more, example by example, for comparisons.
 
 Tasks on one-sided text start from `one_sided.OneSidedTask`, which defines the steps that depend on the text only.
@@ -23,7 +24,7 @@ Tasks on one-sided text start from `one_sided.OneSidedTask`, which defines the s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -67,6 +68,16 @@ class ReadTexts(Protocol[ReadT]):
         """Read each source once."""
 
 
+class EvaluationResult(Protocol):
+    """Scores, for people and as plain data."""
+
+    def lines(self) -> list[str]:
+        """Lines to print."""
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Plain data."""
+
+
 @dataclass(frozen=True)
 class Prepared(Generic[StoreT]):
     """Encoded text, in the folder `tokens`."""
@@ -82,10 +93,6 @@ class TaskInfo:
 
     name: ClassVar[str]
     wording: ClassVar[Wording]
-    evaluated_on: ClassVar[str] = ""
-    """The option of `transduce evaluate` that names the text to evaluate on; empty: there is none."""
-    evaluate_options: ClassVar[frozenset[str]] = frozenset()
-    """The other options of `transduce evaluate` that have an effect, besides those of all tasks."""
 
 
 class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
@@ -218,6 +225,10 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
     @abstractmethod
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         """Write scores, samples, report and card after training; the final weights are those of `update`."""
+
+    @abstractmethod
+    def evaluate(self, run: Path, options: Any, *, device: str = "auto") -> EvaluationResult:
+        """Score a finished run on files. `options`: of the class that EVALUATION_OPTIONS has for the task."""
 
 
 def n_rows_of(length: int, settings: Settings) -> int:

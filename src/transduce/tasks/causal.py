@@ -15,11 +15,13 @@ from transduce.config import ModelSettings, Settings, resolved
 from transduce.data.batch import causal
 from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
-from transduce.data.text import Piece
+from transduce.data.text import Piece, read_pieces
 from transduce.decoding.generator import Generator
 from transduce.decoding.options import GenerationOptions, Sampling
+from transduce.decoding.results import TextScore
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize
+from transduce.evaluation.options import TextEvaluation
 from transduce.evaluation.outputs import ScoredText
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
@@ -57,9 +59,7 @@ class CausalTask(PlainTextTask[TextStore]):
             "It writes likely text, which need not be true.",
         ),
     )
-    evaluated_on = "--text"
     scored_model = ScoredText
-    evaluate_options = frozenset({"--stride", "--batch-tokens", "--memory"})
     inherited = ("data.context", "decoding.max_length", "decoding.batch_tokens")
     defaults = CAUSAL
     store = TextStore
@@ -140,6 +140,12 @@ class CausalTask(PlainTextTask[TextStore]):
         found = generator.generate(_beginnings(stores["valid"], generator), options)
         save_generated(folder, "temperature 0.8", [(one.prompt, one.text) for one in found], update=update)
         finalize(folder, self.wording, log)
+
+    def evaluate(self, run: Path, options: TextEvaluation, *, device: str = "auto") -> TextScore:
+        generator = Generator.load(run, device=device, memory=options.memory)
+        pieces = read_pieces(options.text, generator.settings.data.documents)
+        store = encode_text(None, pieces, generator.tokenizer, name=str(options.text))
+        return generator.evaluate(store, stride=options.stride, batch_tokens=options.batch_tokens)
 
 
 def _sees(settings: Settings) -> str:

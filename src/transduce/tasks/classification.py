@@ -20,8 +20,10 @@ from transduce.data.sources import labelled_sources
 from transduce.data.store import LabelStore
 from transduce.decoding.classifier import TextClassifier, longest_of
 from transduce.errors import SettingsError
+from transduce.evaluation.evaluate import evaluate_labels
 from transduce.evaluation.finalize import finalize
-from transduce.evaluation.metrics import score_labels
+from transduce.evaluation.metrics import LabelScores, score_labels
+from transduce.evaluation.options import LabelEvaluation
 from transduce.evaluation.outputs import ScoredClassifier
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
@@ -71,7 +73,6 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
             "limits": lambda record: (f"It reads the first {record.settings.data.max_length} vectors of a sequence.",),
         },
     )
-    evaluated_on = "--labels"
     scored_model = ScoredClassifier
     reads = "labelled"
     counted_in = "labelled texts"
@@ -190,6 +191,9 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         ]
         save_generated(folder, "valid", shown, update=update)
         finalize(folder, self.wording, log)
+
+    def evaluate(self, run: Path, options: LabelEvaluation, *, device: str = "auto") -> LabelScores:
+        return evaluate_labels(TextClassifier.load(run, device=device), options.labels)
 
 
 def _labels(settings: Settings) -> Sequence[str]:

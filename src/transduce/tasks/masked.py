@@ -53,9 +53,7 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         shape=lambda record: f"masked language model · {shape_line(record)}",
         limits=lambda record: (f"It sees {record.settings.data.context} tokens at once.",),
     )
-    evaluated_on = "--text"
     scored_model = ScoredMaskedText
-    evaluate_options = frozenset({"--batch-tokens"})
     inherited = ("data.documents",)
     defaults = MASKED
     store = SentenceStore
@@ -160,6 +158,9 @@ class MaskedTask(PlainTextTask[SentenceStore]):
             shown.append((one.text, f" → {predictions}"))
         save_generated(folder, "valid", shown, update=update)
         finalize(folder, self.wording, log)
+
+    def evaluate(self, run: Path, options: MaskedTextEvaluation, *, device: str = "auto") -> MaskedScore:
+        return score_text(MaskFiller.load(run, device=device), options.text, batch_tokens=options.batch_tokens)
 
 
 def _longest(settings: Settings) -> int:

@@ -31,8 +31,10 @@ from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.demo.sources import translation_sources
 from transduce.errors import SettingsError
+from transduce.evaluation.evaluate import Evaluation, evaluate_translations
 from transduce.evaluation.finalize import finalize_translation
 from transduce.evaluation.metrics import metrics
+from transduce.evaluation.options import TranslationEvaluation
 from transduce.evaluation.outputs import ScoredTranslator
 from transduce.evaluation.records import Wording, shape_line
 from transduce.evaluation.translations import score_translator
@@ -84,15 +86,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
             ),
         },
     )
-    evaluated_on = "--src"
     scored_model = ScoredTranslator
-    evaluate_options = frozenset(
-        {
-            *("--ref", "--hyp", "--against", "--tokenize", "--lowercase or --cased", "--output"),
-            *("--beam", "--max-length", "--length-penalty", "--batch-tokens"),
-            *("--precision", "--measure-precisions"),
-        }
-    )
     inherited = (
         *("data.src_lang", "data.tgt_lang"),
         *(f"decoding.{key}" for key in DecodingSettings.model_fields),
@@ -236,6 +230,9 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         if not sets and scored_pairs:
             sets = {"valid": scored_pairs}
         finalize_translation(folder, sets, self.wording, validation=scored_pairs, update=update, log=log)
+
+    def evaluate(self, run: Path, options: TranslationEvaluation, *, device: str = "auto") -> Evaluation:
+        return evaluate_translations(run, options, device=device)
 
 
 def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[Batch]:

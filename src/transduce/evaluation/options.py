@@ -1,0 +1,70 @@
+"""The options of `transduce evaluate`: a class for each task, whose fields are the options, with their help texts.
+
+The command line is built from these classes, so this module imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+BatchTokens = Annotated[int | None, "Tokens per batch (default: the run's setting)."]
+PlainText = Annotated[Path, "Plain text, for a language model or a masked language model."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslationEvaluation:
+    """What a translator is evaluated on, how it decodes, and how the translations are scored."""
+
+    src: Annotated[Path, "Source text."]
+    ref: Annotated[Path, "Reference translations, aligned line by line."]
+    hyp: Annotated[Path | None, "Score these translations instead of those of RUN."] = None
+    against: Annotated[Path | None, "Compare with another run or its output (paired bootstrap)."] = None
+    tokenize: Annotated[str | None, "BLEU tokenizer: 13a, none, zh, char, ... (default: the run's setting)."] = None
+    lowercase: Annotated[bool | None, "Ignore case in BLEU and chrF (default: the run's setting)."] = None
+    output: Annotated[Path | None, "Write the translations to FILE."] = None
+    beam: Annotated[int | None, "Number of beams; 1 is greedy (default: the run's setting)."] = None
+    max_length: Annotated[int | None, "Maximum output length in tokens (default: the run's setting)."] = None
+    length_penalty: Annotated[float | None, "Exponent of the length (default: the run's setting)."] = None
+    batch_tokens: BatchTokens = None
+    precision: Annotated[
+        str | None, "Precision: float32, float32-fast (on CPUs with AMX), int8 or bfloat16 (default: float32)."
+    ] = None
+    measure_precisions: Annotated[bool, "Also compute BLEU and speed of RUN on these files with each precision."] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEvaluation:
+    """What a language model is evaluated on."""
+
+    text: PlainText
+    stride: Annotated[
+        int | None, "New tokens per row; fewer give more context (default: rows do not overlap)."
+    ] = None
+    memory: Annotated[int | None, "Tokens that a model with a memory remembers (default: the run's setting)."] = None
+    batch_tokens: BatchTokens = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedTextEvaluation:
+    """What a masked language model is evaluated on."""
+
+    text: PlainText
+    batch_tokens: BatchTokens = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelEvaluation:
+    """What a classifier is evaluated on."""
+
+    labels: Annotated[Path, "Labelled text: label<TAB>text lines."]
+
+
+EVALUATION_OPTIONS: dict[str, type[Any]] = {
+    "translation": TranslationEvaluation,
+    "causal": TextEvaluation,
+    "masked": MaskedTextEvaluation,
+    "classification": LabelEvaluation,
+}
+"""By task. Models of other tasks cannot be evaluated."""
