@@ -255,7 +255,7 @@ def test_a_run_without_its_card_can_be_finished_again(trained: Path, tmp_path: P
         (["evaluate", "RUN", "--src", "train.en", "--ref", "two.de"], ["train.en has 60 lines", "two.de has 2"]),
         (
             ["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "--hyp", "two.de"],
-            ["2 hypotheses but 60 references"],
+            ["2 lines of two.de but 60 references"],
         ),
         (["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "--tokenize", "nonne"], ["nonne", "none"]),
         (
@@ -264,7 +264,7 @@ def test_a_run_without_its_card_can_be_finished_again(trained: Path, tmp_path: P
         ),
         (
             ["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "--hyp", "train.de", "--beam", "7"],
-            ["--beam: no effect", "--hyp"],
+            ["beam: no effect if hyp gives"],
         ),
         (["score", "RUN", "--src", "train.en", "--tgt", "two.de"], ["train.en has 60 lines", "two.de has 2"]),
     ],

@@ -31,7 +31,8 @@ def _with_options_of_all_tasks(command: Callable[..., None]) -> Callable[..., No
     for name, hint in hints.items():
         kind, text = get_args(hint)
         metavar = "FILE" if Path in (kind, *get_args(kind)) else None
-        annotation = Annotated[kind | None, opt.option(*_NAMES.get(name, ()), help=text, metavar=metavar)]
+        option = opt.option(*_NAMES.get(name, ()), help=text, metavar=metavar)
+        annotation: Any = Annotated[kind | None, option]
         parameters.append(inspect.Parameter(name, run.kind, default=None, annotation=annotation))
     command.__signature__ = inspect.Signature([*parameters, *others])  # type: ignore[attr-defined]
     return command

@@ -73,11 +73,6 @@ BatchTokens = Annotated[int | None, option(help="Source tokens per batch (defaul
 Memory = Annotated[
     int | None, option(help="Tokens that a model with a memory remembers (default: the run's setting).", min=0)
 ]
-Output = Annotated[Path | None, option("--output", "-o", metavar="FILE", help="Write the translations to FILE.")]
 TopK = Annotated[int, Option(help="Sample from the k most likely tokens; 0 means all.", min=0)]
 TopP = Annotated[float, Option(help="Sample from the most likely tokens of total probability p.", min=0.0, max=1.0)]
 Seed = Annotated[int, Option(help="Random seed of sampling.", min=0)]
-Tokenize = Annotated[str | None, option(help="BLEU tokenizer: 13a, none, zh, char, ... (default: the run's setting).")]
-Lowercase = Annotated[
-    bool | None, option("--lowercase/--cased", help="Ignore case in BLEU and chrF (default: the run's setting).")
-]

@@ -31,7 +31,9 @@ class TranslationEvaluation:
     precision: Annotated[
         str | None, "Precision: float32, float32-fast (on CPUs with AMX), int8 or bfloat16 (default: float32)."
     ] = None
-    measure_precisions: Annotated[bool, "Also compute BLEU and speed of RUN on these files with each precision."] = False
+    measure_precisions: Annotated[bool, "Also compute BLEU and speed of RUN on these files with each precision."] = (
+        False
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +41,7 @@ class TextEvaluation:
     """What a language model is evaluated on."""
 
     text: PlainText
-    stride: Annotated[
-        int | None, "New tokens per row; fewer give more context (default: rows do not overlap)."
-    ] = None
+    stride: Annotated[int | None, "New tokens per row; fewer give more context (default: rows do not overlap)."] = None
     memory: Annotated[int | None, "Tokens that a model with a memory remembers (default: the run's setting)."] = None
     batch_tokens: BatchTokens = None
 

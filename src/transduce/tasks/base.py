@@ -13,7 +13,7 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
   `data.json` with its `fingerprint`, so that a killed run can resume; `largest` limits what such a store may contain;
 - `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
 - `reads` is the form of its rows, by which the doctor checks files; `longest` makes its largest batch;
-- `validator` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
+- `validation` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
 - `finish` scores, keeps samples, and calls `finalize`;
 - `evaluate` scores a finished run on files, with the options of its class in `evaluation.options`;
 - `scored_model` scores a finished run once more, example by example, for comparisons.
@@ -27,13 +27,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from torch import nn
 
 from transduce.config import ModelSettings, Settings, resolved
+from transduce.data.batch import TrainingBatch
 from transduce.data.corpus import corpus_files
 from transduce.data.leaks import LeakCheck
 from transduce.data.preparation import Texts
@@ -51,7 +52,7 @@ from transduce.tasks.choices import Defaults, Facts
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.feed import Feeder
 from transduce.training.loss import Criterion, predict_tokens
-from transduce.training.validate import Validator
+from transduce.training.validate import Judge, Validator
 
 Form = Literal["pairs", "text", "labelled"]
 """(source, target), (line,), or (label, text[, text])."""
@@ -68,6 +69,7 @@ class ReadTexts(Protocol[ReadT]):
         """Read each source once."""
 
 
+@runtime_checkable
 class EvaluationResult(Protocol):
     """Scores, for people and as plain data."""
 
@@ -86,6 +88,16 @@ class Prepared(Generic[StoreT]):
     tokenizers: Tokenizers
     train: StoreT
     valid: StoreT
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The held-out batches and their scores, as in `Validator`. `criterion`: None for that of the training."""
+
+    batches: Callable[[], Iterable[TrainingBatch]]
+    judge: Judge | None = None
+    n_bytes: int = 0
+    criterion: Criterion | None = None
 
 
 class TaskInfo:
@@ -217,10 +229,23 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         """Return `prepared` with training rows of the maximum length, enough for the batch that needs most memory."""
 
     @abstractmethod
+    def validation(self, prepared: Prepared[StoreT], settings: Settings, device: torch.device) -> Validation:
+        """What a validation computes."""
+
     def validator(
         self, model: nn.Module, prepared: Prepared[StoreT], settings: Settings, device: torch.device
     ) -> Validator:
         """Scores the weights on held-out text."""
+        found, training = self.validation(prepared, settings, device), settings.training
+        return Validator(
+            model,
+            found.batches,
+            smoothing=training.label_smoothing,
+            judge=found.judge,
+            n_bytes=found.n_bytes,
+            precision=training.precision,
+            criterion=found.criterion or self.criterion(settings.model),
+        )
 
     @abstractmethod
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:

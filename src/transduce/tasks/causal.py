@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from transduce.config import ModelSettings, Settings, resolved
 from transduce.data.batch import causal
@@ -26,13 +25,12 @@ from transduce.evaluation.outputs import ScoredText
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import Prepared
+from transduce.tasks.base import Prepared, Validation
 from transduce.tasks.defaults import CAUSAL
 from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.training.loss import Carry, Criterion, predict_tokens, predict_tokens_with_carry
 from transduce.training.rows import RowFeeder, StreamFeeder
-from transduce.training.validate import Validator
 
 N_SAMPLES = 6  # texts that the report shows
 
@@ -116,16 +114,11 @@ class CausalTask(PlainTextTask[TextStore]):
     def longest(self, prepared: Prepared[TextStore], settings: Settings) -> Prepared[TextStore]:
         return prepared
 
-    def validator(
-        self, model: nn.Module, prepared: Prepared[TextStore], settings: Settings, device: torch.device
-    ) -> Validator:
+    def validation(self, prepared: Prepared[TextStore], settings: Settings, device: torch.device) -> Validation:
         memory = settings.model.remembered
-        return Validator(
-            model,
+        return Validation(
             _feeder(prepared.valid, settings, device).in_order,
-            smoothing=settings.training.label_smoothing,
             n_bytes=prepared.valid.n_bytes,
-            precision=settings.training.precision,
             criterion=predict_tokens if memory is None else _with_memory(memory),
         )
 

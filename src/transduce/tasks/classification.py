@@ -30,7 +30,7 @@ from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import Prepared, n_rows_of, tiled
+from transduce.tasks.base import Prepared, Validation, n_rows_of, tiled
 from transduce.tasks.choices import Facts
 from transduce.tasks.defaults import BERT_CLASSIFICATION, CLASSIFICATION
 from transduce.tasks.one_sided import TRIED, OneSidedTask
@@ -38,7 +38,7 @@ from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import LabelFeeder
 from transduce.training.loss import Criterion, predict_labels
-from transduce.training.validate import Judge, Validator
+from transduce.training.validate import Judge
 
 N_SAMPLES = 24  # texts that the report shows
 _OF_ANY_MODEL = frozenset({"kind", "dropout", "n_labels"})
@@ -158,17 +158,9 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         ends, zeros = np.full(n, length, dtype=np.int32), np.zeros(n, dtype=np.int32)
         return replace(prepared, train=LabelStore(ids, np.arange(n + 1) * length, ends, zeros, store.facts))
 
-    def validator(
-        self, model: nn.Module, prepared: Prepared[LabelStore], settings: Settings, device: torch.device
-    ) -> Validator:
-        return Validator(
-            model,
-            LabelFeeder(prepared.valid, settings.training, device=device).batches,
-            smoothing=settings.training.label_smoothing,
-            judge=_judge(prepared, settings),
-            precision=settings.training.precision,
-            criterion=predict_labels,
-        )
+    def validation(self, prepared: Prepared[LabelStore], settings: Settings, device: torch.device) -> Validation:
+        feeder = LabelFeeder(prepared.valid, settings.training, device=device)
+        return Validation(feeder.batches, judge=_judge(prepared, settings))
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         classifier = TextClassifier.load(folder.path, device=folder.settings.training.device)

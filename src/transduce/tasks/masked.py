@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,29 @@ import torch
 from torch import nn
 
 from transduce.config import BertSettings, ModelSettings, Settings, resolved
+from transduce.data.batch import MaskedBatch
 from transduce.data.encoding import encode_sentences
+from transduce.data.masking import mask, word_starts
 from transduce.data.preparation import Texts
 from transduce.data.store import SentenceStore
-from transduce.data.text import Piece
+from transduce.data.text import Piece, read_pieces
 from transduce.decoding.mask_filler import MaskFiller
+from transduce.decoding.results import MaskedScore
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.finalize import finalize
+from transduce.evaluation.options import MaskedTextEvaluation
 from transduce.evaluation.outputs import ScoredMaskedText
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import Prepared, n_rows_of, tiled
+from transduce.tasks.base import Prepared, Validation, n_rows_of, tiled
 from transduce.tasks.defaults import MASKED
-from transduce.tasks.masked_scoring import judges_pairs, masked_feeder, masked_judge
 from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.loss import Criterion, predict_masked_tokens
-from transduce.training.validate import Validator
+from transduce.training.validate import Judge, Validator
 
 N_SAMPLES, SAMPLE_TOKENS = 8, 40
 
@@ -128,29 +132,17 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         offsets, documents = np.arange(n + 1) * length, np.arange(0, n + 1, 2)
         return replace(prepared, train=SentenceStore(ids, offsets, documents, store.facts))
 
-    def validator(
-        self, model: nn.Module, prepared: Prepared[SentenceStore], settings: Settings, device: torch.device
-    ) -> Validator:
+    def validation(self, prepared: Prepared[SentenceStore], settings: Settings, device: torch.device) -> Validation:
         feeder = masked_feeder(prepared.valid, prepared.tokenizers.tgt, settings, device)
-        return Validator(
-            model,
-            feeder.batches,
-            smoothing=settings.training.label_smoothing,
-            judge=masked_judge(feeder),
-            precision=settings.training.precision,
-            criterion=predict_masked_tokens,
-        )
+        return Validation(feeder.batches, judge=masked_judge(feeder))
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         settings, stores = folder.settings, dict(self.held_out_stores(folder))
         filler = MaskFiller.load(folder.path, device=settings.training.device)
         for name, store in stores.items():
-            feeder = masked_feeder(store, filler.vocabulary, settings, filler.device)
-            found = Validator(
-                filler.model, feeder.batches, smoothing=0.0, judge=masked_judge(feeder), criterion=predict_masked_tokens
-            )()
-            save_set(folder, "masked_scores", name, found)
-            log.say(f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))
+            score = _score(filler, masked_feeder(store, filler.vocabulary, settings, filler.device))
+            save_set(folder, "masked_scores", name, score.to_json())
+            log.say(f"{name}: {score.lines()[0]}")
         texts = _masked_samples(stores["valid"], filler.vocabulary)
         shown = []
         for one in filler.fill(texts) if texts else ():
@@ -161,6 +153,89 @@ class MaskedTask(PlainTextTask[SentenceStore]):
 
     def evaluate(self, run: Path, options: MaskedTextEvaluation, *, device: str = "auto") -> MaskedScore:
         return score_text(MaskFiller.load(run, device=device), options.text, batch_tokens=options.batch_tokens)
+
+
+def score_text(filler: MaskFiller, path: str | Path, *, batch_tokens: int | None = None) -> MaskedScore:
+    """Score a model on masked tokens of the text of a file (`-`: standard input), split as in training.
+
+    The masked tokens follow from the run's seed: figures are reproducible. Validation text gives the training's own
+    figures. A single document has no next-sentence accuracy. Raises `DataError`.
+    """
+    data, training = filler.settings.data, filler.settings.training
+    budget = batch_tokens or training.micro_batch_tokens or training.batch_tokens
+    budget = max(filler.context, budget or filler.settings.decoding.batch_tokens)
+    pieces = read_pieces(path, data.documents)
+    store = encode_sentences(None, pieces, filler.vocabulary, longest=filler.context - 3, name=str(path))
+    changes = {
+        "data": data.model_copy(update={"context": filler.context}),
+        "training": training.model_copy(update={"batch_tokens": budget, "micro_batch_tokens": budget}),
+    }
+    if store.n_documents < 2:
+        changes["model"] = filler.settings.model.model_copy(update={"next_sentence": False})
+    settings = filler.settings.model_copy(update=changes)
+    return _score(filler, masked_feeder(store, filler.vocabulary, settings, filler.device))
+
+
+def judges_pairs(settings: Settings) -> bool:
+    """Whether the model predicts next sentences."""
+    return isinstance(settings.model, BertSettings) and settings.model.next_sentence
+
+
+def masked_feeder(
+    store: SentenceStore, vocabulary: Vocabulary, settings: Settings, device: torch.device
+) -> MaskedFeeder:
+    """Rows with masked tokens; pairs of segments if the model predicts next sentences."""
+    data = settings.data
+    starts: np.ndarray | None = None
+    if data.whole_words:
+        starts = word_starts(vocabulary.pieces(range(vocabulary.vocab_size)))
+        if starts is None:
+            raise SettingsError("data.whole_words = true: the pieces of this vocabulary do not mark the start of words")
+    return MaskedFeeder(
+        store,
+        settings.training,
+        device=device,
+        context=resolved(data.context, "data.context"),
+        masked=partial(mask, vocab_size=vocabulary.vocab_size, rate=data.masked, starts=starts),
+        pairs=judges_pairs(settings),
+    )
+
+
+def masked_judge(feeder: MaskedFeeder) -> Judge:
+    """Computes the accuracy on masked tokens and, with pairs, on next sentences."""
+
+    def judge(model: nn.Module) -> dict[str, float]:
+        right = n = followed = n_pairs = 0
+        known: Any = model
+        for batch in feeder.batches():
+            assert isinstance(batch, MaskedBatch)
+            hidden, follows = known(*batch.inputs)
+            right += int((known.logits(hidden).argmax(-1) == batch.targets).sum())
+            n += batch.n_targets
+            if follows is not None:
+                followed += int((follows.argmax(-1) == batch.labels).sum())
+                n_pairs += len(batch.labels)
+        scores = {"masked_accuracy": right / max(1, n)}
+        return scores | ({"next_sentence_accuracy": followed / n_pairs} if n_pairs else {})
+
+    return judge
+
+
+def _score(filler: MaskFiller, feeder: MaskedFeeder) -> MaskedScore:
+    """Score a model on the masked tokens of the feeder's text."""
+    validator = Validator(
+        filler.model, feeder.batches, smoothing=0.0, judge=masked_judge(feeder), criterion=predict_masked_tokens
+    )
+    found = validator()
+    return MaskedScore(
+        loss=found["loss"] if feeder.pairs else found["nll"],  # includes the loss on pairs
+        nll=found["nll"],
+        masked_accuracy=found["masked_accuracy"],
+        next_sentence_accuracy=found.get("next_sentence_accuracy") if feeder.pairs else None,
+        n_hidden=sum(batch.n_targets for batch in feeder.batches()),
+        n_tokens=len(feeder.store.ids),
+        n_bytes=feeder.store.facts["bytes"],
+    )
 
 
 def _longest(settings: Settings) -> int:

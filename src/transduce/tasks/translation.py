@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from transduce.config import (
-    DecodingSettings,
-    EvaluationSettings,
-    ModelSettings,
-    OutputSettings,
-    Settings,
-    resolved,
-)
-from transduce.data.batch import Batch, collate
-from transduce.data.batching import plan
+from transduce.config import DecodingSettings, EvaluationSettings, ModelSettings, OutputSettings, Settings
 from transduce.data.clean import Cleaner, format_cleaning
 from transduce.data.corpus import Pair
 from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
-from transduce.data.examples import Example
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.preparation import PairTexts, TextSet, read_pair_texts
 from transduce.data.store import TokenStore
@@ -42,11 +33,11 @@ from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import seal_folder
-from transduce.tasks.base import Prepared, Task, n_rows_of, report_leaks, tiled
+from transduce.tasks.base import Prepared, Task, Validation, n_rows_of, report_leaks, tiled
 from transduce.tasks.defaults import TRANSLATION
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
-from transduce.training.validate import Judge, Validator
+from transduce.training.validate import Judge
 
 TRIED = 2000  # pairs that are encoded to estimate the number of tokens
 
@@ -208,19 +199,10 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         sides = [tiled(ids, length).tolist() for ids in (prepared.train.src, prepared.train.tgt)]
         return replace(prepared, train=TokenStore.from_lists([sides[0]] * n, [sides[1]] * n))
 
-    def validator(
-        self, model: nn.Module, prepared: Prepared[TokenStore], settings: Settings, device: torch.device
-    ) -> Validator:
-        training = settings.training
-        budget = training.micro_batch_tokens or resolved(training.batch_tokens, "training.batch_tokens")
+    def validation(self, prepared: Prepared[TokenStore], settings: Settings, device: torch.device) -> Validation:
         scored_pairs = _read_scored_pairs(prepared.tokens)
-        return Validator(
-            model,
-            lambda: _batches(prepared.valid, budget, device),
-            smoothing=training.label_smoothing,
-            judge=_judge(model, prepared.tokenizers, scored_pairs, settings) if scored_pairs else None,
-            precision=training.precision,
-        )
+        judge = _judge(prepared.tokenizers, scored_pairs, settings) if scored_pairs else None
+        return Validation(PairFeeder(prepared.valid, settings.training, device=device).batches, judge=judge)
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         path = folder.path / "tokens" / "tests.json"
@@ -235,21 +217,13 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         return evaluate_translations(run, options, device=device)
 
 
-def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[Batch]:
-    """All pairs of a store, each once."""
-    for indices in plan(store.src_lengths, store.tgt_lengths, budget=budget, seed=0, epoch=0):
-        yield collate([Example(*store[int(i)]) for i in indices]).to(device)
-
-
-def _judge(
-    model: nn.Module, tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], settings: Settings
-) -> Judge:
-    engine = TorchEngine(model, settings.decoding)  # its threads are reused by all validations
-    translator = Translator(engine, tokenizers)
+def _judge(tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], settings: Settings) -> Judge:
+    @cache
+    def translator_of(model: nn.Module) -> Translator:
+        return Translator(TorchEngine(model, settings.decoding), tokenizers)  # all validations reuse its threads
 
     def judge(model: nn.Module) -> dict[str, float]:
-        assert model is translator.model, "a validator scores one model"
-        scores, _ = score_translator(translator, scored_pairs, settings.evaluation)
+        scores, _ = score_translator(translator_of(model), scored_pairs, settings.evaluation)
         return {"bleu": scores.bleu.value, "chrf": scores.chrf.value}
 
     return judge

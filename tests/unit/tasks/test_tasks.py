@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from transduce.config import Settings, resolve_preset, to_toml
 from transduce.config.model import MODEL_SETTINGS, kinds_for
 from transduce.data.store import checksum
 from transduce.errors import DataError, RunFolderError, SettingsError
+from transduce.evaluation.options import EVALUATION_OPTIONS
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.models.registry import check_model
@@ -37,6 +38,14 @@ def test_every_setting_of_data_decoding_and_evaluation_has_an_effect_in_some_tas
     for section, common in (("data", {"root", "train", "valid", "test", "demo"}), ("decoding", ()), ("evaluation", ())):
         fields = type(getattr(Settings(), section)).model_fields.keys() - set(common)
         assert {f"{section}.{key}" for key in fields} == {name for name in used if name.startswith(f"{section}.")}
+
+
+def test_every_task_has_its_options_of_evaluate_and_shares_names_only_for_the_same() -> None:
+    assert EVALUATION_OPTIONS.keys() == TASKS.keys()
+    known: dict[str, Any] = {}
+    for options in EVALUATION_OPTIONS.values():
+        hints = get_type_hints(options, include_extras=True)
+        assert all(known.setdefault(name, hint) == hint for name, hint in hints.items())
 
 
 @pytest.mark.parametrize("name", TASK_INFOS)
