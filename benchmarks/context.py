@@ -22,7 +22,7 @@ from pathlib import Path
 from results import heading, row, write
 
 from transduce import Budget, compare
-from transduce.config import apply_overrides, read_recipe
+from transduce.config.recipe import apply_overrides, read_recipe
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "shakespeare-xl.toml"
 MEMORIES = (0, 16, 32, 64, 128, 256, 512, 1024)

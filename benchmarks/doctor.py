@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.doctor.diagnose import diagnose
 
 

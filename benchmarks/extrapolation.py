@@ -22,7 +22,9 @@ from results import heading, row, write
 from torch import Tensor
 from torch.nn import functional as F
 
-from transduce.config import Settings, apply_overrides, read_recipe, resolved
+from transduce.config.recipe import apply_overrides, read_recipe
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.decoding.loading import open_model
 from transduce.nn.positions import POSITIONS
 from transduce.pipeline import train

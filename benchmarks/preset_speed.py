@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from transduce.config import DecodingSettings, model_settings, resolve_preset
+from transduce.config.kinds import model_settings, resolve_preset
 from transduce.config.recipe import apply_overrides
+from transduce.config.settings import DecodingSettings
 from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import PRECISIONS, NativeModel

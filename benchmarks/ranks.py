@@ -28,7 +28,8 @@ def work(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from transduce.config import TrainingSettings, model_settings, resolve_preset
+    from transduce.config.kinds import model_settings, resolve_preset
+    from transduce.config.settings import TrainingSettings
     from transduce.data.store import TokenStore
     from transduce.distributed.group import join_ranks
     from transduce.models.registry import build_model

@@ -30,7 +30,7 @@ from results import heading, row
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.config import model_settings
+from transduce.config.kinds import model_settings
 from transduce.models.registry import build_model
 from transduce.training.loss import label_smoothed_loss
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from transduce.config import Settings, resolve_preset
+from transduce.config.kinds import resolve_preset
+from transduce.config.settings import Settings
 from transduce.data.store import TokenStore
 from transduce.logging import Log
 from transduce.models.registry import build_model

@@ -22,7 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from native_engines import engine_for
 from oracle.stand_in import untrained
-from transduce.config import Settings, apply_overrides, resolve_preset
+from transduce.config.kinds import resolve_preset
+from transduce.config.recipe import apply_overrides
+from transduce.config.settings import Settings
 from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import PRECISIONS

@@ -23,7 +23,8 @@ import torch
 from results import heading, row, write
 
 from transduce import Translator
-from transduce.config import Settings, apply_overrides
+from transduce.config.recipe import apply_overrides
+from transduce.config.settings import Settings
 from transduce.pipeline import train
 
 LETTERS, LONGEST = "abcdefghij", 20

@@ -52,7 +52,8 @@ def ours(peers: Path, size: str, updates: int, precision: str) -> dict[str, obje
     import torch
     from common import EOS, V, batches, load  # type: ignore[import-not-found]
 
-    from transduce.config import TrainingSettings, model_settings, resolve_preset
+    from transduce.config.kinds import model_settings, resolve_preset
+    from transduce.config.settings import TrainingSettings
     from transduce.data.batch import collate
     from transduce.data.examples import Example
     from transduce.models.registry import build_model

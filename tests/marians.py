@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from oracle.adapter import fitting, randomize
-from transduce.config import Settings, TokenizerSettings
+from transduce.config.settings import Settings, TokenizerSettings
 from transduce.convert import parity
 from transduce.convert.exporting import export_run
 from transduce.models.registry import build_model

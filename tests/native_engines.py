@@ -9,7 +9,7 @@ from unittest import mock
 
 from torch import nn
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision

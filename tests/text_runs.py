@@ -8,7 +8,7 @@ from typing import Any
 
 from marians import LINES
 from oracle.adapter import fitting, randomize
-from transduce.config import Settings, TokenizerSettings
+from transduce.config.settings import Settings, TokenizerSettings
 from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizer, Tokenizers

@@ -19,8 +19,8 @@ from torch import nn
 
 import transduce
 from transduce.__main__ import main
-from transduce.config import Settings
-from transduce.config.model import MODEL_SETTINGS
+from transduce.config.kinds import MODEL_SETTINGS
+from transduce.config.settings import Settings
 from transduce.data.store import TokenStore
 from transduce.distributed.environment import this_process
 from transduce.distributed.group import join_ranks

@@ -14,7 +14,7 @@ _LAZY = {
     "MaskFiller": "transduce.decoding.mask_filler",
     "RayCluster": "transduce.decoding.bulk_ray",
     "Sampling": "transduce.decoding.options",
-    "Settings": "transduce.config",
+    "Settings": "transduce.config.settings",
     "TextClassifier": "transduce.decoding.classifier",
     "TranslationOptions": "transduce.decoding.options",
     "Translator": "transduce.decoding.translator",

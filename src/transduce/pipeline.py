@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from transduce.config import Settings, to_toml
+from transduce.config.recipe import to_toml
+from transduce.config.settings import Settings
 from transduce.data.sample import Sample
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.checks import warn_of_data

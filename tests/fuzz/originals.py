@@ -127,7 +127,7 @@ def marian_pickled(folder: Path) -> None:
 
 
 def bert(folder: Path) -> None:
-    from transduce.config import model_settings
+    from transduce.config.kinds import model_settings
     from transduce.convert import bert
     from transduce.convert.weight_map import Rows
     from transduce.models.registry import build_model
@@ -178,7 +178,7 @@ def bert(folder: Path) -> None:
 def gpt2(folder: Path) -> None:
     from tokenizers import pre_tokenizers
 
-    from transduce.config import model_settings
+    from transduce.config.kinds import model_settings
     from transduce.convert import gpt2
     from transduce.convert.weight_map import Rows
     from transduce.models.registry import build_model

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from oracle.numpy_transformer import Array, Options
-from transduce.config import ModelSettings, OutputSettings, TransformerSettings
-from transduce.config.model import MODEL_SETTINGS
+from transduce.config.architectures import TransformerSettings
+from transduce.config.kinds import MODEL_SETTINGS
+from transduce.config.model import ModelSettings, OutputSettings
 
 # The embeddings of each side, and the stacks, of every kind of model.
 SHAPES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {

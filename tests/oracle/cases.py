@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oracle.adapter import fitting, randomize
-from transduce.config import ModelSettings
+from transduce.config.model import ModelSettings
 from transduce.models.registry import build_model
 
 VOCAB = 13

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oracle.adapter import _block, _copy
 from oracle.numpy_transformer import Array
-from transduce.config import ModelSettings
+from transduce.config.model import ModelSettings
 
 
 def encoder_weights(state: Mapping[str, Tensor], s: ModelSettings, segments: NDArray[np.int64]) -> dict[str, Array]:

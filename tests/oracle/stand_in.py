@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.models.registry import build_model
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3

@@ -18,7 +18,7 @@ from sacrebleu.metrics import BLEU
 import kills
 from system.commands import Done, small, transduce, write_corpus
 from transduce import DistillationOptions, TranslationOptions, Translator, distill
-from transduce.config import EvaluationSettings
+from transduce.config.settings import EvaluationSettings
 from transduce.distillation.text import rerank
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers

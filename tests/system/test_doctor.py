@@ -10,7 +10,7 @@ import pytest
 
 import transduce as package
 from system.commands import small, transduce, write_corpus
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.demo.corpus import demo_pairs
 
 

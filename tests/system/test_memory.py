@@ -14,7 +14,7 @@ import toys
 from system.commands import transduce
 from system.test_causal import LINES, POEM, assert_refused, small
 from transduce import Generator
-from transduce.config import model_settings
+from transduce.config.kinds import model_settings
 from transduce.data.batch import causal
 from transduce.data.store import TextStore
 from transduce.decoding.options import GenerationOptions, Sampling

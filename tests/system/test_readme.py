@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from system.commands import SMALL, write_corpus
-from transduce.config import Settings
+from transduce.config.settings import Settings
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 FEW = "--set training.max_updates=3 " + " ".join(f"--set {value}" for value in SMALL if value.startswith("model."))

@@ -17,7 +17,7 @@ import transduce
 from system.commands import SMALL, write_corpus
 from system.commands import transduce as command
 from transduce import pipeline
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.pipeline import train

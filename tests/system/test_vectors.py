@@ -15,7 +15,7 @@ import torch
 import toys
 from system.commands import small, transduce
 from transduce import Budget, compare
-from transduce.config import read_recipe
+from transduce.config.recipe import read_recipe
 from transduce.runs.folder import RunFolder
 from vector_files import WIDTH, write_task, write_vectors
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from system.commands import Done, small, transduce, write_corpus
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.errors import Interrupted, SettingsError
 from transduce.tasks.resolve import check
 from transduce.training.step import Updater

@@ -50,8 +50,9 @@ def demo(
     transduce demo
     transduce demo --updates 8000 --run runs/longer
     """
-    from transduce.config import Settings, apply_overrides
-    from transduce.config.model import MODEL_SETTINGS, kinds_for
+    from transduce.config.kinds import MODEL_SETTINGS, kinds_for
+    from transduce.config.recipe import apply_overrides
+    from transduce.config.settings import Settings
     from transduce.errors import SettingsError
     from transduce.logging import Log
     from transduce.pipeline import train

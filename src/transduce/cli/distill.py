@@ -57,7 +57,7 @@ def distill(
     transduce distill runs/teacher --run runs/student --rerank --mix 1
     transduce distill runs/teacher --run runs/student --baseline runs/plain
     """
-    from transduce.config import apply_overrides
+    from transduce.config.recipe import apply_overrides
     from transduce.distillation.distill import distill as run_distill
     from transduce.distillation.text import DistillationOptions
     from transduce.logging import Log

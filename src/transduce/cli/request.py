@@ -13,7 +13,7 @@ from transduce.cli.options import Overrides, argument, option
 from transduce.errors import DataError, RunFolderError, SettingsError
 
 if TYPE_CHECKING:
-    from transduce.config import DataSettings, Settings
+    from transduce.config.settings import DataSettings, Settings
 
 
 _files = functools.partial(option, metavar="FILE")
@@ -59,7 +59,8 @@ class Request:
         Raises `SettingsError` for contradictions and `DataError` for missing files. Data files may be missing if the
         run folder already contains the encoded text.
         """
-        from transduce.config import Settings, apply_overrides, read_recipe
+        from transduce.config.recipe import apply_overrides, read_recipe
+        from transduce.config.settings import Settings
 
         origin = str(self.recipe) if self.recipe else "settings"
         values = read_recipe(self.recipe) if self.recipe else {}

@@ -35,7 +35,7 @@ def shortlist(
     transduce translate runs/x --shortlist < in.en > out.de
     transduce shortlist runs/x --n-best 100 --max-loss 0.2
     """
-    from transduce.config import apply_overrides
+    from transduce.config.recipe import apply_overrides
     from transduce.distillation.shortlist import ShortlistOptions, make_shortlist
     from transduce.logging import Log
 

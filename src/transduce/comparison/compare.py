@@ -22,7 +22,7 @@ from transduce.comparison.result import RecipeComparison, system_of
 from transduce.comparison.shared import Shared, with_vocabulary_of
 from transduce.comparison.sizes import RULE, scaled
 from transduce.comparison.update_budget import with_update_budgets
-from transduce.config import Settings, TrainingSettings
+from transduce.config.settings import Settings, TrainingSettings
 from transduce.errors import DataError, RunFolderError, SettingsError, TrainingError, UserError
 from transduce.logging import Log
 from transduce.pipeline import is_finished, prepare, train

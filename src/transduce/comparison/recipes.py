@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transduce.config import Settings, TrainingSettings, apply_overrides, read_recipe
+from transduce.config.recipe import apply_overrides, read_recipe
+from transduce.config.settings import Settings, TrainingSettings
 from transduce.errors import SettingsError
 
 SHARED = "shared"  # the folder for what all recipes have in common

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.comparison.recipes import SECTIONS, TRAINING
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.runs.folder import RunFolder

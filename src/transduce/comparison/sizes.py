@@ -11,7 +11,9 @@ from pydantic import ValidationError
 
 from transduce.comparison.recipes import naming
 from transduce.comparison.shared import Shared
-from transduce.config import ModelSettings, Settings, resolve_preset
+from transduce.config.kinds import resolve_preset
+from transduce.config.model import ModelSettings
+from transduce.config.settings import Settings
 from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.models.registry import parameters_of

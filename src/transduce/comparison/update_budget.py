@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from transduce.comparison.shared import Shared
-from transduce.config import Settings, resolved
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.doctor.trial import Rehearsal
 from transduce.evaluation.speed import in_turns
 from transduce.logging import Log

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from transduce.config.model import AnyModelSettings, TransformerSettings, default_kind
+from transduce.config.architectures import TransformerSettings
+from transduce.config.kinds import AnyModelSettings, default_kind
 from transduce.config.recipe import apply_overrides, read_recipe
 from transduce.config.section import (
     MAX_BATCH,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import TransformerSettings
+from transduce.config.architectures import TransformerSettings
 from transduce.convert.folder import Outgoing
 from transduce.convert.parity import MAX_TOKENS, compare, examples, logits_of, settle
 from transduce.convert.requirements import Expressible, check_expressible, position_table

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.runs import atomic
 from transduce.runs.tensors import load_tensors

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import GPTSettings
+from transduce.config.architectures import GPTSettings
 from transduce.convert import hub_folder, parity
 from transduce.convert.folder import Imported, Outgoing, check_model_type, read_object, read_weights
 from transduce.convert.requirements import (

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import AttentionSettings, DataSettings, Settings, TokenizerSettings
+from transduce.config.model import AttentionSettings
+from transduce.config.settings import DataSettings, Settings, TokenizerSettings
 from transduce.convert.folder import Imported, Outgoing, read_bytes, read_object
 from transduce.convert.tokenizer_json import tokenizer_json
 from transduce.convert.weight_map import Rows, rows_of

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.config import Settings, to_toml
+from transduce.config.recipe import to_toml
+from transduce.config.settings import Settings
 from transduce.convert import bert, gpt2, hub_folder, marian
 from transduce.convert.download import download, hub_name
 from transduce.convert.folder import (

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import TransformerSettings
-from transduce.config.model.attention import NORM_EPSILONS
+from transduce.config.architectures import TransformerSettings
+from transduce.config.model import NORM_EPSILONS
 from transduce.convert.requirements import (
     EXPRESSIBLE_IN_TRANSFORMERS,
     MAX_LAYERS,

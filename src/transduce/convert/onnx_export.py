@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import AttentionSettings, EncoderSettings, Settings
+from transduce.config.architectures import EncoderSettings
+from transduce.config.model import AttentionSettings
+from transduce.config.settings import Settings
 from transduce.convert import parity
 from transduce.convert.folder import Outgoing
 from transduce.convert.onnx_graphs import OPSET, graphs_of, quiet

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.config import AttentionSettings
+from transduce.config.model import AttentionSettings
 from transduce.convert.parity import head_outputs
 from transduce.models.causal_lm import CausalLM
 from transduce.models.masked_lm import TextEncoder

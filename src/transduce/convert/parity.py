@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import EncoderSettings
+from transduce.config.architectures import EncoderSettings
 from transduce.convert.weight_map import NEVER, Rows
 from transduce.data.batch import Batch, collate, pad_rows
 from transduce.data.examples import Example

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from transduce.config import AttentionSettings, EncoderSettings, OutputSettings, Settings
+from transduce.config.architectures import EncoderSettings
+from transduce.config.model import AttentionSettings, OutputSettings
+from transduce.config.settings import Settings
 from transduce.errors import UserError
 from transduce.nn.positions import POSITIONS
 

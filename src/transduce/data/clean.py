@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config import DataSettings
+from transduce.config.settings import DataSettings
 from transduce.data.corpus import Pair
 from transduce.data.leaks import N_SAMPLES, comparable, shortened
 from transduce.errors import DataError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.config import Corpus, DataSettings
+from transduce.config.settings import Corpus, DataSettings
 from transduce.data.json_lines import read_json_lines
 from transduce.data.lines import COMPRESSIONS, Digests, LineParser, bare_suffix, read_lines, read_rows
 from transduce.data.tmx import read_tmx

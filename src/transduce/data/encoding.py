@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from transduce.config import DataSettings
+from transduce.config.settings import DataSettings
 from transduce.data.clean import Cleaner, CleanReport
 from transduce.data.corpus import Labelled, Pair, number_of
 from transduce.data.examples import Ids

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.clean import Cleaner, CleanReport, HeldOutSources
 from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from transduce.config import Corpus, DataSettings, Settings
+from transduce.config.settings import Corpus, DataSettings, Settings
 from transduce.data.corpus import Labelled, Pair, corpus_files, corpus_name, read_labelled, read_pairs
 from transduce.data.lines import Digests, bare_suffix, open_bytes, read_lines
 

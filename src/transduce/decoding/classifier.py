@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import resolved
+from transduce.config.section import resolved
 from transduce.data.batch import collate_labelled
 from transduce.data.batching import plan
 from transduce.data.encoding import pack_texts

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from transduce.config import DecodingSettings
 from transduce.config.section import MAX_TOKENS
+from transduce.config.settings import DecodingSettings
 from transduce.data.examples import Example, Ids, RowExample
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.errors import SettingsError

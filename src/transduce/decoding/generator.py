@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.config import Settings, resolved
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis

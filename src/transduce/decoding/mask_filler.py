@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from transduce.config import BertSettings, Settings
+from transduce.config.architectures import BertSettings
+from transduce.config.settings import Settings
 from transduce.data.batch import pad_rows
 from transduce.data.sentence_pairs import pack
 from transduce.decoding.loading import RunModel

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
-from transduce.config import DecodingSettings
+from transduce.config.settings import DecodingSettings
 from transduce.decoding.engine import Batcher, DecodingInput, Deliver
 from transduce.decoding.native_decoder import NativeCaller, NativeDecoder, native_options
 from transduce.decoding.options import TranslationOptions

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config import DecodingSettings, GPTSettings
+from transduce.config.architectures import GPTSettings
+from transduce.config.settings import DecodingSettings
 from transduce.data.examples import Ids
 from transduce.decoding.engine import (
     OUTCOMES,

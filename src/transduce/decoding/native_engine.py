@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config import DecodingSettings, GPTSettings, resolve_preset
+from transduce.config.architectures import GPTSettings
+from transduce.config.kinds import resolve_preset
 from transduce.config.section import MAX_TOKENS
+from transduce.config.settings import DecodingSettings
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.dynamic_batcher import DynamicBatcher
 from transduce.decoding.engine import MOST_SOURCE, Batcher, DecodingInput, Deliver, Engine, Hypothesis, OnStep

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from transduce.config import GPTSettings, TransformerSettings
+from transduce.config.architectures import GPTSettings, TransformerSettings
 from transduce.decoding.native_library import check, load_library
 from transduce.errors import SettingsError
 from transduce.text.special import BOS, EOS, PAD

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config import GPTSettings
+from transduce.config.architectures import GPTSettings
 from transduce.data.examples import Example, Ids, RowExample
 from transduce.decoding.native_library import address, check, packed
 from transduce.decoding.native_model import NativeModel

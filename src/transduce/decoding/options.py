@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from transduce.config import DecodingSettings
 from transduce.config.section import MAX_BATCH, MAX_BEAM, MAX_PENALTY, MAX_SEED, MAX_TOKENS
+from transduce.config.settings import DecodingSettings
 from transduce.errors import SettingsError
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.config import DecodingSettings
+from transduce.config.settings import DecodingSettings
 from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sources
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.constraints import Constraints

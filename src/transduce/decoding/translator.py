@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config import DecodingSettings
+from transduce.config.settings import DecodingSettings
 from transduce.data.examples import Example
 from transduce.decoding.alignment import Link, align
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis

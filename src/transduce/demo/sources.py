@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.corpus import Pair
 from transduce.data.sources import Source, Sources, pair_sources
 from transduce.demo.corpus import demo_pairs

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.preparation import read_scored_pairs
 from transduce.decoding.translator import Translator
 from transduce.demo.sources import translation_sources

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transduce.config import DataSettings, Settings, model_settings, read_recipe, to_toml
-from transduce.config.model import preset_values
+from transduce.config.kinds import model_settings, preset_values
+from transduce.config.recipe import read_recipe, to_toml
+from transduce.config.settings import DataSettings, Settings
 from transduce.decoding.loading import check_reads_text, open_folder
 from transduce.decoding.translator import Translator
 from transduce.distillation.comparison import SideBySide, compare_models

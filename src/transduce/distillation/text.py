@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from sacrebleu.metrics import BLEU
 
-from transduce.config import Corpus, DataSettings, EvaluationSettings, Settings
+from transduce.config.settings import Corpus, DataSettings, EvaluationSettings, Settings
 from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
 from transduce.decoding.bulk import translate_to_folder

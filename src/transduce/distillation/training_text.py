@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transduce.config import DataSettings, Settings
+from transduce.config.settings import DataSettings, Settings
 from transduce.data.corpus import text_files
 from transduce.data.preparation import PairTexts
 from transduce.errors import DataError

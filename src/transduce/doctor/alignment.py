@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transduce.config import DataSettings
+from transduce.config.settings import DataSettings
 from transduce.data.corpus import Pair
 from transduce.data.sample import Sample, Windows
 from transduce.doctor.findings import Finding, percent

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from transduce.config import DataSettings
+from transduce.config.settings import DataSettings
 from transduce.data.corpus import Labelled, Pair
 from transduce.data.leaks import SHORTEST, LeakCheck, comparable, watch
 from transduce.data.sample import Sample

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from transduce.config import Settings, resolved
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.data.clean import RATIO, TOO_LONG
 from transduce.data.corpus import sorted_labels
 from transduce.data.sample import Sample, take_sample

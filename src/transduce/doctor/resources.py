@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from transduce.config import Settings, resolved
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.doctor.findings import size
 from transduce.doctor.trial import tokens_at_once
 from transduce.logging import Log

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from transduce.config import Settings, resolved
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.machine import this_machine
 from transduce.models.registry import build_model, count_parameters
 from transduce.process import child_environment, exit_with_parent, keep_freed_memory, limit_kernel_cache

@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeVar
 from jinja2 import UndefinedError
 
 import transduce
-from transduce.config import DataSettings, Settings
+from transduce.config.settings import DataSettings, Settings
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
 from transduce.inspection.heatmap import HeatMap

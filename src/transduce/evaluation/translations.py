@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transduce.config import EvaluationSettings
+from transduce.config.settings import EvaluationSettings
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.translator import Translator
 from transduce.evaluation.metrics import Scores, evaluate

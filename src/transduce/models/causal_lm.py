@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.config import GPTSettings
+from transduce.config.architectures import GPTSettings
 from transduce.models.parts import Parts, TokenPredictor, initialize
 from transduce.nn.cache import DecoderState
 from transduce.nn.positions.scheme import document_positions

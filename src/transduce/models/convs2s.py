@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.config import ConvS2SSettings
+from transduce.config.architectures import ConvS2SSettings
 from transduce.models.parts import EncoderDecoder
 from transduce.nn.convolutional import ConvDecoder, ConvEncoder
 from transduce.nn.embedding import TokenEmbedding

@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.config import BertClassifierSettings, BertSettings, EncoderSettings, PoolingSettings
+from transduce.config.architectures import BertClassifierSettings, BertSettings, EncoderSettings, PoolingSettings
 from transduce.models.parts import ENCODER_OPTIONS, Parts, TokenPredictor, initialize
 from transduce.nn.dropout import Dropout
 from transduce.nn.embedding import SegmentEmbedding

@@ -10,14 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.config import (
-    AttentionSettings,
-    BlockSettings,
-    DecoderSettings,
-    ModelSettings,
-    OutputSettings,
-    StarClassifierSettings,
-)
+from transduce.config.architectures import StarClassifierSettings
+from transduce.config.model import AttentionSettings, BlockSettings, DecoderSettings, ModelSettings, OutputSettings
 from transduce.nn.attention import PROJECTIONS, CrossAttention, FullProjection, SelfAttention
 from transduce.nn.block import NORMS, RESIDUALS, DecoderBlock, EncoderBlock, PostNorm
 from transduce.nn.embedding import TokenEmbedding, VectorEmbedding

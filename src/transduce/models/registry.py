@@ -1,6 +1,6 @@
 """The architectures, and the way from settings to a model: ARCHITECTURES, `build_model`.
 
-To add an architecture: a module of settings in `transduce.config.model`, a module in this package, and an entry here.
+To add an architecture: its settings in `transduce.config.architectures`, a module in this package, and an entry here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from transduce.config import ModelSettings, OutputSettings, resolve_preset
-from transduce.config.model import MODEL_SETTINGS
+from transduce.config.kinds import MODEL_SETTINGS, resolve_preset
+from transduce.config.model import ModelSettings, OutputSettings
 from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.models.causal_lm import CausalLM
 from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S

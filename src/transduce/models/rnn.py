@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.config import RecurrentSettings
+from transduce.config.architectures import RecurrentSettings
 from transduce.models.parts import EncoderDecoder, initialize, is_changed
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.masks import pad_memory, padding_mask

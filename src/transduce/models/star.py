@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.config import StarClassifierSettings, StarSettings
+from transduce.config.architectures import StarClassifierSettings, StarSettings
 from transduce.models.parts import DECODER_OPTIONS, EncoderDecoder, Parts, initialize
 from transduce.nn.cache import DecoderState
 from transduce.nn.dropout import Dropout

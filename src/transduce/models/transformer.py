@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.config import TransformerSettings
+from transduce.config.architectures import TransformerSettings
 from transduce.models.parts import (
     DECODER_OPTIONS,
     DECODER_SELF,

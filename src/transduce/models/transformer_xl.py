@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from transduce.config import TransformerXLSettings
+from transduce.config.architectures import TransformerXLSettings
 from transduce.models.parts import BLOCK_OPTIONS, BlockParts, TokenPredictor, initialize
 from transduce.nn.dropout import Dropout
 from transduce.nn.embedding import TokenEmbedding

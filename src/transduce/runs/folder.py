@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transduce
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import read_json, refuse_outside_links, remove_leftovers, write_json, write_text
 from transduce.runs.lock import FolderLock

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 
 CHANGEABLE = ("name", "data.root", "training.keep_checkpoints", "training.save_updates")
 """Settings that do not affect what is computed: a command with other values resumes the same run, with the new values.

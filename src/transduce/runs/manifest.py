@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import transduce
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.errors import RunFolderError, SettingsError
 from transduce.runs.atomic import MOST_SETTINGS, read_json, reading, refuse_outside_links, write_json
 from transduce.runs.identity import difference, with_changeable

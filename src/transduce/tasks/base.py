@@ -33,7 +33,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import ModelSettings, Settings, resolved
+from transduce.config.model import ModelSettings
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.data.batch import TrainingBatch
 from transduce.data.corpus import corpus_files
 from transduce.data.leaks import LeakCheck

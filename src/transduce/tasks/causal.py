@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from transduce.config import ModelSettings, Settings, resolved
+from transduce.config.model import ModelSettings
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.data.batch import causal
 from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore

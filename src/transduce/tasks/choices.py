@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transduce.config import ModelSettings, Settings
-from transduce.config.model import preset_values
+from transduce.config.kinds import preset_values
+from transduce.config.model import ModelSettings
+from transduce.config.settings import Settings
 from transduce.machine import Machine
 
 SIZE_KEYS = frozenset({"preset", "d_model", "d_ff", "n_heads", "n_encoder_layers", "n_decoder_layers"})

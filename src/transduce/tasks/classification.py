@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import ModelSettings, Settings, resolved
+from transduce.config.model import ModelSettings
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.data.corpus import Labelled
 from transduce.data.encoding import encode_labelled
 from transduce.data.preparation import LabelledTexts, read_labelled_texts

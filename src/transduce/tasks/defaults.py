@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from transduce.config import AttentionSettings, resolve_preset
+from transduce.config.kinds import resolve_preset
+from transduce.config.model import AttentionSettings
 from transduce.tasks.choices import Answer, Defaults, Facts, Rules, Size, bytes_per_token
 
 MIN_WARMUP, MAX_WARMUP = 10, 2000

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.config import ModelSettings, Settings, resolve_preset
-from transduce.config.model import kinds_for, preset_values
+from transduce.config.kinds import kinds_for, preset_values, resolve_preset
+from transduce.config.model import ModelSettings
 from transduce.config.section import Section
+from transduce.config.settings import Settings
 from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.models.registry import ARCHITECTURES

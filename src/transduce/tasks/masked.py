@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import BertSettings, ModelSettings, Settings, resolved
+from transduce.config.architectures import BertSettings
+from transduce.config.model import ModelSettings
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.data.batch import MaskedBatch
 from transduce.data.encoding import encode_sentences
 from transduce.data.masking import mask, word_starts

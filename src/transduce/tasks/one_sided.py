@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from transduce.config import ModelSettings, Settings
+from transduce.config.model import ModelSettings
+from transduce.config.settings import Settings
 from transduce.data.encoding import counted, fingerprint_of_text
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.preparation import Texts, read_plain_texts

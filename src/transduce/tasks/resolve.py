@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from transduce.config import ModelSettings, Settings, resolve_preset, resolved
-from transduce.config.model import kinds_for
+from transduce.config.kinds import kinds_for, resolve_preset
+from transduce.config.model import ModelSettings
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
 from transduce.errors import SettingsError, VocabularyTooSmall, nearest
 from transduce.logging import Log
 from transduce.machine import Machine

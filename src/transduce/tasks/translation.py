@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from transduce.config import DecodingSettings, EvaluationSettings, ModelSettings, OutputSettings, Settings
+from transduce.config.model import ModelSettings, OutputSettings
+from transduce.config.settings import DecodingSettings, EvaluationSettings, Settings
 from transduce.data.clean import Cleaner, format_cleaning
 from transduce.data.corpus import Pair
 from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import sentencepiece
 
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.errors import DataError, SettingsError, VocabularyTooSmall, nearest
 from transduce.text.special import MASK_PIECE
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers

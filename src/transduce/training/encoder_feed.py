@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from transduce.config import TrainingSettings
+from transduce.config.settings import TrainingSettings
 from transduce.data.batch import LabelBatch, MaskedBatch, collate_labelled, collate_masked
 from transduce.data.batching import generator
 from transduce.data.masking import Masked

@@ -14,7 +14,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from transduce.config import TrainingSettings, resolved
+from transduce.config.section import resolved
+from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch, collate
 from transduce.data.batching import padding_share, plan, share_out, split
 from transduce.data.examples import Example

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from transduce.config import resolved
+from transduce.config.section import resolved
 from transduce.errors import Interrupted, TooLong, TrainingError
 from transduce.logging import Bar, Log
 from transduce.metrics_log import MetricsFile

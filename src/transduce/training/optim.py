@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.config import TrainingSettings, resolved
+from transduce.config.section import resolved
+from transduce.config.settings import TrainingSettings
 from transduce.nn.linear import Linear
 
 _EPS = 1e-9  # the paper's

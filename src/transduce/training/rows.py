@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from transduce.config import TrainingSettings
+from transduce.config.settings import TrainingSettings
 from transduce.data.batch import RowBatch, collate_rows
 from transduce.data.batching import generator, offset_of, plan_rows, plan_streams, row_end, row_starts
 from transduce.data.examples import RowExample

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from transduce.config import TrainingSettings
+from transduce.config.settings import TrainingSettings
 from transduce.errors import SettingsError, nearest
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder

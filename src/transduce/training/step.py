@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.config import TrainingSettings
+from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
 from transduce.nn.ssru import SSRU

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from transduce.config import Corpus, Settings, to_toml
+from transduce.config.recipe import to_toml
+from transduce.config.settings import Corpus, Settings
 from transduce.data.corpus import corpus_files, corpus_name
 from transduce.data.lines import bare_suffix, open_bytes
 from transduce.errors import RunFolderError, TrainingError

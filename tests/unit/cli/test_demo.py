@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transduce.__main__ import main
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.errors import UserError
 
 

@@ -11,14 +11,9 @@ from transduce.cli.compare import parse_budget
 from transduce.comparison.recipes import Budget, read_recipes, with_shared_conditions
 from transduce.comparison.shared import with_vocabulary_of
 from transduce.comparison.sizes import TOLERANCE, scale
-from transduce.config import (
-    BertClassifierSettings,
-    GPTSettings,
-    Settings,
-    TransformerSettings,
-    model_settings,
-    resolve_preset,
-)
+from transduce.config.architectures import BertClassifierSettings, GPTSettings, TransformerSettings
+from transduce.config.kinds import model_settings, resolve_preset
+from transduce.config.settings import Settings
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model, count_parameters
 from transduce.tasks.resolve import check

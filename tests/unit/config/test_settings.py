@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from transduce.config import Settings, apply_overrides, read_recipe, resolve_preset, to_toml
+from transduce.config.kinds import resolve_preset
+from transduce.config.recipe import apply_overrides, read_recipe, to_toml
+from transduce.config.settings import Settings
 from transduce.errors import SettingsError
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from berts import WORDS, config, make_folder, randomize  # noqa: E402
 from hard_strings import HARD  # noqa: E402
-from transduce.config import ModelSettings  # noqa: E402
+from transduce.config.model import ModelSettings  # noqa: E402
 from transduce.convert import bert  # noqa: E402
 from transduce.convert.bert import import_bert  # noqa: E402
 from transduce.convert.weight_map import Rows, read  # noqa: E402

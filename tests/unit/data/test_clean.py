@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.config import DataSettings
+from transduce.config.settings import DataSettings
 from transduce.data.clean import Cleaner, CleanReport, HeldOutSources, SeenHashes, format_cleaning
 from transduce.data.corpus import Pair
 from transduce.data.leaks import comparable

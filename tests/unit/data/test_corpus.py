@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.config import Corpus, Settings
+from transduce.config.settings import Corpus, Settings
 from transduce.data.corpus import PAIR_FORMATS, Pair, corpus_files, corpus_name, read_pairs
 from transduce.data.lines import Digests, read_lines
 from transduce.data.sample import take_sample

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.data.corpus import Labelled
 from transduce.data.encoding import encode_labelled, encode_sentences, pack_texts
 from transduce.data.store import LabelStore, SentenceStore

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.corpus import Pair
 from transduce.data.leaks import comparable
 from transduce.data.preparation import PairTexts
@@ -243,7 +243,7 @@ def test_preparation_is_deterministic(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data import sources, store
 from transduce.logging import Log
 from transduce.pipeline import train

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.sample import WINDOW, Windows, take_sample
 from transduce.data.sources import line_sources, memory_source, pair_sources
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transduce.config import Corpus, DataSettings, Settings, TokenizerSettings
+from transduce.config.settings import Corpus, DataSettings, Settings, TokenizerSettings
 from transduce.data import encoding
 from transduce.data.clean import Cleaner, CleanReport
 from transduce.data.corpus import Pair, read_pairs
@@ -204,7 +204,8 @@ def test_an_error_in_the_text_keeps_the_old_store(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
     code = (
         "import resource, sys\nfrom pathlib import Path\n"
-        "from transduce.config import DataSettings, TokenizerSettings\nfrom transduce.data.corpus import Pair\n"
+        "from transduce.config.settings import DataSettings, TokenizerSettings\n"
+        "from transduce.data.corpus import Pair\n"
         "from transduce.data.clean import CleanReport\n"
         "from transduce.data.encoding import encode_pairs\n"
         "from transduce.text.training import train_tokenizers\n"

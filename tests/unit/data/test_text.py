@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
 from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, part_of, read_pieces

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.config import Corpus
+from transduce.config.settings import Corpus
 from transduce.data import tmx
 from transduce.data.corpus import read_pairs
 from transduce.data.tmx import choose_language

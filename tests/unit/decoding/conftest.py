@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oracle.stand_in import untrained
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.decoding.translator import Translator
 from transduce.demo.corpus import demo_pairs
 from transduce.runs.folder import RunFolder

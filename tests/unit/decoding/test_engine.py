@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import marians
-from transduce.config import DecodingSettings
+from transduce.config.settings import DecodingSettings
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.precision import Precision

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from transduce import Generator, Translator
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.encoding import encode_text
 from transduce.data.text import DOCUMENTS
 from transduce.decoding import torch_engine

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from oracle.stand_in import untrained
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.batch import pad_sources
 from transduce.decoding.engine import Hypothesis
 from transduce.decoding.search import beam_search

@@ -16,7 +16,7 @@ from torch import nn
 
 from native_engines import engine_for
 from oracle.stand_in import untrained
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.examples import Example
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.native_engine import NativeEngine

@@ -21,7 +21,7 @@ import pytest
 
 from native_fuzzing import Session, damage_pairs, damage_request, fine_pairs, fine_request, score
 from oracle.stand_in import untrained
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import PRECISIONS, Config, NamedTensor, native_config, plain_weights
 

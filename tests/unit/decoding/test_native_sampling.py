@@ -12,7 +12,7 @@ from torch import nn
 from native_engines import engine_for
 from oracle.search import repeats
 from oracle.stand_in import untrained
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.decoding.engine import DecodingInput, Hypothesis
 from transduce.decoding.native_library import load_library
 from transduce.decoding.options import Sampling, TranslationOptions

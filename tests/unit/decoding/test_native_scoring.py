@@ -13,7 +13,7 @@ from torch import nn
 
 from native_engines import engine_for
 from oracle.stand_in import untrained
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.batch import collate
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.native_library import instruction_set, load_library

@@ -14,7 +14,7 @@ from native_engines import engine_for
 from oracle import search as oracle
 from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
 from transduce.cli.app import app
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.examples import Example
 from transduce.decoding.constraints import Constraints
 from transduce.decoding.engine import DecodingInput

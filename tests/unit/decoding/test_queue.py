@@ -17,7 +17,7 @@ import pytest
 
 from native_engines import engine_for
 from oracle.stand_in import untrained
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.decoding import native_decoder
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.options import Sampling, TranslationOptions

@@ -19,7 +19,7 @@ from fuzz.mutations import BYTES, TENSORS
 from native_engines import engine_for
 from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
 from transduce import TranslationOptions, Translator
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.decoding.constraints import Constraints
 from transduce.decoding.engine import DecodingInput, Hypothesis
 from transduce.decoding.native_model import PRECISIONS, NativePrecision

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.sample import Sample, take_sample
 from transduce.demo.corpus import demo_pairs
 from transduce.doctor.checks import CHECKS

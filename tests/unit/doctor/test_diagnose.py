@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.sources import Sources
 from transduce.doctor.diagnose import TRAINED, _for_trial, diagnose, memory_findings, time_findings, time_of
 from transduce.doctor.findings import Finding

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.data.clean import CleanReport
 from transduce.data.corpus import Pair
 from transduce.data.leaks import LeakCheck, watch

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.config import model_settings
+from transduce.config.kinds import model_settings
 from transduce.errors import UserError
 from transduce.inspection.attention import attention_maps, recorded
 from transduce.inspection.heatmap import attention_page, heat_map_png, heat_map_svg, save_picture

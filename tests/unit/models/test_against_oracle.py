@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from oracle import numpy_transformer as oracle
 from oracle.adapter import numpy_weights, options_of
 from oracle.cases import MIXED, SINGLE, make, pad, sentences
-from transduce.config import ModelSettings
+from transduce.config.model import ModelSettings
 from transduce.nn.positions import POSITIONS
 
 EVERY = SINGLE | MIXED

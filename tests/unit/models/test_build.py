@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from oracle.cases import CHOICES, SINGLE, settings
-from transduce.config import TransformerSettings, model_settings, resolve_preset
+from transduce.config.architectures import TransformerSettings
+from transduce.config.kinds import model_settings, resolve_preset
 from transduce.errors import SettingsError
 from transduce.models.parts import DECODER_SELF
 from transduce.models.registry import build_model, count_parameters

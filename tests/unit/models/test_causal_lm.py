@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from oracle import numpy_transformer as oracle
 from oracle.adapter import numpy_weights, options_of
 from oracle.cases import MIXED, SINGLE, VOCAB, make, pad, sentences
-from transduce.config import model_settings
+from transduce.config.kinds import model_settings
 from transduce.decoding.options import Sampling
 from transduce.decoding.sample import sample
 from transduce.models.registry import build_model, count_parameters

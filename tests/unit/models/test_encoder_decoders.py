@@ -16,7 +16,8 @@ from oracle import search as oracle
 from oracle.adapter import randomize
 from oracle.cases import pad, sentences
 from oracle.stand_in import untrained
-from transduce.config import Settings, model_settings
+from transduce.config.kinds import model_settings
+from transduce.config.settings import Settings
 from transduce.decoding.search import beam_search
 from transduce.models.registry import build_model
 

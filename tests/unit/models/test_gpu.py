@@ -11,7 +11,7 @@ import torch
 from oracle import numpy_transformer as oracle
 from oracle.adapter import numpy_weights, options_of
 from oracle.cases import SINGLE, VOCAB, make, pad, sentences, settings
-from transduce.config import TrainingSettings
+from transduce.config.settings import TrainingSettings
 from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.models.registry import build_model

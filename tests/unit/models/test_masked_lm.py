@@ -13,7 +13,9 @@ from oracle.adapter import fitting, options_of, randomize
 from oracle.cases import pad, sentences
 from oracle.encoder import encoder_weights
 from oracle.numpy_transformer import ACTIVATIONS, Array, encode, linear, normalise
-from transduce.config import BertSettings, ModelSettings, model_settings, resolve_preset
+from transduce.config.architectures import BertSettings
+from transduce.config.kinds import model_settings, resolve_preset
+from transduce.config.model import ModelSettings
 from transduce.models.registry import build_model, count_parameters
 
 VOCAB = 13

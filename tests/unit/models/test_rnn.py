@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from oracle.cases import pad
 from oracle.numpy_rnn import Options, hidden_states
-from transduce.config import RecurrentSettings
+from transduce.config.architectures import RecurrentSettings
 from transduce.errors import SettingsError
 from transduce.inspection.attention import attention_maps
 from transduce.models.registry import build_model, check_model

@@ -12,7 +12,7 @@ from torch import nn
 from oracle import numpy_star as oracle
 from oracle.adapter import randomize
 from oracle.cases import pad, sentences
-from transduce.config import model_settings
+from transduce.config.kinds import model_settings
 from transduce.errors import SettingsError
 from transduce.inspection.attention import attention_maps
 from transduce.models.registry import build_model, count_parameters

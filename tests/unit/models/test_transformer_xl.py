@@ -15,7 +15,7 @@ from oracle import make_transfo_xl as kept
 from oracle import numpy_transformer_xl as oracle
 from oracle.adapter import fitting, randomize
 from oracle.numpy_transformer import Array
-from transduce.config import ModelSettings
+from transduce.config.model import ModelSettings
 from transduce.decoding.options import Sampling
 from transduce.decoding.sample import sample
 from transduce.models.registry import build_model, count_parameters

@@ -12,7 +12,7 @@ from torch import nn
 from oracle.adapter import fitting, options_of, randomize
 from oracle.encoder import encoder_weights
 from oracle.numpy_transformer import Array, encode
-from transduce.config import model_settings
+from transduce.config.kinds import model_settings
 from transduce.data.batch import collate, collate_labelled, pad_sources
 from transduce.data.examples import Example
 from transduce.data.sentence_pairs import pack

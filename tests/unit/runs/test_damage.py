@@ -27,7 +27,8 @@ from safetensors.torch import save_file
 import marians
 import toys
 from system.commands import transduce
-from transduce.config import Settings, apply_overrides, read_recipe
+from transduce.config.recipe import apply_overrides, read_recipe
+from transduce.config.settings import Settings
 from transduce.convert.folder import read_weights
 from transduce.convert.hub_folder import read_tokenizer
 from transduce.convert.importing import import_run

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.config import Settings, TokenizerSettings
+from transduce.config.settings import Settings, TokenizerSettings
 from transduce.errors import RunFolderError
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizers, load_tokenizers

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.config import Settings, resolve_preset
+from transduce.config.kinds import resolve_preset
+from transduce.config.settings import Settings
 from transduce.errors import SettingsError
 from transduce.machine import Machine, this_machine
 from transduce.models.registry import check_model

@@ -11,7 +11,7 @@ import torch
 import text_runs
 from marians import LINES, make_run
 from oracle.adapter import fitting
-from transduce.config import Settings
+from transduce.config.settings import Settings
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator

@@ -9,8 +9,9 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from transduce.config import Settings, resolve_preset, to_toml
-from transduce.config.model import MODEL_SETTINGS, kinds_for
+from transduce.config.kinds import MODEL_SETTINGS, kinds_for, resolve_preset
+from transduce.config.recipe import to_toml
+from transduce.config.settings import Settings
 from transduce.data.store import checksum
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.evaluation.options import EVALUATION_OPTIONS

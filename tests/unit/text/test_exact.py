@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.demo.corpus import demo_pairs
 from transduce.text.tokenizer import EOS, UNK, Tokenizer, load_vocabulary
 from transduce.text.training import train_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.demo.corpus import demo_pairs
 from transduce.errors import SettingsError
 from transduce.text.extension import extend, new_pieces, with_pieces

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, PAD, UNK, encode_with_masks
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.training import train_tokenizer

@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from hard_strings import HARD
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.demo.corpus import demo_pairs
 from transduce.text.hub import HubTokenizer
 from transduce.text.special import Vocabulary

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.errors import RunFolderError, SettingsError
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, PieceTokenizer, Tokenizer, Tokenizers, load_vocabulary
 from transduce.text.training import train_tokenizer

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import transduce
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.errors import RunFolderError
 from transduce.text import sampling
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, load_vocabulary

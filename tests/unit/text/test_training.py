@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.errors import DataError, SettingsError
 from transduce.text.tokenizer import UNK
 from transduce.text.training import parts_of, sample_of, train_tokenizer, train_tokenizers
@@ -87,7 +87,7 @@ def test_long_lines_are_split_at_spaces_without_loss() -> None:
 def test_another_process_learns_the_same_vocabulary_without_output(kind: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("\n".join(LINES), encoding="utf-8")
     code = (
-        "import sys, hashlib; from transduce.config import TokenizerSettings\n"
+        "import sys, hashlib; from transduce.config.settings import TokenizerSettings\n"
         "from transduce.text.training import train_tokenizer\n"
         "lines = open(sys.argv[2], encoding='utf-8').read().split('\\n')\n"
         "t = train_tokenizer(lines, TokenizerSettings(kind=sys.argv[1]), vocab_size=60, seed=3, sample_lines=100)\n"

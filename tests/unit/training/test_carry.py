@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import toys
-from transduce.config import model_settings
+from transduce.config.kinds import model_settings
 from transduce.data.batch import causal
 from transduce.data.store import TextStore
 from transduce.logging import Log

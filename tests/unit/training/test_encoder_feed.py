@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from toys import CPU, settings
-from transduce.config import BertSettings, model_settings
+from transduce.config.architectures import BertSettings
+from transduce.config.kinds import model_settings
 from transduce.data.batch import LabelBatch, MaskedBatch, TrainingBatch
 from transduce.data.masking import mask
 from transduce.data.store import LabelStore, SentenceStore

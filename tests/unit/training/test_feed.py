@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from toys import CPU, pairs, settings
-from transduce.config import TokenizerSettings
+from transduce.config.settings import TokenizerSettings
 from transduce.data.batch import Batch
 from transduce.data.examples import Example
 from transduce.data.store import TokenStore

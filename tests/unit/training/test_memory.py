@@ -17,7 +17,7 @@ import torch
 
 import transduce
 from oracle.cases import VOCAB, settings
-from transduce.config import TrainingSettings
+from transduce.config.settings import TrainingSettings
 from transduce.data.batch import Batch, LabelBatch, MaskedBatch, RowBatch, TrainingBatch, collate
 from transduce.data.examples import Example
 from transduce.errors import is_out_of_memory
@@ -167,7 +167,8 @@ def test_out_of_memory_errors_are_recognised() -> None:
 BOUNDED = """
     import resource, sys
     import numpy as np, torch
-    from transduce.config import TrainingSettings, model_settings
+    from transduce.config.kinds import model_settings
+    from transduce.config.settings import TrainingSettings
     from transduce.data.batch import collate
     from transduce.data.examples import Example
     from transduce.models.registry import build_model

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from oracle.cases import SINGLE, make
-from transduce.config import TrainingSettings, model_settings
+from transduce.config.kinds import model_settings
+from transduce.config.settings import TrainingSettings
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.config import TrainingSettings
+from transduce.config.settings import TrainingSettings
 from transduce.errors import SettingsError
 from transduce.training.schedule import SCHEDULES, Clock, Limits, Moment, find_schedule
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from oracle.cases import VOCAB, settings
-from transduce.config import TrainingSettings
+from transduce.config.settings import TrainingSettings
 from transduce.data.batch import Batch, collate
 from transduce.data.examples import Example
 from transduce.models.registry import build_model

@@ -1,8 +1,4 @@
-"""The architectures by name, and their presets.
-
-This package does not import torch, so that a wrong recipe is refused at once. `transduce.models.registry` has the code
-of each architecture.
-"""
+"""All architectures, by kind, task and preset."""
 
 from __future__ import annotations
 
@@ -10,14 +6,19 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import Field
 
-from transduce.config.model.base import ModelSettings
-from transduce.config.model.bert import BertClassifierSettings, BertEncoderSettings, BertSettings
-from transduce.config.model.convs2s import ConvS2SSettings
-from transduce.config.model.gpt import GPTSettings
-from transduce.config.model.rnn import RecurrentSettings
-from transduce.config.model.star import StarClassifierSettings, StarSettings
-from transduce.config.model.transformer import TransformerSettings
-from transduce.config.model.transformer_xl import TransformerXLSettings
+from transduce.config.architectures import (
+    BertClassifierSettings,
+    BertEncoderSettings,
+    BertSettings,
+    ConvS2SSettings,
+    GPTSettings,
+    RecurrentSettings,
+    StarClassifierSettings,
+    StarSettings,
+    TransformerSettings,
+    TransformerXLSettings,
+)
+from transduce.config.model import ModelSettings
 from transduce.errors import SettingsError, nearest
 
 SettingsT = TypeVar("SettingsT", bound=ModelSettings)
