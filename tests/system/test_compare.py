@@ -18,8 +18,8 @@ from sacrebleu.metrics import BLEU
 import kills
 from system.commands import Done, transduce, write_corpus
 from transduce import Budget, Translator, compare
+from transduce.comparison.budget import scale
 from transduce.comparison.measures import SCORES_FILE
-from transduce.comparison.sizes import scale
 from transduce.errors import SettingsError
 from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder

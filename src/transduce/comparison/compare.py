@@ -8,6 +8,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from transduce.comparison.budget import RULE, scaled, with_update_budgets
 from transduce.comparison.measures import (
     SCORES_FILE,
     RunMeasures,
@@ -17,11 +18,16 @@ from transduce.comparison.measures import (
     store_measures,
 )
 from transduce.comparison.page import comparison_html
-from transduce.comparison.recipes import SHARED, Budget, naming, read_recipes, with_shared_conditions
+from transduce.comparison.recipes import (
+    SHARED,
+    Budget,
+    Shared,
+    naming,
+    read_recipes,
+    with_shared_conditions,
+    with_vocabulary_of,
+)
 from transduce.comparison.result import RecipeComparison, system_of
-from transduce.comparison.shared import Shared, with_vocabulary_of
-from transduce.comparison.sizes import RULE, scaled
-from transduce.comparison.update_budget import with_update_budgets
 from transduce.config.settings import Settings, TrainingSettings
 from transduce.errors import DataError, RunFolderError, SettingsError, TrainingError, UserError
 from transduce.logging import Log
