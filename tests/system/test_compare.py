@@ -130,7 +130,8 @@ def test_the_numbers_are_those_of_the_runs(folder: Path, plain: Done) -> None:
         best = next(event["best_update"] for event in events if event["event"] == "end")
         assert system["nll"][0] == pytest.approx(validations[best])
         assert len(system["curves"]["nll"]) == len(system["curves"]["bleu"]) == 2
-        assert system["updates"] == 12 and system["tokens_per_second"] > 0 and system["per_second"] > 0
+        assert system["updates"] == 12 and system["tokens_per_second"] > 0
+        assert found["speeds"]["per_second"][system["name"]] > 0
         assert sys.platform != "linux" or system["memory"] > 50e6
     assert found["systems"][1]["differences"]["test"].keys() >= {"difference", "p_value", "verdict"}
     assert (
@@ -166,7 +167,7 @@ def test_language_models_are_compared_by_bits_per_byte(folder: Path) -> None:
     }
     given["data"]["context"] = 32
     alibi = {"model": {**given["model"], "positions": "alibi"}}
-    found = compare({"rotary": given, "alibi": alibi}, folder / "lm", budget=Budget(tokens=5120, params=40_000))
+    found = compare({"rotary": given, "alibi": alibi}, folder / "lm", budget=Budget(updates=10, params=40_000))
     assert found.measure == "bits per byte" and found.systems[1].differences == {"valid": None}
     for system in found.systems:
         folder_ = RunFolder.open(folder / "lm" / system.name / "seed1")
@@ -257,7 +258,6 @@ def test_mistakes_are_one_line_before_any_work(folder: Path, plain: Done) -> Non
         (("--set", "data.valid=[]", "--seeds", 2), ("base",), "the held-out text would depend on the seed"),
         (("--run", folder / "plain" / "base" / "seed1"), ("base",), "this is a run folder"),
         ((), ("base", "shared"), "rename the recipe"),
-        (("--budget", "updates=1.5"), ("base",), "--budget updates=1.5: updates must be a whole number"),
         (("--set", "training.optimizer=adma"), ("base",), "base: training.optimizer = 'adma'"),
         (("--run", folder / "base.toml"), ("base",), "base.toml: it is a file; name a folder"),
     ):

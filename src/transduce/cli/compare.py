@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,8 +29,8 @@ def compare(
         list[str] | None,
         option(
             metavar="WHAT=N",
-            help="Budget of each training: minutes=10, updates=2000 or tokens=20M; params=2.6M scales the widths "
-            "(default: the limits of the first recipe); repeatable.",
+            help="Budget of each training: minutes=10 or updates=2000; params=2.6M scales the widths (default: the "
+            "limits of the first recipe); repeatable.",
         ),
     ] = None,
     data: Annotated[
@@ -63,7 +62,7 @@ def compare(
             recipes,
             run,
             seeds=seeds,
-            budget=parse_budget(budget or ()),
+            budget=parse_budget(",".join(budget or ())),
             data=data,
             overrides=overrides or (),
             log=Log(quiet=quiet),
@@ -73,16 +72,16 @@ def compare(
         raise typer.Exit(1)
 
 
-def parse_budget(texts: Iterable[str]) -> Budget:
-    """Read `minutes=10`, `updates=2000`, `tokens=20M`, `params=2.6M`, or several of them with commas."""
+def parse_budget(given: str) -> Budget:
+    """Read `minutes=10`, `updates=2000`, `params=2.6M`, or several of them with commas."""
     from transduce.comparison.recipes import Budget
 
     found: dict[str, Any] = {}
-    for text in (part for given in texts for part in given.split(",")):
+    for text in filter(None, given.split(",")):
         name, _, number = (side.strip() for side in text.partition("="))
         if name not in Budget.__slots__:
             hint = nearest(name, Budget.__slots__)
-            raise SettingsError(f"--budget '{text}'{hint}; allowed: minutes=10, updates=2000, tokens=20M, params=2.6M")
+            raise SettingsError(f"--budget '{text}'{hint}; allowed: minutes=10, updates=2000, params=2.6M")
         if name in found:
             raise SettingsError(f"--budget {text}: {name} is given twice")
         if (match := _NUMBER.fullmatch(number)) is None:

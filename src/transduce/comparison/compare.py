@@ -92,11 +92,11 @@ def _plan(
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: must be at least 1")
     if (run / "manifest.json").exists():
-        raise SettingsError(f"--run {run}: this is a run folder; name another folder for the comparison")
+        raise SettingsError(f"run = {run}: this is a run folder; name another folder for the comparison")
     base = next(iter(recipes.values()))
     if seeds > 1 and (base.data.demo or not base.data.valid):
         raise SettingsError(
-            f"--seeds {seeds}: the held-out text would depend on the seed; give data.valid and data.train as files"
+            f"seeds = {seeds}: the held-out text would depend on the seed; give data.valid and data.train as files"
         )
     for name, settings in recipes.items():
         with naming(name):
@@ -169,17 +169,15 @@ def _finish(
     run: Path, runs: Mapping[Path, Settings], *, conditions: list[str], failed: Mapping[str, str], log: Log
 ) -> RecipeComparison:
     """Aggregate, measure the decoding speeds, and write the files."""
-    measures: dict[str, dict[Path, RunMeasures]] = {}
-    for path in runs:
-        if str(path) not in failed:
-            measures.setdefault(path.parent.name, {})[path] = read_measures(path)
-    _check_same_examples(measures)
-    first_seeds = {name: next(iter(found)) for name, found in measures.items()}
-    speeds = _speeds(run, first_seeds, log)
-    baseline = list(next(iter(measures.values())).values())
+    measured = {path: read_measures(path) for path in runs if str(path) not in failed}
+    _check_same_examples(measured)
+    by_recipe: dict[str, dict[Path, RunMeasures]] = {}
+    for path, one in measured.items():
+        by_recipe.setdefault(path.parent.name, {})[path] = one
+    first_seeds = {name: next(iter(found)) for name, found in by_recipe.items()}
+    baseline = list(next(iter(by_recipe.values())).values())
     systems = [
-        system_of(name, runs[first_seeds[name]].model.kind, found, baseline, speeds.per_second.get(name))
-        for name, found in measures.items()
+        system_of(name, runs[first_seeds[name]].model.kind, found, baseline) for name, found in by_recipe.items()
     ]
     found = RecipeComparison(
         measure=baseline[0].sets[0].measure,
@@ -187,7 +185,7 @@ def _finish(
         systems=systems,
         conditions=conditions,
         settings=_differing({name: RunFolder.open(path).settings for name, path in first_seeds.items()}),
-        speeds=speeds,
+        speeds=_speeds(run, first_seeds, log),
         failed=failed,
     )
     write_json(run / TABLE, found.to_json())
@@ -196,16 +194,11 @@ def _finish(
     return found
 
 
-def _check_same_examples(measures: Mapping[str, Mapping[Path, RunMeasures]]) -> None:
+def _check_same_examples(measures: Mapping[Path, RunMeasures]) -> None:
     """Raise a `DataError` for a run that was scored on other text than the first, as paired tests need the same."""
-    sizes = {
-        path: [(one.name, len(one.statistics)) for one in run.sets]
-        for runs in measures.values()
-        for path, run in runs.items()
-    }
-    first = next(iter(sizes))
-    for path, found in sizes.items():
-        if found != sizes[first]:
+    first = next(iter(measures))
+    for path, found in measures.items():
+        if found.n_examples != measures[first].n_examples:
             raise DataError(
                 f"{path} was scored on other text than {first}: the files have changed between the trainings; restore "
                 f"them, remove {path} and try again"

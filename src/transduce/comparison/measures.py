@@ -41,6 +41,11 @@ class RunMeasures:
     curves: Mapping[str, Mapping[int, tuple[float, float]]]
     sets: tuple[Outputs, ...]
 
+    @property
+    def n_examples(self) -> dict[str, int]:
+        """Of each set."""
+        return {one.name: len(one.statistics) for one in self.sets}
+
 
 def store_measures(run: Path) -> None:
     """Score a finished run and store the result in its folder."""

@@ -35,39 +35,31 @@ TRAINING = ("seed", "batch_tokens", "precision", "device", "valid_updates", "val
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits of each training: at most one of `minutes`, `updates` and `tokens`. Without any, the recipes' limits.
+    """Limits of each training: `minutes` or `updates`. Without any, the recipes' limits.
 
-    `tokens`: of the training text on the longer side, padding included, as `training.batch_tokens` counts them.
-    `params`: the approximate number of parameters of each model; see `sizes.scale`.
+    `params`: the approximate number of parameters of each model; see `budget.scale`.
     """
 
     minutes: float | None = None
     updates: int | None = None
-    tokens: int | None = None
     params: int | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("minutes", "updates", "tokens") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise SettingsError(f"budget = {' and '.join(given)}: a training has one limit; give one of them")
+        if self.minutes is not None and self.updates is not None:
+            raise SettingsError("budget = minutes and updates: a training has one limit; give one of them")
         for name in self.__slots__:
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise SettingsError(f"budget {name} = {value}: must be above 0")
 
-    def limits(self, batch_tokens: int | None) -> dict[str, Any]:
+    @property
+    def limits(self) -> dict[str, Any]:
         """The limits of `training` that the budget sets; none if it sets none."""
-        if self.tokens is not None:
-            if batch_tokens is None:
-                raise SettingsError("budget in tokens: training.batch_tokens is unset in the first recipe; set it")
-            return {"max_updates": math.ceil(self.tokens / batch_tokens)}
         limits = {"max_updates": self.updates, "max_minutes": self.minutes}
         return {key: value for key, value in limits.items() if value is not None}
 
     def describe(self, training: TrainingSettings) -> str:
         """For people; `training`: the settings that all trainings share, with their limits."""
         limits: dict[str, Any] = {name.removeprefix("max_"): getattr(training, name) for name in LIMITS}
-        if self.tokens is not None:
-            limits = {"tokens": self.tokens}
         limit = " or ".join(f"{value:,.12g} {unit}" for unit, value in limits.items() if value is not None)
         return limit if self.params is None else f"{limit}, about {self.params:,} parameters (widths scaled)"
 
@@ -131,8 +123,8 @@ def with_shared_conditions(recipes: Sequence[Recipe], budget: Budget) -> dict[st
     """
     if not recipes:
         raise SettingsError("no recipe to compare; name at least one")
-    if limits := budget.limits(recipes[0].settings().training.batch_tokens):
-        recipes = [recipe.with_limits(limits) for recipe in recipes]
+    if budget.limits:
+        recipes = [recipe.with_limits(budget.limits) for recipe in recipes]
     first, base = recipes[0], recipes[0].settings()
     shared = base.model_dump(mode="json", exclude_unset=True)
     shared["training"] = {key: value for key, value in shared.get("training", {}).items() if key in TRAINING}

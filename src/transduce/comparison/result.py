@@ -16,7 +16,7 @@ from transduce.evaluation.outputs import MEASURES
 from transduce.evaluation.report import compact
 
 BINS = 6  # of source length at most, with about the same number of examples where lengths allow
-FEWEST = 20  # examples in a bin
+FEWEST = 40  # examples for which bins make sense
 
 Point = tuple[float, float]
 
@@ -28,8 +28,7 @@ class System:
     `minutes`, `tokens_per_second` (target tokens in training) and `updates` are means, `memory` is the largest peak in
     bytes. `nll`: of each seed. `scores`: of each seed, by test set. `differences`: of the score from that of the first
     recipe, by test set; None where the set is one running text. `curves`: by validation score, (minutes, mean score).
-    `by_length`: (mean source tokens, mean score) of examples of similar length, all sets together. `per_second`:
-    examples that the model processes.
+    `by_length`: (mean source tokens, mean score) of examples of similar length, all sets together.
     """
 
     name: str
@@ -45,10 +44,8 @@ class System:
     differences: Mapping[str, Difference | None]
     curves: Mapping[str, Sequence[Point]]
     by_length: Sequence[Point]
-    per_second: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self) | {"differences": {name: one and one.to_json() for name, one in self.differences.items()}}
 
 
@@ -70,7 +67,6 @@ class RecipeComparison:
     failed: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self) | {"systems": [system.to_json() for system in self.systems]}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -94,7 +90,7 @@ class RecipeComparison:
                     _format_difference(one.differences[name], form) if place else "",
                 ]
             if self.speeds.unit:
-                row.append(_format_count(one.per_second))
+                row.append(_format_count(self.speeds.per_second.get(one.name)))
             rows.append(row)
         return header, rows
 
@@ -141,9 +137,7 @@ def _format_difference(found: Difference | None, form: str) -> str:
     return "" if found is None else found.format(form.replace("{:", "{:+")) + ("*" if found.is_significant else " ")
 
 
-def system_of(
-    name: str, kind: str, runs: Mapping[Path, RunMeasures], baseline: Sequence[RunMeasures], per_second: float | None
-) -> System:
+def system_of(name: str, kind: str, runs: Mapping[Path, RunMeasures], baseline: Sequence[RunMeasures]) -> System:
     """Aggregate the measures of a recipe's runs, by folder; `baseline`: those of the first recipe."""
     found = list(runs.values())
     speeds = [run.tokens_per_second for run in found if run.tokens_per_second is not None]
@@ -170,7 +164,6 @@ def system_of(
         differences=differences,
         curves={key: _mean_curve([run.curves[key] for run in found]) for key in found[0].curves},
         by_length=scores_by_length(found),
-        per_second=per_second,
     )
 
 
@@ -183,26 +176,15 @@ def _mean_curve(curves: Sequence[Mapping[int, Point]]) -> list[Point]:
 def scores_by_length(runs: Sequence[RunMeasures]) -> list[Point]:
     """(Mean length, mean score over seeds) of groups of similar source length, from all sets together."""
     lengths = np.concatenate([one.lengths for one in runs[0].sets])
-    if len(lengths) < 2 * FEWEST:
+    if len(lengths) < FEWEST:
         return []
     score = MEASURES[runs[0].sets[0].measure].score
     tables = [np.concatenate([one.statistics for one in run.sets]) for run in runs]
+    edges = np.quantile(lengths, np.linspace(0, 1, BINS + 1)[1:-1])
+    bins = np.digitize(lengths, edges, right=True)
     found = []
-    for group in _groups(lengths):
+    for number in np.unique(bins):
+        group = bins == number
         values = [score(table[group].sum(0)) for table in tables]
         found.append((float(lengths[group].mean()), float(np.mean(values))))
     return found
-
-
-def _groups(lengths: np.ndarray) -> list[np.ndarray]:
-    """Indices of examples of similar length. Examples of one length stay together; no group has fewer than FEWEST."""
-    target = max(FEWEST, len(lengths) // BINS)
-    groups, current = list[np.ndarray](), np.array([], dtype=int)
-    for length in np.unique(lengths):
-        current = np.concatenate([current, np.flatnonzero(lengths == length)])
-        if len(current) >= target:
-            groups.append(current)
-            current = np.array([], dtype=int)
-    if len(current) < FEWEST and groups:
-        current = np.concatenate([groups.pop(), current])
-    return [*groups, current]

@@ -75,11 +75,6 @@ def test_bins_of_length_cover_every_sentence_once() -> None:
     assert scores_by_length([run(lines[:30], references[:30])]) == []
 
 
-def test_no_bin_of_length_has_few_sentences() -> None:
-    references = [" ".join(WORDS[:n]) for n, count in ((1, 1), (2, 30), (3, 29), (9, 3)) for _ in range(count)]
-    assert [x for x, _ in scores_by_length([run(references, references)])] == pytest.approx([61 / 31, (87 + 27) / 32])
-
-
 def test_the_table_has_a_row_per_recipe_with_means_over_seeds() -> None:
     references = corpus(100)
     runs = {
@@ -87,7 +82,7 @@ def test_the_table_has_a_row_per_recipe_with_means_over_seeds() -> None:
         for name, rate in (("a", 0.4), ("b", 0.1))
     }
     first = list(runs["a"].values())
-    systems = [system_of(name, "transformer", runs[name], first, speed) for name, speed in (("a", 9.0), ("b", 3.0))]
+    systems = [system_of(name, "transformer", runs[name], first) for name in ("a", "b")]
     found = RecipeComparison(
         measure="BLEU", signature="s", systems=systems, conditions=["same"], settings={}, failed={},
         speeds=Speeds({}, "sentences", "PyTorch", {"a": 9.0, "b": 3.0}),
