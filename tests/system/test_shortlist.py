@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ import pytest
 from system.commands import small, transduce, write_corpus
 from transduce import TranslationOptions, Translator
 from transduce.decoding.shortlist import FILE, load_shortlist
-from transduce.distillation.shortlist import evenly_spread
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
 
@@ -32,12 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = transduce("shortlist", path / "run", "--n-best", N_BEST, "--n-frequent", N_FREQUENT, "--max-loss", 9)
     assert done.code == 0, done.err
     assert done.out == f"written: {path / 'run' / FILE}\n"
-    assert (
-        "validation sentences" in done.err
-        and "from 2" in done.err
-        and "sentence pairs" in done.err
-        and "tokens on average" in done.err
-    )
+    assert "validation sentences" in done.err and "from 2" in done.err and "sentence pairs" in done.err
     return path
 
 
@@ -79,7 +72,7 @@ def test_a_shortlist_that_loses_too_much_is_not_written(folder: Path, monkeypatc
     monkeypatch.setattr("transduce.distillation.shortlist.score_translator", lambda *_: (next(scores), []))
     before = (folder / "run" / FILE).read_bytes()
     done = transduce("shortlist", folder / "run", "-q")
-    assert done.code == 2 and "30.00 without the shortlist, 29.50 with it" in done.err and "--max-loss" in done.err
+    assert done.code == 2 and "30.00 without the shortlist, 29.50 with it" in done.err and "max_loss" in done.err
     assert (folder / "run" / FILE).read_bytes() == before
     args = "shortlist", folder / "run", "--n-best", N_BEST, "--n-frequent", N_FREQUENT, "-q", "--max-loss", 0.6
     assert transduce(*args).code == 0
@@ -90,15 +83,8 @@ def test_what_is_missing_is_an_error(folder: Path, tmp_path: Path) -> None:
     done = transduce("translate", tmp_path / "run", folder / "train.en", "--shortlist")
     assert done.code == 2 and "transduce shortlist" in done.err
     done = transduce("shortlist", tmp_path / "run", "--data", tmp_path)
-    assert done.code == 2 and "there is no file" in done.err and "--data" in done.err
+    assert done.code == 2 and "there is no file" in done.err and "name its folder (data)" in done.err
     done = transduce("shortlist", tmp_path / "none")
     assert done.code == 2 and "no run folder" in done.err
     done = transduce("shortlist", folder / "run", "--n-best", 1 << 20)
     assert done.code == 2 and "n_best" in done.err
-
-
-@pytest.mark.parametrize(("n", "most"), [(0, 3), (3, 3), (4, 3), (100, 7), (1000, 512)])
-def test_a_sample_is_evenly_spread(n: int, most: int) -> None:
-    found = evenly_spread(iter(range(n)), most)
-    assert min(n, most) // 2 <= len(found) <= most
-    assert len({b - a for a, b in pairwise(found)}) <= 1

@@ -13,7 +13,7 @@ from transduce.config.recipe import read_recipe, to_toml
 from transduce.config.settings import DataSettings, Settings
 from transduce.decoding.loading import check_reads_text, open_folder
 from transduce.decoding.translator import Translator
-from transduce.distillation.comparison import SideBySide, compare_models
+from transduce.distillation.result import DistillationResult, compare_models
 from transduce.distillation.text import RECORD, DistillationOptions, DistilledText
 from transduce.distillation.training_text import training_data
 from transduce.errors import SettingsError, UserError
@@ -37,7 +37,7 @@ def distill(
     text: Path | None = None,
     baseline: Path | None = None,
     log: Log | None = None,
-) -> SideBySide:
+) -> DistillationResult:
     """Train a student on the translations of a teacher (sequence-level distillation, Kim and Rush 2016).
 
     Translates the teacher's training sources, trains the student on the result, with the teacher's tokenizer and
@@ -98,10 +98,10 @@ def _text_folder(text: Path | None, run: Path, baseline: Path | None) -> Path:
     """The folder of the text. Raises if two of the three folders are the same, or if it is a run folder."""
     folder = Path(os.path.realpath(text or f"{os.path.realpath(run)}.distilled"))
     if baseline is not None and os.path.realpath(baseline) == os.path.realpath(run):
-        raise SettingsError(f"--baseline {baseline}: this is the student's run folder; name another folder")
+        raise SettingsError(f"baseline = {baseline}: this is the student's run folder; name another folder")
     runs = {os.path.realpath(path) for path in (run, baseline) if path is not None}
     if os.fspath(folder) in runs or (folder / "manifest.json").exists():
-        raise SettingsError(f"--text {folder}: this is a run folder; name another folder for the translations")
+        raise SettingsError(f"text = {folder}: this is a run folder; name another folder for the translations")
     return folder
 
 

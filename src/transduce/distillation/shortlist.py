@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +31,6 @@ MOST_PAIRS = 1 << 20  # sentence pairs in memory
 MOST_LINKS = 100_000_000  # of Model 1: about 2 GB of memory
 MOST_VALID = 2000  # validation sentences that are translated
 _BATCH = 10_000
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,8 @@ def make_shortlist(
     check_reads_text(folder, "a shortlist")
     settings = folder.settings.model_copy(update={"data": training_data(folder, given, data)})
     texts = read_training_text(folder, settings, log, check="data" not in given)
-    lines = evenly_spread(((pair.src, pair.tgt) for pair in texts.train.read()), MOST_PAIRS)
+    step = -(-texts.train.size // MOST_PAIRS)
+    lines = [(pair.src, pair.tgt) for pair in islice(texts.train.read(), None, None, step)]
     tokenizers = load_tokenizers(folder)
     pairs = _within_memory(_encoded(lines, tokenizers))
     log.say(f"learning a lexicon from {len(pairs):,} of {texts.train.size:,} sentence pairs")
@@ -91,25 +90,8 @@ def make_shortlist(
         candidates = np.column_stack([candidates, np.where(own > EOS, own, EOS).astype(np.int32)])
     frequent = _most_frequent(pairs, options.n_frequent, tokenizers.n_tgt)
     found = Shortlist(candidates, frequent, n_tgt=tokenizers.n_tgt)
-    _report(found, pairs, log)
     _check_loss(folder, found, list(islice(texts.valid.read(), MOST_VALID)), options.max_loss, log)
     return _save(folder, found, options)
-
-
-def evenly_spread(items: Iterable[T], most: int) -> list[T]:
-    """At most `most` items, each as far from the next; the last half of them at least.
-
-    >>> evenly_spread(range(10), 4)
-    [0, 4, 8]
-    """
-    kept: list[T] = []
-    step = 1
-    for number, item in enumerate(items):
-        if number % step == 0:
-            kept.append(item)
-        if len(kept) > most:
-            kept, step = kept[::2], 2 * step
-    return kept
 
 
 def _encoded(lines: Sequence[tuple[str, str]], tokenizers: Tokenizers) -> list[TokenPair]:
@@ -134,27 +116,6 @@ def _most_frequent(pairs: Sequence[TokenPair], n: int, n_tgt: int) -> np.ndarray
     return best[counts[best] > 0].astype(np.int32)
 
 
-def _report(shortlist: Shortlist, pairs: Sequence[TokenPair], log: Log) -> None:
-    """How long lists are, and how many tokens of the training text they contain; in a sample."""
-    sizes, n_tokens, n_missing, n_whole = [], 0, 0, 0
-    for src, tgt in evenly_spread(pairs, 1000):
-        tokens = shortlist.tokens(src)
-        if tokens is None:
-            n_whole += 1
-            continue
-        sizes.append(len(tokens))
-        n_tokens, n_missing = n_tokens + len(tgt), n_missing + len(np.setdiff1d(tgt, tokens))
-    if sizes:
-        covered = 100 * (1 - n_missing / max(1, n_tokens))
-        log.say(
-            f"a list has {np.mean(sizes):.0f} tokens on average, with {covered:.2f}% of the tokens of the training text"
-        )
-    if n_whole:
-        log.warn(
-            f"{n_whole} of {n_whole + len(sizes)} sentences use the whole vocabulary: their lists would be too long"
-        )
-
-
 def _check_loss(folder: RunFolder, found: Shortlist, valid: Sequence[Pair], most: float, log: Log) -> None:
     """Compare BLEU with and without the shortlist, with the run's search options in float32."""
     loaded = Translator.load(folder.path, device="cpu")
@@ -168,8 +129,8 @@ def _check_loss(folder: RunFolder, found: Shortlist, valid: Sequence[Pair], most
     log.say(bleu)
     if before - after > most:
         raise SettingsError(
-            f"max_loss = {most}: nothing was written, as the shortlist loses more ({bleu}); allow it with --max-loss, "
-            "or try other values of --n-best and --n-frequent"
+            f"max_loss = {most}: nothing was written, as the shortlist loses more ({bleu}); allow more, or try other "
+            "values of n_best and n_frequent"
         )
 
 

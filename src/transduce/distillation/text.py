@@ -153,7 +153,7 @@ class DistilledText:
                 other = f"another {name}" if name in ("teacher", "data") else f"{name} = {was!r} and not {value!r}"
                 raise DataError(
                     f"{self.folder} has text that was made with {other}; give the same options to resume, name another "
-                    "folder with --text, or remove it"
+                    "folder (text), or remove it"
                 )
         return True
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transduce.config.settings import DataSettings, Settings
+from transduce.config.settings import Corpus, DataSettings, Settings
 from transduce.data.corpus import text_files
 from transduce.data.preparation import PairTexts
 from transduce.errors import DataError
@@ -21,41 +21,27 @@ def training_data(run: RunFolder, changes: Mapping[str, Any], root: Path | None)
     """The data settings of a run, with the changes, and files looked for in `root`."""
     values = run.settings.data.model_dump(exclude_unset=True) | dict(changes.get("data", {}))
     data = Settings.from_mapping({"data": values}).resolve_paths(Path()).data
-    if root is not None:
+    if root is not None and text_files(data):
         data = _moved(data, root)
     if not data.train and not data.demo:
         raise DataError(
-            f"{run.path} has no training text (it was imported); name the text with "
-            """--set 'data.train=[{src="a.en", tgt="a.de"}]', and data.valid and data.test likewise"""
+            f"{run.path} has no training text (it was imported); name the text with data.train = "
+            '[{src="a.en", tgt="a.de"}], and data.valid and data.test likewise'
         )
     return data
 
 
 def _moved(data: DataSettings, root: Path) -> DataSettings:
     """The same files below `root`: each path relative to the folder that all of them share."""
-    sets = {name: getattr(data, name) for name in ("train", "valid", "test")}
-    paths = [
-        path
-        for corpora in sets.values()
-        for one in corpora
-        for path in (one.src, one.tgt, one.path)
-        if path is not None
-    ]
-    if not paths:
-        return data
-    shared, target = os.path.commonpath([path.parent for path in paths]), Path(os.path.realpath(root))
+    shared = os.path.commonpath([path.parent for path in text_files(data).values()])
+    target = Path(os.path.realpath(root))
 
-    def move(path: Path | None) -> Path | None:
-        return None if path is None else target / path.relative_to(shared)
+    def moved(corpus: Corpus) -> Corpus:
+        paths = {key: path for key in ("src", "tgt", "path") if (path := getattr(corpus, key)) is not None}
+        return corpus.model_copy(update={key: target / path.relative_to(shared) for key, path in paths.items()})
 
-    moved = {
-        name: tuple(
-            one.model_copy(update={"src": move(one.src), "tgt": move(one.tgt), "path": move(one.path)})
-            for one in corpora
-        )
-        for name, corpora in sets.items()
-    }
-    return data.model_copy(update=moved)
+    sets = {name: tuple(map(moved, getattr(data, name))) for name in ("train", "valid", "test")}
+    return data.model_copy(update=sets)
 
 
 def read_training_text(
@@ -76,12 +62,12 @@ def read_training_text(
     task, data = find_task("translation"), settings.data
     for path in text_files(data).values():
         if not path.exists():
-            raise DataError(f"there is no file {path}; name the folder of the training text with --data FOLDER")
+            raise DataError(f"there is no file {path}; if the training text was moved, name its folder (data)")
     texts: PairTexts = task.read(settings, log, spool_in=spool_in)
     then = run.read_record("data.json").get("fingerprint") if check else None
     if then is not None and then != task.fingerprint(run.settings, load_tokenizers(run), texts.digests):
         raise DataError(
             f"the training text of {run.path} has changed since its training; restore the files, or name other text "
-            "with --set data.train=[...]"
+            "(data.train)"
         )
     return texts

@@ -15,7 +15,6 @@ from transduce.decoding.translator import Translator
 from transduce.demo.sources import translation_sources
 from transduce.evaluation.evaluate import Comparison, compare_translations
 from transduce.evaluation.speed import measure_in_turns
-from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
 from transduce.runs.tensor_file import shapes
 
@@ -23,28 +22,27 @@ TIMED = 1000  # sentences translated per round
 
 
 @dataclass(frozen=True, slots=True)
-class ModelResult:
+class DistilledSystem:
     """One model.
 
-    `sentences_per_second`: median of the rounds. `notes`: see `EngineChoice.notes`. `bleu`: by test set.
+    `sentences_per_second`: median of the rounds. `notes`: see `EngineChoice.notes`.
     """
 
     run: str
     n_parameters: int
     sentences_per_second: float
     notes: Sequence[str]
-    bleu: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class DistillationResult:
     """Systems by role (teacher, student, baseline). `comparisons`: by test set, of the student with each other one."""
 
-    systems: Mapping[str, ModelResult]
+    systems: Mapping[str, DistilledSystem]
     comparisons: Mapping[str, Mapping[str, Comparison]]
-    signature: str
 
     def to_json(self) -> dict[str, Any]:
+        """Plain data."""
         comparisons = {
             name: {role: one.to_json() for role, one in found.items()} for name, found in self.comparisons.items()
         }
@@ -52,23 +50,21 @@ class SideBySide:
 
     def lines(self) -> list[str]:
         """Format for people."""
-        width = max(map(len, self.systems))
-        speed = self.systems["teacher"].sentences_per_second
-        lines = [
-            f"{role:<{width}}  {one.n_parameters:>12,} parameters  {one.sentences_per_second:8,.1f} sentences/s "
-            f"({one.sentences_per_second / speed:.2f} times the teacher)  {one.run}"
-            for role, one in self.systems.items()
-        ]
-        lines += [f"note on the {role}: {note}" for role, one in self.systems.items() for note in one.notes]
+        speed, lines, signature = self.systems["teacher"].sentences_per_second, [], ""
+        for role, one in self.systems.items():
+            lines.append(
+                f"{role:<8}  {one.n_parameters:>12,} parameters  {one.sentences_per_second:8,.1f} sentences/s "
+                f"({one.sentences_per_second / speed:.2f} times the teacher)  {one.run}"
+            )
+            lines += [f"note on the {role}: {note}" for note in one.notes]
         for name, found in self.comparisons.items():
-            lines.append(f"{name}, BLEU:")
-            lines += [f"  {role:<{width}}  {one.bleu[name]:6.2f}" for role, one in self.systems.items()]
-            for role, one in found.items():
-                lines.append(f"  student against {role}: {one.by.format()}  p = {one.by.p_value:.4f}  {one.by.verdict}")
-        return [*lines, f"BLEU by {self.signature}; intervals of 95 % and p by paired bootstrap"]
+            for role, compared in found.items():
+                lines.append(f"{name}, student against {role}: {compared.line()}")
+                signature = compared.signature
+        return [*lines, f"BLEU by {signature}; intervals of 95 % and p by paired bootstrap"]
 
 
-def compare_models(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySide:
+def compare_models(runs: Mapping[str, Path], settings: Settings, log: Log) -> DistillationResult:
     """Translate the test sets of `settings` with the runs, by role, and compare the student with the others.
 
     Each uses its own decoding settings. BLEU is that of `settings.evaluation`.
@@ -77,29 +73,25 @@ def compare_models(runs: Mapping[str, Path], settings: Settings, log: Log) -> Si
     translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
     timed = [src for src, _ in next(iter(sets.values()))]
     speeds = measure_in_turns({role: partial(_translate, one, timed) for role, one in translators.items()}, TIMED, log)
-    bleu: dict[str, dict[str, float]] = {role: {} for role in runs}
     comparisons: dict[str, dict[str, Comparison]] = {}
     for name, pairs in sets.items():
-        outputs = {}
-        for role, translator in translators.items():
-            scores, outputs[role] = score_translator(translator, pairs, scoring)
-            bleu[role][name], signature = scores.bleu.value, scores.bleu.signature
-        references, of_student = [reference for _, reference in pairs], outputs.pop("student")
+        sources, references = [src for src, _ in pairs], [reference for _, reference in pairs]
+        outputs = {role: [one.text for one in each.translate(sources)] for role, each in translators.items()}
+        student = outputs.pop("student")
         comparisons[name] = {
-            role: compare_translations(of_student, output, references, **scoring.model_dump(), names=("BLEU",))[0]
+            role: compare_translations(student, output, references, **scoring.model_dump(), names=("BLEU",))[0]
             for role, output in outputs.items()
         }
     systems = {
-        role: ModelResult(
+        role: DistilledSystem(
             run=str(run),
             n_parameters=sum(map(math.prod, shapes(run / "model.safetensors").values())),
             sentences_per_second=speeds[role],
             notes=translators[role].choice.notes(),
-            bleu=bleu[role],
         )
         for role, run in runs.items()
     }
-    return SideBySide(systems, comparisons, signature)
+    return DistillationResult(systems, comparisons)
 
 
 def _translate(translator: Translator, sources: Sequence[str], n: int) -> int:
