@@ -42,7 +42,7 @@ SETTINGS = {
     "tokenizer.vocab_size": 120, "tokenizer.normalization": "identity", "tokenizer.sampling": 0.1,
     "training.batch_tokens": 256, "training.precision": "float32", "training.device": "cpu", "training.lr": 0.01,
     "training.max_updates": UPDATES, "training.valid_updates": VALID, "training.save_updates": SAVE,
-    "training.valid_bleu_sentences": 4, "decoding.max_length": 12, "training.average": "best", "training.average_n": 2,
+    "training.valid_bleu_sentences": 4, "decoding.max_length": 12, "training.average": "last", "training.average_n": 2,
 }  # fmt: skip
 WAYS = ("any time", "writing", "preparing", "validating", "disk full")
 

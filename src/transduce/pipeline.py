@@ -28,6 +28,7 @@ from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_
 from transduce.tasks.registry import AnyTask, find_task
 from transduce.tasks.resolve import check, resolve
 from transduce.text.extension import Extended
+from transduce.training.averaging import AVERAGES
 from transduce.training.feed import Feeder
 from transduce.training.loop import Trainer
 from transduce.training.ranks import Ranks
@@ -93,7 +94,8 @@ def _train_in(
             best_update = learn(task, folder, prepared, device=machine.device, log=log, ranks=ranks, machine=machine)
         else:
             best_update = end["best_update"]
-        if not best_update and settings.training.start and folder.settings.training.average in ("ema", "none"):
+        keeps_best = not AVERAGES[folder.settings.training.average].keeps_last
+        if not best_update and settings.training.start and keeps_best:
             log.warn("no validation was better than the one before the first update: the run keeps the initial weights")
         task.finish(folder, update=best_update, log=log)
 

@@ -20,7 +20,7 @@ from transduce.runs.folder import RunFolder
 
 TIMELESS = ("event", "update", "loss", "nll", "lr", "grad_norm", "padding", "epoch", "n_targets", "perplexity", "best")
 EMA = ("average=ema", "optimizer=adam", "schedule=inverse_sqrt")
-BEST = ("average=best", "average_n=2", "optimizer=muon", "schedule=cosine", "matrix_lr=0.01")
+LAST = ("average=last", "average_n=2", "optimizer=muon", "schedule=cosine", "matrix_lr=0.01")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def runs(processes: ForkServerContext, tmp_path: Path) -> Runs:
 def whole(processes: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Path]:
     """Uninterrupted runs."""
     runs = Runs(processes, tmp_path_factory.mktemp("whole"))
-    return {settings: runs.train(settings[0], *settings) for settings in (EMA, BEST)}
+    return {settings: runs.train(settings[0], *settings) for settings in (EMA, LAST)}
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -105,9 +105,9 @@ def assert_same(one: Path, other: Path) -> None:
         # a save and before old checkpoints are removed. The counts start anew with every process.
         (EMA, ("update:13", "checkpoint:1", "model:2", "update:13", "prune:2")),
         # before a log line; with snapshots that a later checkpoint refers to
-        (BEST, ("line:4", "checkpoint:2", "update:27", "model:1")),
+        (LAST, ("line:4", "checkpoint:2", "update:27", "model:1")),
     ],
-    ids=["ema", "best"],
+    ids=["ema", "last"],
 )
 def test_resume_is_bit_identical_after_any_number_of_sigkills(
     runs: Runs, whole: dict[tuple[str, ...], Path], settings: tuple[str, ...], kills: tuple[str, ...]
@@ -163,12 +163,12 @@ def test_a_kill_from_outside_leaves_a_model_and_a_checkpoint(runs: Runs, whole: 
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
     runs: Runs, whole: dict[tuple[str, ...], Path]
 ) -> None:
-    cut = runs.train("cut", "--kill", "update:50", *BEST)
+    cut = runs.train("cut", "--kill", "update:50", *LAST)
     damaged = cut / "checkpoints" / "u00000040" / "training.safetensors"
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    assert_same(whole[BEST], runs.train("cut", *BEST))
+    assert_same(whole[LAST], runs.train("cut", *LAST))
     assert "u00000040" in (runs.path / "cut.err").read_text()
 
 

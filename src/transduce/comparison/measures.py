@@ -15,6 +15,7 @@ from transduce.logging import Log
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
 from transduce.tasks.registry import find_task
+from transduce.training.averaging import AVERAGES
 
 SCORES_FILE = "comparison.json"
 TIMED_EXAMPLES = 500  # in a round of the measurement of speed
@@ -27,8 +28,7 @@ class RunMeasures:
     """One finished training.
 
     `seconds`: of training, with its validations. `nll`: validation loss of the kept weights without label smoothing,
-    in nats per target token; of a mean of the best weights (`training.average = "best"`), the loss of the best ones.
-    `tokens_per_second`: None if the training was too short to log it. `curves`: by key of
+    in nats per target token. `tokens_per_second`: None if the training was too short to log it. `curves`: by key of
     CURVES, by update: (minutes, score). `memory`: peak bytes.
     """
 
@@ -62,7 +62,7 @@ def read_measures(run: Path) -> RunMeasures:
         sets = tuple(map(Outputs.from_json, stored["sets"]))
     with expecting(run / "metrics.jsonl"):
         validations, end = record.of("validation"), record.of("end")[-1]
-        last = folder.settings.training.average == "last"
+        last = AVERAGES[folder.settings.training.average].keeps_last
         best = [one for one in validations if one["update"] == end["best_update"]]
         kept = (validations if last or not best else best)[-1]
         speeds = [speed for _, speed in record.points("update", "tokens_per_second")]

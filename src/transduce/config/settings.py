@@ -29,7 +29,7 @@ from transduce.config.section import (
 )
 from transduce.errors import SettingsError
 
-Average = Literal["none", "last", "best", "ema"]
+Average = Literal["none", "last", "ema"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "float32", "bfloat16"]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
@@ -122,8 +122,10 @@ class TrainingSettings(Section):
     )
     device: str = Field("auto", description="auto, cpu or cuda.")
     compile: bool = Field(False, description="Compile the model with torch.compile (faster on a GPU).")
-    average: Average = Field("ema", description="Final weights: none (last), mean of last or best n, or ema.")
-    average_n: int = Field(10, ge=1, le=1 << 16, description="Number of checkpoints to average with last or best.")
+    average: Average = Field(
+        "ema", description="Final weights: ema (moving average), last (mean of the last n validations) or none."
+    )
+    average_n: int = Field(10, ge=1, le=1 << 16, description="Number of validations whose weights `last` averages.")
     ema_decay: float = Field(0.999, gt=0, lt=1, description="Decay per update of the moving average, warmed up.")
     valid_updates: Steps | None = Field(None, description="Updates between validations (default: about an epoch).")
     valid_bleu_sentences: int = Field(

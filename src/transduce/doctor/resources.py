@@ -14,6 +14,7 @@ from transduce.doctor.trial import tokens_at_once
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.tasks.choices import bytes_per_token
+from transduce.training.averaging import AVERAGES
 
 _PROCESS = 400 << 20  # bytes of a process without a model
 _STATES = {"adam": 2.0, "adamw": 2.0, "muon": 1.5}  # optimizer state relative to the weights, roughly
@@ -23,7 +24,8 @@ def warn_of_resources(settings: Settings, model: nn.Module, place: Path, machine
     """`place`: the run folder, which exists."""
     training, vocab_size = settings.training, settings.tokenizer.vocab_size or 0
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    saved = weights * (1.0 + _STATES[resolved(training.optimizer, "training.optimizer")] + (training.average == "ema"))
+    average = AVERAGES[training.average]
+    saved = weights * (1.0 + _STATES[resolved(training.optimizer, "training.optimizer")] + average.n_copies)
     micro = tokens_at_once(settings)
     needed = round(saved + weights) + micro * bytes_per_token(settings.model, vocab_size) + _PROCESS  # with gradients
     if needed > machine.memory:
@@ -31,7 +33,7 @@ def warn_of_resources(settings: Settings, model: nn.Module, place: Path, machine
             f"training will take about {size(needed)} of memory, and {size(machine.memory)} are free; "
             f"use --set training.micro_batch_tokens={max(64, micro // 2)} or a smaller model"
         )
-    snapshots = training.average_n + 1 if training.average in ("last", "best") else 0
+    snapshots = training.average_n + 1 if average.keeps_last else 0
     # Checkpoints, one that is being written, and the weights of the run.
     on_disk = (training.keep_checkpoints + 1) * saved + (snapshots + 2) * weights
     free = shutil.disk_usage(place).free

@@ -5,12 +5,9 @@
 - `none`: the weights at the best validation;
 - `ema`: the exponential moving average at the best validation;
 - `last`: the mean of the weights at the last `average_n` validations, whatever their scores (the paper's section 6.1
-  averages the last 5 to 20 checkpoints);
-- `best`: the mean of the weights at the `average_n` best validations.
+  averages the last 5 to 20 checkpoints). They are kept in files, so at most two copies are in memory.
 
-Validation scores the weights that would be kept: the moving average for `ema`, the mean for `last`. For `best` it
-scores the live weights, since each snapshot needs its own score. Snapshots are files, so at most two copies are in
-memory.
+Validation scores the weights that would be kept.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -81,7 +78,12 @@ def copy_values(into: Weights, values: Weights) -> None:
 
 
 class Average(ABC):
-    """The weights that a run keeps. `live` are the model's own parameters by name; `folder` is for snapshots."""
+    """The weights that a run keeps. `live` are the model's own parameters by name; `folder` is for files."""
+
+    n_copies: ClassVar[int] = 0
+    """Copies of the weights in memory and in each checkpoint, beside the live ones."""
+    keeps_last: ClassVar[bool] = False
+    """Whether every validation writes the run's model, not only a better one; then it is a mean of files."""
 
     def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
         self.live, self.folder, self.n, self.decay = live, folder, n, decay
@@ -91,11 +93,7 @@ class Average(ABC):
 
     @abstractmethod
     def candidate(self, update: int) -> Weights:
-        """The weights to validate after `update`."""
-
-    def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
-        """The weights to write as the run's model after a validation; None to keep the model written before."""
-        return self.candidate(update) if better else None
+        """The weights to validate after `update`, and to keep if they are better."""
 
     def remove_unused(self, states: Iterable[Mapping[str, Any]]) -> None:  # noqa: B027 - optional
         """Remove files that none of `states`, the states of all checkpoints on disk, refers to."""
@@ -114,7 +112,7 @@ class Average(ABC):
 
 
 @final
-class _BestValidation(Average):
+class NoAverage(Average):
     """`none`: the live weights."""
 
     def candidate(self, update: int) -> Weights:
@@ -122,8 +120,10 @@ class _BestValidation(Average):
 
 
 @final
-class _MovingAverage(Average):
+class MovingAverage(Average):
     """`ema`: after every update, average <- decay * average + (1 - decay) * weights."""
+
+    n_copies = 1
 
     def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
         super().__init__(live, folder=folder, n=n, decay=decay)
@@ -151,85 +151,49 @@ class _MovingAverage(Average):
         return []
 
 
-class _Snapshots(Average):
-    """Weights of several validations in files: the common part of `last` and `best`."""
+@final
+class MeanOfLast(Average):
+    """`last`: the mean of the weights at the last `n` validations, whatever their scores."""
+
+    keeps_last = True
 
     def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
         super().__init__(live, folder=folder, n=n, decay=decay)
-        self.kept: list[tuple[int, float]] = []  # (update, score), in the order of the mean
+        self.kept: list[int] = []  # the updates
 
     def path(self, update: int) -> Path:
         return self.folder / f"u{update:08d}.safetensors"
 
-    def write(self, update: int) -> None:
+    def candidate(self, update: int) -> Weights:
         self.folder.mkdir(parents=True, exist_ok=True)
         save_tensors(self.path(update), self.live)
-
-    def others(self, update: int) -> list[tuple[int, float]]:
-        """The kept snapshots but that of `update`, whose validation a resumed run repeats."""
-        return [entry for entry in self.kept if entry[0] != update]
-
-    def mean(self) -> Weights:
-        return mean_of(self.path(update) for update, _ in self.kept)
+        earlier = [n for n in self.kept if n != update]  # a resumed run repeats a validation
+        self.kept = [*earlier, update][-self.n :]
+        return mean_of(map(self.path, self.kept))
 
     def remove_unused(self, states: Iterable[Mapping[str, Any]]) -> None:
-        kept = [*self.kept, *(entry for state in states for entry in state.get("kept", ()))]
-        useful = {self.path(int(update)) for update, _ in kept}
+        updates = {*self.kept, *(update for state in states for update in state["kept"])}
+        useful = {self.path(int(update)) for update in updates}
         for path in self.folder.glob("u*.safetensors"):
             if path not in useful:
                 path.unlink(missing_ok=True)
 
     def state(self) -> dict[str, Any]:
-        return {"kept": [list(entry) for entry in self.kept]}
+        return {"kept": self.kept}
 
     def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
-        """Restore the list of snapshots. Those that are missing or damaged are left out, with a note for each."""
+        """Weights that are missing or damaged are left out, with a note for each."""
         self.kept, notes = [], []
         shapes = {name: tensor.shape for name, tensor in self.live.items()}
-        for update, score in state["kept"]:
-            path = self.path(int(update))
+        for update in map(int, state["kept"]):
+            path = self.path(update)
             try:
                 if {name: tensor.shape for name, tensor in load_tensors(path).items()} != shapes:
                     raise RunFolderError(f"{path} is damaged: these are not the weights of this run")
-                self.kept.append((int(update), float(score)))
+                self.kept.append(update)
             except RunFolderError as error:
                 notes.append(f"left out of the averaged weights: {error}")
         return notes
 
 
-@final
-class _MeanOfLast(_Snapshots):
-    """`last`: the mean of the weights at the last `n` validations, whatever its score."""
-
-    def candidate(self, update: int) -> Weights:
-        self.write(update)
-        self.kept = [*self.others(update), (update, 0.0)][-self.n :]
-        return self.mean()
-
-    def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
-        return self.mean()
-
-
-@final
-class _MeanOfBest(_Snapshots):
-    """`best`: the mean of the weights at the `n` best validations. Of equal scores, the later is better."""
-
-    def candidate(self, update: int) -> Weights:
-        return self.live
-
-    def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
-        entries = [*self.others(update), (update, score)]
-        best = sorted(entries, key=lambda entry: (-entry[1], -entry[0]))[: self.n]
-        if all(entry[0] != update for entry in best):
-            return None
-        self.write(update)
-        self.kept = best
-        return self.mean()
-
-
-AVERAGES: dict[str, type[Average]] = {
-    "none": _BestValidation,
-    "last": _MeanOfLast,
-    "best": _MeanOfBest,
-    "ema": _MovingAverage,
-}
+AVERAGES: dict[str, type[Average]] = {"none": NoAverage, "last": MeanOfLast, "ema": MovingAverage}

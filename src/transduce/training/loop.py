@@ -29,7 +29,7 @@ from transduce.training.meter import LOGGED_UPDATES, WARM_UPDATES, Row, Stopwatc
 from transduce.training.schedule import Clock, Limits, Moment, TimeLimit, find_schedule
 from transduce.training.session import Session
 from transduce.training.step import DoesNotFit, Updater, UpdateResult
-from transduce.training.stopping import StopRequest, score_of, stop_on_signals
+from transduce.training.stopping import StopRequest, stop_on_signals
 from transduce.training.validate import Validator, format_validation
 
 SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far apart validations are
@@ -274,10 +274,8 @@ class Trainer:
         if not math.isfinite(scores["loss"]):
             raise TrainingError(f"the validation loss after update {state.update} is not finite; {ADVICE}")
         better = session.stopper.see(state.update, scores)
-        score = score_of(scores, self.settings.stop_by)[0]
-        kept = average.keep(state.update, score, better=better) if state.update else self.live
-        if kept is not None:
-            session.save_model(kept)
+        if better or average.keeps_last:
+            session.save_model(candidate)
         seconds = self.clock.seconds() - began
         event = {"event": "validation", "update": state.update, "seconds": self.clock.seconds(), "epoch": state.epochs}
         session.metrics.append({**event, **scores, "validation_seconds": seconds, "best": better})

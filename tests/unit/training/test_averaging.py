@@ -95,77 +95,63 @@ def test_borrowed_weights_are_restored_exactly_even_after_an_error() -> None:
 STATES: list[dict[str, object]] = []
 
 
-def validate(average: Average, update: int, score: float, *, better: bool) -> tuple[object, object]:
-    """The steps of the loop at a validation: new live weights, candidate, best weights, checkpoint."""
+def validate(average: Average, update: int) -> dict[str, Tensor]:
+    """The steps of the loop at a validation: new live weights, candidate, checkpoint. Returns the candidate."""
     set_to(dict(average.live), weights(update))
     candidate = average.candidate(update)
-    kept = average.keep(update, score, better=better)
     STATES[:] = [*STATES[-1:], average.state()]  # the checkpoint before this one, and this one
     average.remove_unused(STATES)
-    return candidate, kept
+    return dict(candidate)
 
 
 def mean(*seeds: int) -> dict[str, Tensor]:
     return {name: torch.stack([weights(seed)[name].double() for seed in seeds]).mean(0).float() for name in weights(0)}
 
 
-def close(one: object, other: dict[str, Tensor]) -> bool:
-    assert isinstance(one, dict)
+def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.allclose(one[name], other[name], atol=1e-6) for name in other)
 
 
-def test_none_keeps_the_best_weights(tmp_path: Path) -> None:
-    average = make("none", weights(0), tmp_path)
-    assert validate(average, 1, 5.0, better=True) == (average.live, average.live)
-    assert validate(average, 2, 4.0, better=False) == (average.live, None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_last_keeps_and_validates_the_mean_of_the_last_n(tmp_path: Path) -> None:
+def test_last_validates_the_mean_of_the_last_n(tmp_path: Path) -> None:
     average = make("last", weights(0), tmp_path, n=3)
     for update in (1, 2, 3, 4, 5):
-        candidate, kept = validate(average, update, -update, better=False)
-        assert close(candidate, mean(*range(max(1, update - 2), update + 1)))
-        assert kept is not None
-        assert close(kept, mean(*range(max(1, update - 2), update + 1)))
+        assert close(validate(average, update), mean(*range(max(1, update - 2), update + 1)))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"u{n:08d}.safetensors" for n in (2, 3, 4, 5)], "one more than n: for the checkpoint before"
 
 
-def test_best_keeps_the_mean_of_the_best_n(tmp_path: Path) -> None:
-    average = make("best", weights(0), tmp_path, n=2)
-    scores = {1: 10.0, 2: 30.0, 3: 20.0, 4: 5.0, 5: 20.0}
-    kept = {update: validate(average, update, score, better=False)[1] for update, score in scores.items()}
-    assert close(kept[1], mean(1))
-    assert close(kept[2], mean(1, 2))
-    assert close(kept[3], mean(2, 3))
-    assert kept[4] is None
-    assert close(kept[5], mean(2, 5)), "of equal scores the later"
-
-
-@pytest.mark.parametrize("kind", ["last", "best"])
-def test_snapshots_resume_and_missing_files_are_reported(kind: str, tmp_path: Path) -> None:
-    average = make(kind, weights(0), tmp_path, n=3)
+def test_the_mean_of_the_last_n_resumes_bit_identically(tmp_path: Path) -> None:
+    average = make("last", weights(0), tmp_path, n=3)
     for update in (1, 2, 3):
-        validate(average, update, float(update), better=True)
-    other = make(kind, weights(0), tmp_path, n=3)
+        validate(average, update)
+    other = make("last", weights(0), tmp_path, n=3)
     assert other.load({}, average.state()) == []
-    one, two = validate(average, 4, 4.0, better=True)[1], validate(other, 4, 4.0, better=True)[1]
-    assert isinstance(one, dict)
-    assert isinstance(two, dict)
-    assert equal(one, two)
-    (tmp_path / "u00000003.safetensors").unlink()
-    notes = make(kind, weights(0), tmp_path, n=3).load({}, average.state())
-    assert len(notes) == 1
-    assert "u00000003" in notes[0]
+    assert equal(validate(average, 4), validate(other, 4))
+
+
+@pytest.mark.parametrize("damage", ["bytes", "cut short", "empty", "missing"])
+def test_missing_and_damaged_files_are_reported_and_left_out(damage: str, tmp_path: Path) -> None:
+    average = make("last", weights(0), tmp_path, n=3)
+    for update in (1, 2, 3):
+        validate(average, update)
+    path = tmp_path / "u00000002.safetensors"
+    content = path.read_bytes()
+    changed = {"bytes": content[:-8] + b"\0\1\2\3\4\5\6\7", "cut short": content[:-20], "empty": b""}
+    path.unlink()
+    if damage in changed:
+        path.write_bytes(changed[damage])
+    other = make("last", weights(0), tmp_path, n=3)
+    (note,) = other.load({}, average.state())
+    assert path.name in note
+    assert close(validate(other, 4), mean(1, 3, 4))
 
 
 def test_a_validation_repeated_after_a_kill_counts_once(tmp_path: Path) -> None:
-    """Killed after the snapshot and before the checkpoint: the resumed run writes the same snapshot again."""
-    average = make("best", weights(0), tmp_path, n=2)
-    validate(average, 1, 1.0, better=True)
-    average.keep(2, 2.0, better=True)
-    again = make("best", weights(0), tmp_path, n=2)
-    again.load({}, {"kept": [[1, 1.0]]})
-    assert close(validate(again, 2, 2.0, better=True)[1], mean(1, 2))
-    assert [entry[0] for entry in again.state()["kept"]] == [2, 1]
+    """Killed after the weights were written and before the checkpoint: the resumed run writes the same file again."""
+    average = make("last", weights(0), tmp_path, n=2)
+    validate(average, 1)
+    average.candidate(2)
+    again = make("last", weights(0), tmp_path, n=2)
+    again.load({}, {"kept": [1]})
+    assert close(validate(again, 2), mean(1, 2))
+    assert again.state()["kept"] == [1, 2]

@@ -1,4 +1,4 @@
-"""A signal during a validation, updates without targets, damaged snapshots."""
+"""A signal during a validation, updates without targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -17,7 +16,6 @@ import toys
 from transduce.errors import Interrupted
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.tensors import load_tensors
-from transduce.training.averaging import AVERAGES
 from transduce.training.step import Updater
 
 DATA = {"train_on": toys.pairs(120, seed=1), "validate_on": toys.pairs(20, seed=2)}
@@ -76,29 +74,6 @@ def test_an_update_without_any_target_changes_nothing_but_momentum() -> None:
     result = updater.update([batch], 1.0, 0)
     assert not result.skipped
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("kind", ["last", "best"])
-@pytest.mark.parametrize("damage", ["bytes", "cut short", "empty"])
-def test_a_damaged_snapshot_is_reported_and_left_out(kind: str, damage: str, tmp_path: Path) -> None:
-    live = {"w": torch.zeros(50)}
-    average = AVERAGES[kind](live, folder=tmp_path, n=3, decay=0.9)
-    for update in (1, 2, 3):
-        live["w"].fill_(float(update))
-        average.candidate(update)
-        average.keep(update, float(update), better=True)
-    path = tmp_path / "u00000002.safetensors"
-    content = path.read_bytes()
-    changed = {"bytes": content[:-8] + b"\0\1\2\3\4\5\6\7", "cut short": content[:-20], "empty": b""}
-    path.write_bytes(changed[damage])
-    other = AVERAGES[kind](live, folder=tmp_path, n=3, decay=0.9)
-    (note,) = other.load({}, average.state())
-    assert path.name in note
-    live["w"].fill_(4.0)
-    other.candidate(4)
-    kept = other.keep(4, 4.0, better=True)
-    assert kept is not None
-    torch.testing.assert_close(kept["w"], torch.full((50,), (1 + 3 + 4) / 3))
 
 
 if __name__ == "__main__":
