@@ -3,15 +3,14 @@
 Every rank has the whole model, computes the gradients of its share of each update's sentences, and makes the same step:
 gradients are sums over all targets of all ranks, divided once by their number (`Updater`).
 
-A status is exchanged along with the gradients: whether a signal asked a rank to stop, and the clock of the main
-process. So all ranks stop, save and finish at the same update.
+After every update the ranks agree on whether a signal asked one of them to stop, and on the clock of the main process.
+So all of them stop, save and finish at the same update.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -25,9 +24,7 @@ from transduce.errors import Interrupted, RankExited, SettingsError, TooLong, Tr
 from transduce.logging import print_error
 from transduce.process import limit_kernel_cache
 from transduce.runs.folder import RunFolder
-from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
-from transduce.training.schedule import Clock
-from transduce.training.stopping import StopRequest
+from transduce.training.ranks import SINGLE_RANK, Ranks, name_on_rank
 
 T = TypeVar("T")
 Learn = Callable[[RunFolder, Ranks, str], None]
@@ -38,23 +35,12 @@ TIMEOUT = timedelta(days=7)
 is noticed at once, because its connections close."""
 
 
-class _AgreedClock(Clock):
-    """Shows the main process's time as of the last exchange of the status; `own_seconds` is that of this process."""
-
-    def __init__(self, used: float) -> None:
-        super().__init__(used)
-        self.agreed, self.own_seconds = used, super().seconds
-
-    def seconds(self) -> float:
-        return self.agreed
-
-
 @final
 class GroupRanks(Ranks):
     """One of several ranks.
 
-    Status and messages are exchanged by gloo on the CPU, so that nothing waits for a GPU: that is the default process
-    group. Gradients on GPUs are summed by nccl.
+    Messages are exchanged by gloo on the CPU, so that nothing waits for a GPU: that is the default process group.
+    Gradients on GPUs are summed by nccl.
     """
 
     def __init__(self, process: ProcessRank) -> None:
@@ -64,8 +50,6 @@ class GroupRanks(Ranks):
         self.started = False
         self._gradients: distributed.ProcessGroup | None = None
         self._flat = torch.zeros(0)
-        self._clock = _AgreedClock(0.0)
-        self._own_request, self._request = StopRequest(), StopRequest()
 
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Broadcast the main process's message; what workers pass is ignored."""
@@ -93,19 +77,19 @@ class GroupRanks(Ranks):
             distributed.broadcast(length, src=0)
             data = torch.frombuffer(bytearray(content or int(length)), dtype=torch.uint8)
             distributed.broadcast(data, src=0)
-        self.barrier()
         received: T = json.loads(bytes(data.numpy()))
         return received
 
-    def barrier(self) -> None:
-        """Exchange the status."""
+    def agree(self, signal: int, seconds: float) -> tuple[int, float]:
+        """The largest signal number, if several were received."""
+        status = torch.tensor([signal, seconds if self.is_main_process else 0.0], dtype=torch.float64)
         with _detect_lost_ranks():
-            status = self._status()
             distributed.all_reduce(status, op=distributed.ReduceOp.MAX)
-            self._apply(status)
+        number, agreed = status.tolist()
+        return int(number), agreed
 
     def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
-        """Reduce one flat tensor of all gradients and sums, and the status at the same time.
+        """Reduce one flat tensor of all gradients and sums.
 
         A rank without a sentence in this update adds zeros.
         """
@@ -114,11 +98,7 @@ class GroupRanks(Ranks):
         tail = torch.stack([value.detach().float() for value in sums])
         flat = self._flat_of([*pieces, tail])
         with _detect_lost_ranks():
-            status = self._status()
-            exchanged = distributed.all_reduce(status, op=distributed.ReduceOp.MAX, async_op=True)
             distributed.all_reduce(flat, group=self._gradients)
-            exchanged.wait()
-        self._apply(status)
         *summed, tail = flat.split([piece.numel() for piece in [*pieces, tail]])
         for parameter, gradient in zip(wanted, summed, strict=True):
             parameter.grad = gradient.view_as(parameter)
@@ -136,42 +116,6 @@ class GroupRanks(Ranks):
                 else:
                     distributed.gather(tensor)
         return found
-
-    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Compare a checksum of the bits of each tensor."""
-        bits = (tensor.detach().view(torch.int32) for tensor in weights.values())
-        sums = torch.stack([tensor.sum(dtype=torch.int64).cpu() for tensor in bits])
-        extremes = torch.stack([sums, -sums])
-        with _detect_lost_ranks():
-            distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
-        differing = (extremes[0] != -extremes[1]).nonzero()[:, 0].tolist()
-        if differing:
-            raise RankExited(
-                f"the processes have different weights: {list(weights)[differing[0]]} and {len(differing) - 1} more"
-            )
-
-    def clock(self, used: float) -> Clock:
-        """The main process's clock."""
-        self._clock = _AgreedClock(used)
-        return self._clock
-
-    def share_stop_request(self, request: StopRequest) -> StopRequest:
-        """The first signal of any rank."""
-        self._own_request, self._request = request, StopRequest()
-        return self._request
-
-    def seed_dropout(self, seed: int) -> None:
-        """Seed this rank's random numbers."""
-        torch.manual_seed(dropout_seed(seed, 0, self.rank))
-
-    def _status(self) -> Tensor:
-        seconds = self._clock.own_seconds() if self.is_main_process else 0.0
-        return torch.tensor([self._own_request.number, seconds], dtype=torch.float64)
-
-    def _apply(self, status: Tensor) -> None:
-        number, self._clock.agreed = status.tolist()
-        if number and not self._request:
-            self._request.number, self._request.name = int(number), signal.Signals(int(number)).name
 
     def _flat_of(self, pieces: Sequence[Tensor]) -> Tensor:
         """All pieces in one tensor, which is reused."""

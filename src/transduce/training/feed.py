@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from transduce.config.section import resolved
 from transduce.config.settings import TrainingSettings
@@ -25,14 +26,15 @@ from transduce.text.special import UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 T = TypeVar("T")
+Count = Annotated[int, Field(ge=0, le=1 << 40)]
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
     """Position in the data: the epoch and the index of the next batch in its plan, both from 0."""
 
-    epoch: int = 0
-    index: int = 0
+    epoch: Count = 0
+    index: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

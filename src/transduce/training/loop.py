@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import signal
 from dataclasses import dataclass
 
 from torch import nn
@@ -25,7 +26,7 @@ from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
 from transduce.training.averaging import borrowed
 from transduce.training.feed import Feed, Feeder, ahead
-from transduce.training.meter import LOGGED_UPDATES, WARM_UPDATES, Row, Stopwatch, peak_memory
+from transduce.training.meter import LOGGED_UPDATES, WARM_UPDATES, Row, Stopwatch, peak_memory, summarize
 from transduce.training.schedule import Clock, Limits, Moment, TimeLimit, find_schedule
 from transduce.training.session import Session
 from transduce.training.step import DoesNotFit, Updater, UpdateResult
@@ -67,6 +68,9 @@ class Trainer:
         self.valid_updates = resolved(s.valid_updates, "training.valid_updates")
         self.limits = Limits.of(s)
         self.clock, self.stopwatch = Clock(), Stopwatch(0.0)
+        self.stop = StopRequest()  # of this process
+        self.asked = 0  # the signal that has asked a rank to stop
+        self.now = 0.0  # seconds of training; all ranks have the same, so that they decide the same
         self._saved_at = self._save_seconds = 0.0
         self._shown: dict[str, float] = {}  # loss and speed of the last metrics line, for the progress bar
 
@@ -77,35 +81,34 @@ class Trainer:
         SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` after three updates in a row whose loss or
         gradient is not finite, or when one sentence does not fit into memory, `RunFolderError` when the disk fails.
         """
-        with stop_on_signals(self.log.say) as own:
-            asked = self.ranks.share_stop_request(own)
+        with stop_on_signals(self.log.say) as self.stop:
             self._start_or_resume()
             if not self.session.state.finished:
                 with self.log.progress("training") as bar:
-                    self._run_until_finished(bar, own, asked)
+                    self._run_until_finished(bar)
             result = self._finish()
-            if asked:  # what follows training can wait for the same command
-                raise self._interrupted(asked)
+            if self.stop:  # what follows training can wait for the same command
+                raise self._interrupted(self.stop.number)
             return result
 
-    def _run_until_finished(self, bar: Bar, own: StopRequest, asked: StopRequest) -> None:
+    def _run_until_finished(self, bar: Bar) -> None:
         state = self.session.state
         self.model.train()
         if state.validated != state.update and self._is_validation_due():
-            self._validate(bar, own)  # before the first update of a fine-tuning, or where a validation was interrupted
+            self._validate(bar)  # before the first update of a fine-tuning, or where a validation was interrupted
         with ahead(self.feeder.feeds(state.position), n=2 if self.feeder.device.type == "cuda" else 0) as feeds:
             while not (reason := self._reason_to_end()):
                 self._update(next(feeds))
                 bar.update(self._share_done(), **self._shown, note=f"update {state.update}")
-                if self._is_validation_due() and not asked:
-                    self._validate(bar, own)
-                elif asked or self._is_time_to_save():
+                if self._is_validation_due() and not self.asked:
+                    self._validate(bar)
+                elif self.asked or self._is_time_to_save():
                     self._save()
                 self._set_time_limit()
-                if asked:
-                    raise self._interrupted(asked)
+                if self.asked:
+                    raise self._interrupted(self.asked)
         if state.validated != state.update:
-            self._validate(bar, own, finished=reason)
+            self._validate(bar, finished=reason)
         else:
             state.finished = reason
             self._save()
@@ -117,7 +120,11 @@ class Trainer:
     def _is_time_to_save(self) -> bool:
         every = self.settings.save_updates
         is_due = every is not None and self.session.state.update % every == 0
-        return is_due or self.clock.seconds() - self._saved_at > SAVE_SECONDS
+        return is_due or self.now - self._saved_at > SAVE_SECONDS
+
+    def _agree(self) -> None:
+        """Agree with all ranks on the time and on whether to stop."""
+        self.asked, self.now = self.ranks.agree(self.stop.number, self.clock.seconds())
 
     # -- updates
 
@@ -127,7 +134,8 @@ class Trainer:
         result = self._update_within_memory(feed, factor)
         session.carry = result.carry
         state.update, state.position, state.epochs = state.update + 1, feed.after, feed.epochs
-        self.stopwatch.count(self.clock.seconds(), feed.n_targets)
+        self._agree()
+        self.stopwatch.count(self.now, feed.n_targets)
         if result.skipped:
             state.skipped += 1
             self._report_skipped(feed, result)
@@ -136,8 +144,8 @@ class Trainer:
             session.average.after_update()
             lr = self.updater.optimizer.param_groups[-1]["lr"]  # of embeddings and norms if matrices have their own
             sums = (result.loss_sum, result.nll_sum, result.grad_norm)
-            session.meter.rows.append(Row(state.update, lr, feed.n_targets, feed.n_tokens, feed.n_slots, *sums))
-        if state.update % LOGGED_UPDATES == 0 and session.meter.rows:
+            state.rows.append(Row(state.update, lr, feed.n_targets, feed.n_tokens, feed.n_slots, *sums))
+        if state.update % LOGGED_UPDATES == 0 and state.rows:
             self._write_metrics()
         if state.skipped >= MOST_SKIPPED:
             self._save()
@@ -150,7 +158,7 @@ class Trainer:
         """Log an update that was skipped, with its sentences."""
         update, path = self.session.state.update, self.folder.path / "skipped.jsonl"
         numbers = {"loss": result.loss_sum / max(1, feed.n_targets), "grad_norm": result.grad_norm}
-        self.session.metrics.append({"event": "skipped", "update": update, "seconds": self.clock.seconds(), **numbers})
+        self.session.metrics.append({"event": "skipped", "update": update, "seconds": self.now, **numbers})
         tokenizers = load_tokenizers(self.folder)
         texts = [self.feeder.texts(int(i), tokenizers) for i in feed.indices]
         MetricsFile(path, active=self.ranks.is_main_process).append({"update": update, "sentences": texts})
@@ -186,9 +194,9 @@ class Trainer:
                 )
 
     def _write_metrics(self) -> None:
-        state, line, now = self.session.state, self.session.meter.line(), self.clock.seconds()
-        speed = self.stopwatch.targets_per_second(now)
-        event = {"event": "update", "seconds": now, "epoch": state.epochs, "tokens_per_second": speed, **line}
+        state, speed = self.session.state, self.stopwatch.targets_per_second(self.now)
+        line, state.rows = summarize(state.rows), []
+        event = {"event": "update", "seconds": self.now, "epoch": state.epochs, "tokens_per_second": speed, **line}
         self.session.metrics.append(event)
         self._shown = {"loss": line["loss"], "tokens_per_second": speed}
 
@@ -200,11 +208,10 @@ class Trainer:
         n_timed = timed.updates if timed is not None and state.update >= timed.since else None
         used = limits.progress(updates=state.update, epochs=state.epochs, timed_updates=n_timed)
         state.progress = max(state.progress, used)
-        stopper = self.session.stopper
-        if stopper.exhausted:
+        if 0 < self.settings.patience <= state.since_best:
             by = self.settings.stop_by if self.settings.stop_by in state.scores else "loss"
             return f"no better {by} in {self.settings.patience} validations"
-        if limits.is_late(self.clock.seconds(), reserve=state.reserve):
+        if limits.is_late(self.now, reserve=state.reserve):
             self._report_late(n_timed)
             return "max_minutes (by the clock)"
         if state.progress < 1.0:
@@ -226,11 +233,11 @@ class Trainer:
         state = self.session.state
         if self.limits.seconds is None or self.session.time_limit is not None:
             return state.progress
-        return max(state.progress, min(1.0, self.clock.seconds() / self.limits.seconds))
+        return max(state.progress, min(1.0, self.now / self.limits.seconds))
 
     def _set_time_limit(self) -> None:
         """Once the speed is known, write down how many updates fit into the time limit; from here on they count."""
-        state, seconds, now = self.session.state, self.limits.seconds, self.clock.seconds()
+        state, seconds, now = self.session.state, self.limits.seconds, self.now
         n = self.stopwatch.n_updates
         if seconds is None or self.session.time_limit is not None or not n:
             return
@@ -240,10 +247,11 @@ class Trainer:
         per_update = self.stopwatch.seconds_per_update(now)
         if state.validated <= 0 and not state.reserve:  # measure a validation too; it changes nothing in the run
             self.ranks.broadcast(self.validator)
-            state.reserve = self.clock.seconds() - now
+            self._agree()
+            state.reserve = self.now - now
         found = TimeLimit.derive(
             done=state.update,
-            seconds_left=seconds - self.clock.seconds(),
+            seconds_left=seconds - self.now,
             seconds_per_update=per_update,
             validation_seconds=state.reserve,
             valid_updates=self.valid_updates,
@@ -257,7 +265,7 @@ class Trainer:
 
     # -- validation and saving
 
-    def _validate(self, bar: Bar, own: StopRequest, *, finished: str = "") -> None:
+    def _validate(self, bar: Bar, *, finished: str = "") -> None:
         """Save, score the candidate weights, write the model if it is worth it, and save again.
 
         A signal interrupts the validation: the checkpoint before it is complete, and a resumed run validates first.
@@ -265,19 +273,20 @@ class Trainer:
         session, state = self.session, self.session.state
         if session.saved_update != state.update and state.update:
             self._save()
-        began = self.clock.seconds()
+        began = self.now
         bar.update(self._share_done(), **self._shown, note="validating")
         average = session.average
         candidate = average.candidate(state.update) if state.update else self.live
-        with own.interrupting(self._interrupted), borrowed(self.live, candidate):
+        with self.stop.interrupting(self._interrupted), borrowed(self.live, candidate):
             scores = self.ranks.broadcast(self.validator)
         if not math.isfinite(scores["loss"]):
             raise TrainingError(f"the validation loss after update {state.update} is not finite; {ADVICE}")
-        better = session.stopper.see(state.update, scores)
+        better = state.see(scores, self.settings.stop_by)
         if better or average.keeps_last:
             session.save_model(candidate)
-        seconds = self.clock.seconds() - began
-        event = {"event": "validation", "update": state.update, "seconds": self.clock.seconds(), "epoch": state.epochs}
+        self._agree()
+        seconds = self.now - began
+        event = {"event": "validation", "update": state.update, "seconds": self.now, "epoch": state.epochs}
         session.metrics.append({**event, **scores, "validation_seconds": seconds, "best": better})
         self.log.say(format_validation(state.update, state.epochs, scores, better=better))
         state.validated, state.scores, state.finished = state.update, scores, finished
@@ -288,22 +297,21 @@ class Trainer:
         self.model.train()
 
     def _save(self) -> None:
-        began = self.clock.seconds()
+        began = self.now
         self.session.save(began)
-        self._saved_at = self.clock.seconds()
-        self._save_seconds = self._saved_at - began
+        self._agree()
+        self._saved_at, self._save_seconds = self.now, self.now - began
         self.stopwatch.pause(self._save_seconds)
 
     # -- start and end
 
     def _start_or_resume(self) -> None:
         self.session.start_or_resume()
-        self.ranks.check_equal(self.live)
-        seconds = self.session.state.seconds
-        self.clock, self.stopwatch, self._saved_at = self.ranks.clock(seconds), Stopwatch(seconds), seconds
+        self.now = self._saved_at = self.session.state.seconds
+        self.clock, self.stopwatch = Clock(self.now), Stopwatch(self.now)
 
     def _finish(self) -> TrainingResult:
-        session, state, best = self.session, self.session.state, self.session.stopper.best_update
+        session, state, best = self.session, self.session.state, self.session.state.best_update
         if self.ranks.is_main_process:
             shutil.rmtree(session.snapshots, ignore_errors=True)
         if all(event["event"] != "end" for event in session.metrics.read()):
@@ -313,9 +321,9 @@ class Trainer:
             session.metrics.append(event)
         return TrainingResult(state.update, state.epochs, state.seconds, state.finished, best, state.scores)
 
-    def _interrupted(self, asked: StopRequest) -> Interrupted:
+    def _interrupted(self, number: int) -> Interrupted:
         return Interrupted(
-            f"{asked.name}: stopped after update {self.session.state.update}; everything is saved in "
+            f"{signal.Signals(number).name}: stopped after update {self.session.state.update}; everything is saved in "
             f"{self.folder.path}; run the same command again to resume",
-            signal=asked.number,
+            signal=number,
         )

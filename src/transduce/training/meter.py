@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,40 +26,18 @@ class Row(NamedTuple):
     grad_norm: float
 
 
-@dataclass(slots=True)
-class Meter:
-    """The numbers of the updates since the last line of the log, without those that were skipped.
-
-    The rows are part of a checkpoint, so that the first line after a resume covers the same updates as in an
-    uninterrupted run.
-    """
-
-    rows: list[Row] = field(default_factory=list)
-
-    def line(self) -> dict[str, Any]:
-        """Return the updates as one event and remove them. Losses are means over the target tokens."""
-        rows, self.rows = self.rows, []
-        n_targets = max(1, sum(row.n_targets for row in rows))
-        return {
-            "update": rows[-1].update,
-            "loss": sum(row.loss_sum for row in rows) / n_targets,
-            "nll": sum(row.nll_sum for row in rows) / n_targets,
-            "lr": rows[-1].lr,
-            "grad_norm": sum(row.grad_norm for row in rows) / len(rows),
-            "padding": 1.0 - sum(row.n_tokens for row in rows) / sum(row.n_slots for row in rows),
-            "n_targets": n_targets,
-        }
-
-    def state(self) -> list[list[float]]:
-        """The rows, as JSON values."""
-        return [list(row) for row in self.rows]
-
-    def load(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Restore saved rows."""
-        found = [Row(*row) for row in rows]
-        if not all(isinstance(value, int | float) for row in found for value in row):
-            raise ValueError("the rows of the log are not numbers")
-        self.rows = found
+def summarize(rows: Sequence[Row]) -> dict[str, Any]:
+    """A line of the log: several updates as one event. Losses are means over the target tokens."""
+    n_targets = max(1, sum(row.n_targets for row in rows))
+    return {
+        "update": rows[-1].update,
+        "loss": sum(row.loss_sum for row in rows) / n_targets,
+        "nll": sum(row.nll_sum for row in rows) / n_targets,
+        "lr": rows[-1].lr,
+        "grad_norm": sum(row.grad_norm for row in rows) / len(rows),
+        "padding": 1.0 - sum(row.n_tokens for row in rows) / sum(row.n_slots for row in rows),
+        "n_targets": n_targets,
+    }
 
 
 class Stopwatch:

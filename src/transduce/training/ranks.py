@@ -10,9 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.training.schedule import Clock
-from transduce.training.stopping import StopRequest
-
 T = TypeVar("T")
 
 
@@ -44,8 +41,8 @@ class Ranks(ABC):
         """Call `make` in the main process only and return its result, which must be JSON-able, in every rank."""
 
     @abstractmethod
-    def barrier(self) -> None:
-        """Wait for all ranks. Stop requests and the clock are exchanged, as in `broadcast` and `all_reduce`."""
+    def agree(self, signal: int, seconds: float) -> tuple[int, float]:
+        """Wait for all ranks. Returns the signal that any of them received, or 0, and the main process's seconds."""
 
     @abstractmethod
     def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
@@ -54,22 +51,6 @@ class Ranks(ABC):
     @abstractmethod
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of all ranks in the main process: `name` of rank 0, `name.1` of rank 1 and so on."""
-
-    @abstractmethod
-    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise `RankExited` unless all ranks have the same weights."""
-
-    @abstractmethod
-    def clock(self, used: float) -> Clock:
-        """A clock that shows the same time in all ranks."""
-
-    @abstractmethod
-    def share_stop_request(self, request: StopRequest) -> StopRequest:
-        """A request that is set once all ranks know of a signal that any of them received."""
-
-    @abstractmethod
-    def seed_dropout(self, seed: int) -> None:
-        """Seed the random numbers of a new run's dropout."""
 
 
 @final
@@ -85,26 +66,14 @@ class _SingleRank(Ranks):
     def broadcast(self, make: Callable[[], T]) -> T:
         return make()
 
-    def barrier(self) -> None:
-        pass
+    def agree(self, signal: int, seconds: float) -> tuple[int, float]:
+        return signal, seconds
 
     def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
         return list(sums)
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(tensors)
-
-    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        pass
-
-    def clock(self, used: float) -> Clock:
-        return Clock(used)
-
-    def share_stop_request(self, request: StopRequest) -> StopRequest:
-        return request
-
-    def seed_dropout(self, seed: int) -> None:
-        pass  # continues the random numbers of the initial weights
 
 
 SINGLE_RANK = _SingleRank()

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
+
 from transduce.config.settings import TrainingSettings
 from transduce.errors import SettingsError, nearest
 from transduce.runs.atomic import expecting
@@ -138,8 +140,8 @@ class Limits:
 class TimeLimit:
     """A time limit as a number of updates, which counts from update `since` on."""
 
-    updates: int
-    since: int
+    updates: PositiveInt
+    since: NonNegativeInt
 
     @classmethod
     def derive(
@@ -155,10 +157,7 @@ class TimeLimit:
         """What the run folder contains, if anything; `RunFolderError` where it is damaged."""
         values = folder.read_record(TIME_LIMIT)
         with expecting(folder.path / TIME_LIMIT):
-            found = cls(**values) if values else None
-            if found is not None and not (type(found.updates) is type(found.since) is int and found.updates > 0):
-                raise ValueError("numbers of updates expected")
-            return found
+            return TypeAdapter(cls).validate_python(values) if values else None
 
     def write(self, folder: RunFolder) -> None:
         """Store it durably."""

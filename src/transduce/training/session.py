@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated
 
 import torch
+from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 
 from transduce.logging import Log
@@ -17,45 +17,52 @@ from transduce.runs.atomic import expecting, remove_leftovers
 from transduce.runs.checkpoints import Checkpoint
 from transduce.runs.folder import RunFolder
 from transduce.training.averaging import AVERAGES, copy_values
-from transduce.training.feed import Position
+from transduce.training.feed import Count, Position
 from transduce.training.loss import Carry
-from transduce.training.meter import Meter
-from transduce.training.ranks import name_on_rank
+from transduce.training.meter import Row
+from transduce.training.ranks import dropout_seed, name_on_rank
 from transduce.training.schedule import TimeLimit
 from transduce.training.step import Updater
-from transduce.training.stopping import Stopper
 
-MOST_UPDATES = 1 << 40
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(slots=True)
 class TrainingState:
     """The progress of a run. `seconds` includes all restarts; `progress` never falls."""
 
-    update: int = 0
+    update: Count = 0
     position: Position = field(default_factory=Position)
-    epochs: float = 0.0
-    seconds: float = 0.0
-    progress: float = 0.0
-    reserve: float = 0.0  # seconds of the last validation with its saving
+    epochs: Amount = 0.0
+    seconds: Amount = 0.0
+    progress: Amount = 0.0
+    reserve: Amount = 0.0  # seconds of the last validation with its saving
     validated: int = -1  # the update of the last validation
     scores: dict[str, float] = field(default_factory=dict)
+    best: tuple[float, float] | None = None  # the key (`score_of`) of the best validation so far
+    best_update: Count = 0
+    since_best: Count = 0  # validations
     finished: str = ""  # the reason, once training is finished
-    skipped: int = 0  # the number of last updates, one after the other, that were skipped
+    skipped: Count = 0  # the number of last updates, one after the other, that were skipped
+    rows: list[Row] = field(default_factory=list)  # the updates that are not in the log yet
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TrainingState:
-        """Read JSON values. Raises `ValueError` or `TypeError`."""
-        state = cls(**{**values, "position": Position(**values["position"])})
-        counts = (state.update, state.position.epoch, state.position.index, state.skipped)
-        if not all(type(n) is int and 0 <= n <= MOST_UPDATES for n in counts) or type(state.validated) is not int:
-            raise ValueError("its numbers are not counts")
-        times = (state.epochs, state.seconds, state.progress, state.reserve)
-        if not all(isinstance(n, int | float) and 0 <= n < math.inf for n in times):
-            raise ValueError("its times are not numbers")
-        if not isinstance(state.finished, str) or not all(isinstance(n, int | float) for n in state.scores.values()):
-            raise ValueError("its scores are not numbers")
-        return state
+    def see(self, scores: Mapping[str, float], by: str) -> bool:
+        """Count a validation of this update; return whether it is the best so far."""
+        score = score_of(scores, by)
+        is_best = self.best is None or score > self.best
+        if is_best:
+            self.best, self.best_update, self.since_best = score, self.update, 0
+        else:
+            self.since_best += 1
+        return is_best
+
+
+def score_of(scores: Mapping[str, float], by: str) -> tuple[float, float]:
+    """The key to compare validations by; higher is better. It is the score `by`, then the negative loss.
+
+    If there is no such score, for example because nothing was translated, the loss decides alone.
+    """
+    return (scores[by] if by != "loss" and by in scores else -scores["loss"], -scores["loss"])
 
 
 class Session:
@@ -73,9 +80,7 @@ class Session:
         self.average = AVERAGES[s.average if is_main else "none"](
             self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay
         )
-        self.stopper = Stopper(by=s.stop_by, patience=s.patience)
         self.metrics = MetricsFile(folder.path / "metrics.jsonl", active=is_main)
-        self.meter = Meter()
         self.state = TrainingState()
         self.carry: Carry = ()
         self.time_limit: TimeLimit | None = None
@@ -83,7 +88,6 @@ class Session:
 
     def save(self, seconds: float) -> None:
         """Write a checkpoint and remove what no checkpoint needs any more."""
-        self.ranks.check_equal(self.live)
         self.state.seconds = seconds
         tensors, updater = self.updater.state()
         parts: dict[str, Mapping[str, Tensor]] = {
@@ -96,8 +100,6 @@ class Session:
             "training": asdict(self.state),
             "updater": updater,
             "average": self.average.state(),
-            "stopper": self.stopper.state(),
-            "meter": self.meter.state(),
             "metrics": self.metrics.mark(),
             "carry": len(self.carry),
         }
@@ -107,7 +109,6 @@ class Session:
             checkpoints.save(self.state.update, named, state)
             checkpoints.prune(self.settings.keep_checkpoints)
         self.average.remove_unused(found["average"] for found in checkpoints.states())
-        self.ranks.barrier()
         self.saved_update = self.state.update
 
     def save_model(self, weights: Mapping[str, Tensor]) -> None:
@@ -141,8 +142,7 @@ class Session:
         """Restore a checkpoint; one of another model, or a malformed one, is a `RunFolderError`."""
         with expecting(checkpoint.path, RuntimeError):  # PyTorch's, if shapes or types do not match
             state = checkpoint.state
-            self.state = TrainingState.from_json(state["training"])
-            self.stopper.load(state["stopper"])
+            self.state = TypeAdapter(TrainingState).validate_python(state["training"])
             if not self.metrics.begins_with(state["metrics"]):
                 self.log.warn(f"{self.metrics.path}: lines were lost or changed; curves of the report may have gaps")
             self._truncate_metrics(self.state.update, validated=self.state.validated == self.state.update)
@@ -157,7 +157,6 @@ class Session:
             notes = self.updater.load_state(parts["updater"], state["updater"], self.state.update)
             notes += self.average.load(parts["average"], state["average"])
             notes += self._restore_carry(parts["carry"], int(state["carry"]))
-            self.meter.load(state["meter"])
             for note in (*checkpoint.notes, *notes):
                 self.log.warn(note)
 
@@ -177,7 +176,8 @@ class Session:
         start = {"event": "start", "update": 0, "seconds": 0.0, "parameters": n_weights, "torch": torch.__version__}
         threads = {"threads": torch.get_num_threads(), "processes": self.ranks.size}
         self.metrics.append({**start, "device": str(self.updater.device), **threads})
-        self.ranks.seed_dropout(self.settings.seed)
+        if self.ranks.size > 1:  # a process alone continues the random numbers of the initial weights
+            torch.manual_seed(dropout_seed(self.settings.seed, 0, self.ranks.rank))
         if started_before:
             self.metrics.append({"event": "restart", "update": 0, "seconds": 0.0})
             self.log.say("starting again: the run was stopped before its first checkpoint")

@@ -14,7 +14,7 @@ import torch
 import toys
 from transduce.logging import Log
 from transduce.runs.tensors import load_tensors
-from transduce.training import ranks
+from transduce.training import loop
 from transduce.training.meter import Stopwatch
 from transduce.training.schedule import MARGIN, TIME_LIMIT, Clock, TimeLimit
 from transduce.training.step import Updater
@@ -30,7 +30,7 @@ def tick(monkeypatch: pytest.MonkeyPatch, seconds: float, *, slower_from: int = 
         total[0] += seconds * (10 if next(looks) > slower_from else 1)
         return total[0]
 
-    monkeypatch.setattr(ranks, "Clock", partial(Clock, now=now))
+    monkeypatch.setattr(loop, "Clock", partial(Clock, now=now))
 
 
 def events(path: Path, kind: str) -> list[dict[str, Any]]:
