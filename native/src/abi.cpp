@@ -15,8 +15,7 @@
 #include "transduce_native.h"
 
 struct transduce_model {
-    transduce_model(const transduce_config& config, const transduce_tensor* tensors, int64_t n, transduce::Region& region)
-        : model(config, tensors, n, region) {}
+    transduce_model(const transduce_config& config, const transduce_tensor* tensors, int64_t n) : model(config, tensors, n) {}
     transduce::Model model;
     transduce::Scorer scorer{model};
 };
@@ -202,22 +201,10 @@ const char* transduce_isa(void) {
     return name;
 }
 
-int32_t transduce_model_size(const transduce_config* config, int64_t* size) {
+int32_t transduce_model_new(const transduce_config* config, const transduce_tensor* tensors, int64_t n_tensors, transduce_model** model) {
     return guarded([&] {
-        require(config && size, "config and size must not be null");
-        transduce::Region counted(nullptr, 0);
-        transduce::Model(*config, nullptr, 0, counted);
-        *size = int64_t(counted.used());
-    });
-}
-
-int32_t transduce_model_new(const transduce_config* config, const transduce_tensor* tensors, int64_t n_tensors, void* memory, int64_t size,
-                            transduce_model** model) {
-    return guarded([&] {
-        require(config && model && n_tensors >= 0, "config and model must not be null");
-        require(memory && size >= 0 && reinterpret_cast<uintptr_t>(memory) % 64 == 0, "memory must be aligned to 64 bytes");
-        transduce::Region region(memory, size_t(size));
-        *model = new transduce_model(*config, tensors, n_tensors, region);
+        require(config && model && (tensors || n_tensors == 0) && n_tensors >= 0, "config, tensors and model must not be null");
+        *model = new transduce_model(*config, tensors, n_tensors);
     });
 }
 

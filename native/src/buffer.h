@@ -1,4 +1,4 @@
-// Memory for numbers: aligned to cache lines, zeroed, freed with its owner or a part of a region.
+// Memory for numbers: aligned to cache lines, zeroed, freed with its owner.
 #pragma once
 
 #include <cstddef>
@@ -6,30 +6,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <stdexcept>
 #include <utility>
 
 namespace transduce {
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-// Someone else's memory, from which buffers take parts, one behind another: packed weights in memory or in a file. Which part a
-// buffer gets depends on the sizes of those before it only. A region without memory counts how much is needed.
-class Region {
-public:
-    Region(void* data, size_t size) : data_(static_cast<char*>(data)), size_(size) {}
-    char* take(size_t bytes) {
-        const size_t at = used_;
-        used_ += (bytes + 63) / 64 * 64;
-        if (data_ && used_ > size_) throw std::invalid_argument("the memory for packed weights is too small");
-        return data_ ? data_ + at : nullptr;
-    }
-    size_t used() const { return used_; }
-
-private:
-    char* data_;
-    size_t size_, used_ = 0;
-};
 
 template <class T>
 class Buffer {
@@ -43,7 +24,6 @@ public:
     Buffer& operator=(Buffer&& other) noexcept {
         std::swap(data_, other.data_);
         std::swap(size_, other.size_);
-        std::swap(owned_, other.owned_);
         return *this;
     }
 
@@ -58,12 +38,6 @@ public:
         std::memset(data_, 0, bytes);
         size_ = size;
     }
-    // A part of a region, as it is there.
-    void take(Region& region, size_t size) {
-        free();
-        data_ = reinterpret_cast<T*>(region.take(size * sizeof(T)));
-        size_ = size, owned_ = false;
-    }
     // At least `size` elements; contents are lost if the buffer has to grow.
     void reserve(size_t size) {
         if (size > size_) reset(size);
@@ -76,13 +50,12 @@ public:
 
 private:
     void free() {
-        if (owned_) std::free(data_);
-        data_ = nullptr, size_ = 0, owned_ = true;
+        std::free(data_);
+        data_ = nullptr, size_ = 0;
     }
 
     T* data_ = nullptr;
     size_t size_ = 0;
-    bool owned_ = true;
 };
 
 }  // namespace transduce

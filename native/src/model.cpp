@@ -53,11 +53,10 @@ transduce_config checked(const transduce_config& c) {
     return c;
 }
 
-// Finds tensors by name and checks their shapes. Without tensors all are null: the weights are packed already.
+// Finds tensors by name and checks their shapes.
 class Weights {
 public:
-    Weights(const transduce_tensor* tensors, int64_t n) : given_(tensors) {
-        if (!given_) return;
+    Weights(const transduce_tensor* tensors, int64_t n) {
         for (int64_t i = 0; i < n; i++) {
             if (!tensors[i].name || !tensors[i].data) throw Error("a tensor without a name or without data");
             by_name_[tensors[i].name] = &tensors[i];
@@ -76,7 +75,7 @@ public:
     }
     const float* get(const std::string& name, int64_t rows, int64_t columns) const {
         const float* data = find(name, rows, columns);
-        if (!data && given_) throw Error(name + " is missing");
+        if (!data) throw Error(name + " is missing");
         return data;
     }
 
@@ -87,10 +86,7 @@ public:
         }
     }
 
-    bool given() const { return given_; }
-
 private:
-    bool given_;
     std::map<std::string, const transduce_tensor*> by_name_;
     mutable std::set<const transduce_tensor*> used_;
 };
@@ -104,30 +100,28 @@ struct Heads {
 
 class Loader {
 public:
-    Loader(const Model& model, const Weights& weights, Region& region)
-        : m_(model), c_(model.config), weights_(weights), region_(region), d_head_(c_.d_model / c_.n_heads),
+    Loader(const Model& model, const Weights& weights)
+        : m_(model), c_(model.config), weights_(weights), d_head_(c_.d_model / c_.n_heads),
           query_{c_.n_heads, d_head_, model.heads.head_width}, key_{c_.n_kv_heads, d_head_, model.heads.head_width},
           // Softmax is computed with powers of 2.
           query_scale_(1.4426950408889634f / std::sqrt(float(d_head_))) {}
 
-    DenseMatrix dense_matrix(int outputs, int inputs) const { return {outputs, inputs, weights_.given()}; }
-    PackedMatrix pack_matrix(const DenseMatrix& dense) const { return pack(dense, m_.precision, m_.products.panel, region_); }
+    PackedMatrix pack_matrix(const DenseMatrix& dense) const { return pack(dense, m_.precision, m_.products.panel); }
 
     NormWeights norm(const std::string& name) const {
         NormWeights norm;
         norm.kind = c_.norm ? NormKind::rms : NormKind::layer;
         norm.width = c_.d_model, norm.epsilon = c_.norm_eps;
-        norm.gain.take(region_, m_.width), norm.bias.take(region_, m_.width);
-        copy(weights_.get(name + ".weight", 1, c_.d_model), c_.d_model, norm.gain.data());
-        copy(weights_.find(name + ".bias", 1, c_.d_model), c_.d_model, norm.bias.data());
+        norm.gain.reset(m_.width), norm.bias.reset(m_.width);
+        std::copy_n(weights_.get(name + ".weight", 1, c_.d_model), c_.d_model, norm.gain.data());
+        if (const float* bias = weights_.find(name + ".bias", 1, c_.d_model)) std::copy_n(bias, c_.d_model, norm.bias.data());
         return norm;
     }
 
     Buffer<float> table(const std::string& name, int rows) const {
         const float* from = weights_.get(name, rows, c_.d_model);  // before memory is allocated for its size
-        Buffer<float> table;
-        table.take(region_, size_t(rows) * m_.width);
-        for (int r = 0; from && r < rows; r++) copy(from + size_t(r) * c_.d_model, c_.d_model, table.data() + size_t(r) * m_.width);
+        Buffer<float> table(size_t(rows) * m_.width);
+        for (int r = 0; r < rows; r++) std::copy_n(from + size_t(r) * c_.d_model, c_.d_model, table.data() + size_t(r) * m_.width);
         return table;
     }
 
@@ -135,7 +129,6 @@ public:
     void place(DenseMatrix& dense, const std::string& name, int n_rows, int from, Heads heads, int to, float scale) const {
         const float* weight = weights_.get(name + ".weight", n_rows, c_.d_model);
         const float* bias = weights_.find(name + ".bias", 1, n_rows);
-        if (!weight) return;
         for (int i = 0; i < heads.total(); i++) {
             const int column = to + heads.at(i);
             const float* row = weight + size_t(from + i) * c_.d_model;
@@ -148,7 +141,7 @@ public:
         const int n_query = query_.total(), n_key = key_.total(), n_rows = n_query + 2 * n_key;
         const std::string projection = name + ".query_key_value";
         weights_.get(projection + ".weight", n_rows, c_.d_model);
-        DenseMatrix dense = dense_matrix(m_.query_width + 2 * m_.key_width, c_.d_model);
+        DenseMatrix dense(m_.query_width + 2 * m_.key_width, c_.d_model);
         place(dense, projection, n_rows, 0, query_, 0, query_scale_);
         place(dense, projection, n_rows, n_query, key_, m_.query_width, 1);
         place(dense, projection, n_rows, n_query + n_key, key_, m_.query_width + m_.key_width, 1);
@@ -156,26 +149,26 @@ public:
     }
 
     AttentionWeights cross_attention(const std::string& name) const {
-        DenseMatrix dense = dense_matrix(m_.query_width, c_.d_model);
+        DenseMatrix dense(m_.query_width, c_.d_model);
         place(dense, name + ".query", query_.total(), 0, query_, 0, query_scale_);
         return {pack_matrix(dense), attention_output(name)};
     }
 
     PackedMatrix attention_output(const std::string& name) const {
-        DenseMatrix dense = dense_matrix(c_.d_model, m_.query_width);
+        DenseMatrix dense(c_.d_model, m_.query_width);
         fill(dense, name + ".output", c_.d_model, c_.d_model, [](int i) { return i; }, [this](int k) { return query_.at(k); });
         return pack_matrix(dense);
     }
 
     PackedMatrix gate_value(const std::string& name) const {
         const int d_model = c_.d_model, width = m_.width;
-        DenseMatrix dense = dense_matrix(2 * width, d_model);
+        DenseMatrix dense(2 * width, d_model);
         fill(dense, name, 2 * d_model, d_model, [=](int i) { return i < d_model ? i : width + i - d_model; }, [](int k) { return k; });
         return pack_matrix(dense);
     }
 
     PackedMatrix memory_projection() const {
-        DenseMatrix dense = dense_matrix(2 * m_.key_width * c_.n_decoder_layers, c_.d_model);
+        DenseMatrix dense(2 * m_.key_width * c_.n_decoder_layers, c_.d_model);
         const int n_key = key_.total();
         for (int l = 0; l < c_.n_decoder_layers; l++) {
             const std::string name = "decoder.blocks." + std::to_string(l) + ".cross_attention.key_value";
@@ -189,21 +182,20 @@ public:
         const int d_ff = c_.d_ff, inner = m_.inner;  // gated: the values come after all (padded) gates
         const int n = c_.gated ? 2 * d_ff : d_ff;
         weights_.get(name + ".expand.weight", n, c_.d_model);
-        DenseMatrix dense = dense_matrix(c_.gated ? 2 * inner : inner, c_.d_model);
+        DenseMatrix dense(c_.gated ? 2 * inner : inner, c_.d_model);
         fill(dense, name + ".expand", n, c_.d_model, [=](int i) { return i < d_ff ? i : inner + i - d_ff; }, [](int k) { return k; });
         return pack_matrix(dense);
     }
 
     PackedMatrix contract(const std::string& name) const {
-        DenseMatrix dense = dense_matrix(c_.d_model, c_.d_ff);
+        DenseMatrix dense(c_.d_model, c_.d_ff);
         fill(dense, name + ".contract", c_.d_model, c_.d_ff, [](int i) { return i; }, [](int k) { return k; });
         return pack_matrix(dense);
     }
 
     DenseMatrix logits() const {
-        DenseMatrix dense = dense_matrix(c_.n_tgt, c_.d_model);
+        DenseMatrix dense(c_.n_tgt, c_.d_model);
         const float* weight = weights_.get(output_name(), c_.n_tgt, c_.d_model);
-        if (!weight) return dense;
         for (int i = 0; i < c_.n_tgt; i++) std::copy_n(weight + size_t(i) * c_.d_model, c_.d_model, &dense.at(i, 0));
         if (const float* bias = weights_.find("output_bias", 1, c_.n_tgt)) std::copy_n(bias, c_.n_tgt, dense.bias.begin());
         std::fill(dense.bias.begin() + c_.n_tgt, dense.bias.end(), kNever);
@@ -238,16 +230,11 @@ public:
 private:
     const char* output_name() const { return c_.tied ? "tgt_embedding.table.weight" : "output_embedding.weight"; }
 
-    static void copy(const float* from, int n, float* to) {
-        if (from) std::copy_n(from, n, to);
-    }
-
     // A whole matrix with its outputs and inputs moved to other places.
     template <class Output, class Input>
     void fill(DenseMatrix& dense, const std::string& name, int outputs, int inputs, Output output, Input input) const {
         const float* weight = weights_.get(name + ".weight", outputs, inputs);
         const float* bias = weights_.find(name + ".bias", 1, outputs);
-        if (!weight) return;
         for (int i = 0; i < outputs; i++) {
             for (int k = 0; k < inputs; k++) dense.at(output(i), input(k)) = weight[size_t(i) * inputs + k];
             if (bias) dense.bias[output(i)] = bias[i];
@@ -257,7 +244,6 @@ private:
     const Model& m_;
     const transduce_config& c_;
     const Weights& weights_;
-    Region& region_;
     int d_head_;
     Heads query_, key_;
     float query_scale_;
@@ -281,7 +267,7 @@ int most_screened_rows(Precision precision, Isa isa) {
 
 }  // namespace
 
-Model::Model(const transduce_config& given, const transduce_tensor* tensors, int64_t n_tensors, Region& region)
+Model::Model(const transduce_config& given, const transduce_tensor* tensors, int64_t n_tensors)
     : config(checked(given)), kernels(kernels_for(chosen_isa())), precision(precision_of(config, kernels)),
       products(products_of(precision, kernels)),
       attention(precision == Precision::int8 ? kernels.attention_int8 : kernels.attention_float32) {
@@ -290,14 +276,14 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
     heads = {config.n_heads, config.n_kv_heads, int(round_up(config.d_model / config.n_heads, 16))};
     query_width = heads.heads * heads.head_width, key_width = heads.key_width();
     const Weights weights(tensors, n_tensors);
-    const Loader loader(*this, weights, region);
+    const Loader loader(*this, weights);
     loader.load(decoder, true);
     if (!config.decoder_only) loader.load(encoder, false), memory = loader.memory_projection();
     const DenseMatrix dense = loader.logits();
     weights.check_all_used();
     logits = loader.pack_matrix(dense);
     screened_rows = most_screened_rows(precision, kernels.isa);
-    if (screened_rows) screen = pack(dense, Precision::int8, kernels.int8.panel, region), output_rows = loader.output_rows();
+    if (screened_rows) screen = pack(dense, Precision::int8, kernels.int8.panel), output_rows = loader.output_rows();
     max_depth = int(round_up(std::max({width, inner, query_width}), kPad));
     max_columns = std::max({int(round_up(query_width + 2 * key_width, kPad)), config.gated ? 2 * inner : inner, config.recurrent ? 2 * width : width});
 }

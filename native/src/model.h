@@ -30,8 +30,7 @@ struct Stack {
 };
 
 struct Model {
-    // Packs the weights into the region; without tensors they are in it already, or it only counts how much memory they take.
-    Model(const transduce_config& config, const transduce_tensor* tensors, int64_t n_tensors, Region& region);
+    Model(const transduce_config& config, const transduce_tensor* tensors, int64_t n_tensors);
 
     transduce_config config;
     const Kernels& kernels;

@@ -298,7 +298,7 @@ void Network::start_best(const std::vector<BestWanted>& parts) {
     logits_.reserve(size_t(kRowsAtOnce + kSpareRows) * kLogitStride);
 }
 
-// Columns behind the last token have such logits anyway, unless packed memory is damaged.
+// Columns behind the last token have such logits anyway, unless the hidden states are not finite.
 void Network::hide_padding(const PackedMatrix& matrix, float* logits, int column, int last) {
     for (int i = std::max(column, matrix.outputs); i < last; i++) logits[i - column] = kNever;
 }
@@ -376,7 +376,7 @@ void Network::decide(Screen& screen, int row) {
     RowBest& best = best_[row];
     for (int i = 0; i < screen.n; i++) {
         const int32_t id = screen.ids[i];
-        if (id >= model_.config.n_tgt) continue;  // padding, in damaged memory
+        if (id >= model_.config.n_tgt) continue;  // padding; found if the hidden state is not finite
         const float value = screen.n == 1 ? 0 : kernels_.dot(model_.logits.bias[id], hidden_ + row * width_, model_.output(id), int(width_));
         if (best.n && !(value > best.values[0])) continue;
         best.n = 1, best.values[0] = value, best.ids[0] = id;

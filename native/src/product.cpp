@@ -21,9 +21,8 @@ float from_bf16(uint16_t high) {
     return x;
 }
 
-void pack_float32(const DenseMatrix& dense, int panel, PackedMatrix& packed, Region& region) {
-    packed.values.take(region, size_t(dense.columns) * dense.inputs);
-    if (!dense.filled()) return;
+void pack_float32(const DenseMatrix& dense, int panel, PackedMatrix& packed) {
+    packed.values.reset(size_t(dense.columns) * dense.inputs);
     for (int j = 0; j < dense.columns; j++) {
         const float* column = &dense.weight[size_t(j) * dense.depth];
         float* to = packed.values.data() + size_t(j / panel) * dense.inputs * panel + j % panel;
@@ -31,10 +30,9 @@ void pack_float32(const DenseMatrix& dense, int panel, PackedMatrix& packed, Reg
     }
 }
 
-void pack_bf16x3(const DenseMatrix& dense, PackedMatrix& packed, Region& region) {
+void pack_bf16x3(const DenseMatrix& dense, PackedMatrix& packed) {
     const size_t size = size_t(dense.columns) * dense.depth;
-    packed.high.take(region, size), packed.low.take(region, size);
-    if (!dense.filled()) return;
+    packed.high.reset(size), packed.low.reset(size);
     for (int j = 0; j < dense.columns; j++) {
         const float* column = &dense.weight[size_t(j) * dense.depth];
         for (int i = 0; i < dense.inputs; i++) {
@@ -46,11 +44,10 @@ void pack_bf16x3(const DenseMatrix& dense, PackedMatrix& packed, Region& region)
     }
 }
 
-void pack_int8(const DenseMatrix& dense, PackedMatrix& packed, Region& region) {
-    packed.quantized.take(region, size_t(dense.columns) * dense.depth);
-    packed.scale.take(region, dense.columns), packed.correction.take(region, dense.columns);
-    packed.error.take(region, dense.columns), packed.norm.take(region, dense.columns);
-    if (!dense.filled()) return;
+void pack_int8(const DenseMatrix& dense, PackedMatrix& packed) {
+    packed.quantized.reset(size_t(dense.columns) * dense.depth);
+    packed.scale.reset(dense.columns), packed.correction.reset(dense.columns);
+    packed.error.reset(dense.columns), packed.norm.reset(dense.columns);
     for (int j = 0; j < dense.columns; j++) {
         const float* column = &dense.weight[size_t(j) * dense.depth];
         float largest = 0;
@@ -76,20 +73,20 @@ void pack_int8(const DenseMatrix& dense, PackedMatrix& packed, Region& region) {
 
 }  // namespace
 
-DenseMatrix::DenseMatrix(int outputs, int inputs, bool filled)
+DenseMatrix::DenseMatrix(int outputs, int inputs)
     : outputs(outputs), inputs(inputs), columns(int(round_up(outputs, kPad))), depth(int(round_up(inputs, kPad))),
-      weight(filled ? size_t(columns) * depth : 0), bias(filled ? columns : 0) {}
+      weight(size_t(columns) * depth), bias(columns) {}
 
-PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel, Region& region) {
+PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel) {
     PackedMatrix packed;
     packed.precision = precision;
     packed.inputs = dense.inputs, packed.outputs = dense.outputs;
     packed.columns = dense.columns, packed.depth = dense.depth;
-    packed.bias.take(region, dense.columns);
-    if (dense.filled()) std::copy(dense.bias.begin(), dense.bias.end(), packed.bias.data());
-    if (precision == Precision::float32) pack_float32(dense, panel, packed, region);
-    if (precision == Precision::bf16x3) pack_bf16x3(dense, packed, region);
-    if (precision == Precision::int8) pack_int8(dense, packed, region);
+    packed.bias.reset(dense.columns);
+    std::copy(dense.bias.begin(), dense.bias.end(), packed.bias.data());
+    if (precision == Precision::float32) pack_float32(dense, panel, packed);
+    if (precision == Precision::bf16x3) pack_bf16x3(dense, packed);
+    if (precision == Precision::int8) pack_int8(dense, packed);
     return packed;
 }
 

@@ -41,17 +41,15 @@ struct PackedMatrix {
 
 // Weights before packing, [columns, depth] row by row as in PyTorch, with zeros where nothing was placed.
 struct DenseMatrix {
-    DenseMatrix(int outputs, int inputs, bool filled);  // not filled: only the sizes are known
+    DenseMatrix(int outputs, int inputs);
 
     int outputs, inputs, columns, depth;
     std::vector<float> weight, bias;
 
-    bool filled() const { return !weight.empty(); }
     float& at(int output, int input) { return weight[size_t(output) * depth + input]; }
 };
 
-// A matrix that is not filled: the weights are packed in the region already.
-PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel, Region& region);
+PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel);
 
 // Rows of activations, and where their converted form is.
 struct Activations {

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 9
+#define TRANSDUCE_ABI_VERSION 10
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -56,13 +56,9 @@ TRANSDUCE_API const char* transduce_last_error(void);
 /* The instruction set in use, such as "avx512_vnni"; NULL if TRANSDUCE_NATIVE_ISA names one that is unknown or not available. */
 TRANSDUCE_API const char* transduce_isa(void);
 
-/* Bytes that the packed weights take. They depend on the configuration and the instruction set. */
-TRANSDUCE_API int32_t transduce_model_size(const transduce_config* config, int64_t* size);
-/* Packs the weights into memory: zeros, aligned to 64 bytes, `transduce_model_size` of them. The memory must outlive the model. Without
- * tensors (NULL) it holds the packed weights of an equal configuration and instruction set already, and is only read; whatever the
- * numbers in it are, no other memory is touched. */
+/* Packs copies of the weights. */
 TRANSDUCE_API int32_t transduce_model_new(const transduce_config* config, const transduce_tensor* tensors, int64_t n_tensors,
-                                          void* memory, int64_t size, transduce_model** model);
+                                          transduce_model** model);
 /* After its last queue is freed. */
 TRANSDUCE_API void transduce_model_free(transduce_model* model);
 

@@ -26,7 +26,7 @@ constexpr int kTokens = 40, kClients = 3, kRounds = 30, kSentences = 6, kLimit =
 }
 #define CHECK(fine) ((fine) ? void() : fail(__LINE__, #fine))
 
-// A model of random weights, and the memory that it reads.
+// A model of random weights.
 struct Model {
     explicit Model(int precision) {
         config = {};
@@ -51,13 +51,9 @@ struct Model {
         add("decoder.blocks.0.cross_attention_residual.norm.weight", 1, 32);
         std::vector<transduce_tensor> tensors;
         for (const auto& [name, tensor] : weights) tensors.push_back({name.c_str(), tensor.data.data(), tensor.rows, tensor.columns});
-        int64_t size = 0;
-        CHECK(transduce_model_size(&config, &size) == 0);
-        memory = std::aligned_alloc(64, (size + 63) / 64 * 64);
-        std::fill_n(static_cast<char*>(memory), size, 0);
-        CHECK(transduce_model_new(&config, tensors.data(), int64_t(tensors.size()), memory, size, &handle) == 0);
+        CHECK(transduce_model_new(&config, tensors.data(), int64_t(tensors.size()), &handle) == 0);
     }
-    ~Model() { transduce_model_free(handle), std::free(memory); }
+    ~Model() { transduce_model_free(handle); }
     Model(const Model&) = delete;
 
     void add(const std::string& name, int rows, int columns) {
@@ -74,7 +70,6 @@ struct Model {
     std::mt19937 random{7};
     transduce_config config;
     std::map<std::string, Tensor> weights;
-    void* memory = nullptr;
     transduce_model* handle = nullptr;
 };
 

@@ -18,7 +18,7 @@ import numpy as np
 from transduce.data.examples import Ids
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 9
+_ABI_VERSION = 10
 _INVALID = 1
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
@@ -42,8 +42,7 @@ def load_library() -> ctypes.CDLL | str:
     library.transduce_last_error.restype = library.transduce_isa.restype = ctypes.c_char_p
     pointer, int32, int64, double = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
     arguments = {
-        "model_size": [pointer, pointer],
-        "model_new": [pointer, pointer, int64, pointer, int64, pointer],
+        "model_new": [pointer, pointer, int64, pointer],
         "queue_new": [pointer, int32, double, pointer],
         "queue_load": [pointer, pointer],
         "client_new": [pointer, pointer],

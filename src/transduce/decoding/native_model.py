@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Mapping
 from typing import Literal
 
@@ -98,16 +97,13 @@ class NativeModel:
         library = load_library()
         assert not isinstance(library, str), library
         self.library, self.handle, self.settings = library, ctypes.c_void_p(), settings
-        config, n_bytes = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt), ctypes.c_int64()
-        check(library, library.transduce_model_size(ctypes.byref(config), ctypes.byref(n_bytes)))
-        self._memory = mmap.mmap(-1, n_bytes.value)  # lives as long as the model
+        config = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt)
         given = plain_weights(weights, settings)
         tensors = (NamedTensor * len(given))(
             *(NamedTensor(name.encode(), array.ctypes.data, *_matrix_shape(array)) for name, array in given.items())
         )
-        new, where = library.transduce_model_new, np.frombuffer(self._memory, np.uint8)
-        packed = (tensors, len(tensors), where.ctypes.data, where.size)
-        check(library, new(ctypes.byref(config), *packed, ctypes.byref(self.handle)))
+        new = library.transduce_model_new
+        check(library, new(ctypes.byref(config), tensors, len(tensors), ctypes.byref(self.handle)))
 
     def __del__(self) -> None:
         if self.handle:

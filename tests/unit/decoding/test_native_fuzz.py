@@ -1,4 +1,4 @@
-"""Damaged models, damaged memory and hostile requests through the C interface: refused with a reason, or they work.
+"""Damaged models and hostile requests through the C interface: refused with a reason, or they work.
 
 Arrays always have the sizes that the library is given; everything else may be wrong. `make -C native sanitize` runs
 this with AddressSanitizer; TRANSDUCE_NATIVE_FUZZ sets the number of inputs of each kind.
@@ -6,13 +6,10 @@ this with AddressSanitizer; TRANSDUCE_NATIVE_FUZZ sets the number of inputs of e
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
-import mmap
 import os
 import random
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -58,48 +55,19 @@ def tensors_of(name: str, precision: int = 0) -> tuple[Config, Shaped]:
 
 
 class Model:
-    """A model in memory that this owns; `handle` is null if it was refused."""
+    """A model from tensors; `handle` is null if it was refused."""
 
-    def __init__(self, config: Config, tensors: Shaped | None, memory: np.ndarray | None = None) -> None:
-        self.handle, self.memory = ctypes.c_void_p(), memory
-        given = [NamedTensor(name.encode(), t.ctypes.data, *shape) for name, (t, *shape) in (tensors or {}).items()]
-        table = (NamedTensor * len(given))(*given) if tensors is not None else None
-        size = ctypes.c_int64()
-        code = library().transduce_model_size(ctypes.byref(config), ctypes.byref(size))
-        if code == 0 and memory is None:
-            self.memory = zeros(size.value)
-            if self.memory is None:
-                return  # sizes that nobody has
-        if code == 0:
-            assert self.memory is not None
-            where = self.memory.ctypes.data, self.memory.size
-            code = library().transduce_model_new(ctypes.byref(config), table, len(given), *where, self.pointer)
+    def __init__(self, config: Config, tensors: Shaped) -> None:
+        self.handle = ctypes.c_void_p()
+        given = [NamedTensor(name.encode(), t.ctypes.data, *shape) for name, (t, *shape) in tensors.items()]
+        table = (NamedTensor * len(given))(*given)
+        new = library().transduce_model_new
+        code = new(ctypes.byref(config), table, len(given), ctypes.byref(self.handle))
         assert code in (0, 1, 2) and (code == 0) == bool(self.handle)
         assert code == 0 or library().transduce_last_error()
 
-    @property
-    def pointer(self) -> Any:
-        return ctypes.byref(self.handle)
-
     def free(self) -> None:
         library().transduce_model_free(self.handle)
-
-
-def zeros(size: int) -> np.ndarray | None:
-    """As long as no more than 1 TiB is asked for; the system gives pages when they are written."""
-    with contextlib.suppress(OSError, OverflowError):
-        return np.frombuffer(mmap.mmap(-1, size), np.uint8) if size < 1 << 40 else None
-    return None
-
-
-def exactly(source: np.ndarray) -> tuple[np.ndarray, Callable[[], None]]:
-    """A copy, aligned, at whose end AddressSanitizer sees every byte too many; and what frees it."""
-    libc = ctypes.CDLL(None)
-    libc.aligned_alloc.restype, libc.aligned_alloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t] * 2
-    libc.free.argtypes = [ctypes.c_void_p]
-    address = libc.aligned_alloc(64, source.size)
-    ctypes.memmove(address, source.ctypes.data, source.size)
-    return np.ctypeslib.as_array((ctypes.c_uint8 * source.size).from_address(address)), lambda: libc.free(address)
 
 
 def use(model: Model, pick: random.Random, *, n_tokens: int = N_TOKENS, decoder_only: bool = False) -> None:
@@ -153,30 +121,6 @@ def test_damaged_models_are_refused_or_work() -> None:
     assert N_INPUTS / 3 < n_refused < 0.9 * N_INPUTS
 
 
-@pytest.mark.parametrize("precision", range(3), ids=PRECISIONS)
-def test_whatever_packed_memory_contains_no_other_memory_is_touched(precision: int) -> None:
-    pick = random.Random(precision)
-    for name in MODELS:
-        config, tensors = tensors_of(name, precision)
-        packed = Model(config, tensors)
-        assert packed.memory is not None
-        for _ in range(max(1, N_INPUTS // 90)):
-            memory, free = exactly(packed.memory)
-            for _ in range(pick.choice([1, 30, 3000])):
-                at = pick.randrange(memory.size)
-                n, value = pick.choice([1, 4, 64, 4096]), pick.choice([0, 0x7F, 0x80, 0xFF, pick.randrange(256)])
-                memory[at : at + n] = value
-            if pick.random() < 0.3:
-                memory[:] = np.frombuffer(pick.randbytes(memory.size), np.uint8)
-            model = Model(config, None, memory)
-            use(model, pick, decoder_only=name == "gpt")
-            model.free()
-            short = Model(config, None, memory[: pick.randrange(memory.size)])
-            assert not short.handle
-            free()
-        packed.free()
-
-
 @cache
 def models() -> list[tuple[Model, bool]]:
     """Of each kind and precision; whether they have no encoder."""
@@ -215,12 +159,11 @@ def test_hostile_scoring_requests_are_refused_or_work() -> None:
 
 def test_null_pointers_are_refused() -> None:
     null, lib = ctypes.c_void_p(), library()
-    assert lib.transduce_model_new(null, null, 0, null, 0, null) == lib.transduce_queue_new(null, 1, 1.0, null) == 1
+    assert lib.transduce_model_new(null, null, 0, null) == lib.transduce_queue_new(null, 1, 1.0, null) == 1
     assert lib.transduce_client_new(null, null) == lib.transduce_submit(null, null, 0, null, 0, 1.0, 0) == 1
     assert lib.transduce_client_fd(null, null) == lib.transduce_cancel(null, 0) == 1
     assert lib.transduce_work(null, 1.0, null) == lib.transduce_serve(null) == 1
     assert lib.transduce_collect(null, 0.0, null, null, null) == lib.transduce_results(*[null] * 9) == 1
     assert lib.transduce_score(null, null, null, null, 0, null) == lib.transduce_queue_load(null, null) == 1
-    assert lib.transduce_model_size(null, null) == 1
     for name in ("queue_close", "queue_free", "client_close", "client_free", "model_free"):
         getattr(lib, f"transduce_{name}")(null)
