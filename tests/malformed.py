@@ -10,7 +10,7 @@ from typing import Any
 from http_load import request
 
 ENDPOINTS: dict[str, dict[str, Any]] = {
-    "/v1/translate": {"text": "A dog.", "source": "en", "target": "de", "beam": 2, "n_best": 2, "timeout": 5.0},
+    "/v1/translate": {"text": "A dog.", "source": "en", "target": "de", "beam": 2, "n_best": 2},
     "/translate": {"q": "A dog.", "source": "en", "target": "de", "format": "text", "alternatives": 1},
     "/v2/translate": {"text": ["A dog."], "source_lang": "EN", "target_lang": "DE"},
     "/": {"inputs": "A dog.", "parameters": {"src_lang": "en", "tgt_lang": "de"}},

@@ -24,7 +24,8 @@ from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import load_metadata
 from transduce.serving.limits import Limits
-from transduce.serving.service import RunSpec, Service
+from transduce.serving.routes import RunSpec
+from transduce.serving.service import Service
 
 
 @pytest.fixture(scope="module")

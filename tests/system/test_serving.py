@@ -127,7 +127,7 @@ def test_glossaries(server: Server) -> None:
         with pytest.raises(deepl.GlossaryNotFoundException):
             gone(made.glossary_id)  # type: ignore[operator]
     body = {"text": "a", "source_lang": "EN", "target_lang": "DE", "glossary_id": made.glossary_id}
-    assert server.request("/v2/translate", body)[0] == 400
+    assert server.request("/v2/translate", body)[0] == 404
     bad = {"name": "x", "source_lang": "EN", "target_lang": "DE", "entries": "a\tb\na\tc"}
     assert "line 2: a term twice" in server.request("/v2/glossaries", bad)[1]["message"]
 
@@ -200,8 +200,6 @@ def test_huggingface_client(server: Server, translator: Translator, monkeypatch:
         ("/v1/translate", {"text": "a", "model": "x" * 100_000}, 400, "model 'xxx"),
         ("/v1/translate", {"text": "a", "prefix": [], "stream": True}, 400, "0 prefixes"),
         ("/v1/translate", {"text": "a", "words": True, "stream": True}, 400, "without stream"),
-        ("/v1/translate", {"text": "a" * 50, "timeout": 1e-6}, 504, "deadline"),
-        ("/v1/translate", {"text": "a" * 50, "timeout": 1e-6, "stream": True}, 504, "deadline"),
         ("/v1/translate", {"text": "a", "prefix": "a" * 20_001}, 400, "20,001 characters"),
         ("/v2/languages?type=foo", None, 400, "type"),
         ("/v1/translate", {"text": ["a"] * 129}, 400, "129 texts"),
@@ -249,6 +247,7 @@ def test_a_sentence_that_is_too_long_for_the_model_is_an_error(short_server: Ser
     ("path", "body"),
     [
         ("/v1/translate", {"text": "a" * 50}),
+        ("/v1/translate", {"text": "a" * 50, "stream": True}),
         ("/v1/translate", {"text": "a" * 50, "protect": True}),
         ("/translate", {"q": "a" * 50, "target": "de"}),
         ("/v2/translate", {"text": "a" * 50, "target_lang": "DE"}),

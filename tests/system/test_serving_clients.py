@@ -14,12 +14,13 @@ from starlette.responses import Response, StreamingResponse
 
 from servers import serving
 from transduce.logging import Log
-from transduce.serving.http import Call, Endpoint, Server
+from transduce.serving.app import App
+from transduce.serving.http import Call, Endpoint
 from transduce.serving.keys import NO_KEYS, ApiKeys, new_key
 from transduce.serving.limits import Limits
-from transduce.serving.metrics import Metrics
+from transduce.serving.routes import RunSpec
 from transduce.serving.server import _reload_when_asked
-from transduce.serving.service import RunSpec, Service
+from transduce.serving.service import Service
 
 pytestmark = [pytest.mark.loopback]
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -31,16 +32,10 @@ def make_service(**limits: Any) -> Service:
     return Service([RunSpec(Path("x"))], limits=Limits(**limits))
 
 
-def make_app(service: Service, handler: Callable[[Call], Awaitable[Response]], keys: ApiKeys = NO_KEYS) -> Any:
-    """An application with one endpoint; `metrics` has its numbers."""
-    metrics = Metrics(service)
-    server = Server(service, metrics, keys, (), None)
+def make_app(service: Service, handler: Callable[[Call], Awaitable[Response]], keys: ApiKeys = NO_KEYS) -> App:
+    """An application with one endpoint."""
     endpoint = Endpoint("POST", "/", handler, body_key=lambda call: json.loads(call.body or b"{}").get("key"))
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await server.answer(endpoint, scope, receive, send)
-
-    return app, metrics
+    return App(service, [endpoint], keys=keys)
 
 
 async def endless(call: Call) -> Response:
@@ -72,19 +67,6 @@ async def status_of(reader: asyncio.StreamReader) -> int:
     return int(line.split()[1]) if line else 0
 
 
-def test_a_client_that_asks_first_sends_no_large_body() -> None:
-    async def main() -> None:
-        service = make_service(max_body=100)
-        async with serving(make_app(service, empty)[0]) as (_, connect):
-            for size, status in ((100, 100), (101, 413)):
-                fields = f"Host: x\r\nExpect: 100-continue\r\nContent-Length: {size}\r\n\r\n"
-                reader, writer = await connect(b"POST / HTTP/1.1\r\n" + fields.encode())
-                assert await status_of(reader) == status
-                writer.write(bytes(100))
-
-    asyncio.run(main())
-
-
 def test_a_problem_of_a_watched_run_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
         service = Service([RunSpec(Path("/nowhere/x")), RunSpec(Path("/nowhere/y"))])
@@ -100,7 +82,7 @@ def test_a_problem_of_a_watched_run_is_logged_once(capsys: pytest.CaptureFixture
 
 def test_a_content_length_may_have_leading_zeros() -> None:
     async def main() -> None:
-        async with serving(make_app(make_service(), empty)[0]) as (_, connect):
+        async with serving(make_app(make_service(), empty)) as (_, connect):
             fields = f"Host: x\r\nContent-Length: {'0' * 5000}2\r\n\r\n{{}}"
             reader, _ = await connect(b"POST / HTTP/1.1\r\n" + fields.encode())
             assert await status_of(reader) == 200
@@ -119,7 +101,7 @@ def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
     whole = head + b"Content-Length: 5\r\n\r\nA cat"
 
     async def main() -> None:
-        async with serving(make_app(make_service(), echo)[0]) as (_, connect):
+        async with serving(make_app(make_service(), echo)) as (_, connect):
             for packets in ([chunked + whole + GET], [whole[:-3], whole[-3:] + chunked], [whole[:90], whole[90:]]):
                 reader, writer = await connect(b"")
                 for packet in packets:
@@ -139,7 +121,7 @@ def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
 )
 def test_headers_and_trailers_are_bounded(start: bytes) -> None:
     async def main() -> None:
-        async with serving(make_app(make_service(), empty)[0]) as (_, connect):
+        async with serving(make_app(make_service(), empty)) as (_, connect):
             reader, writer = await connect(start)
             n_sent, line = 0, b"a" * 1000 + b"\r\nX: "
             while n_sent < 1 << 27 and not reader.at_eof():  # 128 MiB
@@ -162,7 +144,7 @@ def test_headers_and_trailers_are_bounded(start: bytes) -> None:
 def test_connections_without_progress_are_closed(sent: bytes) -> None:
     async def main() -> None:
         service = make_service(body_seconds=0.3)
-        async with serving(make_app(service, empty)[0], seconds=0.3) as (_, connect):
+        async with serving(make_app(service, empty), seconds=0.3) as (_, connect):
             reader, _ = await connect(sent)
             answer = await asyncio.wait_for(reader.read(), 5)  # to the end of the connection
             assert answer.startswith(b"HTTP/1.1 200") == sent.startswith(POST)
@@ -176,17 +158,17 @@ def test_connections_without_progress_are_closed(sent: bytes) -> None:
 def test_a_client_that_does_not_read_loses_its_place_and_its_connection(handler: Any) -> None:
     async def main() -> None:
         service = make_service()
-        app, metrics = make_app(service, handler)
+        app = make_app(service, handler)
         async with serving(app, seconds=0.5) as (_, connect):
             reader, writer = await connect(POST)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-            await until(lambda: metrics.text().count(b'route="/",status="') > 0)  # it has ended
+            await until(lambda: app.metrics.text().count(b'route="/",status="') > 0)  # it has ended
             assert not service.admission.n_requests
             await asyncio.sleep(2)  # more than the time limit
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await asyncio.wait_for(reader.readexactly(1 << 30), 5)
-        assert metrics.cancelled._value.get() == (handler is endless)  # the other response is on its way
+        assert app.metrics.cancelled._value.get() == (handler is endless)  # the other response is on its way
 
     asyncio.run(main())
 
@@ -194,13 +176,13 @@ def test_a_client_that_does_not_read_loses_its_place_and_its_connection(handler:
 def test_a_stream_whose_client_leaves_is_counted_as_cancelled() -> None:
     async def main() -> None:
         service = make_service()
-        app, metrics = make_app(service, endless)
+        app = make_app(service, endless)
         async with serving(app) as (_, connect):
             reader, writer = await connect(POST)
             await reader.read(1)
             writer.close()
             await until(lambda: not service.admission.n_requests)
-        assert metrics.cancelled._value.get() == 1 and b'status="499"' in metrics.text()
+        assert app.metrics.cancelled._value.get() == 1 and b'status="499"' in app.metrics.text()
 
     asyncio.run(main())
 
@@ -209,7 +191,7 @@ def test_bodies_that_do_not_arrive_keep_nobody_out() -> None:
     async def main() -> None:
         service = make_service(max_requests=1, max_arriving=3)
         arriving = service.admission._arriving
-        async with serving(make_app(service, empty)[0]) as (_, connect):
+        async with serving(make_app(service, empty)) as (_, connect):
             slow = [await connect(UNFINISHED) for _ in range(2)]
             await until(lambda: arriving["127.0.0.1"] == 2)
             assert await status_of((await connect(POST))[0]) == 200
@@ -228,7 +210,7 @@ def test_a_body_without_a_valid_key_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(line, encoding="utf-8")
 
     async def main() -> None:
-        app, _ = make_app(make_service(), empty, ApiKeys.load(tmp_path / "keys"))
+        app = make_app(make_service(), empty, ApiKeys.load(tmp_path / "keys"))
         async with serving(app) as (_, connect):
             reader, _ = await connect(UNFINISHED.replace(b"Host", b"X-API-Key: wrong\r\nHost"))
             assert await status_of(reader) == 401

@@ -20,7 +20,8 @@ from servers import serving
 from transduce.serving.access_log import AccessLog
 from transduce.serving.app import make_app
 from transduce.serving.limits import Limits
-from transduce.serving.service import RunSpec, Service
+from transduce.serving.routes import RunSpec
+from transduce.serving.service import Service
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 BODY = {"text": "two women"}

@@ -67,9 +67,10 @@ def serve(
     from transduce.serving.keys import ApiKeys, new_key
     from transduce.serving.limits import Limits
     from transduce.serving.log_stream import background_stderr
+    from transduce.serving.routes import RunSpec
     from transduce.serving.server import ServerOptions
     from transduce.serving.server import serve as run_server
-    from transduce.serving.service import RunSpec, Service
+    from transduce.serving.service import Service
 
     if new_api_key is not None:
         secret, line = new_key(new_api_key)

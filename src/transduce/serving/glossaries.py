@@ -20,6 +20,10 @@ from transduce.text.languages import base_language
 MOST_GLOSSARIES, MOST_ENTRIES, LONGEST_TERM = 100, 2000, 100
 
 
+class UnknownGlossaryError(SettingsError):
+    """There is no glossary of this id."""
+
+
 class StorageError(TransduceError):
     """The file of the glossaries cannot be written; nothing has changed."""
 
@@ -82,22 +86,21 @@ class Glossaries:
             self._save({**self._known, one.id: one})
         return one
 
-    def find(self, identity: str) -> Glossary | None:
-        """A glossary by its id."""
-        return self._known.get(identity)
+    def find(self, identity: str) -> Glossary:
+        """A glossary by its id; raises `UnknownGlossaryError`."""
+        if identity not in self._known:
+            raise UnknownGlossaryError(f"glossary_id '{identity[:40]}': there is no such glossary; create it first")
+        return self._known[identity]
 
     def all(self) -> list[Glossary]:
-        """All of them, oldest first."""
+        """All glossaries, oldest first."""
         return list(self._known.values())
 
-    def delete(self, identity: str) -> bool:
-        """Remove a glossary; False if there is none of this id. Raises `StorageError`: the file cannot be written."""
+    def delete(self, identity: str) -> None:
+        """Remove a glossary; raises `UnknownGlossaryError`, or `StorageError`: the file cannot be written."""
         with self._changing:
-            known = dict(self._known)
-            if known.pop(identity, None) is None:
-                return False
-            self._save(known)
-            return True
+            gone = self.find(identity)
+            self._save({key: one for key, one in self._known.items() if one is not gone})
 
     def _save(self, known: dict[str, Glossary]) -> None:
         if self._path is not None:
@@ -109,10 +112,8 @@ class Glossaries:
         self._known = known
 
     def terms(self, identity: str, source: str, target: str) -> Mapping[str, str]:
-        """The terms of a glossary for these languages. Raises `SettingsError`: there is none."""
+        """The terms of a glossary; raises `SettingsError` if there is none, or it is for other languages."""
         one = self.find(identity)
-        if one is None:
-            raise SettingsError(f"glossary_id '{identity[:40]}': there is no such glossary; create it first")
         for wanted, has in ((source, one.source), (target, one.target)):
             if base_language(wanted) != base_language(has):
                 raise SettingsError(

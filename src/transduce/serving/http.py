@@ -1,11 +1,9 @@
-"""What all protocols share: limits of bodies, errors, clients that leave, keys, metrics and the access log."""
+"""What all protocols share: requests and their bodies, endpoints, responses, errors."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar
@@ -15,18 +13,14 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.queue import ExpiredError, QueueClosedError
 from transduce.errors import SettingsError, TransduceError, UserError
 from transduce.logging import print_exception
-from transduce.serving.access_log import AccessLog
-from transduce.serving.client import Client
-from transduce.serving.glossaries import StorageError
-from transduce.serving.keys import ApiKeys, UnauthorizedError
+from transduce.serving.glossaries import StorageError, UnknownGlossaryError
+from transduce.serving.keys import UnauthorizedError
 from transduce.serving.limits import DrainingError, OverloadedError
-from transduce.serving.metrics import Metrics
 from transduce.serving.service import Service
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -35,8 +29,6 @@ _READ_ON = 16  # times the limit of a body: read and drop it, as most clients re
 _MOST_FIELDS = 1000  # of a form
 _LONGEST_LENGTH = 20  # digits of a Content-Length
 _LONGEST_ERROR = 1000  # characters; a message may quote what a client sent
-_CHANGE_TYPES = "application/json", "application/x-www-form-urlencoded", ""
-_STATUS_LEFT = 499  # nginx's status for a client that left; it appears in the log only
 Items = Annotated[list[ItemT], Field(fail_fast=True)]
 """A list in a body. The first wrong item ends the validation: a megabyte of them would take seconds."""
 Texts = Annotated[Items[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
@@ -59,6 +51,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (QueueClosedError, 503),
     (UnauthorizedError, 401),
     (StorageError, 507),
+    (UnknownGlossaryError, 404),
     (UserError, 400),
 )
 
@@ -101,18 +94,17 @@ class Call:
 
     @property
     def content_type(self) -> str:
-        """The media type of the body, in lower case and without parameters."""
         return self.header(b"content-type").partition(";")[0].strip().lower()
 
-    def seconds(self, asked: float | None = None) -> float:
-        """The time that the client gives its request, at most the limit: `asked`, or the header X-Request-Timeout."""
+    def seconds(self) -> float:
+        """The time that the client gives its request in the header X-Request-Timeout, at most the limit."""
         try:
             given = float(self.header(b"x-request-timeout") or "inf")
         except ValueError:
             given = 0.0
         if not given > 0:
             raise SettingsError("the header X-Request-Timeout must be a number of seconds above 0, or left out")
-        return min(given, math.inf if asked is None else asked, self.service.limits.seconds)
+        return min(given, self.service.limits.seconds)
 
     def take_texts(self, texts: list[str]) -> None:
         """Refuse texts beyond the limits, and count the others."""
@@ -125,7 +117,6 @@ FormatError = Callable[[int, str], Mapping[str, Any]]
 
 
 def format_error(status: int, message: str) -> dict[str, str]:
-    """The JSON of an error in most protocols."""
     return {"error": message}
 
 
@@ -150,88 +141,7 @@ class Endpoint:
     unauthorized: int = 401
 
 
-class Server:
-    """Answers requests: reads their bodies, runs the handlers, and counts and logs the responses."""
-
-    def __init__(
-        self, service: Service, metrics: Metrics, keys: ApiKeys, cors: Collection[str], log: AccessLog | None
-    ) -> None:
-        self.service, self._metrics, self._keys, self._cors, self._log = service, metrics, keys, {*cors}, log
-
-    async def answer(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response to a request. A streamed one counts as running until its end."""
-        start = time.perf_counter()
-        client = Client(receive, send)
-        call = Call(self.service, Request(scope, receive), needs_key=self._keys.are_needed)
-        call.n_translated = self._metrics.n_characters
-        try:
-            if endpoint.is_open:
-                await self._respond(endpoint, call, client)
-            else:
-                await self._authorize_and_read(endpoint, call)
-                with self.service.request():  # now: a request whose body is still to come keeps nobody else out
-                    await self._respond(endpoint, call, client)
-        except asyncio.CancelledError:
-            if not client.has_left:  # the service ends
-                call.status = 503
-                raise
-            self._metrics.cancelled.inc()
-            call.status = _STATUS_LEFT
-        except Exception as error:
-            response = self._error_response(endpoint, error)
-            call.status = response.status_code
-            await response(scope, client.receive, client.send)
-        finally:
-            self._finish(endpoint, call, time.perf_counter() - start)
-
-    async def _authorize_and_read(self, endpoint: Endpoint, call: Call) -> None:
-        """Check whose request it is, and read its body, which contains the API key in some protocols."""
-        if endpoint.is_change:
-            self._check_origin(call)
-        key = header_key(call)
-        is_inside = self._keys.are_needed and key is None and endpoint.body_key is not None
-        if not is_inside:
-            call.key = self._keys.check(key)
-        with self.service.admission.arriving(call.request.scope["client"][0]):
-            call.body = await read_body(call)
-        if is_inside and endpoint.body_key is not None:
-            call.key = self._keys.check(endpoint.body_key(call))
-
-    def _check_origin(self, call: Call) -> None:
-        """Refuse requests of pages, which a browser may send for any site without a preflight.
-
-        Not even Host tells whether a page is the service's own (DNS rebinding), and that one changes nothing.
-        """
-        origin = call.header(b"origin")
-        if origin and not {origin, "*"} & self._cors:
-            raise RequestError(403, f"pages of {origin} may not change anything here; allow them with --cors")
-        if call.content_type not in _CHANGE_TYPES:
-            raise RequestError(415, f"Content-Type {call.content_type}: send {_CHANGE_TYPES[0]}")
-
-    async def _respond(self, endpoint: Endpoint, call: Call, client: Client) -> None:
-        with client.watched():
-            response = await endpoint.handler(call)
-            call.status = response.status_code
-            await response(call.request.scope, client.receive, client.send)
-
-    def _error_response(self, endpoint: Endpoint, error: Exception) -> Response:
-        """The response that reports an error to a protocol's clients."""
-        status, message = _problem(error)
-        status = endpoint.unauthorized if status == 401 else status
-        headers = {"connection": "close"} if status in (408, 413, 503) else {}
-        if status == 429:
-            headers["retry-after"] = str(math.ceil(getattr(error, "retry_after", 1)))
-        return json_response(endpoint.error(status, message), status=status, headers=headers)
-
-    def _finish(self, endpoint: Endpoint, call: Call, seconds: float) -> None:
-        self._metrics.count(endpoint.path, call.status, seconds, call.n_characters)
-        if self._log is not None and not endpoint.is_open:
-            route = f"{endpoint.method} {endpoint.path}"
-            self._log.write(route, call.status, seconds, call.n_characters, call.key, call.texts)
-
-
 def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A response of JSON."""
     return Response(to_json(content), status_code=status, headers=dict(headers or {}), media_type="application/json")
 
 
@@ -247,7 +157,7 @@ async def stream_response(parts: AsyncIterator[Any], error: FormatError = format
             if last:
                 yield _event(last.encode())
         except TransduceError as problem:
-            yield _event(to_json(error(*_problem(problem))))
+            yield _event(to_json(error(*describe_error(problem))))
 
     return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -256,7 +166,7 @@ def _event(content: bytes) -> bytes:
     return b"data: " + content + b"\n\n"
 
 
-def _problem(error: Exception) -> tuple[int, str]:
+def describe_error(error: Exception) -> tuple[int, str]:
     """The status of an error, and its message in one line; prints the cause of an internal one."""
     if isinstance(error, RequestError):
         status = error.status
@@ -296,8 +206,6 @@ async def read_body(call: Call) -> bytes:
     """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
     limits, length = call.service.limits, call.header(b"content-length")
     announced = int(length) if length.isdecimal() and len(length) <= _LONGEST_LENGTH else -1
-    if announced > limits.max_body and call.header(b"expect"):  # the client waits to send it
-        raise _too_large(limits.max_body)
     try:
         async with asyncio.timeout(limits.body_seconds):
             return await _receive_body(call.request, announced, limits.max_body)
@@ -318,12 +226,8 @@ async def _receive_body(request: Request, announced: int, most: int) -> bytes:
         if size <= most:
             body += part
     if size > most:
-        raise _too_large(most)
+        raise RequestError(413, f"the body has more than {most:,} bytes; send several requests")
     return bytes(body)
-
-
-def _too_large(most: int) -> RequestError:
-    return RequestError(413, f"the body has more than {most:,} bytes; send several requests")
 
 
 def _first_problem(error: ValidationError) -> str:

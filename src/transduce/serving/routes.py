@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import product
 from pathlib import Path
 
 from transduce.decoding.alignment import Link, joined_links
 from transduce.decoding.results import Score, Translation
+from transduce.errors import SettingsError
 from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.async_translator import AsyncTranslator
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A run to serve, as given on the command line: PATH, or SOURCE-TARGET=PATH where the run does not know."""
+
+    path: Path
+    source: str | None = None
+    target: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> RunSpec:
+        """Read the argument.
+
+        >>> RunSpec.parse("en-de=runs/x")
+        RunSpec(path=PosixPath('runs/x'), source='en', target='de')
+        """
+        direction, equals, path = text.partition("=")
+        source, dash, target = direction.rpartition("-")
+        if not equals or Path(text).exists():
+            return cls(Path(text))
+        if not (dash and source and target and path):
+            raise SettingsError(f"'{text}': a run is RUN, or SOURCE-TARGET=RUN, such as en-de=runs/x")
+        return cls(Path(path), source, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +68,44 @@ class Route:
 
     @property
     def source(self) -> str:
-        """Language code of the texts."""
         return self.runs[0].source
 
     @property
     def target(self) -> str:
-        """Language code of the translations."""
         return self.runs[-1].target
 
     @property
+    def languages(self) -> tuple[str, str]:
+        """Codes of the source and the target."""
+        return self.source, self.target
+
+    @property
     def name(self) -> str:
-        """The names of the runs."""
         return "+".join(run.name for run in self.runs)
 
     def is_called(self, name: str) -> bool:
         """Whether a request may mean this route: by its name, or by languages such as en-de in any case."""
         return name == self.name or name.lower() == f"{self.source}-{self.target}".lower()
+
+    def translates(self, source: str | None, target: str | None, *, same: Callable[[str], str]) -> bool:
+        """Whether these are the languages, where they are given; `same`: what is compared of two codes."""
+        return all(
+            wanted is None or same(wanted) == same(has)
+            for wanted, has in zip((source, target), self.languages, strict=True)
+        )
+
+
+def find_routes(runs: Sequence[ServedRun], *, pivot: bool) -> list[Route]:
+    """The routes of single runs; with `pivot`, also pairs of runs for pairs of languages that no run translates."""
+    runs = [run for run in runs if isinstance(run.model, AsyncTranslator)]
+    routes = [Route((run,)) for run in runs]
+    known = {route.languages for route in routes}
+    for first, second in product(runs, runs) if pivot else ():
+        ends = first.source, second.target
+        if first.target == second.source and ends[0] != ends[1] and ends not in known:
+            known.add(ends)
+            routes.append(Route((first, second)))
+    return routes
 
 
 @dataclass(frozen=True, slots=True)

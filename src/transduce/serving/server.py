@@ -8,7 +8,6 @@ import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from granian.constants import HTTPModes, Interfaces
@@ -243,8 +242,8 @@ def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> Non
         for note in choice.notes():
             log.say(note)
     log.say(f"listening on {address}")
-    for route in islice(service.routes(), 1):
+    for route in service.routes()[:1]:
         pair = f'"source": "{route.source}", "target": "{route.target}"'
         log.say(f'curl {address}/v1/translate -d \'{{"text": "Hello.", {pair}}}\'')
-    for name in islice(service.generators(), 1):
+    for name in list(service.generators())[:1]:
         log.say(f'curl {address}/v1/completions -d \'{{"model": "{name}", "prompt": "Once"}}\'')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +21,10 @@ from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.async_translator import AsyncTranslator
 from transduce.serving.glossaries import Glossaries
 from transduce.serving.limits import Admission, DrainingError, Limits, check_at_most
-from transduce.serving.routes import Route, RouteTranslation, ServedRun
+from transduce.serving.routes import Route, RouteTranslation, RunSpec, ServedRun, find_routes
 from transduce.text.languages import base_language
 
 _DEFAULT, _LIMITS = TranslationOptions(), Limits()
-
-
-_KnownRoutes = tuple[tuple[ServedRun, ...], list[Route], Mapping[tuple[str | None, str | None], Route]]
-
-
-@dataclass(frozen=True, slots=True)
-class RunSpec:
-    """A run to serve, as given on the command line: PATH, or SOURCE-TARGET=PATH where the run does not know."""
-
-    path: Path
-    source: str | None = None
-    target: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> RunSpec:
-        """Read the argument.
-
-        >>> RunSpec.parse("en-de=runs/x")
-        RunSpec(path=PosixPath('runs/x'), source='en', target='de')
-        """
-        direction, equals, path = text.partition("=")
-        source, dash, target = direction.rpartition("-")
-        if not equals or Path(text).exists():
-            return cls(Path(text))
-        if not (dash and source and target and path):
-            raise SettingsError(f"'{text}': a run is RUN, or SOURCE-TARGET=RUN, such as en-de=runs/x")
-        return cls(Path(path), source, target)
 
 
 class Service:
@@ -85,7 +58,7 @@ class Service:
         self.limits, self.admission = limits, Admission(limits)
         self._specs, self._device, self._precision, self._pivot = tuple(specs), device, precision, pivot
         self._runs: tuple[ServedRun, ...] = ()
-        self._known: _KnownRoutes = (), [], {}  # of these runs
+        self._routes: list[Route] = []
         self._reloading = asyncio.Lock()
         self._requests: set[asyncio.Event] = set()  # each is set when the request ends
         self.glossaries = glossaries or Glossaries()
@@ -101,10 +74,13 @@ class Service:
         """The runs in service now."""
         return self._runs
 
+    def _use(self, runs: tuple[ServedRun, ...]) -> None:
+        self._runs, self._routes = runs, find_routes(runs, pivot=self._pivot)
+
     async def start(self) -> None:
         """Load all runs and decode something with each."""
         for spec in self._specs:
-            self._runs += (await self._load(spec),)
+            self._use((*self._runs, await self._load(spec)))
         names = [run.name for run in self._runs]
         if doubled := [name for name in names if names.count(name) > 1]:
             await self.close()
@@ -150,7 +126,7 @@ class Service:
                 except Exception as error:  # whatever is wrong with the new folder
                     errors.append(error)
                     continue
-                self._runs = tuple(new if run is old else run for run in self._runs)
+                self._use(tuple(new if run is old else run for run in self._runs))
                 names.append(new.name)
                 try:
                     await self._requests_ended()  # they may still need the old run
@@ -162,25 +138,9 @@ class Service:
             raise RunFolderError("; ".join(map(str, errors)))
         return names
 
-    def routes(self) -> Iterator[Route]:
-        """All routes: those of single runs, and pairs of runs for pairs of languages that no run translates."""
-        runs = [run for run in self._runs if isinstance(run.model, AsyncTranslator)]
-        yield from (Route((run,)) for run in runs)
-        known = {(run.source, run.target) for run in runs}
-        for first in runs if self._pivot else ():
-            for second in runs:
-                ends = first.source, second.target
-                if first.target == second.source and ends[0] != ends[1] and ends not in known:
-                    known.add(ends)
-                    yield Route((first, second))
-
-    def _known_routes(self) -> _KnownRoutes:
-        """The runs, all their routes, and the first for each pair of languages in lower case, as most requests ask."""
-        if self._known[0] is not self._runs:
-            routes = list(self.routes())
-            pairs = ((route.source.lower(), route.target.lower()) for route in reversed(routes))
-            self._known = self._runs, routes, dict(zip(pairs, reversed(routes), strict=True))
-        return self._known
+    def routes(self) -> Sequence[Route]:
+        """The routes of the runs in service: see `find_routes`."""
+        return self._routes
 
     def route(self, source: str | None = None, target: str | None = None, *, name: str | None = None) -> Route:
         """The first route of these languages and this name (see `Route.is_called`); without them, the first one.
@@ -188,15 +148,11 @@ class Service:
         Where no route has a language's variant, such as en-GB, one of the language will do. Raises `SettingsError`:
         there is none.
         """
-        _, routes, by_languages = self._known_routes()
+        routes = self.routes()
         source, target = source or None, target or None  # clients leave fields of forms empty
-        if name is None and (found := by_languages.get((source, target))) is not None:
-            return found
         for same in (str.lower, base_language):
             for route in routes:
-                pairs = ((source, route.source), (target, route.target))
-                fits = all(wanted is None or same(wanted) == same(has) for wanted, has in pairs)
-                if fits and (name is None or route.is_called(name)):
+                if route.translates(source, target, same=same) and (name is None or route.is_called(name)):
                     return route
         if name in self.generators():
             raise SettingsError(f"model '{name}' is a language model, which does not translate; use /v1/completions")
@@ -239,12 +195,16 @@ class Service:
         *,
         end: float | None = None,
         prefixes: Sequence[str] = (),
+        refuse: bool = True,
     ) -> RouteTranslation:
-        """Translate sentences until the deadline `end`, by default that of a request which begins now."""
+        """Translate sentences until the deadline `end`, by default that of a request which begins now.
+
+        `refuse`: see `Admission.tokens`.
+        """
         end = self.deadline() if end is None else end
         check_at_most("sentences times n_best", len(sentences) * options.n_best, self.limits.max_translations)
-        sources = await self._sources(sentences, route, options, end)
-        last, refuse = route.runs[-1].translator, len(sources) == 1
+        sources = await self._sources(sentences, route, options, end, refuse=refuse)
+        last, refuse = route.runs[-1].translator, refuse and len(sources) == 1
         found = await last.translate(sources[-1], options, seconds=_left(end), prefixes=prefixes, refuse=refuse)
         return RouteTranslation(route, sources, found)
 
@@ -256,19 +216,18 @@ class Service:
         *,
         end: float | None = None,
         prefix: str = "",
-        refuse: bool = True,
     ) -> AsyncIterator[str | Translation]:
         """Translate one sentence until the deadline `end`: see `AsyncTranslator.stream`."""
         end = self.deadline() if end is None else end
-        sources = await self._sources([sentence], route, options, end, refuse=refuse)
-        translator, refuse = route.runs[-1].translator, refuse and len(sources) == 1
+        sources = await self._sources([sentence], route, options, end, refuse=True)
+        translator, refuse = route.runs[-1].translator, len(sources) == 1
         async for part in translator.stream(sources[-1][0], options, seconds=_left(end), prefix=prefix, refuse=refuse):
             yield part
 
     async def _sources(
-        self, sentences: Sequence[str], route: Route, options: TranslationOptions, end: float, *, refuse: bool = True
+        self, sentences: Sequence[str], route: Route, options: TranslationOptions, end: float, *, refuse: bool
     ) -> list[Sequence[str]]:
-        """The sentences that each run of a route translates. `refuse`: see `Admission.tokens`."""
+        """The sentences that each run of a route translates."""
         sources = [sentences]
         for run in route.runs[:-1]:
             one_best = replace(options, n_best=1)
@@ -290,7 +249,8 @@ class Service:
 
     async def close(self) -> None:
         """Cancel what runs and end all threads."""
-        runs, self._runs = self._runs, ()
+        runs = self._runs
+        self._use(())
         for run in runs:
             await run.model.close()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+import re
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -13,17 +14,84 @@ from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
 from transduce.serving.concurrency import offload
 from transduce.serving.routes import Route
-from transduce.serving.sentences import join_sentences, split_sentences
 from transduce.serving.service import Service
+from transduce.text.languages import base_language
+from transduce.text.special import Span
 
 _DEFAULT = TranslationOptions()
 
+LONGEST = 1000
+"""Characters of a sentence; a longer one is cut, at a comma or a space where there is one."""
 
 SHORTEST = 10
 """Characters of a short sentence, for an estimate of the number of sentences."""
 
+_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")
+_LINE = re.compile(r"[^\r\n\v\f\x1c-\x1e\x85\u2028\u2029]+")
+_WIDE_SPACE = re.compile(r"[^\S ]")  # sentencex takes all spaces for one byte, and fails
+_CUT = re.compile(r"(?<=[,;:，；、])\s*|\s+")
+
 Extra = Literal["alignment", "scores"]
 """What can be found about translations: which words translate which, and the log-probability of each token."""
+
+
+def split_sentences(text: str, language: str) -> list[str]:
+    """Parts that give `text` when joined: sentences at even places, what is between them (white space) at odd ones.
+
+    The first sentence is empty if the text begins with white space. A sentence never contains a line end.
+    """
+    parts, end = list[str](), 0
+    for start, stop in _sentence_spans(text, language):
+        parts += [text[end:start], text[start:stop]]
+        end = stop
+    parts.append(text[end:])
+    parts = ["", *parts] if parts[0] else parts[1:]
+    if parts and not parts[-1]:
+        del parts[-1]
+    return parts or [""]
+
+
+def join_sentences(sentences: Sequence[str], parts: Sequence[str], source: str, target: str) -> str:
+    """`parts` of `split_sentences` with other sentences: line breaks stay, and spaces become those of the language."""
+    return "".join(joined_parts(sentences, parts, source, target))
+
+
+def joined_parts(sentences: Sequence[str], parts: Sequence[str], source: str, target: str) -> list[str]:
+    """What `join_sentences` joins: sentences at even places, what is between them at odd ones."""
+    if len(parts) == 1:
+        return list(sentences)
+    space = "" if base_language(target) in _WITHOUT_SPACES else " "
+    same_spaces = (base_language(source) in _WITHOUT_SPACES) == (not space)
+    joined = [sentences[0]]
+    for between, sentence in zip(parts[1::2], [*sentences[1:], ""], strict=False):
+        breaks_line = bool(between) and not _LINE.fullmatch(between)
+        keep = breaks_line or same_spaces or not (joined[-1] and sentence)
+        joined += [between if keep else space, sentence]
+    return joined
+
+
+def _sentence_spans(text: str, language: str) -> Iterator[Span]:
+    import sentencex  # an optional package
+
+    code = base_language(language)
+    for line in _LINE.finditer(text):
+        place = line.start()
+        for sentence in sentencex.segment(code, _WIDE_SPACE.sub(" ", line[0])):
+            for piece in _cut(text[place : place + len(sentence)]):
+                if core := piece.strip():
+                    start = text.index(core, place)
+                    yield start, start + len(core)
+                place += len(piece)
+
+
+def _cut(sentence: str) -> Iterator[str]:
+    """A sentence in pieces of at most LONGEST characters."""
+    while len(sentence) > LONGEST:
+        ends = [found.end() for found in _CUT.finditer(sentence, LONGEST // 2, LONGEST)]
+        end = ends[-1] if ends else LONGEST
+        yield sentence[:end]
+        sentence = sentence[end:]
+    yield sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +110,12 @@ class TextTranslation:
 
     @property
     def text(self) -> str:
-        """The best translation."""
         return self.alternative(0)
 
     def alternative(self, place: int) -> str:
         """The text of the candidates at this place of each sentence, the last where there are fewer."""
         best = [one.candidates[min(place, len(one.candidates) - 1)].text for one in self.sentences]
-        return join_sentences(best, self.parts, self.route.source, self.route.target)
+        return join_sentences(best, self.parts, *self.route.languages)
 
     def alternatives(self, n: int) -> list[str]:
         """Up to `n` other translations, best first, each once."""

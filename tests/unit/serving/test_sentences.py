@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.serving.sentences import LONGEST, join_sentences, split_sentences
+from transduce.serving.texts import LONGEST, join_sentences, split_sentences
 
 PIECES = [
     *(

@@ -24,8 +24,8 @@ from transduce.decoding.queue import BURST, ExpiredError
 from transduce.decoding.results import Translation
 from transduce.errors import RunFolderError, SettingsError
 from transduce.serving.limits import DrainingError, Limits, OverloadedError
-from transduce.serving.routes import ServedRun
-from transduce.serving.service import RunSpec, Service
+from transduce.serving.routes import RunSpec, ServedRun
+from transduce.serving.service import Service
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.translating import TextFormat, translate_formatted
 from transduce.serving.texts import together, translate_texts
@@ -412,7 +412,7 @@ def test_work_of_a_request_that_has_begun_is_not_refused(run: Path, monkeypatch:
                 await service.translate(LINES[:1], pivot, SHORT)
             with pytest.raises(OverloadedError):
                 await anext(aiter(service.stream(LINES[0], service.route())))
-            assert [part async for part in service.stream(LINES[0], service.route(), SHORT, refuse=False)]
+            assert (await service.translate(LINES[:1], service.route(), SHORT, refuse=False)).sentences[0].text
 
     serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
 

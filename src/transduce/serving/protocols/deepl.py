@@ -1,7 +1,8 @@
-"""DeepL's protocol, version 2 (https://developers.deepl.com/api-reference), as its clients use it."""
+"""DeepL's protocol, version 2 (https://developers.deepl.com/api-reference): translation and glossaries."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -10,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import Response
 
 from transduce.errors import SettingsError
+from transduce.serving.glossaries import Glossaries, Glossary, parse_entries
 from transduce.serving.http import Call, Endpoint, Texts, json_response, refuse_unsupported
 from transduce.serving.languages import choose_routes
 from transduce.serving.tags.markup import MarkupRules
@@ -25,7 +27,8 @@ Names = Annotated[
     Field(fail_fast=True),
     BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value or ()),
 ]
-"""Of tags: a list, or a text with commas."""
+"""Names of tags: a list, or a text with commas."""
+Language = Annotated[str, Field(max_length=35)]
 
 
 class TranslateRequest(BaseModel, extra="allow"):
@@ -50,13 +53,10 @@ class TranslateRequest(BaseModel, extra="allow"):
 
 
 class LanguagesRequest(BaseModel):
-    """Which side's languages."""
-
     type: Literal["source", "target"] = "source"
 
 
 async def translate(call: Call) -> Response:
-    """Translate texts."""
     asked = call.parse(TranslateRequest)
     refuse_unsupported(asked, _UNSUPPORTED)
     call.take_texts(asked.text)
@@ -95,7 +95,6 @@ def _format(call: Call, asked: TranslateRequest) -> TextFormat | None:
 
 
 async def languages(call: Call) -> Response:
-    """The languages of texts, or of translations."""
     side = call.parse(LanguagesRequest).type
     codes = dict.fromkeys(getattr(route, side) for route in call.service.routes())
     extra: dict[str, Any] = {"supports_formality": False} if side == "target" else {}
@@ -108,17 +107,78 @@ async def usage(call: Call) -> Response:
 
 
 def format_error(status: int, message: str) -> dict[str, str]:
-    """An error as DeepL's clients read it."""
     return {"message": message}
 
 
-endpoint = partial(Endpoint, error=format_error, unauthorized=403)
-"""Makes a route of DeepL's protocol."""
+class GlossaryRequest(BaseModel):
+    name: Annotated[str, Field(max_length=1024)]
+    source_lang: Language
+    target_lang: Language
+    entries: str
+    entries_format: Literal["tsv", "csv"] = "tsv"
+
+
+async def create_glossary(call: Call) -> Response:
+    """Add a glossary for languages that are served."""
+    asked = call.parse(GlossaryRequest)
+    call.service.route(asked.source_lang, asked.target_lang)
+    found = await asyncio.to_thread(_create, call.service.glossaries, asked)
+    return json_response(_information(found), status=201)
+
+
+def _create(glossaries: Glossaries, asked: GlossaryRequest) -> Glossary:
+    terms = parse_entries(asked.entries, "," if asked.entries_format == "csv" else "\t")
+    return glossaries.create(asked.name, asked.source_lang, asked.target_lang, terms)
+
+
+async def list_glossaries(call: Call) -> Response:
+    return json_response({"glossaries": [_information(one) for one in call.service.glossaries.all()]})
+
+
+async def show_glossary(call: Call) -> Response:
+    return json_response(_information(call.service.glossaries.find(call.request.path_params["id"])))
+
+
+async def list_entries(call: Call) -> Response:
+    terms = call.service.glossaries.find(call.request.path_params["id"]).terms
+    lines = "\n".join(f"{term}\t{translation}" for term, translation in terms.items())
+    return Response(lines, media_type="text/tab-separated-values")
+
+
+async def delete_glossary(call: Call) -> Response:
+    await asyncio.to_thread(call.service.glossaries.delete, call.request.path_params["id"])
+    return Response(status_code=204)
+
+
+async def glossary_languages(call: Call) -> Response:
+    known = dict.fromkeys((one.source, one.target) for one in call.service.routes())
+    return json_response({"supported_languages": [{"source_lang": a, "target_lang": b} for a, b in known]})
+
+
+def _information(one: Glossary) -> dict[str, Any]:
+    return {
+        "glossary_id": one.id,
+        "name": one.name,
+        "ready": True,
+        "source_lang": one.source,
+        "target_lang": one.target,
+        "creation_time": one.created,
+        "entry_count": len(one.terms),
+    }
+
+
+_endpoint = partial(Endpoint, error=format_error, unauthorized=403)
 
 ENDPOINTS = (
-    endpoint("POST", "/v2/translate", translate),
-    endpoint("GET", "/v2/languages", languages),
-    endpoint("POST", "/v2/languages", languages),
-    endpoint("GET", "/v2/usage", usage),
-    endpoint("POST", "/v2/usage", usage),
+    _endpoint("POST", "/v2/translate", translate),
+    _endpoint("GET", "/v2/languages", languages),
+    _endpoint("POST", "/v2/languages", languages),
+    _endpoint("GET", "/v2/usage", usage),
+    _endpoint("POST", "/v2/usage", usage),
+    _endpoint("POST", "/v2/glossaries", create_glossary, is_change=True),
+    _endpoint("GET", "/v2/glossaries", list_glossaries),
+    _endpoint("GET", "/v2/glossaries/{id}", show_glossary),
+    _endpoint("GET", "/v2/glossaries/{id}/entries", list_entries),
+    _endpoint("DELETE", "/v2/glossaries/{id}", delete_glossary, is_change=True),
+    _endpoint("GET", "/v2/glossary-language-pairs", glossary_languages),
 )

@@ -38,8 +38,8 @@ class TranslateRequest(BaseModel):
 
     text: one text or several. prefix: what the translation of each starts with. split: into sentences. words: with the
     log-probability of each word. alignment: with the words of each sentence that translate which. stream: tokens of one
-    sentence as they are decoded. timeout: seconds, shorter than the service's deadline. format: of the texts;
-    tags stay. protect: what else stays, True for addresses and placeholders; by default those in html and xml.
+    sentence as they are decoded. format: of the texts; tags stay. protect: what else stays, True for addresses and
+    placeholders; by default those in html and xml.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -58,7 +58,6 @@ class TranslateRequest(BaseModel):
     words: bool = False
     alignment: bool = False
     stream: bool = False
-    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     format: Literal["text", "html", "xml"] = "text"
     protect: Annotated[Items[Kind], BeforeValidator(_kinds)] | None = None
 
@@ -92,7 +91,7 @@ class TranslateRequest(BaseModel):
 async def translate(call: Call) -> Response:
     """Answer with `{"translations": [...]}`, or with a stream of server-sent events for one text."""
     asked = call.parse(TranslateRequest)
-    texts, seconds = asked.text, call.seconds(asked.timeout)
+    texts, seconds = asked.text, call.seconds()
     prefixes = [asked.prefix] if isinstance(asked.prefix, str) else asked.prefix
     if asked.prefix != "" and len(prefixes) != len(texts):
         raise SettingsError(f"{len(texts)} texts but {len(prefixes)} prefixes; give one each, empty for none")

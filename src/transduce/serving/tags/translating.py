@@ -13,12 +13,11 @@ from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
 from transduce.serving.concurrency import expiring
 from transduce.serving.routes import Route
-from transduce.serving.sentences import joined_parts
 from transduce.serving.service import Service
 from transduce.serving.tags.markup import MarkupRules, Segment, parse_markup
 from transduce.serving.tags.protected import DEFAULT_KINDS, Kind, protect, use_glossary
 from transduce.serving.tags.transfer import Element, Word, project, words_of
-from transduce.serving.texts import TextTranslation, together, translate_texts
+from transduce.serving.texts import TextTranslation, joined_parts, together, translate_texts
 from transduce.text.special import Span
 
 _DEFAULT = TranslationOptions()
@@ -116,7 +115,7 @@ def _formatted(segment: Segment, found: TextTranslation, escape: Callable[[str],
         if not any(any(map(str.isalnum, segment.text[max(a, first) : min(b, last)])) for a, b in gaps):
             texts[number] = found.parts[2 * number]
             links[number] = [Link(*m.span(), *m.span()) for m in re.finditer(r"\S+", texts[number])]
-    parts = joined_parts(texts, found.parts, found.route.source, found.route.target)
+    parts = joined_parts(texts, found.parts, *found.route.languages)
     targets = list(accumulate(map(len, parts), initial=0))[::2]
     words: list[Word] = []
     for number, (text, some) in enumerate(zip(texts, links, strict=True)):
