@@ -17,8 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from transduce.serving.listeners import find_address
-from transduce.serving.server import ServerOptions, make_server, start
+from transduce.serving.server import ServerOptions, find_address, make_server, start
 
 
 class Server:

@@ -387,7 +387,7 @@ def test_api_keys(run: Path, tmp_path: Path) -> None:
         (["RUN", "RUN"], "two runs are named"),
         (["RUN", "--api-key-file", "/nowhere"], "/nowhere"),
         (["RUN", "--certificate-key", "/nowhere"], "--certificate"),
-        (["RUN", "--certificate", "/nowhere"], "no such file"),
+        (["RUN", "--certificate", "/nowhere"], "No such file"),
         (["RUN", "--certificate", __file__], f"--certificate {__file__}: no certificate in PEM"),
         (["RUN", "--cors", "http://a/"], "--cors http://a/: an origin has no path"),
         (["RUN", "--glossary-file", "/nowhere/x.json"], "/nowhere/x.json"),

@@ -70,7 +70,7 @@ async def status_of(reader: asyncio.StreamReader) -> int:
 def test_a_problem_of_a_watched_run_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
         service = Service([RunSpec(Path("/nowhere/x")), RunSpec(Path("/nowhere/y"))])
-        service._runs = (object(), object())  # type: ignore[assignment]
+        service.runs = (object(), object())  # type: ignore[assignment]
         watching = asyncio.ensure_future(_reload_when_asked(service, asyncio.Event(), 0.01, Log()))
         await asyncio.sleep(0.3)
         watching.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -58,24 +60,20 @@ def serve(
     transduce serve --new-api-key alice >> keys.txt
     transduce serve runs/x --host 0.0.0.0 --api-key-file keys.txt
     """
-    for name in ("granian", "prometheus_client", "sentencex", "starlette"):
-        if find_spec(name) is None:
-            raise SettingsError(f"{name} is not installed; pip install 'transduce[serve]'")
+    _require_packages()
     from transduce.logging import Log
     from transduce.process import raise_file_limit
+    from transduce.serving.access_log import background_stderr
     from transduce.serving.glossaries import Glossaries
-    from transduce.serving.keys import ApiKeys, new_key
+    from transduce.serving.keys import ApiKeys
     from transduce.serving.limits import Limits
-    from transduce.serving.log_stream import background_stderr
     from transduce.serving.routes import RunSpec
     from transduce.serving.server import ServerOptions
     from transduce.serving.server import serve as run_server
     from transduce.serving.service import Service
 
     if new_api_key is not None:
-        secret, line = new_key(new_api_key)
-        Log().say(f"key: {secret}\nGive it to the client; it is stored nowhere. Append this line to the key file:")
-        print(line)
+        _print_key(new_api_key)
         return
     if not runs:
         raise SettingsError("no run folder is given; transduce serve RUN")
@@ -90,21 +88,31 @@ def serve(
         certificate=certificate,
         certificate_key=certificate_key,
     )
-    specs = [RunSpec.parse(run) for run in runs]
-    bounds: dict[str, Any] = {"max_requests": max_requests, "max_tokens": max_tokens, "seconds": deadline}
-    limits = Limits(**{name: value for name, value in bounds.items() if value is not None})
-    glossaries = Glossaries(glossary_file)
-
-    def make_service() -> Service:
-        return Service(
-            specs,
-            limits=limits,
-            device=device,
-            precision=cast(Any, precision),
-            pivot=pivot,
-            glossaries=glossaries,
-        )
-
+    limits = Limits(max_tokens=max_tokens, seconds=deadline)
+    make_service = partial(
+        Service,
+        [RunSpec.parse(run) for run in runs],
+        limits=limits if max_requests is None else replace(limits, max_requests=max_requests),
+        device=device,
+        precision=cast(Any, precision),
+        pivot=pivot,
+        glossaries=Glossaries(glossary_file),
+    )
     raise_file_limit()
     with background_stderr():
         run_server(make_service, options, Log(quiet=quiet))
+
+
+def _require_packages() -> None:
+    for name in ("granian", "prometheus_client", "sentencex", "starlette"):
+        if find_spec(name) is None:
+            raise SettingsError(f"{name} is not installed; pip install 'transduce[serve]'")
+
+
+def _print_key(name: str) -> None:
+    from transduce.logging import Log
+    from transduce.serving.keys import new_key
+
+    secret, line = new_key(name)
+    Log().say(f"key: {secret}\nGive it to the client; it is stored nowhere. Append this line to the key file:")
+    print(line)

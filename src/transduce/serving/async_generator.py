@@ -41,7 +41,6 @@ class Completions:
 
     @property
     def n_new(self) -> int:
-        """Tokens of all texts."""
         return sum(len(one.ids) for one in self.texts)
 
 
@@ -69,7 +68,6 @@ class AsyncTextGenerator:
         await self._run(texts, options, math.inf, is_watched=False)
 
     async def close(self) -> None:
-        """Cancel what is open, and end the threads."""
         await self.queue.close()
 
     def _detokenizer(self, stop: Sequence[str] = ()) -> IncrementalDetokenizer:
@@ -137,8 +135,6 @@ class AsyncTextGenerator:
 
 
 class _Text:
-    """A text in progress, as tokens and as characters."""
-
     def __init__(
         self,
         tokens: Continuation,
@@ -166,7 +162,6 @@ class _Text:
             self.add(self._tokens.new_ids[len(self._detokenizer.ids) :])
 
     def completion(self) -> Completion:
-        """The complete text."""
         self._take(self._detokenizer.end())
         finished = self._detokenizer.is_stopped or self._tokens.finished
         return Completion("".join(self._parts), tuple(self._detokenizer.ids), finished)

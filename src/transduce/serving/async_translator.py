@@ -125,7 +125,6 @@ class AsyncTranslator:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
 
     async def close(self) -> None:
-        """Cancel what is open, and end all threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self.queue.close()
 

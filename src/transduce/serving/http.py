@@ -32,13 +32,10 @@ _LONGEST_ERROR = 1000  # characters; a message may quote what a client sent
 Items = Annotated[list[ItemT], Field(fail_fast=True)]
 """A list in a body. The first wrong item ends the validation: a megabyte of them would take seconds."""
 Texts = Annotated[Items[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-"""One text or several."""
 translation_options = lru_cache(TranslationOptions)  # to check them takes longer
 
 
 class RequestError(UserError):
-    """A request that is refused with a status of its own."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status

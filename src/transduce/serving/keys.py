@@ -72,7 +72,6 @@ class ApiKeys:
 
     @property
     def are_needed(self) -> bool:
-        """Whether requests need a key."""
         return bool(self._keys)
 
     def check(self, secret: str | None) -> str:

@@ -59,7 +59,6 @@ class Limits:
     drain_seconds: float = 25.0
 
     def check_texts(self, texts: list[str]) -> None:
-        """Refuse texts that are too many or too long."""
         if len(texts) > self.max_texts:
             raise SettingsError(f"{len(texts):,} texts; at most {self.max_texts:,} are allowed; send several requests")
         n = sum(map(len, texts))
@@ -67,14 +66,12 @@ class Limits:
             raise SettingsError(f"{n:,} characters; at most {self.max_characters:,} are allowed; send several requests")
 
     def check_options(self, options: TranslationOptions) -> None:
-        """Refuse searches that are too expensive."""
         check_at_most("beam", options.beam, self.max_beam)
         check_at_most("n_best", options.n_best, self.max_beam)
         check_at_most("max_length", options.max_length, self.max_length)
 
 
 def check_at_most(name: str, value: int | None, most: int) -> None:
-    """Raise `SettingsError` if a value is above its limit."""
     if value is not None and value > most:
         raise SettingsError(f"{name} = {value}: must be at most {most}")
 

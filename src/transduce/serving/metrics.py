@@ -57,7 +57,6 @@ class Metrics:
             self.expired.inc()
 
     def text(self) -> bytes:
-        """The page."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:

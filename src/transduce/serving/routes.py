@@ -116,9 +116,10 @@ class RouteTranslation:
     sources: Sequence[Sequence[str]]
     sentences: Sequence[Translation]
 
-    async def align(self, end: float) -> list[list[Link]]:
-        """The words of each sentence with the words that translate them: see `AsyncTranslator.align`."""
-        texts = [*self.sources, [one.text for one in self.sentences]]
+    async def align(self, end: float, wanted: Sequence[bool]) -> list[list[Link]]:
+        """The links between the words of the sentences that are wanted; none of others. See `AsyncTranslator.align`."""
+        all_texts = [*self.sources, [one.text for one in self.sentences]]
+        texts = [[text if want else "" for text, want in zip(some, wanted, strict=True)] for some in all_texts]
         steps = zip(self.route.runs, texts, texts[1:], strict=False)
         links = [await run.translator.align(srcs, tgts, end=end) for run, srcs, tgts in steps]
         return [reduce(joined_links, one) for one in zip(*links, strict=True)]

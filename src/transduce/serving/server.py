@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import re
+import socket
 import ssl
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +27,6 @@ from transduce.serving.access_log import AccessLog
 from transduce.serving.app import make_app
 from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.keys import NO_KEYS, ApiKeys
-from transduce.serving.listeners import find_address, max_connections, set_write_timeout
 from transduce.serving.service import Service
 
 try:
@@ -34,6 +37,8 @@ except ImportError:  # Windows
 _BACKLOG = 4096
 _HEAD_BYTES = 1 << 15  # a longer head of a request gets status 431
 _GARBAGE = 10_000  # objects after which garbage is collected: those of about a hundred requests
+_MOST_CONNECTIONS = 1024
+_OTHER_FILES = 100  # descriptors of the process that are no connections
 _LAST_SECONDS = 2.0  # for clients to read the last responses
 
 
@@ -65,10 +70,6 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if self.certificate_key is not None and self.certificate is None:
             raise SettingsError("--certificate-key: needs --certificate too")
-        for name in ("certificate", "certificate_key"):
-            path = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise SettingsError(f"--{name.replace('_', '-')} {path}: there is no such file")
         if self.certificate is not None:
             _check_certificate(self.certificate, self.certificate_key)
         for origin in self.cors:
@@ -77,14 +78,12 @@ class ServerOptions:
 
 
 def _check_certificate(certificate: Path, key: Path | None) -> None:
-    context, what = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), f"--certificate {certificate}: no certificate in PEM"
     try:
-        context.load_verify_locations(certificate)
-        own = f"--certificate {certificate}: no private key inside; give --certificate-key"
-        what = own if key is None else f"--certificate-key {key}: not the unencrypted private key of {certificate}"
-        context.load_cert_chain(certificate, key, password="")  # else OpenSSL would ask for one
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")  # else it would ask
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{what} ({error})") from None
+        files = f"--certificate {certificate}" + (f" --certificate-key {key}" if key else "")
+        problem = f"no certificate in PEM with its unencrypted private key ({error})"
+        raise SettingsError(f"{files}: {problem}; give both files") from None
 
 
 def serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
@@ -113,15 +112,24 @@ async def _serve(make_service: Callable[[], Service], options: ServerOptions, lo
             await service.close()
 
 
-def make_server(app: ASGIApp, address: tuple[str, int], seconds: float, options: ServerOptions) -> Server:
-    """The HTTP server; see `start`.
+def find_address(host: str, port: int) -> tuple[str, int]:
+    """The IP address and port to listen on; port 0 becomes a free one. Raises `SettingsError`: it is taken.
 
-    Args:
-        app: The application.
-        address: IP address and port.
-        seconds: Time in which the head of a request must have arrived.
-        options: For the certificates.
+    The HTTP server shares ports with other processes, so it would not notice another service on this port.
     """
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            if sys.platform != "win32":  # there it allows to take the port of another process
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            found = probe.getsockname()
+            return found[0], found[1]
+    except (OSError, OverflowError) as error:
+        raise SettingsError(f"{host}:{port}: {error}; give another --host or --port") from None
+
+
+def make_server(app: ASGIApp, address: tuple[str, int], seconds: float, options: ServerOptions) -> Server:
+    """The HTTP server, to be started by `start`. `seconds`: time in which the head of a request must have arrived."""
     return Server(
         app,
         address=address[0],
@@ -130,7 +138,7 @@ def make_server(app: ASGIApp, address: tuple[str, int], seconds: float, options:
         http=HTTPModes.http1,
         websockets=False,
         backlog=_BACKLOG,
-        backpressure=max_connections(),
+        backpressure=_max_connections(),
         http1_settings=HTTP1Settings(header_read_timeout=int(1000 * seconds), max_buffer_size=_HEAD_BYTES),
         log_enabled=False,
         ssl_cert=options.certificate,
@@ -153,8 +161,33 @@ async def start(server: Server, address: tuple[str, int], seconds: float) -> asy
                 raise TransduceError("the HTTP server has not started") from None
             await asyncio.sleep(0.01)
     writer.close()
-    set_write_timeout(address, seconds)
+    _set_write_timeout(address, seconds)
     return serving
+
+
+def _max_connections() -> int:
+    """Connections that this process can have, by its limit of open files: see `process.raise_file_limit`."""
+    if sys.platform == "win32":
+        return _MOST_CONNECTIONS
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_CONNECTIONS if limit < 0 else max(min(_MOST_CONNECTIONS, limit - _OTHER_FILES), 16)
+
+
+def _set_write_timeout(address: tuple[str, int], seconds: float) -> None:
+    """Close connections whose client does not read what is sent for so many seconds (Linux).
+
+    The HTTP server has no such limit. Connections inherit TCP_USER_TIMEOUT from their listening socket.
+    """
+    if sys.platform != "linux":
+        return
+    for name in os.listdir("/proc/self/fd"):
+        if "socket:" not in os.path.realpath(f"/proc/self/fd/{name}"):
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[:2] == address:
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
 
 
 async def _run(
@@ -192,29 +225,24 @@ async def _reload_when_asked(service: Service, hangup: asyncio.Event, seconds: f
     """Reload replaced runs at each SIGHUP, and every so many seconds if not 0; an error is logged once."""
     problem = ""
     while True:
-        is_asked = True
         try:
             async with asyncio.timeout(seconds or None):
                 await hangup.wait()
+            problem = ""  # who asks for it wants to know again
         except TimeoutError:
-            is_asked = False
+            pass
         hangup.clear()
-        problem = await _reload(service, log, "" if is_asked else problem)
-
-
-async def _reload(service: Service, log: Log, known: str) -> str:
-    """Reload; returns what is wrong with new folders. `known`: what was logged before."""
-    try:
-        names = await service.reload()
-    except Exception as error:  # whatever is wrong
-        problem = str(error) or type(error).__name__
-        if problem != known:
-            log.warn(f"the old model stays in service: {problem}")
-        return problem
-    if names:
-        _settle_garbage()
-        log.say(f"new model in service: {', '.join(names)}")
-    return ""
+        try:
+            names = await service.reload()
+        except Exception as error:  # whatever is wrong with the new folders
+            known, problem = problem, str(error) or type(error).__name__
+            if problem != known:
+                log.warn(f"the old model stays in service: {problem}")
+            continue
+        problem = ""
+        if names:
+            _settle_garbage()
+            log.say(f"new model in service: {', '.join(names)}")
 
 
 def _settle_garbage() -> None:

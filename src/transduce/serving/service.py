@@ -57,7 +57,8 @@ class Service:
         """
         self.limits, self.admission = limits, Admission(limits)
         self._specs, self._device, self._precision, self._pivot = tuple(specs), device, precision, pivot
-        self._runs: tuple[ServedRun, ...] = ()
+        self.runs: tuple[ServedRun, ...] = ()
+        """In service now."""
         self._routes: list[Route] = []
         self._reloading = asyncio.Lock()
         self._requests: set[asyncio.Event] = set()  # each is set when the request ends
@@ -67,21 +68,16 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Whether the runs are loaded, and no shutdown has begun."""
-        return bool(self._runs) and not self.is_draining
-
-    @property
-    def runs(self) -> tuple[ServedRun, ...]:
-        """The runs in service now."""
-        return self._runs
+        return bool(self.runs) and not self.is_draining
 
     def _use(self, runs: tuple[ServedRun, ...]) -> None:
-        self._runs, self._routes = runs, find_routes(runs, pivot=self._pivot)
+        self.runs, self._routes = runs, find_routes(runs, pivot=self._pivot)
 
     async def start(self) -> None:
         """Load all runs and decode something with each."""
         for spec in self._specs:
-            self._use((*self._runs, await self._load(spec)))
-        names = [run.name for run in self._runs]
+            self._use((*self.runs, await self._load(spec)))
+        names = [run.name for run in self.runs]
         if doubled := [name for name in names if names.count(name) > 1]:
             await self.close()
             raise SettingsError(f"two runs are named '{doubled[0]}'; copy one to a folder of another name")
@@ -118,7 +114,7 @@ class Service:
         """
         names, errors = [], list[Exception]()
         async with self._reloading:
-            for spec, old in zip(self._specs, self._runs, strict=True):
+            for spec, old in zip(self._specs, self.runs, strict=True):
                 try:
                     if await asyncio.to_thread(_identity, spec.path) == old.identity:
                         continue
@@ -126,7 +122,7 @@ class Service:
                 except Exception as error:  # whatever is wrong with the new folder
                     errors.append(error)
                     continue
-                self._use(tuple(new if run is old else run for run in self._runs))
+                self._use(tuple(new if run is old else run for run in self.runs))
                 names.append(new.name)
                 try:
                     await self._requests_ended()  # they may still need the old run
@@ -165,8 +161,7 @@ class Service:
         raise SettingsError(f"no model translates from {source or 'any'} to {target or 'any'}; available: {known}")
 
     def generators(self) -> dict[str, AsyncTextGenerator]:
-        """The language models, by name."""
-        return {run.name: run.model for run in self._runs if isinstance(run.model, AsyncTextGenerator)}
+        return {run.name: run.model for run in self.runs if isinstance(run.model, AsyncTextGenerator)}
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -227,7 +222,6 @@ class Service:
     async def _sources(
         self, sentences: Sequence[str], route: Route, options: TranslationOptions, end: float, *, refuse: bool
     ) -> list[Sequence[str]]:
-        """The sentences that each run of a route translates."""
         sources = [sentences]
         for run in route.runs[:-1]:
             one_best = replace(options, n_best=1)
@@ -243,13 +237,11 @@ class Service:
         return not self._requests
 
     async def _requests_ended(self) -> None:
-        """Wait for the requests that run now."""
         for request in tuple(self._requests):
             await request.wait()
 
     async def close(self) -> None:
-        """Cancel what runs and end all threads."""
-        runs = self._runs
+        runs = self.runs
         self._use(())
         for run in runs:
             await run.model.close()
@@ -265,5 +257,4 @@ def _identity(path: Path) -> str:
 
 
 def _left(end: float) -> float:
-    """Seconds until a time of the event loop."""
     return max(end - asyncio.get_running_loop().time(), 0.0)

@@ -1,13 +1,13 @@
-"""Texts of any length: split into sentences, translated together, and put together again."""
+"""Texts of any length and language: split into sentences, translated together, and put together again."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
@@ -15,7 +15,7 @@ from transduce.decoding.results import Score, Translation
 from transduce.serving.concurrency import offload
 from transduce.serving.routes import Route
 from transduce.serving.service import Service
-from transduce.text.languages import base_language
+from transduce.text.languages import base_language, guess_language
 from transduce.text.special import Span
 
 _DEFAULT = TranslationOptions()
@@ -26,13 +26,13 @@ LONGEST = 1000
 SHORTEST = 10
 """Characters of a short sentence, for an estimate of the number of sentences."""
 
+Guess = dict[str, Any]
+"""`language`: its code; `confidence`: in percent."""
+
 _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")
 _LINE = re.compile(r"[^\r\n\v\f\x1c-\x1e\x85\u2028\u2029]+")
 _WIDE_SPACE = re.compile(r"[^\S ]")  # sentencex takes all spaces for one byte, and fails
 _CUT = re.compile(r"(?<=[,;:，；、])\s*|\s+")
-
-Extra = Literal["alignment", "scores"]
-"""What can be found about translations: which words translate which, and the log-probability of each token."""
 
 
 def split_sentences(text: str, language: str) -> list[str]:
@@ -85,7 +85,6 @@ def _sentence_spans(text: str, language: str) -> Iterator[Span]:
 
 
 def _cut(sentence: str) -> Iterator[str]:
-    """A sentence in pieces of at most LONGEST characters."""
     while len(sentence) > LONGEST:
         ends = [found.end() for found in _CUT.finditer(sentence, LONGEST // 2, LONGEST)]
         end = ends[-1] if ends else LONGEST
@@ -103,8 +102,8 @@ class TextTranslation:
     """
 
     parts: tuple[str, ...]
-    sentences: tuple[Translation, ...]
     route: Route
+    sentences: tuple[Translation, ...]
     links: tuple[list[Link], ...] = ()
     scores: tuple[Score, ...] = ()
 
@@ -132,7 +131,8 @@ async def translate_texts(
     seconds: float | None = None,
     split: bool = True,
     prefixes: Sequence[str] = (),
-    extras: Collection[Extra] = (),
+    align: Collection[int] = (),
+    scores: bool = False,
 ) -> list[TextTranslation]:
     """Translate texts; a translation depends on its own text only.
 
@@ -144,7 +144,8 @@ async def translate_texts(
         seconds: See `Service.deadline`.
         split: False: each text is one sentence.
         prefixes: What the translation of each text starts with, if there are any.
-        extras: What else to find.
+        align: Places of the texts whose words are aligned with those of their translations.
+        scores: Find the log-probability of each token of the translations.
     """
     deadline = service.deadline(seconds)
 
@@ -154,31 +155,34 @@ async def translate_texts(
 
     cut = await offload(sum(map(len, texts)) // SHORTEST, in_sentences)
     starts = list(prefixes) or [""] * len(texts)
-    results: list[TextTranslation | None] = [None] * len(texts)
-
-    async def translate(route: Route, places: Sequence[int]) -> None:
-        """The texts at these places, which have the same languages."""
+    results: dict[int, TextTranslation] = {}
+    groups: dict[str, list[int]] = {}
+    for place, route in enumerate(routes):
+        groups.setdefault(route.name, []).append(place)
+    for places in groups.values():
+        route = routes[places[0]]
         found = await service.translate(
             [sentence for place in places for sentence in cut[place][::2]],
             route,
             options,
             end=deadline,
             prefixes=[start for place in places for start in _prefixes(cut[place][::2], starts[place])],
+            refuse=not results,
         )
         sentences = iter(found.sentences)
-        links = iter(await found.align(deadline) if "alignment" in extras else [])
-        scores = iter(await found.score(deadline) if "scores" in extras else [])
+        wanted = [place in align for place in places for _ in cut[place][::2]]
+        links = iter(await found.align(deadline, wanted) if align else [])
+        token_scores = iter(await found.score(deadline) if scores else [])
         for place in places:
             n = len(cut[place][::2])
             results[place] = TextTranslation(
-                tuple(cut[place]), tuple(islice(sentences, n)), route, tuple(islice(links, n)), tuple(islice(scores, n))
+                parts=tuple(cut[place]),
+                route=route,
+                sentences=tuple(islice(sentences, n)),
+                links=tuple(islice(links, n)),
+                scores=tuple(islice(token_scores, n)),
             )
-
-    groups: dict[str, list[int]] = {}
-    for place, route in enumerate(routes):
-        groups.setdefault(route.name, []).append(place)
-    await together([translate(routes[places[0]], places) for places in groups.values()])
-    return [one for one in results if one is not None]
+    return [results[place] for place in range(len(texts))]
 
 
 def _prefixes(sentences: Sequence[str], start: str) -> list[str]:
@@ -187,14 +191,24 @@ def _prefixes(sentences: Sequence[str], start: str) -> list[str]:
     return [start if place == first else "" for place in range(len(sentences))]
 
 
-async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Do works at the same time. When one fails, the others are cancelled; its error is raised when they have ended."""
-    if len(works) == 1:
-        await works[0]
-        return
-    try:
-        async with asyncio.TaskGroup() as group:
-            for work in works:
-                group.create_task(work)
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+def source_languages(service: Service, target: str | None = None) -> list[str]:
+    """The languages that can be translated to the target, or to any. Raises `SettingsError` if there are none."""
+    goal = service.route(None, target).target
+    return list(dict.fromkeys(one.source for one in service.routes() if target is None or one.target == goal))
+
+
+async def choose_routes(
+    service: Service, texts: Sequence[str], source: str | None, target: str
+) -> tuple[list[Route], list[Guess]]:
+    """The route of each text; without a source language, by the text, and with the best guess for each."""
+    if source is not None:
+        return [service.route(source, target)] * len(texts), []
+    codes = source_languages(service, target)
+    guesses = [(await detect(text, codes))[0] for text in texts]
+    return [service.route(guess["language"], target) for guess in guesses], guesses
+
+
+async def detect(text: str, codes: Sequence[str]) -> list[Guess]:
+    """Guesses of the language of a text among `codes`, best first, with confidences in percent."""
+    guesses = await asyncio.to_thread(guess_language, text, codes)
+    return [{"language": code, "confidence": round(100 * probability, 1)} for code, probability in guesses]

@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from transduce.serving.routes import RunSpec, ServedRun
 from transduce.serving.service import Service
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.translating import TextFormat, translate_formatted
-from transduce.serving.texts import together, translate_texts
+from transduce.serving.texts import translate_texts
 
 LINES = marians.LINES[:20]
 OPTIONS = TranslationOptions(beam=2, n_best=2)
@@ -195,25 +196,6 @@ def test_a_run_that_cannot_be_loaded_does_not_keep_others_from_being_replaced(
     serve(work, f"en-de={run}", f"de-fr={other}")
 
 
-def test_when_one_work_fails_the_others_end_before_its_error_is_raised() -> None:
-    ended: list[bool] = []
-
-    async def works() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            await asyncio.sleep(0)
-            ended.append(True)
-
-    async def fails() -> None:
-        await asyncio.sleep(0)
-        raise ExpiredError("late")
-
-    with pytest.raises(ExpiredError, match="late"):
-        asyncio.run(together([works(), fails(), works()]))
-    assert ended == [True, True]
-
-
 def test_a_replaced_language_model_is_swapped_without_a_failed_request(tmp_path: Path) -> None:
     path = text_runs.make_run(tmp_path / "gpt", **text_runs.GPT)
     options = GenerationOptions(max_length=30, seed=3)
@@ -282,18 +264,17 @@ def test_alignments(run: Path, engine: str) -> None:
     text = f"{LINES[0]}\n\n{LINES[1]}"
 
     async def work(service: Service) -> None:
-        (found,) = await translate_texts(service, [text], [service.route("en", "de")], SHORT, extras=["alignment"])
+        (found,) = await translate_texts(service, [text], [service.route("en", "de")], SHORT, align=[0])
         best = [one.text for one in found.sentences]
         assert list(found.links) == translator.align(found.parts[::2], best)
-        (pivoted,) = await translate_texts(
-            service, [LINES[0]], [service.route("en", "fr")], SHORT, extras=["alignment"]
-        )
+        (pivoted,) = await translate_texts(service, [LINES[0]], [service.route("en", "fr")], SHORT, align=[0])
         for a, b, c, d in pivoted.links[0]:
             assert 0 <= a < b <= len(LINES[0]) and 0 <= c < d <= len(pivoted.text)
         sentences = await service.translate([*LINES[:3], "", ""], service.route("en", "de"), SHORT)
         with pytest.raises(ExpiredError):
-            await sentences.align(service.deadline(1e-9))
-        assert (await sentences.align(service.deadline()))[-2:] == [[], []] and service.workload()["tokens"] == 0
+            await sentences.align(service.deadline(1e-9), [True] * 5)
+        links = await sentences.align(service.deadline(), [False, True, True, True, True])
+        assert list(map(bool, links)) == [False, True, True, False, False] and service.workload()["tokens"] == 0
 
     serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
 
@@ -304,14 +285,12 @@ def test_scores_are_those_of_the_tokens_that_were_found(run: Path) -> None:
 
     async def work(service: Service) -> None:
         route = service.route("en", "fr")
-        (found,) = await translate_texts(
-            service, ["\n".join(lines[:3])], [service.route("en", "de")], extras=["scores"]
-        )
+        (found,) = await translate_texts(service, ["\n".join(lines[:3])], [service.route("en", "de")], scores=True)
         expected = translator.score(lines[:3], [one.ids for one in found.sentences])
         assert list(found.scores) == expected
         for one, score in zip(found.sentences, found.scores, strict=True):
             assert sum(score.token_log_probs[: len(one.ids) + one.finished]) == pytest.approx(one.log_prob, rel=1e-4)
-        pivoted = await translate_texts(service, lines, [route] * len(lines), split=False, extras=["scores"])
+        pivoted = await translate_texts(service, lines, [route] * len(lines), split=False, scores=True)
         assert [len(one.scores) for one in pivoted] == [1] * len(lines)
         assert [one.scores[0].n_tokens for one in pivoted[-2:]] == [0, 0]
         texts = [one.text for one in translator.translate(lines[:3])]
@@ -344,7 +323,7 @@ def test_scoring_stops_soon_when_its_time_is_up_or_its_caller_leaves(
 
         monkeypatch.setattr(engine, "score", wait)
         found = await service.translate(texts, service.route(), SHORT)
-        find = found.align if extra == "alignment" else found.score
+        find = partial(found.align, wanted=[True]) if extra == "alignment" else found.score
         with pytest.raises(ExpiredError):
             await find(service.deadline(0.3))
         leaving = asyncio.ensure_future(find(math.inf))

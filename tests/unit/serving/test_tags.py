@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Collection
 from html import escape
 
 import pytest
@@ -13,14 +14,22 @@ from hypothesis import strategies as st
 
 from transduce.errors import SettingsError
 from transduce.serving.tags.markup import MarkupRules, Segment, parse_markup
-from transduce.serving.tags.protected import KINDS, MOST_PARTS, protect, use_glossary
-from transduce.serving.tags.transfer import Element, Word, project, words_of
+from transduce.serving.tags.protected import DEFAULT_KINDS, KINDS, Kind, find_kinds, find_terms
+from transduce.serving.tags.transfer import MOST_PARTS, Element, Word, project, words_of
 
 HTML, XML = MarkupRules(kind="html"), MarkupRules(kind="xml")
 
 
 def quoted(text: str) -> str:
     return escape(text, quote=False)
+
+
+def protect(root: Element, text: str, quote: Callable[[str], str], kinds: Collection[Kind] = DEFAULT_KINDS) -> None:
+    root.keep(find_kinds(text, kinds), quote)
+
+
+def use_glossary(root: Element, text: str, terms: dict[str, str], quote: Callable[[str], str]) -> None:
+    root.keep(find_terms(text, terms), quote)
 
 
 def words(source: str, target: str, order: list[int]) -> list[Word]:

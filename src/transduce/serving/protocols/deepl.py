@@ -13,10 +13,9 @@ from starlette.responses import Response
 from transduce.errors import SettingsError
 from transduce.serving.glossaries import Glossaries, Glossary, parse_entries
 from transduce.serving.http import Call, Endpoint, Texts, json_response, refuse_unsupported
-from transduce.serving.languages import choose_routes
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.translating import TextFormat, translate_formatted
-from transduce.serving.texts import translate_texts
+from transduce.serving.texts import choose_routes, translate_texts
 from transduce.text.languages import language_name
 
 _UNLIMITED = 10**12  # clients compare the number of characters with a limit

@@ -19,14 +19,11 @@ class Parameters(BaseModel):
 
 
 class TranslationRequest(BaseModel):
-    """A text or several."""
-
     inputs: Texts
     parameters: Parameters | None = None
 
 
 async def translation(call: Call) -> Response:
-    """A list with the translation of each text."""
     asked = call.parse(TranslationRequest)
     call.take_texts(asked.inputs)
     parameters = asked.parameters or Parameters()

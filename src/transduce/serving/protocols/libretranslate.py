@@ -10,10 +10,9 @@ from starlette.responses import Response
 from transduce.errors import SettingsError
 from transduce.serving.concurrency import offload
 from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, translation_options
-from transduce.serving.languages import choose_routes, detect, source_languages
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.translating import TextFormat, translate_formatted
-from transduce.serving.texts import translate_texts
+from transduce.serving.texts import choose_routes, detect, source_languages, translate_texts
 from transduce.text.languages import language_name
 
 MAX_ALTERNATIVES = 10
@@ -31,8 +30,6 @@ class TranslateRequest(BaseModel):
 
 
 class DetectRequest(BaseModel):
-    """The text whose language is asked for."""
-
     q: Texts
 
 
@@ -41,7 +38,6 @@ class _Key(BaseModel):
 
 
 async def translate(call: Call) -> Response:
-    """Translate a text, or a list of texts."""
     asked = call.parse(TranslateRequest)
     texts = [asked.q] if isinstance(asked.q, str) else asked.q
     call.take_texts(texts)
@@ -68,14 +64,12 @@ async def translate(call: Call) -> Response:
 
 
 async def detect_language(call: Call) -> Response:
-    """Guesses of a text's language, best first."""
     texts = call.parse(DetectRequest).q
     call.take_texts(texts)
     return json_response(await detect("\n".join(texts), source_languages(call.service)))
 
 
 async def languages(call: Call) -> Response:
-    """Languages, and the targets of each."""
     routes = list(call.service.routes())
     codes = dict.fromkeys(code for route in routes for code in (route.source, route.target))
     targets = {code: list(dict.fromkeys(one.target for one in routes if one.source == code)) for code in codes}

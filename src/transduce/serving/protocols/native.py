@@ -19,7 +19,7 @@ from transduce.serving.routes import Route
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.protected import DEFAULT_KINDS, Kind
 from transduce.serving.tags.translating import TextFormat, translate_formatted
-from transduce.serving.texts import Extra, TextTranslation, translate_texts
+from transduce.serving.texts import TextTranslation, translate_texts
 
 Text = Annotated[str, Field(strict=True)]
 _WINDOW = 8  # tokens
@@ -72,11 +72,6 @@ class TranslateRequest(BaseModel):
         rules = None if self.format == "text" else MarkupRules(kind=self.format)
         return TextFormat(rules, protect=kinds)
 
-    def extras(self) -> list[Extra]:
-        """What else to find."""
-        known: tuple[tuple[bool, Extra], ...] = ((self.alignment, "alignment"), (self.words, "scores"))
-        return [name for wanted, name in known if wanted]
-
     def options(self) -> TranslationOptions:
         """How to search. Scores are computed by beam search anyway."""
         return translation_options(
@@ -123,7 +118,8 @@ async def translate(call: Call) -> Response:
         seconds=seconds,
         split=asked.split,
         prefixes=prefixes if any(prefixes) else (),
-        extras=asked.extras(),
+        align=range(len(texts)) if asked.alignment else (),
+        scores=asked.words,
     )
     n_sentences = sum(len(one.sentences) for one in found)
 
@@ -195,7 +191,6 @@ def _text(found: TextTranslation) -> dict[str, Any]:
 
 
 async def models(call: Call) -> Response:
-    """The models and their languages."""
     routes = [_route(route) for route in call.service.routes()]
     return json_response({"models": routes, "language_models": list(call.service.generators())})
 

@@ -288,7 +288,7 @@ async def _translation_chunks(
         new = joined_parts([one.text for one in found[before:]], some, *route.languages)
         yield asked.chunk(0, "".join(new[first - before :]))
     yield asked.chunk(0, "", finished=_finished(found))
-    for chunk in asked.usage_chunks(_translation_usage(TextTranslation(tuple(parts), tuple(found), route))):
+    for chunk in asked.usage_chunks(_translation_usage(TextTranslation(tuple(parts), route, tuple(found)))):
         yield chunk
 
 

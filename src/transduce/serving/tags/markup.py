@@ -35,9 +35,10 @@ _NO_TRANSLATION = re.compile(r"""\stranslate\s*=\s*["']?no\b|\sclass\s*=\s*["'][
 _OPAQUE = (("<!--", "-->"), ("<![CDATA[", "]]>"), ("<?", "?>"), ("<!", ">"))
 _SUBSET = re.compile(r"<!DOCTYPE[^<>\[]*\[", re.IGNORECASE)  # declarations of a document type, which end with ]>
 _PROLOG = re.compile(r"<!DOCTYPE\b|\A<\?xml\b")
+_TEXTS = ("#text", "#entity")
 _SPACES = " \t\r\n\f"
 _SPACE = re.compile(r"[ \t\r\n\f]+")
-_FOREIGN_ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9A-Fa-f]+);)[A-Za-z_][\w.-]*;")
+_ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9A-Fa-f]+);)[A-Za-z_][\w.-]*;")  # of a document type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +67,16 @@ class Segment:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """An element, some text (no name), or what is neither. `stop` of an element that is not closed: -1."""
+    """An element, or else #text, #entity, #stray (a tag that closes nothing) or #other (such as comments).
+
+    inside, stop: Where its content begins and ends; stop is -1 for an element that is not closed.
+    """
 
     name: str
     start: int
+    end: int = -1
     inside: int = -1
     stop: int = -1
-    end: int = -1
     children: list[_Node] = field(default_factory=list)
     is_inline: bool = False
     n_elements: int = 1
@@ -83,100 +87,90 @@ def parse_markup(text: str, rules: MarkupRules) -> list[str | Segment]:
 
     Raises `SettingsError`: XML that is not well-formed, or elements that are nested too deeply.
     """
-    root = _Parser(text, rules).parse()
-    return _Segments(text, rules).cut(root)
+    return _Segments(text, rules).cut(_parse(text, is_xml=rules.kind == "xml"))
 
 
-class _Parser:
-    """Makes the tree of a document. HTML may have any mistakes; what is closed wrongly is no element, but markup."""
-
-    def __init__(self, text: str, rules: MarkupRules) -> None:
-        self._text, self._is_xml = text, rules.kind == "xml"
-
-    def parse(self) -> _Node:
-        """The root, which is no element."""
-        text = self._text
-        root = _Node("", 0, 0, len(text), len(text))
-        stack, place = [root], 0
-        for start, end, tag in self._markup():
-            if place < start:
-                stack[-1].children.append(_Node("#text", place, end=start))
-            place = end
-            if tag is None:
-                stack[-1].children.append(_Node("#other", start, end=end))
-            elif tag[1]:
-                self._close(stack, tag, start, end)
-            else:
-                self._open(stack, tag, start, end)
-        if place < len(text):
-            stack[-1].children.append(_Node("#text", place, end=len(text)))
-        if self._is_xml and len(stack) > 1:
-            raise SettingsError(f"not well-formed XML: <{stack[-1].name[:40]}> is not closed")
-        if self._is_xml:
-            self._check(root)
-        for unclosed in stack[1:]:
-            unclosed.end = len(text)
-        return root
-
-    def _check(self, root: _Node) -> None:
-        """Let expat read it, as content of one element, without the document type and its entities."""
-        text = self._text
-        for node in root.children:
-            if node.name == "#other" and _PROLOG.match(text, node.start):
-                text = text[: node.start] + re.sub(r"[^\n]", " ", text[node.start : node.end]) + text[node.end :]
-        text = _FOREIGN_ENTITY.sub(lambda entity: "x" * len(entity[0]), text)
-        try:
-            expat.ParserCreate("utf-8").Parse(f"<_>\n{text}</_>".encode(errors="replace"), True)
-        except expat.ExpatError as error:
-            place = f"line {error.lineno - 1}, column {error.offset + 1}"
-            raise SettingsError(f"not well-formed XML: {expat.ErrorString(error.code)} at {place}") from None
-
-    def _markup(self) -> Iterator[tuple[int, int, re.Match[str] | None]]:
-        """The places of tags, with their match, and of comments and the like."""
-        text, place, missing = self._text, 0, set[str]()
-        while (place := text.find("<", place)) >= 0:
-            tag = _TAG.match(text, place)
-            end = place + 1
-            if tag is not None:
-                end = tag.end()
-                yield place, end, tag
-                if not self._is_xml and not tag[1] and tag[2].lower() in _RAW:
-                    found = re.compile(rf"</{tag[2]}\b", re.IGNORECASE).search(text, end)
-                    end = len(text) if found is None else found.start()
-            else:
-                for first, last in _OPAQUE if not _SUBSET.match(text, place) else (("<!", "]>"),):
-                    if text.startswith(first, place) and last not in missing:
-                        stop = text.find(last, place + len(first))
-                        if stop >= 0:
-                            end = stop + len(last)
-                            yield place, end, None
-                            break
-                        missing.add(last)
-            place = end
-
-    def _open(self, stack: list[_Node], tag: re.Match[str], start: int, end: int) -> None:
-        name = tag[2] if self._is_xml else tag[2].lower()
-        node = _Node(name, start, end)
-        stack[-1].children.append(node)
-        if (tag[3].endswith("/") and (self._is_xml or name in _VOID)) or (not self._is_xml and name in _VOID):
-            node.stop = node.end = end
+def _parse(text: str, *, is_xml: bool) -> _Node:
+    """The root, which is no element. HTML may have any mistakes; a tag that closes nothing is markup."""
+    root = _Node("", 0, len(text), 0, len(text))
+    stack, place = [root], 0
+    for start, end, found in _markup(text, is_xml=is_xml):
+        if place < start:
+            stack[-1].children.append(_Node("#text", place, start, n_elements=0))
+        place = end
+        if isinstance(found, str):
+            stack[-1].children.append(_Node(found, start, end))
+            continue
+        name = found[2] if is_xml else found[2].lower()
+        if found[1]:
+            _close(stack, name, start, end, is_xml=is_xml)
+        elif found[3].endswith("/") if is_xml else name in _VOID:
+            stack[-1].children.append(_Node(name, start, end, end, end))
         elif len(stack) > DEEPEST:
             raise SettingsError(f"elements are nested more than {DEEPEST} deep; flatten the document")
         else:
-            stack.append(node)
+            stack[-1].children.append(_Node(name, start, inside=end))
+            stack.append(stack[-1].children[-1])
+    if place < len(text):
+        stack[-1].children.append(_Node("#text", place, len(text), n_elements=0))
+    if is_xml:
+        if len(stack) > 1:
+            raise SettingsError(f"not well-formed XML: <{stack[-1].name[:40]}> is not closed")
+        _check_xml(text, root)
+    for unclosed in stack[1:]:
+        unclosed.end = len(text)
+    return root
 
-    def _close(self, stack: list[_Node], tag: re.Match[str], start: int, end: int) -> None:
-        name = tag[2] if self._is_xml else tag[2].lower()
-        if self._is_xml and stack[-1].name != name:
-            raise SettingsError(f"not well-formed XML: </{name[:40]}> at character {start + 1} closes nothing")
-        place = next((i for i in range(len(stack) - 1, 0, -1) if stack[i].name == name), 0)
-        if not place:
-            stack[-1].children.append(_Node("#stray", start, end=end))
-            return
-        stack[place].stop, stack[place].end = start, end
-        for unclosed in stack[place + 1 :]:
-            unclosed.end = start
-        del stack[place:]
+
+def _markup(text: str, *, is_xml: bool) -> Iterator[tuple[int, int, str | re.Match[str]]]:
+    """The places of tags, with their match, and of entities, comments and the like, with the name of their node."""
+    begin, place, missing = re.compile(f"<|{_ENTITY.pattern}" if is_xml else "<"), 0, set[str]()
+    while (found := begin.search(text, place)) is not None:
+        place, end = found.start(), found.end()
+        if found[0] != "<":
+            yield place, end, "#entity"
+        elif (tag := _TAG.match(text, place)) is not None:
+            end = tag.end()
+            yield place, end, tag
+            if not is_xml and not tag[1] and tag[2].lower() in _RAW:
+                closing = re.compile(rf"</{tag[2]}\b", re.IGNORECASE).search(text, end)
+                end = len(text) if closing is None else closing.start()
+        else:
+            for first, last in _OPAQUE if not _SUBSET.match(text, place) else (("<!", "]>"),):
+                if text.startswith(first, place) and last not in missing:
+                    stop = text.find(last, place + len(first))
+                    if stop >= 0:
+                        end = stop + len(last)
+                        yield place, end, "#other"
+                        break
+                    missing.add(last)
+        place = end
+
+
+def _close(stack: list[_Node], name: str, start: int, end: int, *, is_xml: bool) -> None:
+    if is_xml and stack[-1].name != name:
+        raise SettingsError(f"not well-formed XML: </{name[:40]}> at character {start + 1} closes nothing")
+    place = next((i for i in range(len(stack) - 1, 0, -1) if stack[i].name == name), 0)
+    if not place:
+        stack[-1].children.append(_Node("#stray", start, end))
+        return
+    stack[place].stop, stack[place].end = start, end
+    for unclosed in stack[place + 1 :]:
+        unclosed.end = start
+    del stack[place:]
+
+
+def _check_xml(text: str, root: _Node) -> None:
+    """Let expat read it, as content of one element, without the document type and its entities."""
+    for node in root.children:
+        if node.name == "#other" and _PROLOG.match(text, node.start):
+            text = text[: node.start] + re.sub(r"[^\n]", " ", text[node.start : node.end]) + text[node.end :]
+    text = _ENTITY.sub(lambda entity: "x" * len(entity[0]), text)
+    try:
+        expat.ParserCreate("utf-8").Parse(f"<_>\n{text}</_>".encode(errors="replace"), True)
+    except expat.ExpatError as error:
+        place = f"line {error.lineno - 1}, column {error.offset + 1}"
+        raise SettingsError(f"not well-formed XML: {expat.ErrorString(error.code)} at {place}") from None
 
 
 class _Segments:
@@ -200,53 +194,41 @@ class _Segments:
         return self._found
 
     def _mark(self, node: _Node) -> bool:
-        """Find out which elements are inside sentences; true if this one is."""
-        has_text = any(c.name == "#text" and self._text[c.start : c.end].strip() for c in node.children)
+        """Find out which elements are inside sentences; true if this one may be."""
+        beside_text = any(self._text[c.start : c.end].strip() for c in node.children if c.name in _TEXTS)
         for child in node.children:
-            if child.name == "#text":
-                child.n_elements = self._n_foreign(child)
-                child.is_inline = child.n_elements <= MOST_ELEMENTS
-            elif child.name == "#other":
-                child.is_inline = True
-            elif not child.name.startswith("#"):
-                child.is_inline = self._mark(child) and self._may_be_inline(child, beside_text=has_text)
+            if child.name.startswith("#"):
+                child.is_inline = child.name != "#stray"
+            else:
+                child.is_inline = self._mark(child) and self._may_be_inline(child.name, beside_text=beside_text)
         node.n_elements += sum(child.n_elements for child in node.children)
         small = node.n_elements <= MOST_ELEMENTS
         return node.stop >= 0 and small and (self._is_kept(node) or all(child.is_inline for child in node.children))
 
-    def _n_foreign(self, node: _Node) -> int:
-        """Entities of a document type, which stay."""
-        return len(_FOREIGN_ENTITY.findall(self._text, node.start, node.end)) if self._rules.kind == "xml" else 0
-
-    def _may_be_inline(self, node: _Node, *, beside_text: bool) -> bool:
+    def _may_be_inline(self, name: str, *, beside_text: bool) -> bool:
         rules = self._rules
-        if node.name in rules.splitting:
-            return False
-        if node.name in rules.non_splitting:
-            return True
-        if rules.kind == "html":
-            return node.name in _INLINE
-        return beside_text or not rules.outline
+        if name in rules.splitting or name in rules.non_splitting:
+            return name not in rules.splitting
+        return name in _INLINE if rules.kind == "html" else beside_text or not rules.outline
 
     def _is_kept(self, node: _Node) -> bool:
-        is_html = self._rules.kind == "html"
-        return (
-            node.name in self._rules.ignore
-            or (is_html and node.name in _KEPT)
-            or (is_html and _NO_TRANSLATION.search(self._text, node.start, node.inside) is not None)
-        )
+        if node.name in self._rules.ignore or self._rules.kind == "xml":
+            return node.name in self._rules.ignore
+        return node.name in _KEPT or _NO_TRANSLATION.search(self._text, node.start, node.inside) is not None
 
     def _walk(self, children: Sequence[_Node]) -> None:
         for node in children:
-            if node.is_inline:
-                if len(self._open) == 1 and self._n_elements + node.n_elements > MOST_ELEMENTS:
-                    self._flush(node.start)
-                self._n_elements += node.n_elements if len(self._open) == 1 else 0
-                add = self._add_text if node.name == "#text" else self._add_inline
-                add(node)
-            else:
+            if not node.is_inline:
                 self._flush(node.start)
                 self._add_block(node)
+                continue
+            if len(self._open) == 1:
+                if self._n_elements + node.n_elements > MOST_ELEMENTS:
+                    self._flush(node.start)
+                self._n_elements += node.n_elements
+            if self._first < 0:
+                self._first = node.start
+            self._add_inline(node)
 
     def _add_block(self, node: _Node) -> None:
         if node.inside < 0 or self._is_kept(node):
@@ -258,44 +240,32 @@ class _Segments:
         self._flush(stop)
         self._found.append(self._text[stop : node.end])
 
-    def _add_text(self, node: _Node) -> None:
-        if self._first < 0:
-            self._first = node.start
-        raw = self._text[node.start : node.end]
-        place = 0
-        for found in _FOREIGN_ENTITY.finditer(raw) if self._rules.kind == "xml" else ():
-            self._add_plain(raw[place : found.start()])
-            start = self._length
-            self._parts.append(found[0])
-            self._length += len(found[0])
-            self._open[-1].children.append(Element(start, self._length, verbatim=found[0], copy=found[0]))
-            place = found.end()
-        self._add_plain(raw[place:])
-
-    def _add_plain(self, raw: str) -> None:
-        text = _plain(raw)
-        self._parts.append(text)
-        self._length += len(text)
-
     def _add_inline(self, node: _Node) -> None:
-        if self._first < 0:
-            self._first = node.start
-        start, text = self._length, self._text
-        if node.inside < 0:
-            self._open[-1].children.append(Element(start, start, before=text[node.start : node.end]))
-            return
-        element = Element(start, start, text[node.start : node.inside], text[node.stop : node.end])
-        self._open[-1].children.append(element)
-        if self._is_kept(node):
-            raw = "".join(text[one.start : one.end] for one in _texts(node))
-            self._add_plain(raw)
-            element.verbatim, element.copy = text[node.start : node.end], _plain(raw)
-            element.before = element.after = ""
+        start, whole = self._length, self._text[node.start : node.end]
+        if node.name == "#text":
+            self._add_text(whole)
+        elif node.name == "#entity":
+            self._add_kept(whole, whole)
+        elif node.inside < 0:
+            self._open[-1].children.append(Element(start, start, before=whole))
+        elif self._is_kept(node):
+            self._add_kept(_plain("".join(self._text[one.start : one.end] for one in _texts(node))), whole)
         else:
+            element = Element(start, start, self._text[node.start : node.inside], self._text[node.stop : node.end])
+            self._open[-1].children.append(element)
             self._open.append(element)
             self._walk(node.children)
             self._open.pop()
-        element.end = self._length
+            element.end = self._length
+
+    def _add_text(self, text: str) -> None:
+        self._parts.append(_plain(text))
+        self._length += len(self._parts[-1])
+
+    def _add_kept(self, copy: str, verbatim: str) -> None:
+        start, self._length = self._length, self._length + len(copy)
+        self._parts.append(copy)
+        self._open[-1].children.append(Element(start, self._length, verbatim=verbatim, copy=copy))
 
     def _flush(self, end: int) -> None:
         """End the segment, at this place of the document."""
@@ -320,7 +290,7 @@ def _plain(raw: str) -> str:
 
 def _texts(node: _Node) -> Iterator[_Node]:
     """The text inside an element."""
-    if node.name == "#text":
+    if node.name in _TEXTS:
         yield node
     for child in node.children:
         yield from _texts(child)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
-from transduce.serving.tags.numerals import NUMBER
-from transduce.serving.tags.transfer import Element
 from transduce.text.scripts import LETTER
 
-MOST_PARTS = 100
-"""Parts of a text that are kept; others are translated like any text."""
+_SPACES = r"[ \u00a0\u2009\u202f]"
+NUMBER = (
+    rf"(?<!{LETTER})(?<!{LETTER}[-./_'’])"  # not the end of a word such as B2 or COVID-19
+    r"(?:(?<![^\s(\[])[-+−])?"
+    rf"(?>\d{{1,3}}(?:{_SPACES}\d{{3}}(?!\d))+|\d+)(?>(?:[-.,:/'’–٫٬T]\d+)*)Z?(?!{LETTER})"
+    rf"(?:{_SPACES}?[%‰](?!{LETTER}))?"
+)
+"""A pattern for integers, decimals with either separator, thousands, percentages, and dates and times."""
 
 Kind = Literal["urls", "emails", "placeholders", "numbers"]
 
@@ -30,22 +34,24 @@ KINDS: dict[Kind, str] = {
 DEFAULT_KINDS: tuple[Kind, ...] = ("urls", "emails", "placeholders")
 """Without numbers, which languages write in different ways."""
 
+OTHER = 2
+"""Place in `forms_of` of the pattern for other numbers."""
+
+_LONGEST = 100  # of a number that may have other separators
+_EDGE = re.compile(LETTER)
+_WHOLE = re.compile(NUMBER)
 _WORD = re.compile(LETTER * 2)
 _BORDER = re.compile(rf"(?<!{LETTER}).|.(?<!{LETTER})", re.DOTALL)
 
 
-def protect(root: Element, text: str, escape: Callable[[str], str], kinds: Collection[Kind] = DEFAULT_KINDS) -> None:
-    """Keep parts of these kinds."""
+def find_kinds(text: str, kinds: Collection[Kind]) -> Iterator[tuple[int, int, str]]:
+    """Places of parts of these kinds, and the parts."""
     pattern = re.compile("|".join(form for kind, form in KINDS.items() if kind in kinds))
-    _keep(root, text, ((m.start(), m.end(), m[0]) for m in pattern.finditer(text) if m[0]), escape)
+    return ((m.start(), m.end(), m[0]) for m in pattern.finditer(text) if m[0])
 
 
-def use_glossary(root: Element, text: str, terms: Mapping[str, str], escape: Callable[[str], str]) -> None:
-    """Translate terms as the glossary says: whole words in the same case, the longest term first."""
-    _keep(root, text, _terms(text, terms), escape)
-
-
-def _terms(text: str, terms: Mapping[str, str]) -> Iterator[tuple[int, int, str]]:
+def find_terms(text: str, terms: Mapping[str, str]) -> Iterator[tuple[int, int, str]]:
+    """Places of a glossary's terms, and their translations: whole words in the same case, the longest term first."""
     lengths = sorted({len(term) for term in terms}, reverse=True)
     end = 0
     for border in _BORDER.finditer(text):
@@ -58,8 +64,23 @@ def _terms(text: str, terms: Mapping[str, str]) -> Iterator[tuple[int, int, str]
                 break
 
 
-def _keep(root: Element, text: str, found: Iterator[tuple[int, int, str]], escape: Callable[[str], str]) -> None:
-    for number, (start, end, copy) in enumerate(found):
-        if number == MOST_PARTS:
-            return
-        root.protect(start, end, escape(copy), copy)
+def forms_of(text: str) -> list[str]:
+    """Patterns for what a translation may have for a part that stays, the most exact first.
+
+    A number may be there with other separators; after that, any number will do.
+
+    >>> [bool(re.search(form, "1.000,5 m")) for form in forms_of("1,000.5")]
+    [False, True, True]
+    """
+    if len(text) > _LONGEST or not _WHOLE.fullmatch(text):
+        before, after = (
+            rf"(?{look}{LETTER})" * bool(_EDGE.match(edge)) for look, edge in (("<!", text[:1]), ("!", text[-1:]))
+        )
+        return [before + re.escape(text) + after]
+    digits = r"[^\w\n]?".join(re.findall(r"\d", text))
+    sign = "[-+−]" if text[0] in "-+−" else ""
+    percent = rf"\s?{text[-1]}" if text[-1] in "%‰" else ""
+    return [
+        rf"(?<!{LETTER})(?<!\d[^\w\s]){form}(?!{LETTER}|[^\w\s]\d)"
+        for form in (re.escape(text), sign + digits + percent)
+    ] + [NUMBER]

@@ -9,20 +9,22 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import itemgetter
+from itertools import accumulate, groupby, islice
+from operator import attrgetter, itemgetter
 from typing import Literal
 
-from transduce.serving.tags.numerals import OTHER, forms_of
+from transduce.serving.tags.protected import OTHER, forms_of
 from transduce.text.scripts import is_spaced
 from transduce.text.special import Span
 
-_OPENING, _CLOSING = (
-    "([{<«„“‘¿¡'\"",
-    ".,;:!?)]}>»”’…%。，、；：！？'\"",
-)  # what follows, and what precedes, touches these
+MOST_PARTS = 100
+"""Parts of a text that are kept; others are translated like any text."""
+
+_OPENING = "([{<«„“‘¿¡'\""  # what follows touches these
+_CLOSING = ".,;:!?)]}>»”’…%。，、；：！？'\""  # what precedes touches these
 
 
 @dataclass(slots=True, eq=False)
@@ -58,20 +60,25 @@ class Element:
                 return [self, *child.path_to(place)]
         return [self]
 
-    def protect(self, start: int, end: int, verbatim: str, copy: str) -> None:
-        """Keep a part of the text, unless it is inside another such part or crosses the borders of elements."""
+    def keep(self, parts: Iterable[tuple[int, int, str]], escape: Callable[[str], str]) -> None:
+        """Keep parts of the text, given by their places and what replaces them; at most `MOST_PARTS`."""
+        for start, end, copy in islice(parts, MOST_PARTS):
+            self._insert(Element(start, end, verbatim=escape(copy), copy=copy))
+
+    def _insert(self, part: Element) -> None:
+        """Add a part, unless it is inside another one that stays, or crosses the borders of elements."""
         if self.verbatim is not None:
             return
         for number, child in enumerate(self.children):
-            if child.start <= start and end <= child.end:
-                child.protect(start, end, verbatim, copy)
+            if child.start <= part.start and part.end <= child.end:
+                child._insert(part)
                 return
-            if child.start < end and start < child.end:
+            if child.start < part.end and part.start < child.end:
                 return
-            if end <= child.start:
-                self.children.insert(number, Element(start, end, verbatim=verbatim, copy=copy))
+            if part.end <= child.start:
+                self.children.insert(number, part)
                 return
-        self.children.append(Element(start, end, verbatim=verbatim, copy=copy))
+        self.children.append(part)
 
 
 @dataclass(slots=True, eq=False)
@@ -181,27 +188,21 @@ def _find_paths(root: Element, words: Sequence[Word], sentences: Sequence[Span])
         elif owner is None and word.src is not None:
             path = root.path_to((word.src[0] + word.src[1] - 1) / 2)
             word.path = path[:-1] if id(path[-1]) in claimed else path
-    whole = [_shared(root.path_to(start), root.path_to(max(start, end - 1))) for start, end in sentences]
-    unknown = [word for word in words if not word.path]
-    before, after = _neighbours(words, whole), _neighbours(words[::-1], whole)
-    for word in unknown:
-        word.path = _shared(before[id(word)], after[id(word)])
-        while word.path[-1].verbatim is not None:
-            word.path.pop()
+    for number, group in groupby(words, key=attrgetter("number")):
+        here, (start, end) = list(group), sentences[number]
+        whole = _shared(root.path_to(start), root.path_to(max(start, end - 1)))
+        paths = [word.path for word in here]
+        before = accumulate(paths, _last_known, initial=whole)
+        after = [*accumulate(paths[::-1], _last_known, initial=whole)][-2::-1]
+        for word, *known in zip(here, before, after, strict=False):
+            if not word.path:
+                word.path = _shared(*known)
+                while word.path[-1].verbatim is not None:
+                    word.path.pop()
 
 
-def _neighbours(words: Sequence[Word], whole: Sequence[list[Element]]) -> dict[int, list[Element]]:
-    """For each word of unknown source, the elements of the known one before it in its sentence."""
-    found: dict[int, list[Element]] = {}
-    number, path = -1, list[Element]()
-    for word in words:
-        if word.number != number:
-            number, path = word.number, whole[word.number]
-        if word.path:
-            path = word.path
-        else:
-            found[id(word)] = path
-    return found
+def _last_known(path: list[Element], other: list[Element]) -> list[Element]:
+    return other or path
 
 
 def _shared(one: Sequence[Element], other: Sequence[Element]) -> list[Element]:

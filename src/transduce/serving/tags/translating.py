@@ -15,9 +15,9 @@ from transduce.serving.concurrency import expiring
 from transduce.serving.routes import Route
 from transduce.serving.service import Service
 from transduce.serving.tags.markup import MarkupRules, Segment, parse_markup
-from transduce.serving.tags.protected import DEFAULT_KINDS, Kind, protect, use_glossary
+from transduce.serving.tags.protected import DEFAULT_KINDS, Kind, find_kinds, find_terms
 from transduce.serving.tags.transfer import Element, Word, project, words_of
-from transduce.serving.texts import TextTranslation, joined_parts, together, translate_texts
+from transduce.serving.texts import TextTranslation, joined_parts, translate_texts
 from transduce.text.special import Span
 
 _DEFAULT = TranslationOptions()
@@ -41,18 +41,13 @@ class TextFormat:
             parts = parse_markup(text, self.rules)
         for part in parts:
             if isinstance(part, Segment):
-                use_glossary(part.root, part.text, self.terms, self.escape)
-                protect(part.root, part.text, self.escape, self.protect)
+                part.root.keep(find_terms(part.text, self.terms), self.escape)
+                part.root.keep(find_kinds(part.text, self.protect), self.escape)
         return parts
 
-    @property
-    def escape(self) -> Callable[[str], str]:
+    def escape(self, text: str) -> str:
         """What text becomes in a document."""
-        return str if self.rules is None else _escape
-
-
-def _escape(text: str) -> str:
-    return html.escape(text, quote=False)
+        return text if self.rules is None else html.escape(text, quote=False)
 
 
 async def translate_formatted(
@@ -74,30 +69,24 @@ async def translate_formatted(
         for part in parts
         if isinstance(part, Segment)
     ]
-    found: dict[int, str] = {}
-
-    async def translate(align: bool) -> None:
-        some = [(part, route) for part, route in segments if bool(part.root.children) == align]
-        results = await translate_texts(
-            service,
-            [part.text for part, _ in some],
-            [route for _, route in some],
-            options,
-            seconds=max(end - asyncio.get_running_loop().time(), 0.0),
-            split=split,
-            extras={"alignment"} if align else (),
-        )
-        async with expiring(end):
-            for (part, _), result in zip(some, results, strict=True):
-                if align:
-                    found[id(part)] = await asyncio.to_thread(_formatted, part, result, form.escape)
-                else:
-                    found[id(part)] = form.escape(result.text)
-
-    await together([translate(False), translate(True)])
-    return [
-        "".join(part if isinstance(part, str) else _spaced(part, found[id(part)]) for part in parts) for parts in parsed
-    ]
+    results = await translate_texts(
+        service,
+        [segment.text for segment, _ in segments],
+        [route for _, route in segments],
+        options,
+        seconds=max(end - asyncio.get_running_loop().time(), 0.0),
+        split=split,
+        align={place for place, (segment, _) in enumerate(segments) if segment.root.children},
+    )
+    found = list[str]()
+    async with expiring(end):
+        for (segment, _), result in zip(segments, results, strict=True):
+            text = form.escape(result.text)
+            if segment.root.children:
+                text = await asyncio.to_thread(_transfer, segment, result, form.escape)
+            found.append(_spaced(segment, text))
+    rest = iter(found)
+    return ["".join(part if isinstance(part, str) else next(rest) for part in parts) for parts in parsed]
 
 
 def _spaced(segment: Segment, text: str) -> str:
@@ -105,7 +94,7 @@ def _spaced(segment: Segment, text: str) -> str:
     return before + (text.lstrip(" ") if before else text).rstrip(" " if after else "") + after
 
 
-def _formatted(segment: Segment, found: TextTranslation, escape: Callable[[str], str]) -> str:
+def _transfer(segment: Segment, found: TextTranslation, escape: Callable[[str], str]) -> str:
     """The translation of a segment with its elements. Sentences without words between their kept parts stay."""
     starts = list(accumulate(map(len, found.parts), initial=0))[::2]
     sentences = [(start, start + len(text)) for start, text in zip(starts, found.parts[::2], strict=False)]
