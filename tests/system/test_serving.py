@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +17,7 @@ import pytest
 
 import marians
 from servers import Server
+from system.commands import transduce
 from transduce import TranslationOptions, Translator
 from transduce.decoding.native_library import load_library
 from transduce.logging import escape
@@ -69,10 +68,12 @@ def test_our_protocol(server: Server, translator: Translator) -> None:
     }
 
 
-def test_alignment(server: Server, translator: Translator) -> None:
-    answer = server.request("/v1/translate", {"text": LINES[:2], "alignment": True, "split": False})[1]
-    for source, one in zip(LINES, answer["translations"], strict=False):
-        assert one["sentences"][0]["alignment"] == [list(x) for x in translator.align([source], [one["text"]])[0]]
+def test_alignment_and_words(server: Server, translator: Translator) -> None:
+    body = {"text": LINES[:2], "alignment": True, "words": True, "split": False}
+    for source, one in zip(LINES, server.request("/v1/translate", body)[1]["translations"], strict=False):
+        (sentence,) = one["sentences"]
+        assert sentence["alignment"] == [list(link) for link in translator.align([source], [one["text"]])[0]]
+        assert [word for word, _ in sentence["words"]] == one["text"].split()
 
 
 def test_documents(server: Server) -> None:
@@ -349,14 +350,9 @@ def test_no_accepted_request_is_lost_at_a_shutdown(run: Path, translator: Transl
 def test_api_keys(run: Path, tmp_path: Path) -> None:
     import deepl
 
-    made = subprocess.run(
-        [sys.executable, "-m", "transduce", "serve", "--new-api-key", "alice"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (secret,) = re.findall(r"key: (\S+)", made.stderr)
-    (tmp_path / "keys").write_text(made.stdout, encoding="utf-8")
+    made = transduce("serve", "--new-api-key", "alice")
+    (secret,) = re.findall(r"key: (\S+)", made.err)
+    (tmp_path / "keys").write_text(made.out, encoding="utf-8")
     server = Server(f"en-de={run}", "--api-key-file", tmp_path / "keys")
     body = {"q": "a", "source": "en", "target": "de"}
     try:
@@ -394,12 +390,10 @@ def test_api_keys(run: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments(run: Path, arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "transduce", "serve", *(str(run) if a == "RUN" else a for a in arguments)]
-    done = subprocess.run([*command, "--port", "0"], capture_output=True, text=True)
-    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    done = transduce("serve", *(run if a == "RUN" else a for a in arguments), "--port", "0")
+    assert done.code == 2 and message in done.err and "Traceback" not in done.err
 
 
 def test_a_taken_port_is_refused(server: Server, run: Path) -> None:
-    command = [sys.executable, "-m", "transduce", "serve", str(run), "--port", str(server.port)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "give another --host or --port" in done.stderr
+    done = transduce("serve", run, "--port", server.port)
+    assert done.code == 2 and "give another --host or --port" in done.err

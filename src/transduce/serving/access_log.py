@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any
 
 from transduce.logging import escape
 
@@ -55,8 +55,8 @@ def _print(line: dict[str, Any]) -> None:
 @contextmanager
 def background_stderr() -> Iterator[None]:
     """Inside, a thread writes what is written to `sys.stderr`. If the reader stalls, text is dropped, with a note."""
-    before = sys.stderr
-    sys.stderr = stream = _BackgroundStream(before)
+    before, stream = sys.stderr, _BackgroundStream()
+    sys.stderr = stream
     try:
         yield
     finally:
@@ -65,9 +65,9 @@ def background_stderr() -> Iterator[None]:
 
 
 class _BackgroundStream(io.TextIOBase):
-    def __init__(self, stream: TextIO) -> None:
-        stream.flush()
-        self._stream = stream
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+        self._stream.flush()
         self._queue = queue.SimpleQueue[str | None]()
         self._n_dropped = 0
         self._thread = threading.Thread(target=self._run, name="stderr", daemon=True)

@@ -202,28 +202,23 @@ def header_key(call: Call) -> str | None:
 async def read_body(call: Call) -> bytes:
     """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
     limits, length = call.service.limits, call.header(b"content-length")
-    announced = int(length) if length.isdecimal() and len(length) <= _LONGEST_LENGTH else -1
+    announced = int(length) if length.isdecimal() and len(length) <= _LONGEST_LENGTH else -1  # -1: unknown
+    body, size, is_last = bytearray(), 0, announced == 0
     try:
         async with asyncio.timeout(limits.body_seconds):
-            return await _receive_body(call.request, announced, limits.max_body)
+            while not is_last and size <= _READ_ON * limits.max_body:
+                message = await call.request.receive()
+                if message["type"] == "http.disconnect":
+                    raise RequestError(400, "the body is incomplete or malformed")
+                part = message.get("body", b"")
+                size += len(part)
+                is_last = size == announced or not message.get("more_body", False)
+                if size <= limits.max_body:
+                    body += part
     except TimeoutError:
         raise RequestError(408, f"the body did not arrive within {limits.body_seconds:g} seconds") from None
-
-
-async def _receive_body(request: Request, announced: int, most: int) -> bytes:
-    """The body. `announced`: its size, after which no further message is awaited; -1: unknown."""
-    body, size, is_last = bytearray(), 0, announced == 0
-    while not is_last and size <= _READ_ON * most:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise RequestError(400, "the body is incomplete or malformed")
-        part = message.get("body", b"")
-        size += len(part)
-        is_last = size == announced or not message.get("more_body", False)
-        if size <= most:
-            body += part
-    if size > most:
-        raise RequestError(413, f"the body has more than {most:,} bytes; send several requests")
+    if size > limits.max_body:
+        raise RequestError(413, f"the body has more than {limits.max_body:,} bytes; send several requests")
     return bytes(body)
 
 

@@ -24,13 +24,3 @@ def test_requests_and_tokens_beyond_the_limits_are_refused_until_others_end() ->
     assert (admission.n_requests, admission.n_tokens) == (0, 0)
     with pytest.raises(SettingsError, match=r"up to 101 tokens .* at most 100"), admission.tokens(101):
         pass
-
-
-def test_incomplete_requests_are_limited_per_address() -> None:
-    admission = Admission(Limits(max_arriving=2))
-    with admission.arriving("a"), admission.arriving("a"), admission.arriving("b"):
-        with pytest.raises(OverloadedError, match="your address"), admission.arriving("a"):
-            pass
-        assert not admission.n_requests
-    with admission.arriving("a"), admission.arriving("a"):
-        pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,10 +56,10 @@ class Element:
 
     def path_to(self, place: float) -> list[Element]:
         """The element and those inside it that contain a place of the text, outermost first."""
-        for child in self.children:
-            if child.start <= place < child.end:
-                return [self, *child.path_to(place)]
-        return [self]
+        path = [self]
+        while inside := [child for child in path[-1].children if child.start <= place < child.end]:
+            path.append(inside[0])
+        return path
 
     def keep(self, parts: Iterable[tuple[int, int, str]], escape: Callable[[str], str]) -> None:
         """Keep parts of the text, given by their places and what replaces them; at most `MOST_PARTS`."""
@@ -180,14 +181,14 @@ def _find_paths(root: Element, words: Sequence[Word], sentences: Sequence[Span])
     A word whose source is unknown belongs where both its neighbours do; at the ends of a sentence, to what the whole
     sentence belongs to.
     """
-    claimed = {id(word.path[0]) for word in words if word.path}
+    claimed = {word.path[0] for word in words if word.path}
     for word in words:
         owner = word.path[0] if word.path else None
         if owner is not None and owner is not root:
             word.path = root.path_to((owner.start + owner.end - 1) / 2)
         elif owner is None and word.src is not None:
             path = root.path_to((word.src[0] + word.src[1] - 1) / 2)
-            word.path = path[:-1] if id(path[-1]) in claimed else path
+            word.path = path[:-1] if path[-1] in claimed else path
     for number, group in groupby(words, key=attrgetter("number")):
         here, (start, end) = list(group), sentences[number]
         whole = _shared(root.path_to(start), root.path_to(max(start, end - 1)))
@@ -243,17 +244,17 @@ class _Projection:
                 spot = len(out)
         return "".join(out)
 
-    def _pieces(self, element: Element, here: Span, place: Span) -> Iterator[_Piece]:
-        """An element that has these words, and these characters of the target."""
+    def _pieces(self, element: Element, here: Span, place: Span, *, depth: int = 0) -> Iterator[_Piece]:
+        """An element, inside `depth` others, that has these words, and these characters of the target."""
         if element.verbatim is not None:
             yield _Piece(element.verbatim, leaf=element, is_new=place[0] == place[1])
             return
         yield _Piece(element.before, tag="start")
         end = place[0]
-        for inside, child in self._placed(element, here):
+        for inside, child in self._placed(element, here, depth + 1):
             first, last = self._characters(inside, place, child)
             yield _Piece(self._text(end, first))
-            yield from self._pieces(child, inside, (first, last))
+            yield from self._pieces(child, inside, (first, last), depth=depth + 1)
             end = max(end, last)
         yield _Piece(self._text(end, place[1]))
         yield _Piece(element.after, tag="end")
@@ -276,31 +277,33 @@ class _Projection:
             return is_spaced(here) and not is_spaced(there)
         return here.isalnum() or not (there.strip() or here.isspace() or here in joined)
 
-    def _placed(self, element: Element, here: Span) -> list[tuple[Span, Element]]:
-        """The words of each child, in the order of the target; a child without words is between two."""
-        taken = [False] * (here[1] - here[0])
-        spans: dict[int, Span] = {}
-        children = element.children
-        n_words = {id(child): 0 for child in children}
-        for word in self.words[slice(*here)]:
-            for one in word.path:
-                if id(one) in n_words:
-                    n_words[id(one)] += 1
-        for child in sorted(children, key=lambda child: -n_words[id(child)]):
+    def _placed(self, element: Element, here: Span, depth: int) -> list[tuple[Span, Element]]:
+        """The words of each child, in the order of the target; a child without words is between two.
+
+        `depth`: place of the children in the words' paths.
+        """
+        words = self.words[slice(*here)]
+        owners = [word.path[depth] if depth < len(word.path) else element for word in words]
+        n_words = Counter(owners)
+        gains = [-1 if word.path[-1].verbatim is None else -math.inf for word in words]  # of words of other elements
+        taken = [False] * len(words)
+        spans: dict[Element, Span] = {}
+        for child in sorted(element.children, key=lambda child: -n_words[child]):
             if self._is_all(child, element):
-                spans[id(child)] = here
+                spans[child] = here
                 break
-            if n_words[id(child)]:
-                inside = zip(taken, self.words[slice(*here)], strict=True)
-                first, last = _best_run([-math.inf if used else _gain(child, word) for used, word in inside])
+            if n_words[child]:
+                known = zip(owners, gains, taken, strict=True)
+                first, last = _best_run(
+                    [-math.inf if used else 1 if owner is child else gain for owner, gain, used in known]
+                )
                 taken[first:last] = [True] * (last - first)
                 if first < last:
-                    spans[id(child)] = here[0] + first, here[0] + last
-        for child in children:
-            if id(child) not in spans:
-                spans[id(child)] = self._point(child, here, [span for span in spans.values() if span[0] < span[1]])
-        order = sorted(range(len(children)), key=lambda i: (*spans[id(children[i])], i))
-        return [(spans[id(children[i])], children[i]) for i in order]
+                    spans[child] = here[0] + first, here[0] + last
+        for child in element.children:
+            if child not in spans:
+                spans[child] = self._point(child, here, [span for span in spans.values() if span[0] < span[1]])
+        return [(spans[child], child) for child in sorted(element.children, key=spans.__getitem__)]
 
     def _is_all(self, child: Element, element: Element) -> bool:
         around = self.source[element.start : child.start] + self.source[child.end : element.end]
@@ -336,12 +339,6 @@ class _Projection:
             out.append(self.target[start:first].rstrip())
             start = last
         return self.escape("".join([*out, self.target[start:end]]))
-
-
-def _gain(element: Element, word: Word) -> float:
-    if any(one is element for one in word.path):
-        return 1
-    return -1 if word.path[-1].verbatim is None else -math.inf
 
 
 def _best_run(gains: Sequence[float]) -> Span:
