@@ -13,11 +13,13 @@ import shlex
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shutil import rmtree
 from zlib import crc32
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
 NAME = "transduce.decoding.libtransduce_native"
@@ -85,6 +87,16 @@ def compiled(source: Path, command: list[str]) -> Path:
     return partial.replace(output)
 
 
+class BuildModules(build_py):
+    """Collects the modules of this version only."""
+
+    def run(self) -> None:
+        """Remove what an earlier build has left: a module that is deleted since would be installed."""
+        if not self.editable_mode:
+            rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 class Wheel(bdist_wheel):
     """One wheel for every Python 3, named after the glibc that the library needs."""
 
@@ -106,5 +118,5 @@ def listed(*suffixes: str) -> list[str]:
 
 setup(
     ext_modules=[Extension(NAME, listed(".cpp"), depends=listed(".h", ".inl"), optional=True)],
-    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": Wheel},
+    cmdclass={"build_ext": BuildLibrary, "build_py": BuildModules, "bdist_wheel": Wheel},
 )

@@ -6,19 +6,24 @@ everything saved: 130 SIGINT (Ctrl-C), 143 SIGTERM, 129 SIGHUP.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
 
-import typer
+try:
+    import typer
 
-from transduce.cli.app import app
-from transduce.distributed.environment import EXIT_RANK_LOST, this_process
-from transduce.errors import RankExited, TransduceError, is_out_of_memory
-from transduce.logging import print_error, print_exception, print_to_stderr
-from transduce.process import exit_with_parent, limit_spinning
+    from transduce.cli.app import app
+    from transduce.cli.output import print_lines
+    from transduce.distributed.environment import EXIT_RANK_LOST, this_process
+    from transduce.errors import RankExited, TransduceError, is_out_of_memory
+    from transduce.logging import print_error, print_exception, print_to_stderr
+    from transduce.process import exit_with_parent, limit_spinning
+except KeyboardInterrupt:  # Ctrl-C while modules are loaded
+    sys.exit(130)
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -35,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = [argument for argument in given if argument != "--debug"]  # allowed before and after the command's name
     try:
         code = app(given or ["--help"], prog_name="transduce", standalone_mode=False)
-        sys.stdout.flush()
+        with contextlib.suppress(typer.Exit):  # the reader has closed the pipe
+            print_lines(())  # flush
         if code == 130:  # typer's answer to a Ctrl-C that nothing else has caught
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
@@ -57,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_exception(error)
         where = f"{error.filename}: " if error.filename else ""
         print_error(f"{where}{error.strerror or error}")
+        with contextlib.suppress(OSError, typer.Exit):
+            print_lines(())  # drops what cannot be written: Python would fail again at exit
         sys.exit(2 if error.errno in _DISK_FULL else 1)
     except (MemoryError, RuntimeError) as error:
         if debug or not is_out_of_memory(error):
@@ -69,12 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _replace_closed_streams() -> None:
-    """Connect the standard streams that are closed (`2>&-`) to os.devnull, for child processes too."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Connect the standard streams that are closed (`2>&-`) to os.devnull, for child processes too.
+
+    What is written to stderr is lost. stdout is open for reading only, so that lost output is an error.
+    """
+    for name, mode, flags in (
+        ("stdin", "r", os.O_RDONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_WRONLY),
+    ):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115  (gets the free number of the closed one)
-            os.set_inheritable(stream.fileno(), True)
-            setattr(sys, name, stream)
+            number = os.open(os.devnull, flags)  # the number of the closed one, which is free
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 if __name__ == "__main__":

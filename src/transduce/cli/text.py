@@ -126,12 +126,12 @@ def classify(
     from dataclasses import asdict
     from itertools import islice
 
-    from transduce.data.lines import read_lines
+    from transduce.data.lines import read_inputs
     from transduce.decoding.classifier import TextClassifier
     from transduce.logging import Log
 
     classifier = TextClassifier.load(run, device=device)
-    lines, n_cut = read_lines(file or STDIN, names=classifier.vocabulary.reads_vectors), 0
+    lines, n_cut = read_inputs(file or STDIN, classifier.vocabulary), 0
     while chunk := list(islice(lines, _CHUNK)):
         found = classifier.classify([tuple(line.split("\t")) for line in chunk])
         n_cut += sum(one.full for one in found)

@@ -162,7 +162,7 @@ def score(
     from transduce.decoding.translator import Translator
 
     translator = Translator.load(run, device=device)
-    sources, targets = read_parallel(src, tgt, names=translator.tokenizers.src.reads_vectors)
+    sources, targets = read_parallel(src, tgt, translator.tokenizers.src)
     found = translator.score(sources, targets)
     if json:
         keys = ("log_prob", "n_tokens", "token_log_probs")
@@ -233,12 +233,12 @@ def translate_files(
 
     Notes about translations go to stderr: the first few, and their number at the end. JSON contains them.
     """
-    from transduce.data.lines import read_lines
+    from transduce.data.lines import read_inputs, read_lines
     from transduce.decoding.results import MAX_NOTES, Notes, format_rows, note_on
     from transduce.errors import DataError
     from transduce.logging import Log
 
-    lines = chain.from_iterable(read_lines(file, names=translator.tokenizers.src.reads_vectors) for file in files)
+    lines = chain.from_iterable(read_inputs(file, translator.tokenizers.src) for file in files)
     interactive = list(files) == [STDIN] and sys.stdin.isatty()
     parts: Iterable[Iterable[str]] = ([line] for line in lines) if interactive else [lines]
     prefixes = None if prefix is None else iter(read_lines(prefix))

@@ -9,17 +9,31 @@ from pathlib import Path
 
 from transduce.config.settings import Corpus, DataSettings
 from transduce.data.json_lines import read_json_lines
-from transduce.data.lines import COMPRESSIONS, Digests, LineParser, bare_suffix, read_lines, read_rows
+from transduce.data.lines import COMPRESSIONS, Digests, LineParser, bare_suffix, read_inputs, read_lines, read_rows
 from transduce.data.tmx import read_tmx
 from transduce.data.tsv import read_tsv
 from transduce.errors import DataError, SettingsError, nearest
-from transduce.text.vectors import VectorFile, is_vectors
+from transduce.text.special import Vocabulary
+from transduce.text.vectors import is_vectors, open_vectors
 
 PairReader = Callable[[Path, str, str, Digests | None], Iterator[tuple[int, str, str]]]
 """Reads a file, given the language codes of source and target: the line, the source and the target of each pair."""
 
-PAIR_FORMATS: dict[str, PairReader] = {".tsv": read_tsv, ".jsonl": read_json_lines, ".tmx": read_tmx}
-"""Formats with both sides in one file, by suffix. A new one is a module with such a function, and an entry here."""
+
+@dataclass(frozen=True, slots=True)
+class PairFormat:
+    """A format with both sides in one file. `by_line`: the first lines of a file are a shorter file of the format."""
+
+    read: PairReader
+    by_line: bool = True
+
+
+PAIR_FORMATS: dict[str, PairFormat] = {
+    ".tsv": PairFormat(read_tsv),
+    ".jsonl": PairFormat(read_json_lines),
+    ".tmx": PairFormat(read_tmx, by_line=False),
+}
+"""By suffix. A new format is a module with such a function, and an entry here."""
 
 
 @dataclass(slots=True)
@@ -50,24 +64,26 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str, digests: Digests
     if corpus.path is None:
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
         return _read_text(corpus.src, corpus.tgt, digests)
-    read = PAIR_FORMATS.get(bare_suffix(corpus.path))
-    if read is None:
+    found = PAIR_FORMATS.get(bare_suffix(corpus.path))
+    if found is None:
         known, packed = ", ".join(PAIR_FORMATS), ", ".join(COMPRESSIONS)
         raise SettingsError(f"{corpus.path}: unknown format; known: {known} (also {packed}), or two files src and tgt")
     place = str(corpus.path)
-    return (Pair(src, tgt, (place, line)) for line, src, tgt in read(corpus.path, src_lang, tgt_lang, digests))
+    return (Pair(src, tgt, (place, line)) for line, src, tgt in found.read(corpus.path, src_lang, tgt_lang, digests))
 
 
-def read_labelled(path: Path | str, digests: Digests | None = None, *, names: bool = False) -> Iterator[Labelled]:
+def read_labelled(
+    path: Path | str, vocabulary: Vocabulary | None = None, digests: Digests | None = None
+) -> Iterator[Labelled]:
     """Yield the examples of a file (also .gz, .xz, .zst; `-`: standard input). All have one text, or all have two.
 
     Raises `DataError` with file and line for a line without a tab, with an empty label or text, or with another number
-    of texts than the lines before. With `names`, a file of vectors gives the names of its sequences and their labels.
+    of texts than the lines before. A file of vectors gives the names of its sequences and their labels, unless the
+    model's `vocabulary` encodes text.
     """
     name = str(path)
-    if names and is_vectors(path):
-        file = VectorFile(Path(path))
-        for number, (label, text) in enumerate(zip(file.labels, file.names, strict=True), 1):
+    if (vectors := open_vectors(path, vocabulary)) is not None:
+        for number, (label, text) in enumerate(zip(vectors.labels, vectors.names, strict=True), 1):
             yield Labelled(label, (text,), (name, number))
         return
     for number, (label, *texts) in read_rows(path, labelled_parser(), digests):
@@ -129,6 +145,12 @@ def text_files(data: DataSettings) -> dict[str, Path]:
     }
 
 
+def is_by_line(path: Path) -> bool:
+    """Whether the first lines of a file of text are a shorter file of the same format."""
+    known = PAIR_FORMATS.get(bare_suffix(path))
+    return not is_vectors(path) and (known is None or known.by_line)
+
+
 def corpus_name(corpus: Corpus) -> str:
     """The name of a corpus in reports: its file names."""
     return " + ".join(path.name for path in corpus_files(corpus))
@@ -137,7 +159,7 @@ def corpus_name(corpus: Corpus) -> str:
 def _read_text(src: Path, tgt: Path, digests: Digests | None) -> Iterator[Pair]:
     """Two files, line by line. Files of different lengths are an error that names both lengths."""
     name, number = str(src), 0
-    sides = read_lines(src, digests, names=True), read_lines(tgt, digests)
+    sides = read_inputs(src, digests=digests), read_lines(tgt, digests)
     for number, (s, t) in enumerate(itertools.zip_longest(*sides), 1):
         if s is None or t is None:
             break

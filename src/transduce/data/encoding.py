@@ -188,12 +188,12 @@ def pack_texts(texts: Sequence[tuple[str, ...]], vocabulary: Vocabulary, *, long
     Sequences of vectors get no special tokens.
     """
     sides = [vocabulary.encode_batch(list(side)) for side in zip(*texts, strict=True)]
-    n_special = 0 if vocabulary.reads_vectors else 1 + len(sides)
-    return [_cut(list(ids), longest - n_special) for ids in zip(*sides, strict=True)]
+    return [_cut(ids, longest) for ids in zip(*sides, strict=True)]
 
 
-def _cut(sides: Sequence[Ids], room: int) -> Packed:
+def _cut(sides: Sequence[Ids], longest: int) -> Packed:
     lengths = [len(side) for side in sides]
+    room = longest - len(pack(*(side[:0] for side in sides)).ids)  # without the special tokens
     while sum(lengths) > room:  # half of the excess at a time, so that long texts are cut quickly
         longer = max(range(len(lengths)), key=lambda i: lengths[i])
         lengths[longer] -= max(1, (sum(lengths) - room) // 2)

@@ -20,7 +20,8 @@ from typing import IO, cast
 import zstandard
 
 from transduce.errors import DataError
-from transduce.text.vectors import VectorFile, is_vectors
+from transduce.text.special import Vocabulary
+from transduce.text.vectors import is_vectors, open_vectors
 
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is accepted as text: 16 MiB."""
@@ -150,35 +151,42 @@ def open_watched(path: Path, digests: Digests | None = None) -> Iterator[tuple[i
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def read_lines(path: Path | str, digests: Digests | None = None, *, names: bool = False) -> Iterator[str]:
+def read_lines(path: Path | str, digests: Digests | None = None) -> Iterator[str]:
     r"""Yield the lines of a UTF-8 text file, or of standard input for `-`.
 
     Lines end at `\n` only, so other separators (U+2028, form feed) stay inside their line. A `\r` before the `\n` and
-    a byte order mark at the start are removed. The last line need not end in `\n`. With `names`, the lines of a file of
-    vectors are the names of its sequences; otherwise such a file is a `DataError`.
+    a byte order mark at the start are removed. The last line need not end in `\n`. A file of vectors is a `DataError`.
     """
     if str(path) == "-":
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
         return
     if is_vectors(path):
-        if not names:
-            raise DataError(f"{path} is a file of vectors; a text file belongs here, or this model reads text")
-        yield from VectorFile(Path(path)).names
-        return
+        raise DataError(f"{path} is a file of vectors; a text file belongs here")
     with open_bytes(Path(path), digests) as file:
         yield from decode_lines(file, str(path))
+
+
+def read_inputs(
+    path: Path | str, vocabulary: Vocabulary | None = None, digests: Digests | None = None
+) -> Iterator[str]:
+    """The inputs of a model in a file: the lines of a text file, or the names of the sequences in a file of vectors.
+
+    `vocabulary`: the model's. It raises `DataError` for a file of vectors if it encodes text.
+    """
+    vectors = open_vectors(path, vocabulary)
+    return read_lines(path, digests) if vectors is None else vectors.names
 
 
 LineParser = Callable[[str, int], tuple[str, ...] | None]
 """Turns a line and its number into a row, or into None if it is a header. Raises `ValueError`."""
 
 
-def read_parallel(src: Path, tgt: Path, *, names: bool = False) -> tuple[list[str], list[str]]:
-    """Read two files that are aligned line by line. Raises `DataError` if they differ in length or are empty.
+def read_parallel(src: Path, tgt: Path, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
+    """Read the inputs of a model and the lines of a text file, which must be aligned.
 
-    `names`: of `src`, as for `read_lines`.
+    `vocabulary`: the model's. Raises `DataError` if the files differ in length or are empty.
     """
-    sources, targets = list(read_lines(src, names=names)), list(read_lines(tgt))
+    sources, targets = list(read_inputs(src, vocabulary)), list(read_lines(tgt))
     if len(sources) != len(targets):
         raise DataError(f"{src} has {len(sources):,} lines, {tgt} has {len(targets):,}; they must be aligned")
     if not sources:

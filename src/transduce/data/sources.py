@@ -59,7 +59,7 @@ def line_sources(settings: Settings) -> Sources[str]:
 
 def labelled_sources(settings: Settings) -> Sources[Labelled]:
     """The labelled texts that the settings name."""
-    return _file_sources(settings.data, lambda corpus, digests: read_labelled(_path(corpus), digests, names=True))
+    return _file_sources(settings.data, lambda corpus, digests: read_labelled(_path(corpus), digests=digests))
 
 
 Reader = Callable[[Corpus, Digests], Iterator[T]]

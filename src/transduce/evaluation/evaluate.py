@@ -11,7 +11,7 @@ import numpy as np
 from sacrebleu.metrics.base import Metric
 
 from transduce.data.corpus import number_of, read_labelled
-from transduce.data.lines import read_lines, read_parallel
+from transduce.data.lines import read_inputs, read_lines, read_parallel
 from transduce.decoding.classifier import TextClassifier
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.translator import Translator
@@ -32,6 +32,7 @@ from transduce.evaluation.precisions import measure_precisions
 from transduce.logging import Log
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
+from transduce.text.tokenizer import load_tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,11 @@ class Evaluation:
 def evaluate_translations(run: Path, options: TranslationEvaluation, *, device: str = "auto") -> Evaluation:
     """Score a run, or given translations, and compare them with those of another system if that is asked for."""
     folder = RunFolder.open(run)
-    scoring, reads_vectors = folder.settings.evaluation, folder.settings.model.reads_vectors
+    scoring = folder.settings.evaluation
     tokenize = options.tokenize or scoring.tokenize
     lowercase = scoring.lowercase if options.lowercase is None else options.lowercase
     metrics(tokenize, lowercase)  # refuses an unknown tokenizer before anything is translated
-    sources, references = read_parallel(options.src, options.ref, names=reads_vectors)
+    sources, references = read_parallel(options.src, options.ref, load_tokenizers(folder).src)
     systems = [options.hyp or run, *([options.against] if options.against else [])]
     for file in (system for system in systems if not system.is_dir()):
         check_lengths(list(read_lines(file)), references, f"lines of {file}")
@@ -109,12 +110,11 @@ def evaluate_translations(run: Path, options: TranslationEvaluation, *, device: 
     def output_of(system: Path) -> list[str]:
         if not system.is_dir():
             return list(read_lines(system))
-        if RunFolder.open(system).settings.model.reads_vectors != reads_vectors:
-            raise DataError(f"one of {run} and {system} reads text and the other vectors; compare runs with one source")
         precision: Any = options.precision or "float32"  # `load` checks it
         translator = Translator.load(system, device=device, precision=precision)
         used.append(translator.choice.precision)
-        return [found.text for found in translator.translate(sources, decoding)]
+        inputs = read_inputs(options.src, translator.tokenizers.src)
+        return [found.text for found in translator.translate(list(inputs), decoding)]
 
     ours, *others = map(output_of, systems)
     scores = evaluate(ours, references, tokenize=tokenize, lowercase=lowercase)
@@ -139,7 +139,7 @@ def _decoding_of(options: TranslationEvaluation, runs: Sequence[Path]) -> Transl
 
 def evaluate_labels(classifier: TextClassifier, file: Path) -> LabelScores:
     """Score a classifier on a file of labelled texts."""
-    examples = list(read_labelled(file, names=classifier.vocabulary.reads_vectors))
+    examples = list(read_labelled(file, classifier.vocabulary))
     if not examples:
         raise DataError(f"{file}: there is no text")
     truth = [number_of(example, classifier.labels) for example in examples]

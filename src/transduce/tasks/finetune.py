@@ -30,6 +30,7 @@ from transduce.text.hub import HubTokenizer
 from transduce.text.special import MASK, MASK_PIECE, UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.text.training import sample_of
+from transduce.text.vectors import VectorReader
 
 _OWN = {
     "model": (
@@ -138,7 +139,7 @@ def _find_tokenizer(asked: Settings) -> Start | None:
 
 def _described_vocabulary(run: RunFolder) -> str:
     tgt = load_tokenizers(run).tgt
-    unit = "numbers in each vector" if tgt.reads_vectors else f"pieces, {run.settings.tokenizer.kind}"
+    unit = "numbers in each vector" if isinstance(tgt, VectorReader) else f"pieces, {run.settings.tokenizer.kind}"
     return f"{tgt.vocab_size:,} {unit}"
 
 

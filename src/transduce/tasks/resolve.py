@@ -117,13 +117,13 @@ def resolve(
     may_grow = asked.tokenizer.vocab_size is None
     learn = _learn_target_vocabulary if settings.model.reads_vectors else learn_vocabulary
     tokenizers = known or learn(lambda: task.lines(texts), settings, log, may_grow=may_grow)
-    if tokenizers.src.reads_vectors != settings.model.reads_vectors:
-        read = "vectors" if tokenizers.src.reads_vectors else "text"
+    if isinstance(tokenizers.src, VectorReader) != settings.model.reads_vectors:
+        read = "text" if settings.model.reads_vectors else "vectors"
         raise SettingsError(
             f"tokenizer.start = '{settings.tokenizer.start}': the source of that run is {read}, unlike model.source; "
             "name another run"
         )
-    sizes = [side.vocab_size for side in (tokenizers.src, tokenizers.tgt) if not side.reads_vectors]
+    sizes = [side.vocab_size for side in (tokenizers.src, tokenizers.tgt) if not isinstance(side, VectorReader)]
     settings = settings.with_values("tokenizer", vocab_size=max(sizes, default=None))
     tokens = round(task.count_tokens(texts, tokenizers) * scale)
     rules = task.defaults.before_training

@@ -38,8 +38,6 @@ class Vocabulary(ABC):
     notes: tuple[str, ...] = ()
     chunk: int = 10_000
     """Texts to encode at once, so that their ids fit in memory."""
-    reads_vectors: bool = False
-    """Whether texts are names of sequences of vectors."""
     _pieces: list[str]
 
     @property

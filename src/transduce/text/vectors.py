@@ -96,13 +96,25 @@ class VectorFile:
         return values.astype(np.int64)
 
 
+def open_vectors(path: Path | str, vocabulary: Vocabulary | None = None) -> VectorFile | None:
+    """The file of vectors at `path`, or None if it is a text file.
+
+    Raises `DataError` for a file of vectors if the model's `vocabulary` encodes text.
+    """
+    if not is_vectors(path):
+        return None
+    if vocabulary is not None and not isinstance(vocabulary, VectorReader):
+        raise DataError(f"{path} is a file of vectors; a text file belongs here, as this model reads text")
+    return VectorFile(Path(path))
+
+
 class VectorReader(Vocabulary):
     """Turns names of sequences into vectors of one width. A linear layer reads them as a table reads one-hot ids.
 
     `vocab_size` is that width.
     """
 
-    kind, reads_vectors = "vectors", True
+    kind = "vectors"
 
     def __init__(self, width: int) -> None:
         if not 1 <= width <= MAX_WIDTH:

@@ -25,7 +25,7 @@ import torch
 
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Corpus, Settings
-from transduce.data.corpus import corpus_files, corpus_name
+from transduce.data.corpus import corpus_files, corpus_name, is_by_line
 from transduce.data.lines import bare_suffix, open_bytes
 from transduce.errors import RunFolderError, TrainingError
 from transduce.logging import Log
@@ -123,7 +123,7 @@ def _beginning(corpus: Corpus, folder: Path, name: str, log: Log) -> dict[str, A
     for file in files:
         if not file.exists():
             raise RunFolderError(f"{file} is missing: a trial training needs the text of the run")
-    if any(bare_suffix(file) == ".tmx" for file in files) or max(file.stat().st_size for file in files) < LONG:
+    if not all(map(is_by_line, files)) or max(file.stat().st_size for file in files) < LONG:
         return values
     for side in ("src", "tgt", "path"):
         if values[side] is not None:

@@ -20,7 +20,7 @@ Translate = Callable[..., list[str]]
 class Doubling:
     """Translates a line by doubling it; long ones get a note."""
 
-    tokenizers = SimpleNamespace(src=SimpleNamespace(reads_vectors=False))
+    tokenizers = SimpleNamespace(src=None)
 
     def translate_lines(
         self, lines: Iterable[str], options: TranslationOptions, *, prefixes: None

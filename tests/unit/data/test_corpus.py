@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from transduce.config.settings import Corpus, Settings
-from transduce.data.corpus import PAIR_FORMATS, Pair, corpus_files, corpus_name, read_pairs
+from transduce.data.corpus import PAIR_FORMATS, Pair, PairFormat, corpus_files, corpus_name, read_pairs
 from transduce.data.lines import Digests, read_lines
 from transduce.data.sample import take_sample
 from transduce.data.sources import Sources, pair_sources
@@ -160,7 +160,7 @@ def test_a_new_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             src, _, tgt = text.partition(" = ")
             yield line, src, tgt
 
-    monkeypatch.setitem(PAIR_FORMATS, ".eq", read)
+    monkeypatch.setitem(PAIR_FORMATS, ".eq", PairFormat(read))
     (tmp_path / "a.eq.gz").write_bytes(gzip.compress(b"one = eins\ntwo = zwei\n"))
     (source,) = pair_sources(Settings.from_mapping({"data": {"train": [{"path": str(tmp_path / "a.eq.gz")}]}})).train
     (windows,) = take_sample(Sources((source,))).train

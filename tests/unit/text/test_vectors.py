@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from transduce.data.corpus import read_labelled
-from transduce.data.lines import read_lines
+from transduce.config.settings import TokenizerSettings
+from transduce.data.corpus import is_by_line, read_labelled
+from transduce.data.lines import read_inputs, read_lines
 from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError, RunFolderError
 from transduce.text.tokenizer import Tokenizers
+from transduce.text.training import train_tokenizer
 from transduce.text.vectors import VectorFile, VectorReader
 from vector_files import write_vectors
 
@@ -34,7 +37,7 @@ def test_names_become_the_vectors_of_their_sequences(
 ) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"vectors": np.concatenate(sequences).astype(dtype), "lengths": np.array([1, 4, 2])}, path)
-    names = list(read_lines(path, names=True))
+    names = list(read_inputs(path))
     assert names == [f"{path}#{i}" for i in range(3)]
     reader = VectorReader.of(names)
     found = reader.encode_batch([names[2], names[0], names[1], names[0]])
@@ -104,9 +107,12 @@ def test_names_of_nothing_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_vectors_is_no_text(tmp_path: Path) -> None:
     path = write_vectors(tmp_path / "a.safetensors", [np.ones((2, 3))], labels=np.array([1]))
-    for read in (read_lines, read_labelled):
+    words = train_tokenizer(["a b c"] * 9, TokenizerSettings(kind="char"), vocab_size=40, seed=1)
+    for read in (read_lines, partial(read_inputs, vocabulary=words), partial(read_labelled, vocabulary=words)):
         with pytest.raises(DataError, match="is a file of vectors"):
             list(read(path))
+    assert list(read_inputs(path, VectorReader(3))) == [f"{path}#0"]
+    assert not is_by_line(path) and is_by_line(tmp_path / "a.txt")
 
 
 def test_few_long_vectors_are_read_at_once() -> None:
@@ -118,16 +124,16 @@ def test_few_long_vectors_are_read_at_once() -> None:
 def test_labels_are_read_from_the_file(tmp_path: Path) -> None:
     one = np.ones((1, 2))
     path = write_vectors(tmp_path / "a.safetensors", [one, one], labels=np.array([7, -1]))
-    assert [(found.label, found.texts) for found in read_labelled(path, names=True)] == [
+    assert [(found.label, found.texts) for found in read_labelled(path)] == [
         ("7", (f"{path}#0",)),
         ("-1", (f"{path}#1",)),
     ]
     write_vectors(path, [one, one])
     with pytest.raises(DataError, match="has no labels"):
-        list(read_labelled(path, names=True))
+        list(read_labelled(path))
     write_vectors(path, [one, one], labels=np.array([1]))
     with pytest.raises(DataError, match="1 labels for 2 sequences"):
-        list(read_labelled(path, names=True))
+        list(read_labelled(path))
 
 
 def test_damaged_files_are_refused_or_read(tmp_path: Path, sequences: list[np.ndarray]) -> None:
