@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +34,7 @@ def server(run: Path) -> Iterator[Server]:
     server = Server(f"en-de={run}")
     yield server
     assert server.stop() == 0
-    assert not any("Traceback" in line for line in server.log)
+    assert not any("Traceback" in line or LINES[0][:20] in line for line in server.log)
 
 
 @pytest.fixture(scope="module")
@@ -299,52 +296,6 @@ def test_texts_in_the_access_log_contain_nothing_that_a_terminal_obeys(run: Path
     assert server.stop() == 0
     (line,) = [line for line in server.log if line.startswith("{")]
     assert escape(line) == line and "zwölf 猫" in line and json.loads(line)["texts"] == [text]
-
-
-def test_clients_that_leave_free_their_place(run: Path, translator: Translator) -> None:
-    server = Server(f"en-de={run}", "--max-tokens=1000000")
-    try:
-        for _ in range(5):
-            with socket.create_connection(("127.0.0.1", server.port)) as client:
-                body = json.dumps({"text": LINES * 10, "beam": 16}).encode()
-                head = f"POST /v1/translate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-                client.sendall(head.encode() + body)
-                time.sleep(0.02)
-        deadline = time.monotonic() + 20
-        while True:
-            with urllib.request.urlopen(server.url + "/metrics", timeout=30) as response:
-                page = response.read().decode()
-            counts = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
-            if float(counts["transduce_cancelled_total"]) == 5 or time.monotonic() > deadline:
-                break
-        assert float(counts["transduce_cancelled_total"]) == 5 and float(counts["transduce_pending_tokens"]) == 0
-        assert server.request("/v1/translate", {"text": LINES[0]})[0] == 200
-    finally:
-        server.stop()
-    assert not any(LINES[0][:20] in line for line in server.log)
-
-
-def test_no_accepted_request_is_lost_at_a_shutdown(run: Path, translator: Translator) -> None:
-    expected = [one.text for one in translator.translate(LINES)]
-    server = Server(f"en-de={run}")
-
-    def ask(place: int) -> str | None:
-        try:
-            status, answer = server.request("/translate", {"q": LINES[place % 12], "source": "en", "target": "de"})
-        except (urllib.error.URLError, ConnectionError):
-            return None  # the server no longer listens: not accepted
-        assert status in (200, 503), answer
-        return answer["translatedText"] if status == 200 else None
-
-    with ThreadPoolExecutor(16) as pool:
-        answers = [pool.submit(ask, place) for place in range(600)]
-        while sum(answer.done() for answer in answers) < 100:
-            time.sleep(0.001)
-        assert server.stop() == 0
-        found = [answer.result() for answer in answers]
-    assert all(text in (None, expected[place % 12]) for place, text in enumerate(found))
-    assert sum(text is not None for text in found) >= 100
-    assert any("no new requests" in line for line in server.log)
 
 
 def test_api_keys(run: Path, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_several_choices_and_a_limit_of_tokens(client: openai.OpenAI, translator
     assert [choice.finish_reason for choice in found.choices] == reasons
 
 
-@pytest.mark.parametrize("text", [TEXT, LINES[2], "", "\n"])
+@pytest.mark.parametrize("text", [TEXT, LINES[2], "", "\n", f" {LINES[0]}. {LINES[1]}.\n\n" * 17])
 def test_a_stream_is_the_answer_in_parts(client: openai.OpenAI, text: str) -> None:
     messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": text}]
     whole = client.chat.completions.create(model="en-de", messages=messages)

@@ -89,17 +89,6 @@ def test_a_refused_request_leaves_its_connection_usable(run: Path) -> None:
     with_service(run, check, is_full=True)
 
 
-@pytest.mark.parametrize("data", [request("/translate", BODY, headers=["Connection: close"]),
-                                  request("/translate", BODY).replace(b"HTTP/1.1", b"HTTP/1.0")])  # fmt: skip
-def test_a_connection_that_is_not_kept_open_ends(run: Path, data: bytes) -> None:
-    def check(port: int) -> None:
-        with connect(port) as connection:
-            ((status, _),) = answers(connection, data, 1)
-            assert status == 429 and connection.recv(1) == b""
-
-    with_service(run, check, is_full=True)
-
-
 def test_refusals_are_logged_once_per_second(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def check(port: int) -> None:
         with connect(port) as connection:

@@ -146,7 +146,7 @@ class App:
 
         Not even Host tells whether a page is the service's own (DNS rebinding), and that one changes nothing.
         """
-        origin = call.header(b"origin")
+        origin = call.header("origin")
         if origin and not {origin, "*"} & self._cors:
             raise RequestError(403, f"pages of {origin} may not change anything here; allow them with --cors")
         if call.content_type not in _CHANGE_TYPES:

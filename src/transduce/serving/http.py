@@ -85,18 +85,17 @@ class Call:
         except ValidationError as error:
             raise SettingsError(_first_problem(error)) from None
 
-    def header(self, name: bytes) -> str:
-        """A header by its name in lower case, empty if there is none."""
-        return next((value.decode("latin-1") for key, value in self.request.scope["headers"] if key == name), "")
+    def header(self, name: str) -> str:
+        return self.request.headers.get(name, "")
 
     @property
     def content_type(self) -> str:
-        return self.header(b"content-type").partition(";")[0].strip().lower()
+        return self.header("content-type").partition(";")[0].strip().lower()
 
     def seconds(self) -> float:
         """The time that the client gives its request in the header X-Request-Timeout, at most the limit."""
         try:
-            given = float(self.header(b"x-request-timeout") or "inf")
+            given = float(self.header("x-request-timeout") or "inf")
         except ValueError:
             given = 0.0
         if not given > 0:
@@ -193,15 +192,15 @@ def _form(body: bytes) -> dict[str, Any]:
 
 def header_key(call: Call) -> str | None:
     """The API key in a request's headers: Bearer (OpenAI, Hugging Face), DeepL-Auth-Key or X-API-Key."""
-    kind, _, key = call.header(b"authorization").strip().partition(" ")
+    kind, _, key = call.header("authorization").strip().partition(" ")
     if kind.lower() in ("bearer", "deepl-auth-key") and key:
         return key.strip()
-    return call.header(b"x-api-key") or None
+    return call.header("x-api-key") or None
 
 
 async def read_body(call: Call) -> bytes:
     """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
-    limits, length = call.service.limits, call.header(b"content-length")
+    limits, length = call.service.limits, call.header("content-length")
     announced = int(length) if length.isdecimal() and len(length) <= _LONGEST_LENGTH else -1  # -1: unknown
     body, size, is_last = bytearray(), 0, announced == 0
     try:

@@ -46,15 +46,9 @@ _LAST_SECONDS = 2.0  # for clients to read the last responses
 class ServerOptions:
     """Where and how to listen.
 
-    Attributes:
-        host: Address; the default is reached from this machine only.
-        port: 0 takes a free one.
-        keys: Who may use the service.
-        cors: Origins whose pages may use it from a browser.
-        log: Log requests.
-        log_text: With their texts.
-        watch: Seconds between looks at the run folders; 0: reload on SIGHUP only.
-        certificate, certificate_key: PEM files, for TLS.
+    The default host is reached from this machine only; port 0 takes a free one. cors: origins whose pages may use the
+    service from a browser. log_text: log requests with their texts. watch: seconds between looks at the run folders;
+    0: reload on SIGHUP only. certificate, certificate_key: PEM files, for TLS.
     """
 
     host: str = "127.0.0.1"

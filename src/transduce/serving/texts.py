@@ -51,13 +51,8 @@ def split_sentences(text: str, language: str) -> list[str]:
     return parts or [""]
 
 
-def join_sentences(sentences: Sequence[str], parts: Sequence[str], source: str, target: str) -> str:
-    """`parts` of `split_sentences` with other sentences: line breaks stay, and spaces become those of the language."""
-    return "".join(joined_parts(sentences, parts, source, target))
-
-
 def joined_parts(sentences: Sequence[str], parts: Sequence[str], source: str, target: str) -> list[str]:
-    """What `join_sentences` joins: sentences at even places, what is between them at odd ones."""
+    """`parts` of `split_sentences` with other sentences: line breaks stay, and spaces become those of the language."""
     if len(parts) == 1:
         return list(sentences)
     space = "" if base_language(target) in _WITHOUT_SPACES else " "
@@ -114,7 +109,7 @@ class TextTranslation:
     def alternative(self, place: int) -> str:
         """The text of the candidates at this place of each sentence, the last where there are fewer."""
         best = [one.candidates[min(place, len(one.candidates) - 1)].text for one in self.sentences]
-        return join_sentences(best, self.parts, *self.route.languages)
+        return "".join(joined_parts(best, self.parts, *self.route.languages))
 
     def alternatives(self, n: int) -> list[str]:
         """Up to `n` other translations, best first, each once."""

@@ -29,7 +29,7 @@ async def page(call: Call) -> Response:
         name = "generate.html"
     content, tag = _read(name)
     headers = {**_HEADERS, "etag": tag}
-    if call.header(b"if-none-match") == tag:
+    if call.header("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type=_TYPES[name.rpartition(".")[2]])
 

@@ -68,23 +68,6 @@ def test_texts_are_those_of_the_generator(generator: Generator) -> None:
     serve(generator, work)
 
 
-def test_a_stream_is_the_texts_in_parts(generator: Generator) -> None:
-    options = replace(OPTIONS, n_samples=2)
-    expected = [one.text for one in generator.generate(PROMPTS[:2], options)]
-
-    async def work(served: AsyncTextGenerator) -> None:
-        texts, last = [""] * 4, None
-        async for part in served.stream(PROMPTS[:2], options):
-            assert last is None
-            if isinstance(part, Completions):
-                last = part
-            else:
-                texts[part[0]] += part[1]
-        assert last is not None and [one.text for one in last.texts] == texts == expected
-
-    serve(generator, work)
-
-
 def test_a_stop_string_ends_a_text(generator: Generator) -> None:
     whole = [one.text for one in generator.generate(PROMPTS, OPTIONS)]
     stop = [text[len(text) // 2 : len(text) // 2 + 2] for text in whole]
