@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -51,41 +50,23 @@ def download(
     constants.HF_HUB_DISABLE_TELEMETRY = True  # otherwise it asks the Hub for a list of programs that may run it
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     fetch = partial(snapshot_download, name, endpoint=endpoint, library_name="transduce")
-    with _one_line_errors(name, revision, endpoint):
+    try:
         folder = Path(fetch(revision=revision, allow_patterns="config.json"))
         if not (folder / "config.json").exists():
             raise UserError(f"{name} has no config.json")
         check_model_type(folder, read_object(folder / "config.json"), architectures)
         fetch(revision=folder.name, allow_patterns=[SAFE, *files])
+    except UserError:
+        raise
+    except Exception as error:  # of the library, of its HTTP client, or caused by the server's answer
+        why = " ".join(str(error).split()[:80]).rstrip(".") or type(error).__name__
+        raise UserError(
+            f"there is no folder {name}, and {endpoint} does not provide this model: {why}; try again, or import a "
+            f"folder that was downloaded elsewhere (hf download {name} --local-dir FOLDER)"
+        ) from None
     if not (folder / SAFE).exists():
         raise UserError(
             f"{name} has no {SAFE}, and other weights are not downloaded; name a revision that has it (often "
             f"refs/pr/NUMBER), or import a folder that was downloaded elsewhere (hf download {name} --local-dir FOLDER)"
         )
     return folder
-
-
-@contextmanager
-def _one_line_errors(name: str, revision: str | None, endpoint: str) -> Iterator[None]:
-    from huggingface_hub import errors
-
-    log_in = "log in with `hf auth login`"
-    lines: dict[type[Exception], str] = {
-        errors.GatedRepoError: f"{name} is gated: accept its terms at {endpoint}/{name}, and {log_in}",
-        errors.RevisionNotFoundError: f"{name} has no revision {revision}",
-        errors.RepositoryNotFoundError: (
-            f"there is no folder {name} and no such model on {endpoint}; if it is private, {log_in}"
-        ),
-    }
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # of the library, of its HTTP client, or caused by the server's answer
-        if (line := next((line for kind, line in lines.items() if isinstance(error, kind)), None)) is not None:
-            raise UserError(line) from None
-        why = " ".join(str(error).split()[:40]) or type(error).__name__
-        raise UserError(
-            f"cannot download {name} from {endpoint}: {why}; try again, or import a folder that was downloaded "
-            f"elsewhere (hf download {name} --local-dir FOLDER)"
-        ) from None

@@ -24,7 +24,7 @@ Exporter = Callable[[Path, Outgoing], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A format: its exporter for each family of architectures, and the values of --quantization that it supports."""
+    """A format: its exporter for each family of architectures, and the quantizations that it supports."""
 
     exporters: Mapping[str, Exporter]
     quantizations: tuple[str, ...] = ()
@@ -43,20 +43,18 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     `to`: huggingface, ctranslate2 or onnx. After an error there is no `out`. Raises `UserError`, or `TransduceError` if
     the exported model differs from the run.
     """
-    known_or_nearest(to, EXPORTS, "--to")
+    known_or_nearest(to, EXPORTS, "to")
     prepare_place(out)
     target = EXPORTS[to]
-    if quantization is not None and not target.quantizations:
-        able = ", ".join(name for name, other in EXPORTS.items() if other.quantizations)
-        raise SettingsError(f"--quantization needs --to {able}; {to} has none")
     if quantization not in (None, *target.quantizations):
-        raise SettingsError(f"--quantization {quantization or repr('')}: allowed are {', '.join(target.quantizations)}")
+        allowed = f"allowed are {', '.join(target.quantizations)}" if target.quantizations else f"{to} has none"
+        raise SettingsError(f"quantization = {quantization!r}: {allowed}")
     outgoing = open_outgoing(run, quantization=quantization)
-    architecture = ARCHITECTURES[outgoing.settings.model.kind]
-    if to not in architecture.exports:
-        able = ", ".join(kind for kind, other in ARCHITECTURES.items() if to in other.exports)
-        kind, task = outgoing.settings.model.kind, outgoing.settings.task
-        raise SettingsError(f"{run} has a model of kind '{kind}', task '{task}'; --to {to} takes models of kind {able}")
+    kind, task = outgoing.settings.model.kind, outgoing.settings.task
+    exporter = target.exporters.get(ARCHITECTURES[kind].family)
+    if exporter is None:
+        able = ", ".join(kind for kind, other in ARCHITECTURES.items() if other.family in target.exporters)
+        raise SettingsError(f"{run} has a model of kind '{kind}', task '{task}'; {to} takes models of kind {able}")
     if outgoing.settings.model.reads_vectors:
         raise UserError(f"{run} has model.source = 'vectors', which no format can express; use it with transduce")
     if outgoing.settings.model.replaces_self_attention:
@@ -66,7 +64,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
         )
     with write_aside(out) as aside:
         aside.mkdir()
-        lines = target.exporters[architecture.family](aside, outgoing)
+        lines = exporter(aside, outgoing)
     yield f"{out}: {count_parameters(outgoing.model):,} parameters"
     yield from lines
 

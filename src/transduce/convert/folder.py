@@ -46,7 +46,7 @@ class Outgoing:
 def known_or_nearest(name: str, known: Collection[str], option: str) -> None:
     """`SettingsError` for a name that is not known, with the nearest one that is."""
     if name not in known:
-        raise SettingsError(f"{option} {name}{nearest(name, known)}; known: {', '.join(known)}")
+        raise SettingsError(f"{option} = {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
 
 def prepare_place(path: Path) -> None:

@@ -152,7 +152,7 @@ def import_gpt2(folder: Path) -> Imported:
     tokenizer, rows = hub_folder.make_vocabulary(
         content, ids, [*pad_and_unknown, begin, end], n=config["vocab_size"], origin=folder
     )
-    notes = [type_note(tensors), *_differing_ends(config, rows, (begin, end), origin=folder)]
+    notes = [type_note(tensors), *_differing_ends(config, rows, (begin, end))]
     state, bias = read(tensors, entries(model, rows=rows, names=tensors), origin=folder), fixed_bias(rows)
     if bool(bias.any()):
         state["output_bias"] = bias
@@ -161,20 +161,15 @@ def import_gpt2(folder: Path) -> Imported:
     return hub_folder.make_imported(model.model_copy(update=changes), tokenizer, state, notes, exact=True)
 
 
-def _differing_ends(config: Mapping[str, Any], rows: Rows, names: tuple[str, str], *, origin: Path) -> list[str]:
-    """Notes where config.json names other ids for the ends of a text than the vocabulary, which is followed.
-
-    `UserError` for a value that is not an id.
-    """
+def _differing_ends(config: Mapping[str, Any], rows: Rows, names: tuple[str, str]) -> list[str]:
+    """Notes where config.json names other ids for the ends of a text than the vocabulary, which is followed."""
     notes = []
     for key, name, ours in zip(("bos_token_id", "eos_token_id"), names, (BOS, EOS), strict=True):
         value, there = config.get(key), int(rows.index[ours])
-        if value is None or (type(value) is int and value in (there, _DEFAULT_END)):
-            continue
-        if type(value) is not int or not 0 <= value < rows.n_theirs:
-            problem = f"{key} = {repr(value)[:40]} is not an id of the vocabulary; its {name} is {there}"
-            raise UserError(f"{origin / 'config.json'}: {problem}")
-        notes.append(f"{key} = {value} in config.json is not followed: {name} of the vocabulary, {there}, is used")
+        if value not in (None, there, _DEFAULT_END):
+            notes.append(
+                f"{key} = {repr(value)[:40]} in config.json is not followed: {name} of the vocabulary, {there}, is used"
+            )
     return notes
 
 
@@ -224,19 +219,13 @@ def _merge_ends(tensors: dict[str, Tensor], rows: Rows, *, one_end: bool) -> Non
 
     With `one_end` the beginning is read as the end, so that its own vector is not used.
     """
-    if int(rows.index[BOS]) != int(rows.index[EOS]):
-        if one_end:
-            raise UserError("transformers' GPT-2 cannot express model.one_end = true with two pieces; use --to onnx")
+    if not one_end:
         return
+    if int(rows.index[BOS]) != int(rows.index[EOS]):
+        raise UserError("transformers' GPT-2 cannot express model.one_end = true with two pieces; export it as ONNX")
     for name in ("embedding.table.weight", "output_embedding.weight"):
-        if one_end:
-            tensors[name] = tensors[name].clone()
-            tensors[name][BOS] = tensors[name][EOS]
-        elif not torch.equal(tensors[name][BOS], tensors[name][EOS]):
-            raise UserError(
-                "the vectors of the beginning and the end of a text differ, as after training, and the vocabulary has "
-                "one piece for both: import the model and train again (it then has model.one_end = true), or --to onnx"
-            )
+        tensors[name] = tensors[name].clone()
+        tensors[name][BOS] = tensors[name][EOS]
 
 
 def _outputs(run: Outgoing, rows: Rows, s: GPTSettings, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:

@@ -68,7 +68,7 @@ def import_run(
     downloaded (`revision`: a branch, tag or commit; `quiet`: without progress bars). After an error no run is left.
     Raises `UserError`.
     """
-    known_or_nearest(kind, IMPORTERS, "import")
+    known_or_nearest(kind, IMPORTERS, "kind")
     name, this = hub_name(str(source)), IMPORTERS[kind]
     if name is None:
         _check_folder(Path(source), revision)
@@ -96,7 +96,7 @@ def _check_folder(source: Path, revision: str | None) -> None:
             hint = f" (the folder {source.parent} exists, so this is not read as a name on the Hub)"
         raise RunFolderError(f"there is no folder {source}{hint}")
     if revision is not None:
-        raise SettingsError(f"--revision {revision} needs a name on the Hub; {source} is a folder")
+        raise SettingsError(f"revision = {revision!r} needs a name on the Hub; {source} is a folder")
 
 
 def _import_folder(kind: str, source: Path, run: Path, title: str, origin: str) -> Iterator[str]:

@@ -26,13 +26,13 @@ from transduce.convert.requirements import (
 )
 from transduce.convert.weight_map import NEVER, Entry, Rows, linear, norm
 from transduce.errors import UserError
-from transduce.nn.positions.absolute import halves, sinusoids
+from transduce.nn.positions.absolute import halves
 from transduce.text.special import BOS, EOS, PAD, UNK
 
 ARCHITECTURES = {"marian": ("MarianMTModel",)}
 
-POSITION_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
-"""Tensors in older files that are not weights: the sinusoids."""
+BUFFERS = ("embed_positions.weight",)
+"""Ends of the names of tensors in older files that are not weights: the sinusoids."""
 
 FORMAT = ConfigFormat(
     sizes={
@@ -173,15 +173,6 @@ def _block(ours: str, theirs: str, s: TransformerSettings, *, decoder: bool) -> 
 def column_order(s: TransformerSettings) -> Tensor | None:
     """Our column for each of theirs: ours differ where the model has the paper's sinusoids."""
     return halves(s.d_model) if s.positions == "sinusoidal" else None
-
-
-def check_positions(tables: Mapping[str, Tensor], s: TransformerSettings, *, origin: Path) -> None:
-    """`UserError` where a file contains position tables that are not the sinusoids that we compute."""
-    shape = (s.max_positions, s.d_model)
-    for name, table in tables.items():
-        expected = sinusoids(*shape)[:, halves(s.d_model)]
-        if table.shape != shape or not bool((table.float() - expected).abs().max() <= 1e-3):
-            raise UserError(f"{origin}: {name} {list(table.shape)} does not contain sinusoids {list(shape)}")
 
 
 def ids_and_rows(pieces: Sequence[str], *, keep_null: bool, pad_last: bool) -> tuple[dict[str, int], Rows]:

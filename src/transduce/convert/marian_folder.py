@@ -29,7 +29,6 @@ _SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>"}
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0),
     "encoder_no_repeat_ngram_size": (None, 0),
     "min_length": (None, 0),
     "do_sample": (None, False),
@@ -52,8 +51,7 @@ def import_marian(folder: Path) -> Imported:
     check_model_type(folder, config, marian.ARCHITECTURES)
     model = marian.model_settings(config, origin=folder)
     tokenizer_config = read_object(folder / "tokenizer_config.json", optional=True)
-    tensors = read_weights(folder)
-    position_tables = {name: tensors.pop(name) for name in marian.POSITION_TABLES if name in tensors}
+    tensors = read_weights(folder, without=marian.BUFFERS)
     n_src, n_tgt = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
     sizes = marian.entries(model, src=Rows.of_size(n_src), tgt=Rows.of_size(n_tgt))
     check(tensors, sizes, origin=folder)  # before anything of these sizes is allocated
@@ -63,7 +61,6 @@ def import_marian(folder: Path) -> Imported:
             model = model.model_copy(update={"positions": "sinusoidal"})
     order = marian.column_order(model)
     state = read(tensors, marian.entries(model, src=src, tgt=tgt), origin=folder, order=order)
-    marian.check_positions(position_tables, model, origin=folder)
     if min(int(src.index[PAD]), int(tgt.index[PAD])) >= 0 and not bool(tensors["final_logits_bias"].any()):
         del state["output_bias"]
     model = model.model_copy(update={"output_bias": "output_bias" in state})
@@ -132,14 +129,19 @@ def _ignored_rules(asked: Mapping[str, Any], never_generated: set[int], tgt: Row
 
 def _decoding(config: Mapping[str, Any], generation: Mapping[str, Any], longest: int) -> DecodingSettings:
     """Their search settings, and our defaults for the rest. Their max_length counts the decoder's start token."""
-    keys = {"num_beams": "beam", "length_penalty": "length_penalty", "max_length": "max_length"}
+    keys = {
+        "num_beams": "beam",
+        "length_penalty": "length_penalty",
+        "max_length": "max_length",
+        "no_repeat_ngram_size": "no_repeat_ngram",
+    }
     found = {}
     for key, ours in keys.items():
         if (value := generation.get(key, config.get(key))) is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"generation_config.json or config.json: {key} = {repr(value)[:40]} is not a number")
-        if key != "length_penalty" and not value >= 1:
+        if key in ("num_beams", "max_length") and not value >= 1:
             raise UserError(f"generation_config.json or config.json: {key} = {value}; at least 1 is needed")
         found[ours] = value
     found["max_length"] = max(1, min(found.get("max_length", DecodingSettings().max_length + 1), longest) - 1)
@@ -172,6 +174,7 @@ def export_marian(out: Path, run: Outgoing) -> list[str]:
         "bad_words_ids": [[pad]] if null < 0 else [[pad], [null]],
         "num_beams": decoding.beam,
         "length_penalty": decoding.length_penalty,
+        "no_repeat_ngram_size": decoding.no_repeat_ngram,
         "max_length": min(decoding.max_length + 1, s.max_positions),  # with the decoder's start token
     }
     tokenizer_config = {
@@ -212,7 +215,7 @@ def _card(settings: Settings) -> str:
         'found = model.generate(**tokenizer(["..."], return_tensors="pt", padding=True))\n'
         "print(tokenizer.batch_decode(found, skip_special_tokens=True))\n```\n\n"
         "The decoder starts from the vector of `<pad>`, which need not be zero. CTranslate2's converter for Marian "
-        "models assumes that it is: use `transduce export RUN --to ctranslate2 OUT` instead.\n"
+        "models assumes that it is: export the run as a CTranslate2 model instead.\n"
         f"`{marian.NULL}` in the vocabulary is a row that is never generated.\n"
     )
 

@@ -129,7 +129,7 @@ def check_expressible(s: AttentionSettings, expressible: Expressible, program: s
                 choices = " or ".join(repr(one) for one in dict.fromkeys(allowed) if one is not None)
             found.append(f"model.{key} = {value!r}" + (f" (there: {choices})" if choices else ""))
     if found:
-        raise UserError(f"{program} cannot express {', '.join(found)}; use --to onnx, or train with other settings")
+        raise UserError(f"{program} cannot express {', '.join(found)}; export it as ONNX, or train with other settings")
 
 
 def normalize(s: SettingsT, tensors: Mapping[str, Tensor]) -> tuple[SettingsT, dict[str, Tensor]]:

@@ -35,7 +35,6 @@ class Architecture:
     build: makes the model, from settings and the two vocabulary sizes.
     shape: its stacks.
     family: models of one family use the same names for shared weights, so that one can be fine-tuned from another.
-    exports: the formats of `transduce export` that support this architecture.
     attention: name patterns of the modules that are a `nn.attention.Attention`, by kind of attention.
     options: by setting, the table whose keys it may name.
     problems: what is inconsistent in settings whose options are known; each problem is one clause of an error.
@@ -46,7 +45,6 @@ class Architecture:
     build: Callable[..., nn.Module]
     shape: Literal["encoder-decoder", "decoder", "encoder"]
     family: str
-    exports: tuple[str, ...]
     attention: Attentions
     options: Mapping[str, Mapping[str, Any]]
     problems: Callable[[Any], Iterable[str]] = lambda s: ()
@@ -61,7 +59,6 @@ _CROSS: Attentions = {"cross": "decoder.blocks.*.cross_attention"}
 _BERT: dict[str, Any] = dict(
     shape="encoder",
     family="BERT",
-    exports=("huggingface", "onnx"),
     attention=_ENCODER,
     problems=stack_problems,
     unused=unused_by_stacks,
@@ -72,7 +69,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         Transformer,
         shape="encoder-decoder",
         family="Transformer",
-        exports=("huggingface", "ctranslate2", "onnx"),
         attention={**_ENCODER, **_DECODER, **_CROSS},
         options=TRANSFORMER_OPTIONS,
         problems=transformer_problems,
@@ -82,7 +78,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         ConvS2S,
         shape="encoder-decoder",
         family="ConvS2S",
-        exports=(),
         attention={"cross": "decoder.attentions.*"},
         options=CONVS2S_OPTIONS,
     ),
@@ -90,7 +85,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         StarTransformer,
         shape="encoder-decoder",
         family="Star",
-        exports=(),
         attention={**_RELAY, **_DECODER, **_CROSS},
         options=STAR_OPTIONS,
         problems=stack_problems,
@@ -100,7 +94,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         RecurrentModel,
         shape="encoder-decoder",
         family="RNN",
-        exports=(),
         attention={"cross": "decoder.attention"},
         options=RECURRENT_OPTIONS,
         problems=recurrent_problems,
@@ -111,7 +104,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         CausalLM,
         shape="decoder",
         family="GPT",
-        exports=("huggingface", "onnx"),
         attention=_DECODER,
         options=DECODER_OPTIONS,
         problems=stack_problems,
@@ -121,7 +113,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         TransformerXL,
         shape="decoder",
         family="Transformer-XL",
-        exports=(),
         attention=_DECODER,
         options=TRANSFORMER_XL_OPTIONS,
         problems=head_problems,
@@ -133,7 +124,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         StarClassifier,
         shape="encoder",
         family="Star classifier",
-        exports=(),
         attention=_RELAY,
         options=CLASSIFIER_OPTIONS,
         problems=head_problems,

@@ -468,18 +468,17 @@ def test_invalid_search_settings_are_refused(place: Path, key: str) -> None:
 
 def test_ignored_search_rules_are_reported(place: Path) -> None:
     assert "not taken over" not in transduce("import", "marian", "marian", "run").out
-    rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[7]], "forced_eos_token_id": 9}
+    rules = {"repetition_penalty": 1.3, "min_length": 3, "bad_words_ids": [[7]], "forced_eos_token_id": 9}
     change(Path("marian/generation_config.json"), **rules)
     out = transduce("import", "marian", "marian", "run2").out
     (line,) = [line for line in out.splitlines() if "not taken over" in line]
     assert all(f"{key} = {value}" in line for key, value in rules.items())
 
 
-def test_special_ids_that_contradict_the_vocabulary_are_refused(place: Path) -> None:
+def test_special_ids_that_contradict_the_vocabulary_are_refused_or_reported(place: Path) -> None:
     change(Path("bert/config.json"), pad_token_id=7)
     refused(place, "bert", "pad_token_id = 7, and [PAD] of the vocabulary is 0")
-    for value in (99999, -1, [1, 2], True):
+    for value in (5, 99999, [1, 2]):
         change(Path("gpt2/config.json"), eos_token_id=value)
-        refused(place, "gpt2", f"eos_token_id = {value} is not an id of the vocabulary; its <|endoftext|> is 0")
-    change(Path("gpt2/config.json"), eos_token_id=5)
-    assert "eos_token_id = 5 in config.json is not followed" in transduce("import", "gpt2", "gpt2", "run").out
+        done = transduce("import", "gpt2", "gpt2", f"run-{value}")
+        assert f"eos_token_id = {value} in config.json is not followed" in done.out
