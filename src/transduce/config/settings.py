@@ -1,7 +1,7 @@
 """Settings of a run: frozen, validated, each default written once, each setting explained in one sentence.
 
 TOML in (a recipe), JSON out (`config.json` of the run folder). An unknown key is refused with the nearest known one.
-`None` means "choose from the data and the machine"; `transduce.tasks.defaults` fills it in and says why.
+`None` means "choose from the data and the machine"; `transduce.tasks.resolve` fills it in and says why.
 """
 
 from __future__ import annotations

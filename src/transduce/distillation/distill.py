@@ -20,7 +20,7 @@ from transduce.errors import SettingsError, UserError
 from transduce.logging import Log
 from transduce.pipeline import is_finished, train
 from transduce.runs.folder import RunFolder, has_read_text
-from transduce.tasks.choices import SIZE_KEYS
+from transduce.tasks.defaults import SIZE_KEYS
 from transduce.tasks.finetune import find_start
 from transduce.tasks.resolve import check
 

@@ -13,7 +13,7 @@ from transduce.doctor.findings import size
 from transduce.doctor.trial import tokens_at_once
 from transduce.logging import Log
 from transduce.machine import Machine
-from transduce.tasks.choices import bytes_per_token
+from transduce.tasks.defaults import bytes_per_token
 from transduce.training.averaging import AVERAGES
 
 _PROCESS = 400 << 20  # bytes of a process without a model

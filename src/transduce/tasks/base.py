@@ -50,7 +50,7 @@ from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.runs.manifest import check_sealed
-from transduce.tasks.choices import Defaults, Facts
+from transduce.tasks.defaults import Defaults, Facts
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.feed import Feeder
 from transduce.training.loss import Criterion, predict_tokens
@@ -156,7 +156,14 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
 
     def facts(self, asked: Settings, texts: TextsT, machine: Machine) -> Facts:
         """What choices may depend on, before encoding."""
-        return Facts(asked, asked, machine, self.defaults, texts.train.size)
+        return Facts(
+            asked=asked,
+            settings=asked,
+            machine=machine,
+            sizes=self.defaults.sizes,
+            amount=texts.train.size,
+            unit=self.counted_in,
+        )
 
     @abstractmethod
     def lines(self, texts: TextsT) -> tuple[Iterable[str], Iterable[str]]:

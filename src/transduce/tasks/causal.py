@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import torch
 
-from transduce.config.model import ModelSettings
+from transduce.config.kinds import resolve_preset
+from transduce.config.model import AttentionSettings, ModelSettings
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
 from transduce.data.batch import causal
@@ -28,13 +30,69 @@ from transduce.evaluation.records import Wording, save_generated, save_set, shap
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, Validation
-from transduce.tasks.defaults import CAUSAL
+from transduce.tasks.defaults import (
+    MODEL,
+    PRE_NORM,
+    TRAINING,
+    UNSMOOTHED,
+    Answer,
+    Defaults,
+    Facts,
+    Size,
+    choose_context,
+    learning_rate,
+)
 from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.training.loss import Carry, Criterion, predict_tokens, predict_tokens_with_carry
 from transduce.training.rows import RowFeeder, StreamFeeder
 
 N_SAMPLES = 6  # texts that the report shows
+
+
+def _rotary(facts: Facts) -> Answer:
+    model = resolve_preset(facts.settings.model)
+    if not isinstance(model, AttentionSettings) or model.key_width % 2:
+        return None
+    return "rotary", "relative positions are learned faster than absolute ones"
+
+
+def _batch_of_rows(facts: Facts) -> Answer:
+    context, n_rows = facts.settings.data.context or facts.size.context[facts.on_gpu], facts.size.batch[facts.on_gpu]
+    return context * n_rows, f"{n_rows} rows of {context} tokens per update"
+
+
+CAUSAL = Defaults(
+    tuple(
+        Size(most=n, tokenizer=kind, vocab_size=vocab_size, preset=preset, dropout=dropout, context=context,
+             batch=n_rows, epochs=epochs, minutes=minutes)
+        for n, kind, vocab_size, preset, dropout, context, n_rows, epochs, minutes in (
+            (3e5, "char", 512, ("gpt-tiny", "gpt-tiny"), 0.2, (64, 64), (16, 32), 60, (5, 3)),
+            (2e6, "char", 512, ("gpt-tiny", "gpt-small"), 0.1, (128, 256), (32, 64), 30, (20, 10)),
+            (2e7, "bpe", 2_000, ("gpt-tiny", "gpt-small"), 0.1, (128, 256), (32, 64), 10, (60, 30)),
+            (2e8, "bpe", 8_000, ("gpt-small", "gpt-small"), 0.1, (256, 512), (32, 64), 4, (360, 120)),
+            (math.inf, "bpe", 16_000, ("gpt-small", "gpt2"), 0.0, (256, 1024), (32, 64), 2, (1440, 1440)),
+        )
+    ),
+    {
+        "tokenizer.exact": (True, "text is reproduced exactly, with line ends and rare characters"),
+        "tokenizer.normalization": ("identity", "required by tokenizer.exact"),
+        "tokenizer.kind": lambda facts: (facts.size.tokenizer, f"for {facts.text}"),
+        **MODEL,
+        "model.residual": PRE_NORM,
+        "model.positions": _rotary,
+        "model.activation": ("gelu", "GPT's"),
+        "data.context": choose_context,
+        "model.segment_length": lambda facts: (facts.settings.data.context, "data.context"),
+    },
+    {
+        **TRAINING,
+        "training.label_smoothing": UNSMOOTHED,
+        "training.batch_tokens": _batch_of_rows,
+        "training.lr": learning_rate(0.384),  # 0.003 at width 128
+        "training.matrix_lr": learning_rate(0.768, only="muon"),
+    },
+)  # fmt: skip
 
 
 class CausalTask(PlainTextTask[TextStore]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -33,8 +34,7 @@ from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, Validation, n_rows_of, tiled
-from transduce.tasks.choices import Facts
-from transduce.tasks.defaults import BERT_CLASSIFICATION, CLASSIFICATION
+from transduce.tasks.defaults import MODEL, TRAINING, Defaults, Facts, Size, for_vectors
 from transduce.tasks.one_sided import TRIED, OneSidedTask
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -45,6 +45,32 @@ from transduce.training.validate import Judge
 N_SAMPLES = 24  # texts that the report shows
 _OF_ANY_MODEL = frozenset({"kind", "dropout", "n_labels"})
 """Model settings that say nothing about how a text is read."""
+
+
+BERT_CLASSIFICATION = Defaults(
+    (
+        Size(most=5_000, vocab_size=4_000, preset=("bert-tiny", "bert-tiny"), dropout=0.3, batch=(1024, 1024),
+             epochs=20, minutes=(5, 3)),
+        Size(most=200_000, vocab_size=8_000, preset=("bert-tiny", "bert-tiny"), dropout=0.3, batch=(2048, 4096),
+             epochs=8, minutes=(15, 5)),
+        Size(most=math.inf, vocab_size=16_000, preset=("bert-mini", "bert-mini"), dropout=0.1, batch=(4096, 16_384),
+             epochs=3, minutes=(120, 30)),
+    ),
+    {
+        **MODEL,
+        "model.pooling": for_vectors("mean", "vectors have no [CLS]"),
+    },
+    {**TRAINING, "training.stop_by": ("accuracy", "the goal of the run")},
+)  # fmt: skip
+CLASSIFICATION = replace(
+    BERT_CLASSIFICATION,
+    sizes=(
+        Size(most=20_000, vocab_size=4_000, preset=("cnn", "cnn"), dropout=0.3, batch=(1024, 1024), epochs=20,
+             minutes=(5, 3)),
+        *BERT_CLASSIFICATION.sizes[1:],
+    ),
+)  # fmt: skip
+"""Of single texts, unless the user has chosen the model: a CNN learns more from little text than attention does."""
 
 
 class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
@@ -103,7 +129,7 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         known = known.with_values("model", n_labels=len(texts.labels))
         is_pair, is_described = len(texts.sample[0]) > 1, asked.model.model_fields_set - _OF_ANY_MODEL
         defaults = BERT_CLASSIFICATION if is_pair or is_described else self.defaults
-        return replace(super().facts(known, texts, machine), defaults=defaults)
+        return replace(super().facts(known, texts, machine), sizes=defaults.sizes)
 
     def count_tokens(self, texts: LabelledTexts, tokenizers: Tokenizers) -> int:
         some = texts.sample[:: max(1, len(texts.sample) // min(TRIED, tokenizers.tgt.chunk))]

@@ -1,23 +1,179 @@
-"""Defaults for unset settings of each task: a table of sizes, and rules with reasons.
+"""Defaults for unset settings: what they depend on, the rules that tasks share, and how rules are applied.
 
-Rules of `before_text` need to know the amount of text; those of `before_training` its number of tokens too. A setting
-that was given never changes. The numbers are the best ones measured under benchmarks/.
+Each task has a table of sizes, by the amount of its text, and rules of its own. A setting that was given never changes.
+The numbers are the best ones measured under benchmarks/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from transduce.config.kinds import resolve_preset
-from transduce.config.model import AttentionSettings
-from transduce.tasks.choices import Answer, Defaults, Facts, Rules, Size, bytes_per_token
+from transduce.config.kinds import preset_values, resolve_preset
+from transduce.config.model import ModelSettings
+from transduce.config.settings import Settings
+from transduce.machine import Machine
 
+SIZE_KEYS = frozenset({"preset", "d_model", "d_ff", "n_heads", "n_encoder_layers", "n_decoder_layers"})
+TOKENS_PER_PAIR = 15  # a guess at the target, until the text is encoded
 MIN_WARMUP, MAX_WARMUP = 10, 2000
 
 
-def _for_vectors(value: Any, reason: str) -> Callable[[Facts], Answer]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Defaults for at most `most` pairs, labelled texts or bytes. Pairs of values are for (CPU, GPU).
+
+    `batch`: tokens per update; for rows of running text (`context`), their number.
+    """
+
+    most: float
+    vocab_size: int
+    preset: tuple[str, str]
+    dropout: float
+    batch: tuple[int, int]
+    epochs: float
+    minutes: tuple[float, float]
+    tokenizer: str = "unigram"
+    context: tuple[int, int] = (128, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that a default may depend on.
+
+    `asked`: the settings that were given; `settings`: the same with the defaults so far. `amount`: of training text, in
+    `unit`. `tokens`: those of the longer side of all pairs, or of the text; None before encoding.
+    """
+
+    asked: Settings
+    settings: Settings
+    machine: Machine
+    sizes: tuple[Size, ...]
+    amount: int
+    unit: str
+    tokens: int | None = None
+
+    @property
+    def size(self) -> Size:
+        return next(size for size in self.sizes if self.amount <= size.most)
+
+    @property
+    def text(self) -> str:
+        """The amount of text, for people."""
+        if not self.unit.startswith("bytes"):
+            return f"{self.amount:,} {self.unit}"
+        name, n = next(((name, n) for name, n in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if self.amount >= n), ("", 1))
+        return f"{self.amount / n:.3g} {name or 'bytes'} of text"
+
+    @property
+    def on_gpu(self) -> int:
+        return int(self.machine.device == "cuda")
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces of the larger vocabulary; 0 without one."""
+        return self.settings.tokenizer.vocab_size or 0
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens per update."""
+        return self.settings.training.batch_tokens or self.size.batch[self.on_gpu]
+
+    @property
+    def updates_per_epoch(self) -> float:
+        """Updates in a pass over the data."""
+        return max(1.0, (self.tokens or self.amount * TOKENS_PER_PAIR) / self.batch_tokens)
+
+    @property
+    def updates_per_minute(self) -> float:
+        """A rough estimate from the size of the model and the speed of the machine."""
+        model = self.settings.model
+        parameters = model.layer_parameters + self.vocab_size * model.d_model  # that a target token passes through
+        return 60.0 * self.machine.flops / (6.0 * parameters * self.batch_tokens)
+
+    @property
+    def updates(self) -> float:
+        """Updates until the nearest limit, roughly; at least 1."""
+        training = self.settings.training
+        ends = [
+            training.max_updates,
+            training.max_epochs and training.max_epochs * self.updates_per_epoch,
+            training.max_minutes and training.max_minutes * self.updates_per_minute,
+        ]
+        return max(1.0, min(end for end in ends if end is not None))
+
+    @property
+    def has_limit(self) -> bool:
+        training = self.asked.training
+        return not (training.max_updates is training.max_epochs is training.max_minutes is None)
+
+
+Answer = tuple[Any, str] | None
+"""A value and the reason for it; None leaves the setting unset."""
+Rule = Answer | Callable[[Facts], Answer]
+Rules = Mapping[str, Rule]
+"""By the name of a setting, in the order in which they apply: later rules see the earlier values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The defaults of a task. Rules of `before_training` need the number of tokens, those of `before_text` do not."""
+
+    sizes: tuple[Size, ...]
+    before_text: Rules
+    before_training: Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An unset setting, its default, and the reason in one sentence."""
+
+    name: str
+    value: Any
+    reason: str
+
+
+def choose(facts: Facts, rules: Rules) -> tuple[Settings, list[Choice]]:
+    """The settings with the unset ones filled in, and what was filled in."""
+    choices = []
+    for name, rule in rules.items():
+        section, key = name.split(".")
+        if not _is_unset(facts, section, key) or (answer := rule(facts) if callable(rule) else rule) is None:
+            continue
+        choices.append(Choice(name, *answer))
+        facts = replace(facts, settings=facts.settings.with_values(section, **{key: answer[0]}))
+    return facts.settings, choices
+
+
+def _is_unset(facts: Facts, section: str, key: str) -> bool:
+    """Whether neither the user nor the preset has set it, and the architecture has it."""
+    part = getattr(facts.asked, section)
+    given = part.model_fields_set
+    if key not in type(part).model_fields:
+        return False
+    if section == "model":
+        own = preset_values(facts.settings.model)
+        return not (given & SIZE_KEYS) if key == "preset" else key not in given and key not in own
+    return key not in given or getattr(part, key) in (None, "auto")
+
+
+def format_choices(choices: list[Choice]) -> list[str]:
+    """Lines with the name, the value and the reason of each choice."""
+    values = [f"{choice.value:,}" if type(choice.value) is int else str(choice.value) for choice in choices]
+    widths = max((len(choice.name) for choice in choices), default=0), max(map(len, values), default=0)
+    return [
+        f"  {choice.name:<{widths[0]}}  {value:>{widths[1]}}  {choice.reason}"
+        for choice, value in zip(choices, values, strict=True)
+    ]
+
+
+def bytes_per_token(model: ModelSettings, vocab_size: int) -> int:
+    """Memory of a training step per padded token on either side, roughly: activations kept for the gradient."""
+    return 4 * (model.layer_activations + 3 * vocab_size)
+
+
+def for_vectors(value: Any, reason: str) -> Rule:
     """A rule for models whose source is vectors."""
     return lambda facts: (value, reason) if facts.settings.model.reads_vectors else None
 
@@ -47,7 +203,7 @@ def _dropout(facts: Facts) -> Answer:
     return dropout, "small data needs more" if dropout > 0.1 else "enough text"
 
 
-def _context(facts: Facts) -> Answer:
+def choose_context(facts: Facts) -> Answer:
     context, model = facts.size.context[facts.on_gpu], resolve_preset(facts.settings.model)
     if model.own_context is not None:
         return model.own_context, "model.segment_length"
@@ -55,20 +211,8 @@ def _context(facts: Facts) -> Answer:
     return context, f"tokens per row, for {facts.text} on the {facts.machine.device}"
 
 
-def _rotary(facts: Facts) -> Answer:
-    model = resolve_preset(facts.settings.model)
-    if not isinstance(model, AttentionSettings) or model.key_width % 2:
-        return None
-    return "rotary", "relative positions are learned faster than absolute ones"
-
-
 def _batch_tokens(facts: Facts) -> Answer:
     return facts.size.batch[facts.on_gpu], f"tokens per update, for {facts.text} on the {facts.machine.device}"
-
-
-def _batch_of_rows(facts: Facts) -> Answer:
-    context, n_rows = facts.settings.data.context or facts.size.context[facts.on_gpu], facts.size.batch[facts.on_gpu]
-    return context * n_rows, f"{n_rows} rows of {context} tokens per update"
 
 
 def _micro_batch_tokens(facts: Facts) -> Answer:
@@ -92,7 +236,7 @@ def _optimizer(facts: Facts) -> Answer:
     return "adamw", "Muon's products are slow on a CPU at this width"
 
 
-def _learning_rate(scale: float, *, only: str = "", reason: str = "peak", digits: int = 6) -> Callable[[Facts], Answer]:
+def learning_rate(scale: float, *, only: str = "", reason: str = "peak", digits: int = 6) -> Rule:
     """A rule for `scale` / d_model; `only` for this optimizer, if named."""
 
     def rule(facts: Facts) -> Answer:
@@ -133,15 +277,16 @@ def _valid_updates(facts: Facts) -> Answer:
     return max(1, round(updates)), "about an epoch, or half a minute if epochs are shorter"
 
 
-_PRE_NORM = "pre", "learns faster than post-norm and needs less warm-up"
-_UNSMOOTHED = 0.0, "smoothing would distort the probabilities"
-_TRAINING: Rules = {
+PRE_NORM = "pre", "learns faster than post-norm and needs less warm-up"
+UNSMOOTHED = 0.0, "smoothing would distort the probabilities"
+MODEL: Rules = {"tokenizer.vocab_size": _vocab_size, "model.preset": _preset, "model.dropout": _dropout}
+TRAINING: Rules = {
     "training.batch_tokens": _batch_tokens,
     "training.micro_batch_tokens": _micro_batch_tokens,
     "training.precision": _precision,
     "training.optimizer": _optimizer,
-    "training.lr": _learning_rate(0.64),  # 0.005 at width 128, 0.00125 at 512
-    "training.matrix_lr": _learning_rate(1.28, only="muon"),
+    "training.lr": learning_rate(0.64),  # 0.005 at width 128, 0.00125 at 512
+    "training.matrix_lr": learning_rate(1.28, only="muon"),
     "training.max_epochs": _max_epochs,
     "training.max_minutes": _max_minutes,
     "training.schedule": ("linear", "falls to zero at the end: better than the paper's in a short training"),
@@ -150,122 +295,10 @@ _TRAINING: Rules = {
 }
 FINE_TUNING: Rules = {
     "training.optimizer": ("adamw", "changes the initial weights only a little"),
-    "training.lr": _learning_rate(0.04, reason="far below a fresh model's peak", digits=7),  # 3e-4 at 128, 5e-5 at 768
-    "training.matrix_lr": _learning_rate(0.08, only="muon", reason="far below a fresh model's peak", digits=7),
+    "training.lr": learning_rate(0.04, reason="far below a fresh model's peak", digits=7),  # 3e-4 at 128, 5e-5 at 768
+    "training.matrix_lr": learning_rate(0.08, only="muon", reason="far below a fresh model's peak", digits=7),
     "training.max_epochs": lambda facts: (
         None if facts.has_limit else (3.0, "usual for fine-tuning; more fits the new text better and forgets more")
     ),
 }
 """Rules that replace those of `before_training` in a run of any task that starts from another run's weights."""
-
-_INF = float("inf")
-TRANSLATION = Defaults(
-    "pairs",
-    tuple(
-        Size(most=n, vocab_size=v, preset=preset, dropout=dropout, batch=batch, epochs=epochs, minutes=minutes)
-        for n, v, preset, dropout, batch, epochs, minutes in (
-            (2_000, 2_000, ("tiny", "tiny"), 0.3, (1024, 1024), 60, (10, 5)),
-            (20_000, 4_000, ("tiny", "tiny"), 0.3, (2048, 2048), 40, (20, 10)),
-            (50_000, 8_000, ("tiny", "small"), 0.2, (2048, 4096), 20, (30, 20)),
-            (150_000, 8_000, ("small", "small"), 0.2, (4096, 8192), 20, (90, 30)),
-            (1_000_000, 16_000, ("small", "base"), 0.1, (8192, 24_576), 15, (360, 240)),
-            (_INF, 32_000, ("small", "base"), 0.1, (8192, 32_768), 10, (1440, 1440)),
-        )
-    ),
-    {
-        "tokenizer.joint": _for_vectors(False, "vectors have no vocabulary"),
-        "tokenizer.vocab_size": _vocab_size,
-        "data.max_ratio": _for_vectors(1e6, "there may be many more vectors than tokens"),
-        "model.preset": _preset,
-        "model.dropout": _dropout,
-        "model.residual": _PRE_NORM,
-        "model.tie": lambda facts: (
-            None if facts.settings.tokenizer.joint else ("two_way", "each side has a vocabulary")
-        ),
-    },
-    _TRAINING,
-)
-CAUSAL = Defaults(
-    "bytes",
-    tuple(
-        Size(most=n, tokenizer=kind, vocab_size=vocab_size, preset=preset, dropout=dropout, context=context,
-             batch=n_rows, epochs=epochs, minutes=minutes)
-        for n, kind, vocab_size, preset, dropout, context, n_rows, epochs, minutes in (
-            (3e5, "char", 512, ("gpt-tiny", "gpt-tiny"), 0.2, (64, 64), (16, 32), 60, (5, 3)),
-            (2e6, "char", 512, ("gpt-tiny", "gpt-small"), 0.1, (128, 256), (32, 64), 30, (20, 10)),
-            (2e7, "bpe", 2_000, ("gpt-tiny", "gpt-small"), 0.1, (128, 256), (32, 64), 10, (60, 30)),
-            (2e8, "bpe", 8_000, ("gpt-small", "gpt-small"), 0.1, (256, 512), (32, 64), 4, (360, 120)),
-            (_INF, "bpe", 16_000, ("gpt-small", "gpt2"), 0.0, (256, 1024), (32, 64), 2, (1440, 1440)),
-        )
-    ),
-    {
-        "tokenizer.exact": (True, "text is reproduced exactly, with line ends and rare characters"),
-        "tokenizer.normalization": ("identity", "required by tokenizer.exact"),
-        "tokenizer.kind": lambda facts: (facts.size.tokenizer, f"for {facts.text}"),
-        "tokenizer.vocab_size": _vocab_size,
-        "model.preset": _preset,
-        "model.dropout": _dropout,
-        "model.residual": _PRE_NORM,
-        "model.positions": _rotary,
-        "model.activation": ("gelu", "GPT's"),
-        "data.context": _context,
-        "model.segment_length": lambda facts: (facts.settings.data.context, "data.context"),
-    },
-    {
-        **_TRAINING,
-        "training.label_smoothing": _UNSMOOTHED,
-        "training.batch_tokens": _batch_of_rows,
-        "training.lr": _learning_rate(0.384),  # 0.003 at width 128
-        "training.matrix_lr": _learning_rate(0.768, only="muon"),
-    },
-)  # fmt: skip
-MASKED = Defaults(
-    "bytes",
-    (
-        Size(most=2e6, vocab_size=2_000, preset=("bert-tiny", "bert-tiny"), dropout=0.1, batch=(4096, 8192),
-             epochs=40, minutes=(20, 10)),
-        Size(most=5e7, vocab_size=8_000, preset=("bert-tiny", "bert-mini"), dropout=0.1, batch=(4096, 16_384),
-             epochs=15, minutes=(120, 60)),
-        Size(most=_INF, vocab_size=16_000, preset=("bert-mini", "bert-small"), dropout=0.1, batch=(8192, 32_768),
-             epochs=4, minutes=(1440, 720)),
-    ),
-    {
-        "tokenizer.vocab_size": _vocab_size,
-        "tokenizer.mask": (True, "the model predicts masked tokens"),
-        "model.preset": _preset,
-        "model.dropout": _dropout,
-        "data.context": _context,
-    },
-    {
-        **_TRAINING,
-        "training.stop_by": ("loss", "the goal of the run"),
-        "training.label_smoothing": _UNSMOOTHED,
-    },
-)  # fmt: skip
-BERT_CLASSIFICATION = Defaults(
-    "labelled texts",
-    (
-        Size(most=5_000, vocab_size=4_000, preset=("bert-tiny", "bert-tiny"), dropout=0.3, batch=(1024, 1024),
-             epochs=20, minutes=(5, 3)),
-        Size(most=200_000, vocab_size=8_000, preset=("bert-tiny", "bert-tiny"), dropout=0.3, batch=(2048, 4096),
-             epochs=8, minutes=(15, 5)),
-        Size(most=_INF, vocab_size=16_000, preset=("bert-mini", "bert-mini"), dropout=0.1, batch=(4096, 16_384),
-             epochs=3, minutes=(120, 30)),
-    ),
-    {
-        "tokenizer.vocab_size": _vocab_size,
-        "model.preset": _preset,
-        "model.dropout": _dropout,
-        "model.pooling": _for_vectors("mean", "vectors have no [CLS]"),
-    },
-    {**_TRAINING, "training.stop_by": ("accuracy", "the goal of the run")},
-)  # fmt: skip
-CLASSIFICATION = replace(
-    BERT_CLASSIFICATION,
-    sizes=(
-        Size(most=20_000, vocab_size=4_000, preset=("cnn", "cnn"), dropout=0.3, batch=(1024, 1024), epochs=20,
-             minutes=(5, 3)),
-        *BERT_CLASSIFICATION.sizes[1:],
-    ),
-)  # fmt: skip
-"""Of single texts, unless the user has chosen the model: a CNN learns more from little text than attention does."""

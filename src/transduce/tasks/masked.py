@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -33,7 +34,7 @@ from transduce.evaluation.records import Wording, save_generated, save_set, shap
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, Validation, n_rows_of, tiled
-from transduce.tasks.defaults import MASKED
+from transduce.tasks.defaults import MODEL, TRAINING, UNSMOOTHED, Defaults, Size, choose_context
 from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -42,6 +43,28 @@ from transduce.training.loss import Criterion, predict_masked_tokens
 from transduce.training.validate import Judge, Validator
 
 N_SAMPLES, SAMPLE_TOKENS = 8, 40
+
+
+MASKED = Defaults(
+    (
+        Size(most=2e6, vocab_size=2_000, preset=("bert-tiny", "bert-tiny"), dropout=0.1, batch=(4096, 8192),
+             epochs=40, minutes=(20, 10)),
+        Size(most=5e7, vocab_size=8_000, preset=("bert-tiny", "bert-mini"), dropout=0.1, batch=(4096, 16_384),
+             epochs=15, minutes=(120, 60)),
+        Size(most=math.inf, vocab_size=16_000, preset=("bert-mini", "bert-small"), dropout=0.1, batch=(8192, 32_768),
+             epochs=4, minutes=(1440, 720)),
+    ),
+    {
+        **MODEL,
+        "tokenizer.mask": (True, "the model predicts masked tokens"),
+        "data.context": choose_context,
+    },
+    {
+        **TRAINING,
+        "training.stop_by": ("loss", "the goal of the run"),
+        "training.label_smoothing": UNSMOOTHED,
+    },
+)  # fmt: skip
 
 
 class MaskedTask(PlainTextTask[SentenceStore]):

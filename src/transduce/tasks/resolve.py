@@ -14,8 +14,7 @@ from transduce.errors import SettingsError, VocabularyTooSmall, nearest
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.models.registry import ARCHITECTURES, check_model
-from transduce.tasks.choices import choose, format_choices
-from transduce.tasks.defaults import FINE_TUNING
+from transduce.tasks.defaults import FINE_TUNING, choose, format_choices
 from transduce.tasks.registry import TASKS, AnyTask, find_task
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -35,12 +36,37 @@ from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import seal_folder
 from transduce.tasks.base import Prepared, Task, Validation, n_rows_of, report_leaks, tiled
-from transduce.tasks.defaults import TRANSLATION
+from transduce.tasks.defaults import MODEL, PRE_NORM, TRAINING, Defaults, Size, for_vectors
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
 from transduce.training.validate import Judge
 
 TRIED = 2000  # pairs that are encoded to estimate the number of tokens
+
+
+TRANSLATION = Defaults(
+    tuple(
+        Size(most=n, vocab_size=v, preset=preset, dropout=dropout, batch=batch, epochs=epochs, minutes=minutes)
+        for n, v, preset, dropout, batch, epochs, minutes in (
+            (2_000, 2_000, ("tiny", "tiny"), 0.3, (1024, 1024), 60, (10, 5)),
+            (20_000, 4_000, ("tiny", "tiny"), 0.3, (2048, 2048), 40, (20, 10)),
+            (50_000, 8_000, ("tiny", "small"), 0.2, (2048, 4096), 20, (30, 20)),
+            (150_000, 8_000, ("small", "small"), 0.2, (4096, 8192), 20, (90, 30)),
+            (1_000_000, 16_000, ("small", "base"), 0.1, (8192, 24_576), 15, (360, 240)),
+            (math.inf, 32_000, ("small", "base"), 0.1, (8192, 32_768), 10, (1440, 1440)),
+        )
+    ),
+    {
+        "tokenizer.joint": for_vectors(False, "vectors have no vocabulary"),
+        **MODEL,
+        "data.max_ratio": for_vectors(1e6, "there may be many more vectors than tokens"),
+        "model.residual": PRE_NORM,
+        "model.tie": lambda facts: (
+            None if facts.settings.tokenizer.joint else ("two_way", "each side has a vocabulary")
+        ),
+    },
+    TRAINING,
+)
 
 
 class TranslationTask(Task[PairTexts, TokenStore]):

@@ -12,22 +12,30 @@ from transduce.config.settings import Settings
 from transduce.errors import SettingsError
 from transduce.machine import Machine, this_machine
 from transduce.models.registry import check_model
-from transduce.tasks.choices import Choice, Facts, choose, format_choices
-from transduce.tasks.defaults import CAUSAL, FINE_TUNING, TRANSLATION
+from transduce.tasks.causal import CAUSAL
+from transduce.tasks.defaults import FINE_TUNING, Choice, Facts, choose, format_choices
 from transduce.tasks.registry import TASKS
+from transduce.tasks.translation import TRANSLATION
 
 LAPTOP = Machine("cpu", "laptop", 2, 8 * 2**30, precision="float32")
 GPU = Machine("cuda", "card", 16, 80 * 2**30, precision="bfloat16")
 
 
+def facts_of(asked: Settings, machine: Machine, amount: int, tokens: int | None = None) -> Facts:
+    task = TASKS[asked.task]
+    sizes = task.defaults.sizes
+    return Facts(
+        asked=asked, settings=asked, machine=machine, sizes=sizes, amount=amount, unit=task.counted_in, tokens=tokens
+    )
+
+
 def chosen(n_pairs: int, machine: Machine = LAPTOP, **sections: dict[str, Any]) -> tuple[Settings, list[Choice]]:
     """Apply the rules of both stages, as `train` does."""
     asked = Settings.from_mapping(sections)
-    settings, first = choose(Facts(asked, asked, machine, TRANSLATION, n_pairs), TRANSLATION.before_text)
+    facts = facts_of(asked, machine, n_pairs)
+    settings, first = choose(facts, TRANSLATION.before_text)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
-    settings, second = choose(
-        Facts(asked, settings, machine, TRANSLATION, n_pairs, tokens=n_pairs * 14), TRANSLATION.before_training
-    )
+    settings, second = choose(replace(facts, settings=settings, tokens=n_pairs * 14), TRANSLATION.before_training)
     return settings, first + second
 
 
@@ -80,7 +88,7 @@ def test_a_given_limit_replaces_the_default_limits(limit: dict[str, float]) -> N
 
 
 def test_a_given_size_suppresses_the_default_preset() -> None:
-    assert "model.preset" not in {f"{c.section}.{c.key}" for c in chosen(29_000, model={"d_ff": 512})[1]}
+    assert "model.preset" not in {c.name for c in chosen(29_000, model={"d_ff": 512})[1]}
     assert chosen(29_000, model={"preset": "base"})[0].model.d_model == 512
 
 
@@ -103,7 +111,7 @@ def test_an_update_is_split_until_it_fits_in_memory() -> None:
 
 def test_choices_are_printed_with_their_reasons() -> None:
     lines = format_choices(chosen(29_000)[1])
-    assert any("tokenizer.vocab_size" in line and "8,000" in line and "29,000 pairs" in line for line in lines)
+    assert any("tokenizer.vocab_size" in line and "8,000" in line and "29,000 sentence pairs" in line for line in lines)
     assert len({line.index(line.split()[0]) for line in lines}) == 1
     assert format_choices([]) == []
 
@@ -126,7 +134,7 @@ def test_a_missing_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(n_bytes=st.integers(1, 10**11), machine=st.sampled_from([LAPTOP, GPU]))
 def test_every_setting_that_a_language_model_needs_gets_a_default(n_bytes: int, machine: Machine) -> None:
     asked = Settings(task="causal")
-    facts = Facts(asked, asked, machine, CAUSAL, n_bytes)
+    facts = facts_of(asked, machine, n_bytes)
     settings, choices = choose(facts, CAUSAL.before_text)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     facts = replace(facts, settings=settings, tokens=max(1, n_bytes // 3))
@@ -152,13 +160,13 @@ def test_every_setting_that_a_language_model_needs_gets_a_default(n_bytes: int, 
 def test_the_reason_for_the_warmup_matches_its_value(n: int, warmup: int, reason: str) -> None:
     settings, choices = chosen(1000, training={"max_updates": n})
     assert settings.training.warmup_updates == warmup
-    assert reason in next(choice.reason for choice in choices if choice.key == "warmup_updates")
+    assert reason in next(choice.reason for choice in choices if choice.name == "training.warmup_updates")
 
 
 def test_a_very_short_training_has_at_least_one_update() -> None:
     settings, choices = chosen(1000, training={"max_minutes": 1e-9})
     assert settings.training.warmup_updates == 1
-    assert "updates (1)" in next(choice.reason for choice in choices if choice.key == "warmup_updates")
+    assert "updates (1)" in next(choice.reason for choice in choices if choice.name == "training.warmup_updates")
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -175,8 +183,7 @@ def test_fine_tuning_has_small_learning_rates(task: str) -> None:
                 "training": {"start": "other", "batch_tokens": 999, **given_},
             }
         )
-        facts = Facts(asked, asked, LAPTOP, TASKS[task].defaults, 1000, tokens=10_000)
-        training = choose(facts, rules)[0].training
+        training = choose(facts_of(asked, LAPTOP, 1000, tokens=10_000), rules)[0].training
         width, muon = asked.model.d_model, "optimizer" in given_
         assert training.lr == (0.5 if "lr" in given_ else pytest.approx(0.04 / width, abs=1e-7))
         assert training.matrix_lr == (pytest.approx(0.08 / width, abs=2e-7) if muon else None)
@@ -186,8 +193,7 @@ def test_fine_tuning_has_small_learning_rates(task: str) -> None:
 
 def test_values_of_a_preset_are_not_replaced_by_defaults() -> None:
     asked = Settings.from_mapping({"task": "causal", "model": {"preset": "gpt2", "activation": "relu"}})
-    settings, choices = choose(Facts(asked, asked, LAPTOP, CAUSAL, 10**6), CAUSAL.before_text)
-    chosen_keys = {choice.key for choice in choices if choice.section == "model"}
-    assert chosen_keys == {"dropout"}
+    settings, choices = choose(facts_of(asked, LAPTOP, 10**6), CAUSAL.before_text)
+    assert {choice.name for choice in choices if choice.name.startswith("model.")} == {"model.dropout"}
     model = resolve_preset(settings.model)
     assert (model.positions, model.activation, model.d_model) == ("learned", "relu", 768)

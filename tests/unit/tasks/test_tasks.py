@@ -20,7 +20,7 @@ from transduce.machine import this_machine
 from transduce.models.registry import check_model
 from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.choices import choose
+from transduce.tasks.defaults import choose
 from transduce.tasks.registry import TASK_INFOS, TASKS, find_task
 from transduce.tasks.resolve import check, learn_vocabulary
 from transduce.verification.resume import shortened
