@@ -249,15 +249,6 @@ def update_checksum(file: Path) -> bool:
         values["files"][name] = {"sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "size": file.stat().st_size}
         manifest.write_text(json.dumps(values))
         done = True
-    store = file.with_name("store.json")
-    if file.suffix == ".npy" and store.is_file():
-        values = json.loads(store.read_bytes())
-        if "checksums" in values:
-            values["checksums"][file.stem] = zlib.crc32(content)
-        else:
-            values["checksum"] = zlib.crc32(content)
-        store.write_text(json.dumps(values))
-        done = True
     return done
 
 

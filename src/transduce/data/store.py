@@ -85,26 +85,6 @@ class Store(ABC):
             write_json(aside / "store.json", {"format": FORMAT, **writer.facts, "checksums": sums})
         return cls.open(folder)
 
-    def check(self, folder: Path, largest: Mapping[str, int]) -> None:
-        """Raise `RunFolderError` for an array with values below 0 or above `largest[name]`.
-
-        For offsets, the values are the lengths of the sequences; vectors have `largest[name]` + 1 numbers each.
-        `folder`: what the error names.
-        """
-        for name, most in largest.items():
-            array, what = getattr(self, name), "values"
-            if name.endswith("offsets"):
-                array, what = np.diff(array), "sequences of"
-            elif array.ndim == 2:  # vectors: as the table of a vocabulary has `most` + 1 rows, a matrix has columns
-                if array.shape[1] != most + 1:
-                    raise RunFolderError(f"{folder / name}.npy has vectors of {array.shape[1]} numbers, not {most + 1}")
-                continue
-            low, high = (int(array.min()), int(array.max())) if len(array) else (0, 0)
-            if low < 0 or high > most:
-                raise RunFolderError(
-                    f"{folder / name}.npy is damaged: it has {what} {low:,} to {high:,}, but 0 to {most:,} are allowed"
-                )
-
     @abstractmethod
     def _is_consistent(self) -> bool:
         """Whether the arrays and the facts fit each other."""

@@ -10,7 +10,7 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `sources` and `read_texts` open and count the text, so that every error in the files is found before anything is made;
 - `lines` yields the text that a vocabulary is trained on;
 - `encode` writes stores of class `store` to `tokens/` in the run folder, seals it, and at the very end writes
-  `data.json` with its `fingerprint`, so that a killed run can resume; `largest` limits what such a store may contain;
+  `data.json` with its `fingerprint`, so that a killed run can resume;
 - `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
 - `reads` is the form of its rows, by which the doctor checks files; `longest` makes its largest batch;
 - `validation` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
@@ -206,20 +206,9 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
 
     def open_prepared(self, folder: RunFolder) -> Prepared[StoreT]:
         """What `encode` wrote into the run folder. Raises `RunFolderError` where it is missing or damaged."""
-        tokenizers = load_tokenizers(folder)
-        stores = (self.open_store(folder, name, tokenizers) for name in ("train", "valid"))
-        return Prepared(folder.path / "tokens", tokenizers, *stores)
-
-    def open_store(self, folder: RunFolder, name: str, tokenizers: Tokenizers) -> StoreT:
-        """A store of the run. Raises `RunFolderError` where it is missing, damaged, or not for this model."""
-        path = folder.path / "tokens" / name
-        store = self.store.open(path)
-        store.check(path, self.largest(tokenizers, folder.settings))
-        return store
-
-    @abstractmethod
-    def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
-        """The largest value in each array that the model reads; for offsets, the most tokens of a sequence."""
+        tokens = folder.path / "tokens"
+        stores = (self.store.open(tokens / name) for name in ("train", "valid"))
+        return Prepared(tokens, load_tokenizers(folder), *stores)
 
     @abstractmethod
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:

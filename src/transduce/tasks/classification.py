@@ -149,10 +149,6 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         labels, longest = _labels(settings), longest_of(settings.model, settings.data.max_length)
         return encode_labelled(folder, records, labels, vocabulary, longest=longest, fingerprint=mark, name=name)
 
-    def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
-        longest = longest_of(settings.model, settings.data.max_length)
-        return super().largest(tokenizers, settings) | {"labels": len(_labels(settings)) - 1, "offsets": longest}
-
     def check_set(self, store: LabelStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
         if cut := store.facts["longest"]:
             longest = longest_of(settings.model, settings.data.max_length)

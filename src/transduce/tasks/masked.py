@@ -37,7 +37,6 @@ from transduce.tasks.base import Prepared, Validation, n_rows_of, tiled
 from transduce.tasks.defaults import MODEL, TRAINING, UNSMOOTHED, Defaults, Size, choose_context
 from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
-from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.loss import Criterion, predict_masked_tokens
 from transduce.training.validate import Judge, Validator
@@ -128,9 +127,6 @@ class MaskedTask(PlainTextTask[SentenceStore]):
     ) -> SentenceStore:
         longest = _longest(settings)
         return encode_sentences(folder, records, vocabulary, longest=longest, fingerprint=mark, name=name)
-
-    def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
-        return super().largest(tokenizers, settings) | {"offsets": _longest(settings)}
 
     def check_set(self, store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
         if judges_pairs(settings):

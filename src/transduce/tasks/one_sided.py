@@ -22,7 +22,7 @@ from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import seal_folder
 from transduce.tasks.base import Prepared, StoreT, Task, TextsT, report_leaks
 from transduce.text.special import Vocabulary
-from transduce.text.tokenizer import Tokenizers, load_tokenizers
+from transduce.text.tokenizer import Tokenizers
 
 TRIED = 2000  # records that are encoded to estimate the number of tokens
 
@@ -104,9 +104,6 @@ class OneSidedTask(Task[TextsT, StoreT]):
     def save_samples(self, tokens: Path, texts: TextsT) -> None:
         """Keep what `finish` needs of the text besides the stores."""
 
-    def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
-        return {"ids": tokenizers.n_tgt - 1}
-
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
         return fingerprint_of_text(digests, tokenizers.tgt, *self.marks(settings))
 
@@ -115,9 +112,8 @@ class OneSidedTask(Task[TextsT, StoreT]):
         tokens = folder.path / "tokens"
         with expecting(tokens / "tests.json"):
             names = [str(name) for name in read_json(tokens / "tests.json")]
-        tokenizers = load_tokenizers(folder)
         for name, at in [("valid", "valid"), *((name, f"test.{i}") for i, name in enumerate(names))]:
-            yield name, self.open_store(folder, at, tokenizers)
+            yield name, self.store.open(tokens / at)
 
 
 class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):

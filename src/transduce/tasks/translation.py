@@ -207,11 +207,6 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         marks = (f"held out: {not data.valid}", f"demo: {data.demo}", f"seed: {settings.training.seed}")
         return fingerprint_of_pairs(digests, data, tokenizers, *marks)
 
-    def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
-        longest = settings.data.max_length
-        ids = {"src": tokenizers.n_src - 1, "tgt": tokenizers.n_tgt - 1}
-        return {**ids, "src_offsets": longest, "tgt_offsets": longest}
-
     def feeder(self, prepared: Prepared[TokenStore], settings: Settings, device: torch.device) -> PairFeeder:
         training, amount = settings.training, settings.tokenizer.sampling
         segment = None

@@ -33,7 +33,7 @@ from transduce.convert.folder import read_weights
 from transduce.convert.hub_folder import read_tokenizer
 from transduce.convert.importing import import_run
 from transduce.data.lines import UNCHECKED_BYTES, read_lines
-from transduce.data.store import LabelStore, TextStore, TokenStore, are_offsets, map_array
+from transduce.data.store import TextStore, TokenStore, are_offsets, map_array
 from transduce.data.tmx import read_units
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError, SettingsError, UserError
@@ -365,24 +365,6 @@ def test_offsets_are_checked() -> None:
     assert are_offsets(np.array([0, 2, 2, 5]), end=5)
     for wrong in ([0, 3, 2, 5], [1, 2, 5], [0, 2, 4], [], [0, 9, 5]):
         assert not are_offsets(np.array(wrong, np.int64), end=5)
-
-
-def test_values_beyond_what_a_model_reads_are_damaged(tmp_path: Path) -> None:
-    def label_store(ids: list[int], offsets: list[int], labels: list[int]) -> LabelStore:
-        return LabelStore(np.array(ids, np.int32), np.array(offsets), np.array(labels), np.array(labels), {})
-
-    limits = {"ids": 9, "offsets": 3, "labels": 1}
-    label_store([0, 9, 0, 1, 2], [0, 2, 5], [0, 1]).check(tmp_path, limits)
-    label_store([], [0, 0], [0]).check(tmp_path, limits)
-    for name, store in (
-        ("ids", label_store([-1, 3], [0, 2], [0])),
-        ("ids", label_store([3, 10], [0, 2], [0])),
-        ("offsets", label_store([1, 2, 3, 4], [0, 4], [0])),
-        ("labels", label_store([1], [0, 1], [2])),
-        ("labels", label_store([1], [0, 1], [-1])),
-    ):
-        with pytest.raises(RunFolderError, match=rf"{name}.npy is damaged.* 0 to {limits[name]} are allowed"):
-            store.check(tmp_path, limits)
 
 
 def test_a_store_with_malformed_facts(tmp_path: Path) -> None:

@@ -6,19 +6,17 @@ import random
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
 import pytest
 
 from transduce.config.kinds import MODEL_SETTINGS, kinds_for, resolve_preset
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
-from transduce.data.store import checksum
-from transduce.errors import DataError, RunFolderError, SettingsError
+from transduce.errors import DataError, SettingsError
 from transduce.evaluation.options import EVALUATION_OPTIONS
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.models.registry import check_model
-from transduce.runs.atomic import read_json, write_json
+from transduce.runs.atomic import read_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.defaults import choose
 from transduce.tasks.registry import TASK_INFOS, TASKS, find_task
@@ -138,45 +136,6 @@ def asked_for(task: str, tmp_path: Path, **data: Any) -> Settings:
         model=model,
         training={"batch_tokens": 64},
     )
-
-
-@pytest.mark.parametrize(
-    ("task", "name", "value", "allowed"),
-    [
-        ("translation", "src", 60000, r"0 to \d+ are allowed"),
-        ("causal", "ids", 60000, r"0 to \d\d are allowed"),
-        ("masked", "ids", 60000, r"0 to \d\d are allowed"),
-        ("masked", "offsets", 16, "0 to 13 are allowed"),
-        ("classification", "labels", 2, "0 to 1 are allowed"),
-        ("classification", "offsets", 9, "0 to 8 are allowed"),
-    ],
-)
-@pytest.mark.parametrize("set_name", ["train", "valid"])
-def test_a_store_for_another_model_is_refused(
-    task: str, name: str, value: int, allowed: str, set_name: str, tmp_path: Path
-) -> None:
-    """The checksums are correct: without the check, training fails inside the embedding."""
-    more = {"max_length": 8} if task == "classification" else {}
-    if task == "translation":
-        asked = settings(task, data={"demo": 50}, tokenizer={"vocab_size": 200})
-    else:
-        asked = asked_for(task, tmp_path, **more)
-    folder = RunFolder.open(prepared(tmp_path, asked), model=False)
-    found = find_task(task)
-    found.open_prepared(folder)
-    path = folder.path / "tokens" / set_name
-    store = found.store.open(path)
-    array = np.array(getattr(store, name))
-    if name == "offsets":
-        array[1:-1] = np.minimum(array[1:-1], array[-1] - value)  # one long sequence at the end
-    else:
-        array[0] = value
-    np.save(path / f"{name}.npy", array)
-    facts = read_json(path / "store.json")
-    facts["checksums"][name] = checksum(path / f"{name}.npy")
-    write_json(path / "store.json", facts)
-    with pytest.raises(RunFolderError, match=f"{set_name}/{name}.npy is damaged.*{allowed}"):
-        found.open_prepared(folder)
 
 
 def test_messages_of_settings_that_a_task_refuses() -> None:
