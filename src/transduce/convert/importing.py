@@ -118,11 +118,11 @@ def _import_folder(kind: str, source: Path, run: Path, title: str, origin: str) 
 
 def _card(notes: Sequence[str], settings: Settings, kind: str, source: Path, origin: str) -> str:
     """The model card of an imported run: its origin and its use."""
-    wording = TASK_INFOS[settings.task].wording
+    wording = TASK_INFOS[settings.task].wording.of(settings)
     weights = next(path for name in (SAFE, PICKLED) if (path := source / name).exists())
     listed = "".join(f"- {plain(note)}\n" for note in notes)
     return (
-        f"# {plain(settings.name)}\n\n{wording.title_for(settings.data)}, imported, not trained with transduce.\n\n"
+        f"# {plain(settings.name)}\n\n{wording.title}, imported, not trained with transduce.\n\n"
         f"## Origin\n\n- `transduce import {kind}` of {origin}, in the format of transformers\n"
         f"- sha256 of its `{weights.name}`: `{fingerprint(weights)['sha256']}`\n{listed}"
         "- licence, training data and limits: see the model's own card\n\n"

@@ -26,22 +26,22 @@ def write_card(run: RunFolder, wording: Wording) -> None:
 
 def card(record: Record, wording: Wording) -> str:
     """Render the card as Markdown."""
-    settings, wording = record.settings, wording.of(record)
+    settings, wording = record.settings, wording.of(record.settings)
     start = settings.training.start
     templates = environment(TEMPLATES, autoescape=False).overlay(finalize=plain)  # escaped for Markdown by `plain`
     text = templates.get_template("card.md").render(
         code=code,
         record=record,
-        head=wording.title_for(settings.data),
+        head=wording.title,
         start=start.name if start is not None else "",
-        summary=wording.shape(record),
+        summary=wording.shape,
         n_parameters="" if record.n_parameters is None else compact(record.n_parameters),
         score_tables=score_tables(record),
         signatures=_signatures(record),
         unscored=unscored(record),
         wording=wording,
         training=_training(record),
-        limits=wording.limits(record),
+        limits=wording.limits,
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

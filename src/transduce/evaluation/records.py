@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeVar
 from jinja2 import UndefinedError
 
 import transduce
-from transduce.config.settings import DataSettings, Settings
+from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
 from transduce.inspection.heatmap import HeatMap
@@ -104,17 +104,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    """The words of a task.
+    """The words of a task. Names in braces stand for facts of a model, which `of` fills in.
 
     Args:
-        title: What a model is, as a noun phrase in Markdown; may contain `{src}`, `{tgt}` and `{labels}`.
+        title: What a model is, as a noun phrase in Markdown.
         does: What a model does, as a verb phrase.
         command: A shell line that uses the model in THIS_FOLDER.
-        python: Lines of Python that do the same; empty if there are none.
+        python: An expression that does the same with the model in FOLDER; empty if there is none.
         samples: Heading of the report's samples.
         shape: The model in one line of plain text.
         limits: What the card says about the limits of a model.
-        for_vectors: Other values of these for models whose source is vectors.
     """
 
     title: str
@@ -122,28 +121,41 @@ class Wording:
     command: str
     python: str = ""
     samples: str = "Samples"
-    shape: Callable[[Record], str]
-    limits: Callable[[Record], tuple[str, ...]]
-    for_vectors: Mapping[str, Any] = field(default_factory=dict)
+    shape: str
+    limits: tuple[str, ...] = ()
 
-    def of(self, record: Record) -> Wording:
-        """The words for the model of a record."""
-        return replace(self, **self.for_vectors) if record.settings.model.reads_vectors else self
-
-    def title_for(self, data: DataSettings) -> str:
-        """The title of a model trained on this data."""
-        labels = ", ".join(f"`{' '.join(label.replace('`', ' ').split())}`" for label in data.labels or ())
-        return self.title.format(src=data.src_lang, tgt=data.tgt_lang, labels=labels)
+    def of(self, settings: Settings) -> Wording:
+        """The words for a model."""
+        data, model, vectors = settings.data, settings.model, settings.model.reads_vectors
+        labels = [f"`{' '.join(label.replace('`', ' ').split())}`" for label in data.labels or ()]
+        memory = model.remembered
+        facts = {
+            "src": data.src_lang,
+            "tgt": data.tgt_lang,
+            "labels": ", ".join(labels),
+            "model": model.summary,
+            "tokenizer": settings.tokenizer.kind,
+            "context": data.context,
+            "memory": " and nothing before them" if memory is None else f", and the last {memory:,} before them",
+            "max_length": data.max_length,
+            "output_length": settings.decoding.max_length,
+            "text": "sequence of vectors" if vectors else "text",
+            "tokens": "vectors" if vectors else "tokens",
+            "input": "in.safetensors" if vectors else "< in.txt",
+            "example": '"in.safetensors#0"' if vectors else '"..."',
+        }
+        texts = {name: getattr(self, name).format(**facts) for name in ("title", "command", "python", "shape")}
+        return replace(self, **texts, limits=tuple(limit.format(**facts) for limit in self.limits))
 
     @property
     def usage(self) -> str:
         """What a model does and its command, e.g. "translates text: `transduce translate`"."""
         return f"{self.does}: `{' '.join(self.command.split()[:2])}`"
 
-
-def shape_line(record: Record) -> str:
-    """Format the architecture and its sizes."""
-    return record.settings.model.summary
+    @property
+    def imports(self) -> str:
+        """The name that `python` imports from transduce."""
+        return self.python.partition(".")[0]
 
 
 RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "precision_scores.json",

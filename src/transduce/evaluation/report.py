@@ -60,14 +60,14 @@ def write_report(run: RunFolder, wording: Wording) -> None:
 
 def report_html(record: Record, wording: Wording) -> str:
     """Render the page."""
-    end, wording = record.of("end"), wording.of(record)
+    end, wording = record.of("end"), wording.of(record.settings)
     return render(
         "report.html",
         folder=TEMPLATES,
         title=f"{record.name}: report",
         record=record,
         data=record.data,
-        summary=wording.shape(record),
+        summary=wording.shape,
         tiles=_tiles(record),
         score_tables=score_tables(record),
         signatures=_signatures(record.scores),

@@ -26,7 +26,7 @@ from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize
 from transduce.evaluation.options import TextEvaluation
 from transduce.evaluation.outputs import ScoredText
-from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
+from transduce.evaluation.records import Wording, save_generated, save_set
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, Validation
@@ -103,19 +103,10 @@ class CausalTask(PlainTextTask[TextStore]):
         title="A language model that continues text",
         does="continues text",
         command='transduce generate THIS_FOLDER --prompt "..."',
-        python=(
-            "from transduce import Generator\n\n"
-            'generator = Generator.load("THIS_FOLDER")\nprint(generator.generate(["..."])[0].text)'
-        ),
+        python="Generator.load(FOLDER).generate([{example}])[0].text",
         samples="Texts",
-        shape=lambda record: (
-            f"language model, {record.settings.tokenizer.kind} tokens · {shape_line(record)}, "
-            f"context {record.settings.data.context}"
-        ),
-        limits=lambda record: (
-            _sees(record.settings),
-            "It writes likely text, which need not be true.",
-        ),
+        shape="language model, {tokenizer} tokens · {model}, context {context}",
+        limits=("It sees {context} tokens at once{memory}.", "It writes likely text, which need not be true."),
     )
     scored_model = ScoredText
     inherited = ("data.context", "decoding.max_length", "decoding.batch_tokens")
@@ -199,14 +190,6 @@ class CausalTask(PlainTextTask[TextStore]):
         pieces = read_pieces(options.text, generator.settings.data.documents)
         store = encode_text(None, pieces, generator.tokenizer, name=str(options.text))
         return generator.evaluate(store, stride=options.stride, batch_tokens=options.batch_tokens)
-
-
-def _sees(settings: Settings) -> str:
-    """What the model sees of a text."""
-    model, context = settings.model, settings.data.context
-    if model.remembered is None:
-        return f"It sees {context} tokens at once and nothing before them."
-    return f"It reads {context} tokens at once, and remembers the last {model.remembered:,} before them."
 
 
 def _with_memory(n: int) -> Criterion:

@@ -28,7 +28,7 @@ from transduce.evaluation.finalize import finalize
 from transduce.evaluation.metrics import LabelScores, score_labels
 from transduce.evaluation.options import LabelEvaluation
 from transduce.evaluation.outputs import ScoredClassifier
-from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
+from transduce.evaluation.records import Wording, save_generated, save_set
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json, write_json
@@ -78,28 +78,13 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
 
     name = "classification"
     wording = Wording(
-        title="A text classifier with the labels {labels}",
+        title="A classifier of {text}s with the labels {labels}",
         does="predicts labels",
-        command="transduce classify THIS_FOLDER < in.txt > labels.txt",
-        python=(
-            "from transduce import TextClassifier\n\n"
-            'classifier = TextClassifier.load("THIS_FOLDER")\nprint(classifier.classify(["..."])[0].label)'
-        ),
-        samples="Texts",
-        shape=lambda record: f"text classifier · {shape_line(record)}",
-        limits=lambda record: (f"It reads the first {record.settings.data.max_length} tokens of a text.",),
-        for_vectors={
-            "title": "A classifier of sequences of vectors with the labels {labels}",
-            "command": "transduce classify THIS_FOLDER in.safetensors > labels.txt",
-            "python": (
-                "from transduce import TextClassifier\n\n"
-                'classifier = TextClassifier.load("THIS_FOLDER")\n'
-                'print(classifier.classify(["in.safetensors#0"])[0].label)'
-            ),
-            "samples": "Sequences",
-            "shape": lambda record: f"classifier of vectors · {shape_line(record)}",
-            "limits": lambda record: (f"It reads the first {record.settings.data.max_length} vectors of a sequence.",),
-        },
+        command="transduce classify THIS_FOLDER {input} > labels.txt",
+        python="TextClassifier.load(FOLDER).classify([{example}])[0].label",
+        samples="Predictions",
+        shape="classifier of {text}s · {model}",
+        limits=("It reads the first {max_length} {tokens} of a {text}.",),
     )
     scored_model = ScoredClassifier
     reads = "labelled"

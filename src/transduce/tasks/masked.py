@@ -30,7 +30,7 @@ from transduce.errors import DataError, SettingsError
 from transduce.evaluation.finalize import finalize
 from transduce.evaluation.options import MaskedTextEvaluation
 from transduce.evaluation.outputs import ScoredMaskedText
-from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
+from transduce.evaluation.records import Wording, save_generated, save_set
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, Validation, n_rows_of, tiled
@@ -74,13 +74,10 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         title="A masked language model",
         does="predicts masked tokens",
         command='transduce fill THIS_FOLDER "The capital of France is <mask>."',
-        python=(
-            "from transduce import MaskFiller\n\n"
-            'filler = MaskFiller.load("THIS_FOLDER")\nprint(filler.fill(["A <mask> runs."])[0].masks[0])'
-        ),
+        python='MaskFiller.load(FOLDER).fill(["A <mask> runs."])[0].masks[0]',
         samples="Masked words",
-        shape=lambda record: f"masked language model · {shape_line(record)}",
-        limits=lambda record: (f"It sees {record.settings.data.context} tokens at once.",),
+        shape="masked language model · {model}",
+        limits=("It sees {context} tokens at once.",),
     )
     scored_model = ScoredMaskedText
     inherited = ("data.documents",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transduce.errors import SettingsError, nearest
-from transduce.evaluation.records import Wording, shape_line
+from transduce.evaluation.records import Wording
 from transduce.tasks.base import Task, TaskInfo
 from transduce.tasks.causal import CausalTask
 from transduce.tasks.classification import ClassificationTask
@@ -23,8 +23,7 @@ class Encoding(TaskInfo):
         title="An encoder of texts, without a head",
         does="can be fine-tuned",
         command="transduce train --from THIS_FOLDER ...",
-        shape=lambda record: f"text encoder · {shape_line(record)}",
-        limits=lambda record: (),
+        shape="text encoder · {model}",
     )
 
 

@@ -29,7 +29,7 @@ from transduce.evaluation.finalize import finalize_translation
 from transduce.evaluation.metrics import metrics
 from transduce.evaluation.options import TranslationEvaluation
 from transduce.evaluation.outputs import ScoredTranslator
-from transduce.evaluation.records import Wording, shape_line
+from transduce.evaluation.records import Wording
 from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
@@ -76,33 +76,14 @@ class TranslationTask(Task[PairTexts, TokenStore]):
     wording = Wording(
         title="A translator from `{src}` to `{tgt}`",
         does="translates text",
-        command="transduce translate THIS_FOLDER < in.txt > out.txt",
-        python=(
-            "from transduce import Translator\n\n"
-            'translator = Translator.load("THIS_FOLDER")\nprint(translator.translate(["..."])[0].text)'
-        ),
+        command="transduce translate THIS_FOLDER {input} > out.txt",
+        python="Translator.load(FOLDER).translate([{example}])[0].text",
         samples="Translations",
-        shape=lambda record: (
-            f"{record.settings.data.src_lang} to {record.settings.data.tgt_lang} · {shape_line(record)}"
+        shape="{src} to {tgt} · {model}",
+        limits=(
+            "It translates each {text} by itself and does not see the others.",
+            "It was trained on up to {max_length} {tokens} at once and writes up to {output_length} tokens.",
         ),
-        limits=lambda record: (
-            "It translates sentence by sentence and does not see the context.",
-            f"It was trained on sentences of up to {record.settings.data.max_length} tokens and writes up to "
-            f"{record.settings.decoding.max_length}.",
-        ),
-        for_vectors={
-            "does": "writes text for sequences of vectors",
-            "command": "transduce translate THIS_FOLDER in.safetensors > out.txt",
-            "python": (
-                "from transduce import Translator\n\n"
-                'translator = Translator.load("THIS_FOLDER")\n'
-                'print(translator.translate(["in.safetensors#0"])[0].text)'
-            ),
-            "limits": lambda record: (
-                f"It was trained on sequences of up to {record.settings.data.max_length} vectors and writes up to "
-                f"{record.settings.decoding.max_length} tokens.",
-            ),
-        },
     )
     scored_model = ScoredTranslator
     inherited = (

@@ -51,7 +51,8 @@ def test_every_task_has_its_options_of_evaluate_and_shares_names_only_for_the_sa
 def test_a_task_defines_what_commands_and_reports_need(name: str) -> None:
     task = TASK_INFOS[name]
     assert task.name == name and task.wording.command.startswith("transduce ")
-    assert "{" not in task.wording.title_for(Settings().data)
+    words = task.wording.of(Settings())
+    assert "{" not in "".join((words.title, words.command, words.python, words.shape, *words.limits))
     for setting in getattr(task, "inherited", ()):
         section, key = setting.split(".")
         assert key in type(getattr(Settings(), section)).model_fields
