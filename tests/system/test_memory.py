@@ -114,7 +114,7 @@ def test_evaluation_carries_the_memory_over_the_text(run: Path, text: Path) -> N
     last = [event for event in validation if event["event"] == "validation"][-1]
     assert last["nll"] == pytest.approx(scores[24]["nll"], rel=1e-3), "validation has the same memory"
     card = (run / "README.md").read_text("utf-8")
-    assert "reads 16 tokens at once, and remembers the last 24" in card
+    assert "sees 16 tokens at once, and the last 24" in card
 
 
 def test_a_score_is_that_of_generation(run: Path) -> None:
