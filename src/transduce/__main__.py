@@ -18,6 +18,7 @@ try:
 
     from transduce.cli.app import app
     from transduce.cli.output import print_lines
+    from transduce.cli.request import with_flags
     from transduce.distributed.environment import EXIT_RANK_LOST, this_process
     from transduce.errors import RankExited, TransduceError, is_out_of_memory
     from transduce.logging import print_error, print_exception, print_to_stderr
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (TransduceError, typer.TyperException) as error:
         if debug:
             print_exception(error)
-        print_error(error.format_message() if isinstance(error, typer.TyperException) else str(error))
+        print_error(error.format_message() if isinstance(error, typer.TyperException) else with_flags(str(error)))
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:

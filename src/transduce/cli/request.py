@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,22 @@ from transduce.errors import DataError, RunFolderError, SettingsError
 
 if TYPE_CHECKING:
     from transduce.config.settings import DataSettings, Settings
+
+FLAGS = {
+    "data.train": "--src and --tgt, --path, or --text",
+    "data.valid": "--valid-src and --valid-tgt, or --valid-text",
+    "data.test": "--test-src and --test-tgt, or --test-text",
+    "data.root": "--data",
+    "training.start": "--from",
+    "tokenizer.extend": "--extend-vocabulary",
+}
+"""Options for settings, for those who know the settings by their options only."""
+
+
+def with_flags(message: str) -> str:
+    """An error message and the options for the settings that it names."""
+    named = [f"{name}: {flags}" for name, flags in FLAGS.items() if re.search(rf"\b{re.escape(name)}\b(?!\.)", message)]
+    return f"{message} ({'; '.join(named)})" if named else message
 
 
 _files = functools.partial(option, metavar="FILE")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from pathlib import PurePath
-from typing import Any
 
 from markupsafe import Markup
 
 from transduce.evaluation.charts import TEMPLATES
 from transduce.evaluation.records import Record, Wording, render_record
-from transduce.evaluation.report import compact, score_tables, search_line, unscored
+from transduce.evaluation.report import compact, leak_line, score_tables, set_table, signatures, unscored
 from transduce.inspection.html import environment
 from transduce.logging import duration
 from transduce.runs.folder import RunFolder
@@ -37,9 +34,10 @@ def card(record: Record, wording: Wording) -> str:
         summary=wording.shape,
         n_parameters="" if record.n_parameters is None else compact(record.n_parameters),
         score_tables=score_tables(record),
-        signatures=_signatures(record),
+        signatures=signatures(record.scores),
         unscored=unscored(record),
         wording=wording,
+        sets=set_table(record.data.get("sets", ())),
         training=_training(record),
         limits=wording.limits,
     )
@@ -60,27 +58,12 @@ def code(text: object) -> Markup:
     return Markup(f"`{' '.join(str(text).replace('`', ' ').split())}`")
 
 
-def _signatures(record: Record) -> list[str]:
-    """Return signatures, search options and notes of all sets, each once."""
-    lines: dict[str, None] = {}
-    for found in record.scores:
-        for name, signature in found.scores.signatures().items():
-            lines[Markup(f"{name} {code(signature)}")] = None
-        if search := search_line(found):
-            lines[f"search: {search}"] = None
-        lines |= dict.fromkeys(f"note: {note}" for note in found.scores.notes)
-    return list(lines)
-
-
 def _training(record: Record) -> list[str]:
+    """What the model was trained on, how and with which software."""
     t = record.settings.training
-    lines = [_set_line(found) for found in record.data.get("sets", ())]
-    for leak in record.data.get("leaks", ()):
-        if leak.get("leaked"):
-            lines.append(f"{leak['name']}: {leak['leaked']:,} of its {leak.get('unit', 'pairs')} overlap with the "
-                         "training text")  # fmt: skip
+    lines = [leak_line(leak) for leak in record.data.get("leaks", ()) if leak.get("leaked")]
     if record.data.get("fingerprint"):
-        lines.append(Markup(f"fingerprint of the encoded training data: {code(record.data['fingerprint'])}"))
+        lines.append(f"fingerprint of the encoded training data: {record.data['fingerprint']}")
     if record.events:
         last, restarts = record.events[-1], len(record.of("restart"))
         how = f"{t.optimizer or 'optimizer'} with {t.schedule or 'its'} schedule, weight averaging: {t.average}"
@@ -89,15 +72,3 @@ def _training(record: Record) -> list[str]:
     if record.versions:
         lines.append(", ".join(f"{key} {value}" for key, value in record.versions.items()))
     return lines
-
-
-def _set_line(found: Mapping[str, Any]) -> str:
-    """Describe a data set. Files are named without their folders, which are private."""
-    files = ", ".join(code(PurePath(str(file)).name) for file in found.get("files", ()))
-    if "texts" in found:
-        size = f"{found['texts']:,} texts, {found['tokens']:,} tokens"
-    elif "bytes" in found:
-        size = f"{found['bytes']:,} bytes, {found['tokens']:,} tokens"
-    else:
-        size = f"{(found.get('cleaning') or {}).get('kept', found.get('pairs', 0)):,} sentence pairs"
-    return Markup(f"{plain(found['name'])}: {size}" + (f" ({files})" if files else ""))

@@ -273,7 +273,7 @@ def format_precisions(found: Precisions) -> list[str]:
     """Format the other precisions compared with float32, as lines."""
     return [
         f"precision {one.precision}: {one.bleu:.2f} BLEU ({one.bleu_difference:+.2f}), {one.times_as_fast:.1f} times "
-        f"as fast as float32; --precision {one.precision} uses it"
+        "as fast as float32"
         for one in compare_with_float32(found)
         if one.precision != "float32"
     ]

@@ -70,7 +70,7 @@ def report_html(record: Record, wording: Wording) -> str:
         summary=wording.shape,
         tiles=_tiles(record),
         score_tables=score_tables(record),
-        signatures=_signatures(record.scores),
+        signatures=signatures(record.scores),
         unscored=unscored(record),
         charts=_charts(record),
         end=end[-1] if end else None,
@@ -79,8 +79,8 @@ def report_html(record: Record, wording: Wording) -> str:
         n_samples=N_SAMPLES,
         marked=marked,
         heat_map_figures=heat_map_figures,
-        sets=_sets(record.data.get("sets", ())),
-        leaks=[(_leak_line(leak), leak) for leak in record.data.get("leaks", ())],
+        sets=set_table(record.data.get("sets", ())),
+        leaks=[(leak_line(leak), leak) for leak in record.data.get("leaks", ())],
         settings=_settings(record),
         provenance=_provenance(record),
     )
@@ -109,14 +109,14 @@ def _tiles(record: Record) -> list[tuple[str, str]]:
     return tiles
 
 
-def _signatures(scores: Sequence[SetScores]) -> list[tuple[list[str], list[str]]]:
-    """Return (names of sets, their signature lines), each signature once."""
+def signatures(scores: Sequence[SetScores]) -> list[tuple[str, list[str]]]:
+    """How scores were computed: (names of sets, lines). Sets with the same lines are listed together."""
     names: dict[tuple[str, ...], list[str]] = {}
     for found in scores:
-        signatures = (f"{name} {signature}" for name, signature in found.scores.signatures().items())
-        lines = (*signatures, search_line(found), *found.scores.notes)
-        names.setdefault(tuple(filter(None, lines)), []).append(found.name)
-    return [(sets, list(lines)) for lines, sets in names.items()]
+        search = ", ".join(f"{key} {value}" for key, value in found.search.items())
+        lines = [f"{name} {signature}" for name, signature in found.scores.signatures().items()]
+        names.setdefault((*lines, *filter(None, [search]), *found.scores.notes), []).append(found.name)
+    return [(", ".join(sets), list(lines)) for lines, sets in names.items()]
 
 
 def _charts(record: Record) -> list[Markup]:
@@ -200,29 +200,22 @@ def _wrapped(words: Sequence[str], tag: str) -> Markup:
     return Markup(f"<{tag}>{text}</{tag}>") if tag and words else text
 
 
-def _sets(sets: Sequence[Mapping[str, Any]]) -> Table | None:
-    """Return the sizes of the data sets; the last column is text."""
-    if not sets:
-        return None
-    if any("bytes" in found for found in sets):
-        keys = ("documents", "bytes", "tokens")
-        rows = [[found["name"], *(f"{found[key]:,}" for key in keys), _files(found)] for found in sets]
-        return Table(("set", *keys, "files"), rows)
+def set_table(sets: Sequence[Mapping[str, Any]]) -> Table | None:
+    """The sizes of the data sets; the last column is text."""
+    sizes = ("documents", "texts", "pairs", "bytes", "tokens", "src_tokens", "tgt_tokens")
+    used = [key for key in sizes if any(key in found for found in sets)]
     rows = []
     for found in sets:
         cleaning = found.get("cleaning") or {}
-        kept = cleaning.get("kept", found.get("pairs", 0))
-        read = cleaning.get("read", kept)
-        tokens = (f"{found[key]:,}" if found.get(key) is not None else "" for key in ("src_tokens", "tgt_tokens"))
-        rows.append([found["name"], f"{read:,}", f"{kept:,}", f"{read - kept:,}", *tokens, _files(found)])
-    return Table(("set", "read", "kept", "dropped", "source tokens", "target tokens", "files"), rows)
+        dropped = cleaning.get("read", 0) - cleaning.get("kept", 0)
+        counts = [found.get(key) for key in used] + [dropped]
+        texts = ("" if count is None else f"{count:,}" for count in counts)
+        rows.append([str(found["name"]), *texts, ", ".join(map(str, found.get("files", ())))])
+    return Table(("set", *(key.replace("_", " ") for key in used), "dropped", "files"), rows) if sets else None
 
 
-def _files(found: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, found.get("files", ())))
-
-
-def _leak_line(leak: Mapping[str, Any]) -> str:
+def leak_line(leak: Mapping[str, Any]) -> str:
+    """A line on the overlap of a set with the training text."""
     n, total, sources = leak.get("leaked", 0), leak.get("pairs", 0), leak.get("sources", 0)
     text = f"{leak['name']}: {n:,} of {total:,} {leak.get('unit', 'pairs')} overlap with the training text"
     return text + (f", and {sources - n:,} more sources with another translation" if sources > n else "")
@@ -290,7 +283,7 @@ def _precision_table(found: Mapping[str, Any]) -> Table:
         ]
         for one in compare_with_float32(found["precisions"])
     ]
-    header = f"--precision, {found['sentences']:,} validation sentences"
+    header = f"precision, {found['sentences']:,} validation sentences"
     return Table((header, "BLEU", "difference", "sentences per second", "times as fast"), rows)
 
 
@@ -310,11 +303,6 @@ def compact(value: float) -> str:
         if value >= size:
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
     return f"{value:,.0f}"
-
-
-def search_line(found: SetScores) -> str:
-    """Format how the translations of a set were searched for."""
-    return ", ".join(f"{key} {value}" for key, value in found.search.items())
 
 
 def _translation_row(found: SetScores) -> list[str]:

@@ -102,7 +102,7 @@ class CausalTask(PlainTextTask[TextStore]):
     wording = Wording(
         title="A language model that continues text",
         does="continues text",
-        command='transduce generate THIS_FOLDER --prompt "..."',
+        command="transduce generate THIS_FOLDER < prompt.txt",
         python="Generator.load(FOLDER).generate([{example}])[0].text",
         samples="Texts",
         shape="language model, {tokenizer} tokens · {model}, context {context}",

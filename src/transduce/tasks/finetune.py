@@ -1,4 +1,4 @@
-"""Fine-tuning: start a run from the weights of another run (`training.start`, `--from`).
+"""Fine-tuning: start a run from the weights of another run (`training.start`).
 
 The new run inherits the vocabulary, the shape of the model and the weights, and the settings that belong to them.
 Settings that contradict them are refused. The weights are copied into the new run's folder, so that a resumed run no
@@ -76,9 +76,7 @@ def find_start(asked: Settings) -> Start | None:
     extend_by = asked.tokenizer.extend
     if asked.training.start is None:
         if extend_by:
-            raise SettingsError(
-                f"tokenizer.extend = {extend_by}: there is no vocabulary to extend; name a run with --from"
-            )
+            raise SettingsError(f"tokenizer.extend = {extend_by}: there is no vocabulary to extend; set training.start")
         return _find_tokenizer(asked)
     if asked.tokenizer.start is not None:
         raise SettingsError(
@@ -100,13 +98,12 @@ def find_start(asked: Settings) -> Start | None:
         )
     if extend_by and other.model.reads_vectors:
         raise SettingsError(
-            f"tokenizer.extend = {extend_by}: the source of {run.path} is vectors, which have no vocabulary; leave "
-            "--extend-vocabulary out"
+            f"tokenizer.extend = {extend_by}: the source of {run.path} is vectors, which have no vocabulary; leave it out"
         )
     if extend_by and other.tokenizer.kind == HubTokenizer.kind:
         raise SettingsError(
             f"tokenizer.extend = {extend_by}: {run.path} has a vocabulary of the tokenizers library, which cannot be "
-            "extended; leave --extend-vocabulary out"
+            "extended; leave it out"
         )
     values = asked.model_dump(exclude_unset=True)
     values["model"] = _merged_section("model", asked, other, origin="training.start")
@@ -228,7 +225,7 @@ def _merged_section(section: str, asked: Settings, other: Settings, *, origin: s
         if key in _OWN[section]:
             found[key] = value
         elif value is not None and value != found.setdefault(key, value):
-            hint = "; --extend-vocabulary adds pieces" if key == "vocab_size" and origin == "training.start" else ""
+            hint = "; tokenizer.extend adds pieces" if key == "vocab_size" and origin == "training.start" else ""
             raise SettingsError(f"{section}.{key} = {value!r}: {origin} has {found[key]!r}; leave it out{hint}")
     if section == "tokenizer" and "sampling" not in given:
         found["sampling"] = 0.0

@@ -130,7 +130,7 @@ def resolve(
         rules = {**rules, **FINE_TUNING}
     settings, more = choose(replace(facts, settings=settings, tokens=tokens), rules)
     if choices or more:
-        log.say("defaults for unset settings (override with --set section.key=value):")
+        log.say("defaults for unset settings, each of which can be set:")
         for line in format_choices([*choices, *more]):
             log.say(line)
     return Settings.from_mapping(settings.model_dump(mode="json")), tokenizers

@@ -75,7 +75,7 @@ def test_the_architecture_is_that_of_the_start(tmp_path: Path) -> None:
         ({"model": {"preset": "base"}}, "model.preset = 'base' has n_encoder_layers = 6"),
         ({"model": {"preset": "bas"}}, "did you mean 'base'?"),
         ({"tokenizer": {"kind": "bpe"}}, "tokenizer.kind = 'bpe': training.start has 'unigram'"),
-        ({"tokenizer": {"vocab_size": 99}}, "--extend-vocabulary adds pieces"),
+        ({"tokenizer": {"vocab_size": 99}}, "tokenizer.extend adds pieces"),
     ],
 )
 def test_contradicting_settings_are_refused(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
