@@ -147,7 +147,7 @@ def test_settings_that_contradict_the_start_are_refused(folder: Path) -> None:
         ("model.d_model=64", "training.start has 32"),
         (
             "tokenizer.vocab_size=900",
-            "tokenizer.extend adds pieces (training.start: --from; tokenizer.extend: --extend-vocabulary)",
+            "(training.start: --from; tokenizer.extend: --extend-vocabulary)",
         ),
         ("tokenizer.kind=bpe", "training.start has 'unigram'"),
     ):

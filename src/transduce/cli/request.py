@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,14 +80,9 @@ class Request:
 
         origin = str(self.recipe) if self.recipe else "settings"
         values = read_recipe(self.recipe) if self.recipe else {}
-        apply_overrides(values, self.overrides)
-        if self.text or self.valid_text or self.test_text:
-            values.setdefault("task", self._text_task())
-        corpora = self._corpora()
-        self._check_overrides(corpora)
         options: dict[str, dict[str, Any]] = {
             "data": {
-                **corpora,
+                **self._corpora(),
                 "src_lang": self.src_lang,
                 "tgt_lang": self.tgt_lang,
                 "root": self.data and str(self.data.absolute()),
@@ -97,9 +91,11 @@ class Request:
             "tokenizer": {"extend": self.extend_vocabulary},
         }
         for section, given in options.items():
-            if not isinstance(content := values.setdefault(section, {}), dict):
-                raise SettingsError(f"{origin}: '{section}' must be a section, [{section}]")
-            content |= {key: value for key, value in given.items() if value is not None}
+            if isinstance(content := values.setdefault(section, {}), dict):  # else `from_mapping` refuses it
+                content |= {key: value for key, value in given.items() if value is not None}
+        apply_overrides(values, self.overrides)
+        if self.text or self.valid_text or self.test_text:
+            values.setdefault("task", self._text_task())
         folder = self.recipe.parent if self.recipe else Path()
         settings = Settings.from_mapping(values, origin=origin).resolve_paths(folder)
         self._check_data(settings.data)
@@ -144,15 +140,6 @@ class Request:
                 task = (known.get(section) if section else known).get("task")
                 return "masked" if task in ("masked", "classification", "encoding") else "causal"
         return "causal"
-
-    def _check_overrides(self, named: Mapping[str, Any]) -> None:
-        """Refuse `--set data.train...` if options name training text too: one of them would be ignored."""
-        for override in self.overrides or ():
-            section, *keys = override.split("=")[0].strip().split(".")
-            if section == "data" and keys and keys[0] in named:
-                raise SettingsError(
-                    f"--set {override}: the {keys[0]} text is given by options already; use a recipe for both"
-                )
 
     def _check_data(self, data: DataSettings) -> None:
         """Refuse a request without training text, or with files that do not exist."""

@@ -19,16 +19,14 @@ from transduce.errors import DataError, SettingsError, UserError
 from transduce.evaluation.bootstrap import N_SAMPLES, SEED, Difference, paired_bootstrap
 from transduce.evaluation.metrics import (
     LabelScores,
-    Precisions,
     Scores,
     check_lengths,
     evaluate,
-    format_precisions,
     metrics,
     score_labels,
 )
 from transduce.evaluation.options import TranslationEvaluation
-from transduce.evaluation.precisions import measure_precisions
+from transduce.evaluation.translations import Precisions, format_precisions, measure_precisions
 from transduce.logging import Log
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder

@@ -10,11 +10,10 @@ from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.decoding.translator import Translator
 from transduce.evaluation.card import write_card
-from transduce.evaluation.metrics import Scores, format_precisions
-from transduce.evaluation.precisions import measure_precisions
+from transduce.evaluation.metrics import Scores
 from transduce.evaluation.records import SentenceAttention, Wording, save_attention, save_set
 from transduce.evaluation.report import write_report
-from transduce.evaluation.translations import score_translator
+from transduce.evaluation.translations import format_precisions, measure_precisions, score_translator
 from transduce.inspection.attention import attention_maps
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder

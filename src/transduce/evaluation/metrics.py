@@ -1,7 +1,4 @@
-"""Scores: BLEU, chrF and TER by sacreBLEU, each with its signature; accuracy, F1 and Matthews correlation of labels.
-
-Also BLEU and speed of precisions, compared with float32.
-"""
+"""Scores: BLEU, chrF and TER by sacreBLEU, each with its signature; accuracy, F1 and Matthews correlation of labels."""
 
 from __future__ import annotations
 
@@ -237,43 +234,3 @@ def score_labels(truth: Sequence[int], predicted: Sequence[int], labels: Sequenc
     table = np.zeros((len(labels), len(labels)), dtype=np.int64)
     np.add.at(table, (np.asarray(truth, dtype=np.int64), np.asarray(predicted, dtype=np.int64)), 1)
     return LabelScores(tuple(labels), table)
-
-
-Precisions = Mapping[str, Mapping[str, float]]
-"""By precision, float32 first: bleu, sentences_per_second."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrecisionResult:
-    """BLEU and speed of a precision, and both compared with float32."""
-
-    precision: str
-    bleu: float
-    bleu_difference: float
-    sentences_per_second: float
-    times_as_fast: float
-
-
-def compare_with_float32(found: Precisions) -> list[PrecisionResult]:
-    """The results of all precisions, in order."""
-    float32 = found["float32"]
-    return [
-        PrecisionResult(
-            name,
-            values["bleu"],
-            values["bleu"] - float32["bleu"],
-            values["sentences_per_second"],
-            values["sentences_per_second"] / float32["sentences_per_second"],
-        )
-        for name, values in found.items()
-    ]
-
-
-def format_precisions(found: Precisions) -> list[str]:
-    """Format the other precisions compared with float32, as lines."""
-    return [
-        f"precision {one.precision}: {one.bleu:.2f} BLEU ({one.bleu_difference:+.2f}), {one.times_as_fast:.1f} times "
-        "as fast as float32"
-        for one in compare_with_float32(found)
-        if one.precision != "float32"
-    ]

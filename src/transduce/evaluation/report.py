@@ -10,8 +10,8 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from transduce.evaluation.charts import TEMPLATES, Curve, line_chart, smooth
-from transduce.evaluation.metrics import compare_with_float32
 from transduce.evaluation.records import Record, SetScores, Wording, render_record, versions
+from transduce.evaluation.translations import compare_with_float32
 from transduce.inspection.heatmap import heat_map_figures
 from transduce.inspection.html import render
 from transduce.logging import duration
@@ -274,14 +274,8 @@ def score_tables(record: Record) -> list[Table]:
 
 def _precision_table(found: Mapping[str, Any]) -> Table:
     rows = [
-        [
-            one.precision,
-            f"{one.bleu:.2f}",
-            f"{one.bleu_difference:+.2f}",
-            f"{one.sentences_per_second:,.0f}",
-            f"{one.times_as_fast:.1f}",
-        ]
-        for one in compare_with_float32(found["precisions"])
+        [name, f"{bleu:.2f}", f"{difference:+.2f}", f"{speed:,.0f}", f"{times:.1f}"]
+        for name, bleu, difference, speed, times in compare_with_float32(found["precisions"])
     ]
     header = f"precision, {found['sentences']:,} validation sentences"
     return Table((header, "BLEU", "difference", "sentences per second", "times as fast"), rows)

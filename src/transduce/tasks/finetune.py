@@ -98,7 +98,7 @@ def find_start(asked: Settings) -> Start | None:
         )
     if extend_by and other.model.reads_vectors:
         raise SettingsError(
-            f"tokenizer.extend = {extend_by}: the source of {run.path} is vectors, which have no vocabulary; leave it out"
+            f"tokenizer.extend = {extend_by}: {run.path} reads vectors, which have no vocabulary; leave it out"
         )
     if extend_by and other.tokenizer.kind == HubTokenizer.kind:
         raise SettingsError(

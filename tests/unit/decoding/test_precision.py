@@ -10,10 +10,9 @@ from transduce.decoding import loading, native_library
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
-from transduce.evaluation.metrics import format_precisions
-from transduce.evaluation.precisions import measure_precisions
 from transduce.evaluation.records import read_record, render_record
 from transduce.evaluation.report import score_tables
+from transduce.evaluation.translations import format_precisions, measure_precisions
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 
@@ -32,7 +31,7 @@ def folder(make_run: Any) -> RunFolder:
 def test_the_report_compares_each_precision_with_float32(folder: RunFolder) -> None:
     folder.write_record("precision_scores.json", {"sentences": 1200, "precisions": MEASURED})
     (table,) = score_tables(read_record(folder))
-    assert "--precision" in table.header[0] and "1,200" in table.header[0]
+    assert "precision" in table.header[0] and "1,200" in table.header[0]
     assert table.rows == [["float32", "30.11", "+0.00", "500", "1.0"], ["int8", "30.06", "-0.05", "950", "1.9"]]
     (line,) = format_precisions(MEASURED)
     assert all(part in line for part in ("int8", "-0.05", "1.9 times as fast"))
@@ -46,7 +45,7 @@ def test_the_report_compares_each_precision_with_float32(folder: RunFolder) -> N
 def test_each_precision_that_the_cpu_has_is_measured(
     folder: RunFolder, texts: list[str], instructions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.evaluation.precisions.instruction_set", lambda: instructions)
+    monkeypatch.setattr("transduce.evaluation.translations.instruction_set", lambda: instructions)
     expected = [one.text for one in Translator.load(folder.path, device="cpu").translate(texts[:20])]
     found = measure_precisions(folder, list(zip(texts[:20], expected, strict=True)), Log(quiet=True))
     assert not isinstance(found, str)
