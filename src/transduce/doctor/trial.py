@@ -157,7 +157,7 @@ class Rehearsal:
         """The largest possible micro-batch."""
         tokens = max(self.settings.data.context or 1, tokens_at_once(self.settings, self.processes))
         settings = self.settings.with_values("training", batch_tokens=tokens, micro_batch_tokens=tokens)
-        feeder = self.task.feeder(self.task.longest(self.prepared, settings), settings, self.device)
+        feeder = self.task.feeder(self.task.longest_rows(self.prepared, settings), settings, self.device)
         sizes = [len(batch) for batch in feeder.plan(0)]
         return next(iter(feeder.feeds(Position(0, sizes.index(max(sizes))))))
 

@@ -12,7 +12,7 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `encode` writes stores of class `store` to `tokens/` in the run folder, seals it, and at the very end writes
   `data.json` with its `fingerprint`, so that a killed run can resume;
 - `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
-- `reads` is the form of its rows, by which the doctor checks files; `longest` makes its largest batch;
+- `reads` is the form of its rows, by which the doctor checks files; `longest_rows` makes its largest batch;
 - `validation` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
 - `finish` scores, keeps samples, and calls `finalize`;
 - `evaluate` scores a finished run on files, with the options of its class in `evaluation.options`;
@@ -61,14 +61,6 @@ Form = Literal["pairs", "text", "labelled"]
 
 TextsT = TypeVar("TextsT", bound=Texts[Any])
 StoreT = TypeVar("StoreT", bound=Store)
-ReadT = TypeVar("ReadT", covariant=True)
-
-
-class ReadTexts(Protocol[ReadT]):
-    """The signature of the functions of `data.preparation` that read text."""
-
-    def __call__(self, settings: Settings, log: Log, sources: Sources[Any], *, spool_in: Path | None) -> ReadT:
-        """Read each source once."""
 
 
 @runtime_checkable
@@ -128,9 +120,9 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
 
     sources: Callable[[Settings], Sources[Any]]
     """Names the text that the settings ask for; nothing is opened yet."""
-    read_texts: ReadTexts[TextsT]
+    read_texts: Callable[..., TextsT]
     """Reads it, one of the functions of `data.preparation`."""
-    counted_in: ClassVar[str]
+    unit: ClassVar[str]
     """What the size of a set counts, in the plural."""
     scored_model: ClassVar[type[ScoredModel]]
     """How `transduce compare` scores a finished run."""
@@ -147,12 +139,8 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         temporary folder). Raises `DataError` for whatever is wrong with the text.
         """
         texts = self.read_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
-        self.check_texts(texts, settings)
-        log.say(f"{texts.train.size:,} {self.counted_in} to train on, {texts.valid.size:,} to validate on")
+        log.say(f"{texts.train.size:,} {self.unit} to train on, {texts.valid.size:,} to validate on")
         return texts
-
-    def check_texts(self, texts: TextsT, settings: Settings) -> None:
-        """Raise `DataError` for text that the task cannot use."""
 
     def facts(self, asked: Settings, texts: TextsT, machine: Machine) -> Facts:
         """What choices may depend on, before encoding."""
@@ -162,7 +150,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
             machine=machine,
             sizes=self.defaults.sizes,
             amount=texts.train.size,
-            unit=self.counted_in,
+            unit=self.unit,
         )
 
     @abstractmethod
@@ -223,7 +211,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         """Yields the batches of the training loop."""
 
     @abstractmethod
-    def longest(self, prepared: Prepared[StoreT], settings: Settings) -> Prepared[StoreT]:
+    def longest_rows(self, prepared: Prepared[StoreT], settings: Settings) -> Prepared[StoreT]:
         """Return `prepared` with training rows of the maximum length, enough for the batch that needs most memory."""
 
     @abstractmethod
@@ -254,7 +242,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         """Score a finished run on files. `options`: of the class that EVALUATION_OPTIONS has for the task."""
 
 
-def n_rows_of(length: int, settings: Settings) -> int:
+def n_rows_for(length: int, settings: Settings) -> int:
     """A number of rows of this length that is more than a batch."""
     training = settings.training
     budget = training.micro_batch_tokens or resolved(training.batch_tokens, "training.batch_tokens")

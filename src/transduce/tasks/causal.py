@@ -162,7 +162,7 @@ class CausalTask(PlainTextTask[TextStore]):
     def feeder(self, prepared: Prepared[TextStore], settings: Settings, device: torch.device) -> RowFeeder:
         return _feeder(prepared.train, settings, device)
 
-    def longest(self, prepared: Prepared[TextStore], settings: Settings) -> Prepared[TextStore]:
+    def longest_rows(self, prepared: Prepared[TextStore], settings: Settings) -> Prepared[TextStore]:
         return prepared
 
     def validation(self, prepared: Prepared[TextStore], settings: Settings, device: torch.device) -> Validation:

@@ -33,8 +33,8 @@ from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import Prepared, Validation, n_rows_of, tiled
-from transduce.tasks.defaults import MODEL, TRAINING, Defaults, Facts, Size, for_vectors
+from transduce.tasks.base import Prepared, Validation, n_rows_for, tiled
+from transduce.tasks.defaults import MODEL, TRAINING, Defaults, Facts, Size, choose_vocab_size, for_vectors
 from transduce.tasks.one_sided import TRIED, OneSidedTask
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -58,6 +58,9 @@ BERT_CLASSIFICATION = Defaults(
     ),
     {
         **MODEL,
+        "tokenizer.vocab_size": lambda facts: (
+            None if facts.settings.model.reads_vectors else choose_vocab_size(facts)
+        ),
         "model.pooling": for_vectors("mean", "vectors have no [CLS]"),
     },
     {**TRAINING, "training.stop_by": ("accuracy", "the goal of the run")},
@@ -88,7 +91,7 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
     )
     scored_model = ScoredClassifier
     reads = "labelled"
-    counted_in = "labelled texts"
+    unit = "labelled texts"
     sources = staticmethod(labelled_sources)
     read_texts = staticmethod(read_labelled_texts)
     leak_unit = "texts"
@@ -150,7 +153,7 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         samples = [[e.label, list(e.texts)] for e in islice(texts.valid.read(), N_SAMPLES)]
         write_json(tokens / "samples.json", samples)
 
-    def marks(self, settings: Settings) -> tuple[str, ...]:
+    def fingerprint_parts(self, settings: Settings) -> tuple[str, ...]:
         data = settings.data
         return f"held out: {not data.valid}", f"labels: {data.labels}", f"seed: {settings.training.seed}"
 
@@ -160,9 +163,9 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
     def feeder(self, prepared: Prepared[LabelStore], settings: Settings, device: torch.device) -> LabelFeeder:
         return LabelFeeder(prepared.train, settings.training, device=device)
 
-    def longest(self, prepared: Prepared[LabelStore], settings: Settings) -> Prepared[LabelStore]:
+    def longest_rows(self, prepared: Prepared[LabelStore], settings: Settings) -> Prepared[LabelStore]:
         length, store = longest_of(settings.model, settings.data.max_length), prepared.train
-        n = n_rows_of(length, settings)
+        n = n_rows_for(length, settings)
         ids = np.tile(tiled(store.ids, length), n)
         ends, zeros = np.full(n, length, dtype=np.int32), np.zeros(n, dtype=np.int32)
         return replace(prepared, train=LabelStore(ids, np.arange(n + 1) * length, ends, zeros, store.facts))

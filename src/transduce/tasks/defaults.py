@@ -178,9 +178,7 @@ def for_vectors(value: Any, reason: str) -> Rule:
     return lambda facts: (value, reason) if facts.settings.model.reads_vectors else None
 
 
-def _vocab_size(facts: Facts) -> Answer:
-    if facts.settings.model.reads_vectors and facts.settings.task == "classification":
-        return None
+def choose_vocab_size(facts: Facts) -> Answer:
     if facts.settings.tokenizer.kind == "char":
         return 4_096, "upper limit: the characters of the text, and 256 bytes for all others"
     return facts.size.vocab_size, f"for {facts.text}: each piece must be frequent enough to be learned"
@@ -279,7 +277,7 @@ def _valid_updates(facts: Facts) -> Answer:
 
 PRE_NORM = "pre", "learns faster than post-norm and needs less warm-up"
 UNSMOOTHED = 0.0, "smoothing would distort the probabilities"
-MODEL: Rules = {"tokenizer.vocab_size": _vocab_size, "model.preset": _preset, "model.dropout": _dropout}
+MODEL: Rules = {"tokenizer.vocab_size": choose_vocab_size, "model.preset": _preset, "model.dropout": _dropout}
 TRAINING: Rules = {
     "training.batch_tokens": _batch_tokens,
     "training.micro_batch_tokens": _micro_batch_tokens,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from transduce.config.settings import Settings
 from transduce.data.batch import MaskedBatch
 from transduce.data.encoding import encode_sentences
 from transduce.data.masking import mask, word_starts
-from transduce.data.preparation import Texts
 from transduce.data.store import SentenceStore
 from transduce.data.text import Piece, read_pieces
 from transduce.decoding.mask_filler import MaskFiller
@@ -33,7 +31,7 @@ from transduce.evaluation.outputs import ScoredMaskedText
 from transduce.evaluation.records import Wording, save_generated, save_set
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import Prepared, Validation, n_rows_of, tiled
+from transduce.tasks.base import Prepared, Validation, n_rows_for, tiled
 from transduce.tasks.defaults import MODEL, TRAINING, UNSMOOTHED, Defaults, Size, choose_context
 from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
@@ -107,11 +105,6 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         if context is not None and context < 8:
             raise SettingsError(f"data.context = {context}: must be at least 8")
 
-    def check_texts(self, texts: Texts[Piece], settings: Settings) -> None:
-        if judges_pairs(settings):
-            for found in texts.sets.values():
-                _check_documents(found.name, sum(1 for _ in islice(_documents(found.read()), 2)))
-
     def encode_set(
         self,
         folder: Path,
@@ -126,17 +119,20 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         return encode_sentences(folder, records, vocabulary, longest=longest, fingerprint=mark, name=name)
 
     def check_set(self, store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
-        if judges_pairs(settings):
-            _check_documents(name, store.n_documents)
+        if judges_pairs(settings) and store.n_documents < 2:
+            raise DataError(
+                f"{name} text has {store.n_documents} document: model.next_sentence = true needs two or more, as half "
+                "of the pairs combine two; set data.documents, which says what ends one, or model.next_sentence = false"
+            )
         if not masked_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
             raise DataError(f"{name} text: it has nothing to predict")
 
     def describe(self, store: SentenceStore, settings: Settings) -> dict[str, Any]:
         return {"documents": store.n_documents, "bytes": store.facts["bytes"], "tokens": len(store.ids)}
 
-    def marks(self, settings: Settings) -> tuple[str, ...]:
+    def fingerprint_parts(self, settings: Settings) -> tuple[str, ...]:
         """The context too: it decides where long sentences are split."""
-        return *super().marks(settings), f"context: {settings.data.context}"
+        return *super().fingerprint_parts(settings), f"context: {settings.data.context}"
 
     def criterion(self, model: ModelSettings) -> Criterion:
         return predict_masked_tokens
@@ -144,9 +140,9 @@ class MaskedTask(PlainTextTask[SentenceStore]):
     def feeder(self, prepared: Prepared[SentenceStore], settings: Settings, device: torch.device) -> MaskedFeeder:
         return masked_feeder(prepared.train, prepared.tokenizers.tgt, settings, device)
 
-    def longest(self, prepared: Prepared[SentenceStore], settings: Settings) -> Prepared[SentenceStore]:
+    def longest_rows(self, prepared: Prepared[SentenceStore], settings: Settings) -> Prepared[SentenceStore]:
         length, store = _longest(settings), prepared.train
-        n = 2 * n_rows_of(length + 3, settings)  # pairs of segments share a row
+        n = 2 * n_rows_for(length + 3, settings)  # pairs of segments share a row
         ids = np.tile(tiled(store.ids, length), n)
         offsets, documents = np.arange(n + 1) * length, np.arange(0, n + 1, 2)
         return replace(prepared, train=SentenceStore(ids, offsets, documents, store.facts))
@@ -260,26 +256,6 @@ def _score(filler: MaskFiller, feeder: MaskedFeeder) -> MaskedScore:
 def _longest(settings: Settings) -> int:
     """Most tokens of a sentence: a row has three special tokens."""
     return resolved(settings.data.context, "data.context") - 3
-
-
-def _check_documents(name: str, n: int) -> None:
-    if n < 2:
-        raise DataError(
-            f"{name} text has {n} document: model.next_sentence = true needs two or more, as half of the pairs "
-            "combine two; set data.documents, which says what ends one, or model.next_sentence = false"
-        )
-
-
-def _documents(pieces: Iterable[Piece]) -> Iterator[bool]:
-    """Something for each document with text in it."""
-    text = False
-    for piece in pieces:
-        text = text or bool(piece.text.strip())
-        if text and piece.ends:
-            yield True
-            text = False
-    if text:
-        yield True
 
 
 def _masked_samples(store: SentenceStore, vocabulary: Vocabulary) -> list[str]:

@@ -55,7 +55,7 @@ class OneSidedTask(Task[TextsT, StoreT]):
         """The numbers of a set in data.json."""
 
     @abstractmethod
-    def marks(self, settings: Settings) -> tuple[str, ...]:
+    def fingerprint_parts(self, settings: Settings) -> tuple[str, ...]:
         """Return the settings, as text, that decide what is stored; they become part of the fingerprint."""
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
@@ -105,7 +105,7 @@ class OneSidedTask(Task[TextsT, StoreT]):
         """Keep what `finish` needs of the text besides the stores."""
 
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-        return fingerprint_of_text(digests, tokenizers.tgt, *self.marks(settings))
+        return fingerprint_of_text(digests, tokenizers.tgt, *self.fingerprint_parts(settings))
 
     def held_out_stores(self, folder: RunFolder) -> Iterator[tuple[str, StoreT]]:
         """The validation set and the test sets, by name."""
@@ -120,7 +120,7 @@ class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
     """What the tasks on plain text have in common."""
 
     reads = "text"
-    counted_in = "bytes of text"
+    unit = "bytes of text"
     leak_unit = "lines"
     sources = staticmethod(line_sources)
     read_texts = staticmethod(read_plain_texts)
@@ -147,6 +147,6 @@ class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
     def size_of(self, record: Piece) -> int:
         return len(record.text.encode("utf-8"))
 
-    def marks(self, settings: Settings) -> tuple[str, ...]:
+    def fingerprint_parts(self, settings: Settings) -> tuple[str, ...]:
         data = settings.data
         return f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}"

@@ -35,7 +35,7 @@ from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import seal_folder
-from transduce.tasks.base import Prepared, Task, Validation, n_rows_of, report_leaks, tiled
+from transduce.tasks.base import Prepared, Task, Validation, n_rows_for, report_leaks, tiled
 from transduce.tasks.defaults import MODEL, PRE_NORM, TRAINING, Defaults, Size, for_vectors
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
@@ -91,7 +91,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         *(f"decoding.{key}" for key in DecodingSettings.model_fields),
     )
     reads = "pairs"
-    counted_in = "sentence pairs"
+    unit = "sentence pairs"
     sources = staticmethod(translation_sources)
     read_texts = staticmethod(read_pair_texts)
     defaults = TRANSLATION
@@ -196,9 +196,9 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         weights = None if settings.data.demo else prepared.train.weights([c.weight for c in settings.data.train])
         return PairFeeder(prepared.train, training, device=device, weights=weights, segment=segment)
 
-    def longest(self, prepared: Prepared[TokenStore], settings: Settings) -> Prepared[TokenStore]:
+    def longest_rows(self, prepared: Prepared[TokenStore], settings: Settings) -> Prepared[TokenStore]:
         length = settings.data.max_length
-        n = n_rows_of(length, settings)
+        n = n_rows_for(length, settings)
         sides = [tiled(ids, length).tolist() for ids in (prepared.train.src, prepared.train.tgt)]
         return replace(prepared, train=TokenStore.from_lists([sides[0]] * n, [sides[1]] * n))
 

@@ -25,7 +25,7 @@ def facts_of(asked: Settings, machine: Machine, amount: int, tokens: int | None 
     task = TASKS[asked.task]
     sizes = task.defaults.sizes
     return Facts(
-        asked=asked, settings=asked, machine=machine, sizes=sizes, amount=amount, unit=task.counted_in, tokens=tokens
+        asked=asked, settings=asked, machine=machine, sizes=sizes, amount=amount, unit=task.unit, tokens=tokens
     )
 
 
