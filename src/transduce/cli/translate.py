@@ -194,7 +194,7 @@ def inspect(
     """
     from transduce.decoding.translator import Translator
     from transduce.errors import SettingsError
-    from transduce.evaluation.finalize import attention_of
+    from transduce.inspection.attention import attention_of
     from transduce.inspection.heatmap import attention_page, save_picture
     from transduce.inspection.terminal import show_attention
     from transduce.runs.atomic import write_text

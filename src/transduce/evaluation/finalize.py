@@ -6,15 +6,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from transduce.data.batch import collate
-from transduce.data.examples import Example
 from transduce.decoding.translator import Translator
 from transduce.evaluation.card import write_card
 from transduce.evaluation.metrics import Scores
-from transduce.evaluation.records import SentenceAttention, Wording, save_attention, save_set
+from transduce.evaluation.records import Wording, save_attention, save_set
 from transduce.evaluation.report import write_report
 from transduce.evaluation.translations import format_precisions, measure_precisions, score_translator
-from transduce.inspection.attention import attention_maps
+from transduce.inspection.attention import attention_of
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 
@@ -76,23 +74,6 @@ def restore_pages(folder: RunFolder, wording: Wording, *, log: Log) -> None:
         if not (folder.path / name).exists():
             write(folder, wording)
             log.say(f"rewritten: {folder.path / name}")
-
-
-def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:
-    """Compute the attention weights for `tgt` (default: the model's translation of `src`). Raises `DataError`."""
-    tokenizers = translator.tokenizers
-    src_ids = tokenizers.src.encode(src)
-    if tgt is None:
-        translation = translator.translate([src])[0]
-        tgt, tgt_ids = translation.text, list(translation.ids)
-    else:
-        tgt_ids = tokenizers.tgt.encode(tgt)
-    translator.require_length(src_ids, tgt_ids)
-    batch = collate([Example(src_ids, tgt_ids)]).to(translator.device)
-    maps = attention_maps(translator.model, batch.src, batch.tgt_in)
-    src_pieces = tokenizers.src.pieces(batch.src[0].tolist())
-    tgt_pieces = (tokenizers.tgt.pieces(side[0].tolist()) for side in (batch.tgt_in, batch.tgt_out))
-    return SentenceAttention(src, tgt, tuple(maps.heat_maps(src_pieces, *tgt_pieces)))
 
 
 def _score(

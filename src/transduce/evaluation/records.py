@@ -33,6 +33,7 @@ import transduce
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
+from transduce.inspection.attention import SentenceAttention
 from transduce.inspection.heatmap import HeatMap
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import expecting
@@ -43,15 +44,6 @@ T = TypeVar("T")
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError,
                AssertionError, UndefinedError)  # fmt: skip
 _PACKAGES = ("torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
-
-
-@dataclass(frozen=True, slots=True)
-class SentenceAttention:
-    """One sentence, its translation, and the attention weights."""
-
-    src: str
-    tgt: str
-    maps: tuple[HeatMap, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.data.batch import collate
+from transduce.data.examples import Example
+from transduce.decoding.translator import Translator
 from transduce.inspection.heatmap import HeatMap
 from transduce.models.registry import architecture_of
 from transduce.nn.attention import Attention
@@ -80,6 +83,32 @@ def attention_maps(model: nn.Module, src: SourceInput, tgt_in: Int[Tensor, "1 T"
         part = next(part for part, pattern in patterns.items() if fnmatch(name, pattern))
         found[part].append(np.concatenate(steps, axis=1))
     return AttentionMaps(**{part: np.stack(layers) if layers else None for part, layers in found.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceAttention:
+    """One sentence, its translation, and the attention weights."""
+
+    src: str
+    tgt: str
+    maps: tuple[HeatMap, ...]
+
+
+def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:
+    """Compute the attention weights for `tgt` (default: the model's translation of `src`). Raises `DataError`."""
+    tokenizers = translator.tokenizers
+    src_ids = tokenizers.src.encode(src)
+    if tgt is None:
+        translation = translator.translate([src])[0]
+        tgt, tgt_ids = translation.text, list(translation.ids)
+    else:
+        tgt_ids = tokenizers.tgt.encode(tgt)
+    translator.require_length(src_ids, tgt_ids)
+    batch = collate([Example(src_ids, tgt_ids)]).to(translator.device)
+    maps = attention_maps(translator.model, batch.src, batch.tgt_in)
+    src_pieces = tokenizers.src.pieces(batch.src[0].tolist())
+    tgt_pieces = (tokenizers.tgt.pieces(side[0].tolist()) for side in (batch.tgt_in, batch.tgt_out))
+    return SentenceAttention(src, tgt, tuple(maps.heat_maps(src_pieces, *tgt_pieces)))
 
 
 @contextmanager

@@ -21,13 +21,13 @@ from transduce.evaluation.charts import TEMPLATES
 from transduce.evaluation.metrics import Scores, evaluate
 from transduce.evaluation.records import (
     Record,
-    SentenceAttention,
     read_record,
     save_attention,
     save_set,
     versions,
 )
 from transduce.evaluation.report import marked, report_html, write_report
+from transduce.inspection.attention import SentenceAttention
 from transduce.inspection.heatmap import HeatMap
 from transduce.inspection.html import environment
 from transduce.metrics_log import MetricsFile
