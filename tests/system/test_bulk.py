@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import multiprocessing
 import os
 import random
 import shutil
@@ -14,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> dict[str, bytes]:
-    process, errors = start(folder, "whole")
+def whole(folder: Path, processes: ForkServerContext) -> dict[str, bytes]:
+    process, errors = start(processes, folder, "whole")
     process.join()
     assert process.exitcode == 0, errors.read_text()
     return outputs(folder / "whole")
@@ -63,14 +63,12 @@ def command(folder: Path, out: str, *options: str) -> list[str]:
     return ["translate", str(folder / "run"), *files, "--output-dir", str(folder / out), *OPTIONS, *options]
 
 
-def start(folder: Path, out: str, *options: str) -> tuple[multiprocessing.Process, Path]:
-    """Start a translation in small chunks, forked from a server that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "sentencepiece", "transduce.decoding.bulk", "transduce.__main__"])
+def start(processes: ForkServerContext, folder: Path, out: str) -> tuple[ForkServerProcess, Path]:
+    """Start a translation in small chunks."""
     errors = folder / f"{out}.err"
-    process = context.Process(target=kills.bulk_child, args=(command(folder, out, *options), str(errors), CHUNK_LINES))
+    process = processes.Process(target=kills.bulk_child, args=(command(folder, out), str(errors), CHUNK_LINES))
     process.start()
-    return process, errors  # type: ignore[return-value]
+    return process, errors
 
 
 def progress(out: Path) -> int:
@@ -90,7 +88,9 @@ def wait_for_output(out: Path, process: subprocess.Popen[str], *, more_than: int
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_change_nothing(folder: Path, whole: dict[str, bytes]) -> None:
+def test_kills_at_random_moments_change_nothing(
+    folder: Path, whole: dict[str, bytes], processes: ForkServerContext
+) -> None:
     """SIGKILL after a random number of new bytes, which is while something is translated, written or renamed."""
     draw, total = random.Random(1), sum(map(len, whole.values()))
     n_kills, n_kept, number = 0, 0, 0
@@ -99,7 +99,7 @@ def test_kills_at_random_moments_change_nothing(folder: Path, whole: dict[str, b
         number += 1
         while True:
             before = progress(out)
-            process, errors = start(folder, out.name)
+            process, errors = start(processes, folder, out.name)
             mark = before + draw.randint(0, total // 4)
             while process.is_alive() and progress(out) <= mark:
                 time.sleep(0.0005)

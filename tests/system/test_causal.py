@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
-import shutil
+import signal
 import subprocess
 import sys
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
 import torch
 
+import toys
 from system.commands import Done, transduce
 from transduce import Generator
 from transduce.decoding.options import GenerationOptions, Sampling
@@ -115,7 +116,7 @@ def test_generate_from_options_stdin_and_as_a_stream(run: Path, monkeypatch: pyt
     assert streamed.out == greedy.out
     piped = subprocess.run(
         [sys.executable, "-m", "transduce", "generate", str(run), "--temperature", "0", "--max-length", "30"],
-        input=f"{POEM[:9]}\n", capture_output=True, text=True, env={**os.environ}, check=True,
+        input=f"{POEM[:9]}\n", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert piped.stdout.startswith(POEM[:9])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{POEM[:9]}\n".encode())))
@@ -214,36 +215,23 @@ def test_document_separators_and_held_out_text(tmp_path: Path, documents: str) -
     assert transduce("generate", folder, "-p", "A", "--max-length", 20).code == 0
 
 
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, text: Path, processes: ForkServerContext) -> None:
     """After SIGKILL at the second checkpoint. Dropout and batches continue exactly."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the same number of threads in each process
     more = small("model.dropout=0.2", "training.max_updates=30", "training.valid_updates=10", "training.device=cpu")
-    command = [sys.executable, "-m", "transduce", "train", "--text", str(text), "--quiet", *more, "--run"]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True)
-    code = (
-        "import os, signal, sys\nfrom transduce.runs.checkpoints import Checkpoints\n"
-        "from transduce.__main__ import main\n"
-        "kept = Checkpoints.save\n"
-        "def save(self, update, *given):\n    path = kept(self, update, *given)\n"
-        "    if update == 20: os.kill(os.getpid(), signal.SIGKILL)\n    return path\n"
-        "Checkpoints.save = save\nmain(sys.argv[1:])\n"
-    )
-    arguments = ["train", "--text", str(text), "--run", str(tmp_path / "cut"), "--quiet", *more]
-    killed = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True)
-    assert killed.returncode == -9, killed.stderr
-    subprocess.run([*command, str(tmp_path / "cut")], check=True)
-    whole, cut = (RunFolder.open(tmp_path / name).load_model() for name in ("whole", "cut"))
-    settings = [RunFolder.open(tmp_path / name).settings for name in ("whole", "cut")]
-    assert settings[0] == settings[1]
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
-    losses = [
-        [
-            (e["update"], e["loss"])
-            for e in MetricsFile(tmp_path / name / "metrics.jsonl").read()
-            if e["event"] == "update"
-        ]
-        for name in ("whole", "cut")
-    ]
-    assert [update for update, _ in losses[0]] == [update for update, _ in losses[1]]
-    assert [loss for _, loss in losses[0]] == pytest.approx([loss for _, loss in losses[1]], rel=1e-5)
-    shutil.rmtree(tmp_path / "cut")
+    given, errors = ["train", "--text", str(text), "--quiet", *more, "--run"], tmp_path / "errors"
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for target, run, rest, code in (
+        (toys.command, whole, ({},), 0),
+        (toys.killed_command, cut, ("prune", 2), -signal.SIGKILL),
+        (toys.command, cut, ({},), 0),
+    ):
+        process = processes.Process(target=target, args=([*given, str(run)], errors, *rest))
+        process.start()
+        process.join(120)
+        assert process.exitcode == code, errors.read_text()
+    weights = [RunFolder.open(run).load_model() for run in (whole, cut)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert RunFolder.open(whole).settings == RunFolder.open(cut).settings
+    events = [MetricsFile(run / "metrics.jsonl").read() for run in (whole, cut)]
+    losses = [[(e["update"], e["loss"]) for e in found if e["event"] == "update"] for found in events]
+    assert losses[0] == losses[1] and [e["event"] for e in events[1]].count("restart") == 1

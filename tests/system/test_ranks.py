@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -26,21 +25,6 @@ EXACT = ("max_updates=40", "average=ema", "optimizer=adam", "schedule=cosine")
 PLAIN = (*EXACT, "model.dropout=0.0")
 SAME = ("update", "lr", "epoch", "n_targets")
 LEFT = 1  # exit code of a process that lost another one
-
-
-@pytest.fixture(scope="module")
-def context() -> ForkServerContext:
-    """New processes from a server that has already imported torch."""
-    context = multiprocessing.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:
-        here = Path(__file__).parents[1]
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent / "src"), str(here)]))
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        context.set_forkserver_preload(["toys", "torch._dynamo"])
-        first = context.Process(target=int)
-        first.start()
-        first.join()
-    return context
 
 
 def free_port() -> int:
@@ -105,8 +89,8 @@ class Team:
 
 
 @pytest.fixture(scope="module")
-def team(context: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Team:
-    return Team(context, tmp_path_factory.mktemp("ranks"))
+def team(processes: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Team:
+    return Team(processes, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -21,20 +20,6 @@ from transduce.runs.folder import RunFolder
 TIMELESS = ("event", "update", "loss", "nll", "lr", "grad_norm", "padding", "epoch", "n_targets", "perplexity", "best")
 EMA = ("average=ema", "optimizer=adam", "schedule=inverse_sqrt")
 LAST = ("average=last", "average_n=2", "optimizer=muon", "schedule=cosine", "matrix_lr=0.01")
-
-
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    """New processes from a server that has already imported torch, which is a hundred times faster."""
-    context = multiprocessing.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:
-        here = Path(__file__).parents[1]
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent / "src"), str(here)]))
-        context.set_forkserver_preload(["toys", "torch._dynamo"])  # the latter: optimizers import it
-        first = context.Process(target=int)
-        first.start()
-        first.join()
-    return context
 
 
 class Runs:

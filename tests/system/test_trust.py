@@ -34,7 +34,7 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 
 def test_two_fresh_runs_are_equal_whatever_the_clock_says(tmp_path: Path) -> None:
-    """Two processes; in the second, every call of `time.time` jumps by years."""
+    """Two processes; the second has the recipe of the first, and every call of its `time.time` jumps by years."""
     src, tgt = write_corpus(tmp_path, "train", 120)
     (tmp_path / "sitecustomize.py").write_text(
         "import itertools, time\n_real, _n = time.time, itertools.count()\n"
@@ -43,10 +43,15 @@ def test_two_fresh_runs_are_equal_whatever_the_clock_says(tmp_path: Path) -> Non
     sets = [
         part for value in (*SMALL, "tokenizer.sampling=0.2", "training.max_updates=30") for part in ("--set", value)
     ]
-    for name, path in (("plain", ""), ("jumping", f"{tmp_path}{os.pathsep}")):
+    recipe = tmp_path / "plain" / "recipe.toml"
+    for name, path, asked in (
+        ("plain", "", ["--src", src, "--tgt", tgt, *sets]),
+        ("jumping", f"{tmp_path}{os.pathsep}", [recipe]),
+    ):
         environment = {**ENVIRONMENT, "PYTHONPATH": path + ENVIRONMENT["PYTHONPATH"]}
-        arguments = ["train", "--src", src, "--tgt", tgt, "--run", tmp_path / name, "--quiet", *sets]
+        arguments = ["train", *asked, "--run", tmp_path / name, "--quiet"]
         subprocess.run([sys.executable, "-m", "transduce", *map(str, arguments)], check=True, env=environment)
+    assert RunFolder.open(tmp_path / "plain").settings == RunFolder.open(tmp_path / "jumping").settings
     assert kills.computed(tmp_path / "plain") == kills.computed(tmp_path / "jumping")
     one, other = (tmp_path / name / "model.safetensors" for name in ("plain", "jumping"))
     assert one.read_bytes() == other.read_bytes()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import signal
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import numpy as np
@@ -80,19 +79,17 @@ def test_scores_attention_and_report_of_vectors(data: Path, run: Path) -> None:
     assert transduce("score", run, "--src", data / "test.safetensors", "--tgt", data / "test.txt").code == 0
 
 
-def test_a_killed_training_on_vectors_resumes_bit_by_bit(data: Path, tmp_path: Path) -> None:
+def test_a_killed_training_on_vectors_resumes_bit_by_bit(
+    data: Path, tmp_path: Path, processes: ForkServerContext
+) -> None:
     more = ("training.max_updates=16", "training.save_updates=4")
     assert transduce(*pairs(data, tmp_path / "whole", *more)).code == 0
-    context = multiprocessing.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:
-        here = Path(__file__).parents[1]
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent / "src"), str(here)]))
-        for kill in (("update", 7), ("checkpoint", 2)):
-            arguments = (pairs(data, tmp_path / "cut", *more), tmp_path / "errors", *kill)
-            process = context.Process(target=toys.killed_command, args=arguments)
-            process.start()
-            process.join(120)
-            assert process.exitcode == -signal.SIGKILL, (tmp_path / "errors").read_text()
+    for kill in (("update", 7), ("checkpoint", 2)):
+        arguments = (pairs(data, tmp_path / "cut", *more), tmp_path / "errors", *kill)
+        process = processes.Process(target=toys.killed_command, args=arguments)
+        process.start()
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL, (tmp_path / "errors").read_text()
     assert transduce(*pairs(data, tmp_path / "cut", *more)).code == 0
     one, other = (RunFolder.open(tmp_path / name).load_model() for name in ("whole", "cut"))
     assert all(torch.equal(one[name], other[name]) for name in one)
