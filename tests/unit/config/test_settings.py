@@ -90,7 +90,9 @@ def test_with_values_checks_and_leaves_other_settings_unset() -> None:
         ("[0.9, 0.99]", [0.9, 0.99]),
         ("a=b", "a=b"),
         ("", ""),
+        ("[" * 3000, "[" * 3000),  # too deep for TOML
     ],
+    ids=lambda value: str(value)[:20],
 )
 def test_overrides_are_read_as_toml_or_else_as_strings(text: str, value: object) -> None:
     values: dict[str, Any] = {}
@@ -109,10 +111,15 @@ def test_an_override_cannot_go_through_a_value() -> None:
         apply_overrides({"name": "x"}, ["name.y=1"])
 
 
-@pytest.mark.parametrize("content", [b"[model", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"[model", b"\xff\xfe", b"a = " + b"[" * 3000, b"a = 1979-13-45", b"a = 1" + b"0" * 5000]
+)
 def test_a_recipe_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.toml").write_bytes(content)
     with pytest.raises(SettingsError, match=r"x\.toml is not valid TOML"):
+        Settings.from_toml(tmp_path / "x.toml")
+    (tmp_path / "x.toml").write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(SettingsError, match=r"x\.toml has 1,048,577 bytes"):
         Settings.from_toml(tmp_path / "x.toml")
     with pytest.raises(SettingsError, match="cannot read recipe"):
         Settings.from_toml(tmp_path / "none.toml")

@@ -138,7 +138,11 @@ def test_text_keeps_its_line_ends(tmp_path: Path) -> None:
     assert (tmp_path / "a.txt").read_bytes() == "a\r\nb\u2028c\n".encode()
 
 
-@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff{}", b"[1] 2"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"a": 1', b"\xff{}", b"[1] 2", b"[" * 200_000, b'{"a":' * 100_000, b"1" * 5000],
+    ids=["empty", "cut", "bytes", "more", "deep", "deeper", "digits"],
+)
 def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "state.json"
     path.write_bytes(content)

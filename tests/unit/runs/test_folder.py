@@ -9,7 +9,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -181,34 +180,20 @@ def test_tokenizers_are_stored_and_loaded(tmp_path: Path, joint: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.model", "model.safetensors", "manifest.json"])
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     path = finished_run(tmp_path / "run")
+    content, choose = (path / name).read_bytes(), random.Random(1)
+    changes = [b"", content[:1], content[:-3]]
+    if name != "manifest.json":
+        places = [(choose.randrange(len(content)), 1 << bit) for bit in range(8)]
+        changes += [content[:i] + bytes([content[i] ^ bit]) + content[i + 1 :] for i, bit in places]
+    for changed in changes:
+        (path / name).write_bytes(changed)
+        with pytest.raises(RunFolderError, match=f"{name} is damaged"):
+            RunFolder.open(path).load_model()
     (path / name).unlink()
     with pytest.raises(RunFolderError, match=f"{name} is missing"):
         RunFolder.open(path)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.model", "model.safetensors", "manifest.json"])
-@pytest.mark.parametrize("keep", [0, 1, 0.5])
-def test_a_truncated_file_is_named(tmp_path: Path, name: str, keep: float) -> None:
-    path = finished_run(tmp_path / "run")
-    content = (path / name).read_bytes()
-    (path / name).write_bytes(content[: int(keep * len(content)) if keep < 1 else -3])
-    with pytest.raises(RunFolderError, match=f"{name} is damaged"):
-        RunFolder.open(path)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.model", "model.safetensors"])
-def test_a_flipped_bit_is_found(tmp_path: Path, name: str) -> None:
-    path = finished_run(tmp_path / "run")
-    for seed in range(10):
-        content = bytearray((path / name).read_bytes())
-        content[random.Random(seed).randrange(len(content))] ^= 1 << seed % 8
-        damaged = tmp_path / f"run{seed}"
-        shutil.copytree(path, damaged)
-        (damaged / name).write_bytes(content)
-        with pytest.raises(RunFolderError, match=f"{name} is damaged"):
-            RunFolder.open(damaged).load_model()
 
 
 def test_an_early_run_without_a_model_says_so(tmp_path: Path) -> None:
@@ -431,18 +416,3 @@ def test_a_refused_write_loses_nothing(tmp_path: Path) -> None:
         with no_file_longer_than(100_000):
             fills_the_disk(run)
         checkpoint(run, 20)
-
-
-def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk can only be mounted by root")
-    try:
-        with RunFolder.create(disk / "run", settings(), RECIPE) as run:
-            checkpoint(run, 10)
-            fills_the_disk(run)
-            checkpoint(run, 20)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,12 +118,31 @@ def test_a_file_with_appended_bytes_is_found(tmp_path: Path) -> None:
         load_metadata(path)
 
 
-@pytest.mark.parametrize("header", [b"[]", b"{", b"3", b'{"a": 1}', b'{"a": {"data_offsets": [0, "x"]}}', b"\xff\xfe"])
-def test_an_invalid_header_is_found(tmp_path: Path, header: bytes) -> None:
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(b"[]", b"{", b"3", b"\xff\xfe", b"[" * 100_000),
+        *({"a": 1}, {"a": []}, {"a": {"data_offsets": [0, "x"]}}),
+        *({"a": {**ENTRY, "data_offsets": offsets}} for offsets in ([8, 0], [0.0, 8.0])),
+        *({"a": {**ENTRY, "shape": shape}} for shape in (None, "x", [1 << 70])),
+        *({"a": ENTRY, "__metadata__": values} for values in ([], {"sha256": 7})),
+        *({"a": ENTRY, "__metadata__": {"aliases": text}} for text in ("[1", "3", '{"b": "c"}', "[" * 100_000)),
+    ],
+)
+def test_an_invalid_header_is_found(tmp_path: Path, header: Any) -> None:
+    path, text = tmp_path / "x.safetensors", header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 8)
     with pytest.raises(RunFolderError, match=f"{path} is damaged"):
-        load_metadata(path)
+        load_tensors(path, sealed=False)
+
+
+def test_an_impossible_length_of_the_header_is_found(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"\xff" * 8 + b"{}")
+    with pytest.raises(RunFolderError, match=r"x\.safetensors is damaged: its header has"):
+        load_metadata(tmp_path / "x.safetensors")
 
 
 def test_a_file_of_another_program_has_no_checksum(tmp_path: Path) -> None:
@@ -150,6 +170,7 @@ def test_loaded_tensors_do_not_depend_on_the_file(load: str, tmp_path: Path) -> 
     code = f"""
 import os, sys
 from pathlib import Path
+from typing import Any
 from transduce.runs import tensor_file, tensors
 loaded = {load}(Path(sys.argv[1]))
 os.truncate(sys.argv[1], 0)
