@@ -92,7 +92,7 @@ def copies(sample: Sample[Pair], data: DataSettings) -> Iterator[Finding]:
         yield Finding("copies", "obstacle", text, "was one file given twice?", figures)
     else:
         is_serious = share >= 0.02 and not data.drop_copies
-        yield note_or_warning(is_serious, "copies", text, "drop them with --set data.drop_copies=true", figures)
+        yield note_or_warning(is_serious, "copies", text, "data.drop_copies = true drops them", figures)
 
 
 def empty_sides(sample: Sample[Pair], data: DataSettings) -> Iterator[Finding]:
@@ -201,7 +201,7 @@ def documents(sample: Sample[str], data: DataSettings) -> Iterator[Finding]:
     n, total = sum(blank), len(blank)
     if data.documents == "file" and total >= 100 and 0.005 * total < n < 0.6 * total:
         text = f"{percent(n / total)} of the lines are blank, while every file is treated as one document"
-        advice = "if a blank line ends a document: --set data.documents=blank_line"
+        advice = "if a blank line ends a document, set data.documents = 'blank_line'"
         yield Finding("documents", "note", text, advice, {"blank": round(n / total, 4)})
 
 

@@ -128,7 +128,9 @@ def diagnose(settings: Settings, *, log: Log | None = None, seconds: float = SEC
     Raises `SettingsError` for a source of vectors.
     """
     if settings.model.reads_vectors:
-        raise SettingsError("model.source = 'vectors': the doctor checks text; try the training with --dry-run")
+        raise SettingsError(
+            "model.source = 'vectors': the doctor checks text; a dry run of the training checks vectors"
+        )
     found, log = Diagnosis(), log or _QUIET
     with found.collecting("settings"):
         start = find_start(settings)
@@ -221,7 +223,7 @@ def _unknown(name: str, texts: Sequence[str], vocabulary: Vocabulary) -> Iterato
     shown = " ".join(f"{part} (U+{ord(part[0]):04X})" if len(part) == 1 else part for part, _ in missing.most_common(8))
     share = len(hit) / len(texts)
     text = f"{percent(share)} of the lines of {name} have characters that are not in the vocabulary: {shown}"
-    advice = "--set tokenizer.character_coverage=1 includes all characters of the training text"
+    advice = "tokenizer.character_coverage = 1 includes all characters of the training text"
     yield note_or_warning(share > 0.005, "vocabulary", text, advice, {"share": round(share, 5)})
 
 
@@ -231,9 +233,9 @@ def memory_findings(settings: Settings, trial: Trial, available: int, processes:
     fits = micro // 2
     if trial.peak is not None:
         fits = min(fits, int(micro * max(0.0, ROOM * available - trial.base) / max(1, trial.peak - trial.base)))
-    advice = f"--set training.micro_batch_tokens={fits} splits updates into parts that fit, with the same gradient"
+    advice = f"training.micro_batch_tokens = {fits} splits updates into parts that fit, with the same gradient"
     if fits < max(FEWEST_TOKENS, settings.data.context or 0):
-        advice = "use a smaller model (--set model.preset=tiny) or shorter texts"
+        advice = "use a smaller model (model.preset = tiny) or shorter texts"
     if trial.died == FULL:
         yield Finding("memory", "obstacle", f"the trial ran out of memory, with batches of {micro:,} tokens", advice)
     elif trial.died:
@@ -259,7 +261,7 @@ def time_of(settings: Settings, updates_per_epoch: float, seconds_per_update: fl
 def time_findings(settings: Settings, time: Time) -> Iterator[Finding]:
     """Whether training takes more than a week, ends before it has seen all text, or is mostly warmup."""
     if time.seconds > 7 * _DAY:
-        text, advice = f"training will take {time.seconds / _DAY:.0f} days", "limit it: --set training.max_minutes=N"
+        text, advice = f"training will take {time.seconds / _DAY:.0f} days", "limit it with training.max_minutes"
         yield Finding("time", "warning", text, advice)
     if time.epochs < 0.9 and time.by == "max_minutes":
         text = f"{duration(time.seconds)} of updates are {time.epochs:.2f} epochs: training will not see all text"

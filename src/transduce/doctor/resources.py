@@ -31,7 +31,7 @@ def warn_of_resources(settings: Settings, model: nn.Module, place: Path, machine
     if needed > machine.memory:
         log.warn(
             f"training will take about {size(needed)} of memory, and {size(machine.memory)} are free; "
-            f"use --set training.micro_batch_tokens={max(64, micro // 2)} or a smaller model"
+            f"set training.micro_batch_tokens = {max(64, micro // 2)}, or use a smaller model"
         )
     snapshots = training.average_n + 1 if average.keeps_last else 0
     # Checkpoints, one that is being written, and the weights of the run.
@@ -40,5 +40,5 @@ def warn_of_resources(settings: Settings, model: nn.Module, place: Path, machine
     if on_disk > free:
         log.warn(
             f"the run needs about {size(on_disk)} at {place}, where {size(free)} are free; free space, use another "
-            "folder (--run), or keep fewer checkpoints (--set training.keep_checkpoints=1)"
+            "folder, or keep fewer checkpoints (training.keep_checkpoints = 1)"
         )
