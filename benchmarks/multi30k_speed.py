@@ -29,10 +29,10 @@ import ctranslate2
 import matplotlib.pyplot as plt
 import torch
 
+from transduce.config.decoding import DecodingOptions
 from transduce.convert.exporting import export_run
 from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_model import PRECISIONS
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.translator import Translator
 from transduce.evaluation.metrics import evaluate
 
@@ -65,7 +65,7 @@ def our_systems(asked: str, lines: list[str], beams: list[int], precisions: list
 def _ours(run: Path, lines: list[str], beam: int, precision: str) -> System:
     translator = Translator.load(run, precision=precision)  # type: ignore[arg-type]
     assert not translator.choice.slow_because, translator.choice.slow_because
-    options, tokenizers = TranslationOptions(beam=beam, scores=beam > 1), translator.tokenizers
+    options, tokenizers = DecodingOptions(beam=beam, scores=beam > 1), translator.tokenizers
     asked = [
         DecodingInput((i,), ids, min(MAX_LENGTH, 2 * len(ids) + 16))  # the limit of `transduce translate`
         for i, ids in enumerate(tokenizers.src.encode_batch(lines))

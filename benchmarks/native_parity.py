@@ -21,12 +21,12 @@ from typing import Any
 import sacrebleu
 import torch
 
+from transduce.config.decoding import DecodingOptions
 from transduce.convert.importing import import_run
 from transduce.decoding import native_engine
 from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import PRECISIONS, NativePrecision
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 
@@ -37,7 +37,7 @@ def load(run: Path, precision: NativePrecision, n_threads: int) -> Any:
     return Translator.load(run, precision=precision).engine
 
 
-def company(engines: Sequence[NativeEngine], asked: list[DecodingInput], options: TranslationOptions) -> int:
+def company(engines: Sequence[NativeEngine], asked: list[DecodingInput], options: DecodingOptions) -> int:
     """How many sentences differ between batches and between engines, which have 1 and 2 threads."""
     expected = engines[1].translate(asked, options)
     differing: set[int] = set()
@@ -65,13 +65,13 @@ def main() -> None:
         list(import_run("marian", MODEL, Path(folder) / "run"))
         translator = Translator.load(Path(folder) / "run", precision="float32")
         engines = {p: [load(Path(folder) / "run", p, n_threads) for n_threads in (1, 2)] for p in PRECISIONS}
-        exact_engine = TorchEngine(translator.model, translator.settings)
+        exact_engine = TorchEngine(translator.model)
     sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))
     tokenizers = translator.tokenizers
     asked = [DecodingInput((i,), ids, 127) for i, ids in enumerate(tokenizers.src.encode_batch(sources))]
     torch.set_num_threads(2)
     for beam in args.beams:
-        options = TranslationOptions(beam=beam)
+        options = DecodingOptions(beam=beam)
         exact = exact_engine.translate(asked, options)
         for precision in PRECISIONS:
             found: Any = engines[precision][0].translate(asked, options)

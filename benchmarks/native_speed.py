@@ -100,14 +100,14 @@ def prepare(folder: Path, tiny: Path) -> None:
 
 def our_jobs(folder: Path, task: Task, lines: list[str], n_threads: int) -> dict[str, Job]:
     """A job per instruction set and precision."""
+    from transduce.config.decoding import DecodingOptions
     from transduce.decoding import native_engine
     from transduce.decoding.engine import DecodingInput
-    from transduce.decoding.options import TranslationOptions
     from transduce.decoding.translator import Translator
 
     native_engine.n_threads_to_use = lambda: n_threads  # type: ignore[attr-defined]
     jobs: dict[str, Job] = {}
-    options = TranslationOptions(beam=task.beam, scores=task.beam > 1)
+    options = DecodingOptions(beam=task.beam, scores=task.beam > 1)
     for isa, precision in OURS:
         os.environ["TRANSDUCE_NATIVE_ISA"] = isa
         if not isa:

@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 
+from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import model_settings, resolve_preset
 from transduce.config.recipe import apply_overrides
-from transduce.config.settings import DecodingSettings
 from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import PRECISIONS, NativeModel
-from transduce.decoding.options import TranslationOptions
 from transduce.models.registry import build_model, count_parameters
 
 
@@ -38,7 +37,7 @@ def engines(model: str, vocab_size: int, precisions: list[Any]) -> tuple[int, di
     found = {}
     for precision in precisions:
         native = NativeModel(weights, settings, n_src=vocab_size, n_tgt=vocab_size, precision=precision)  # type: ignore[arg-type]
-        found[precision] = NativeEngine(native, DecodingSettings(), reference=lambda: None, n_threads=1)  # type: ignore[arg-type, return-value]
+        found[precision] = NativeEngine(native, reference=lambda: None, n_threads=1)  # type: ignore[arg-type, return-value]
     return count_parameters(built), found
 
 
@@ -67,7 +66,7 @@ def main() -> None:
             for precision, engine in of_model.items():
                 for beam in args.beams:
                     began = time.process_time()
-                    engine.translate(asked, TranslationOptions(beam=beam, scores=beam > 1))
+                    engine.translate(asked, DecodingOptions(beam=beam, scores=beam > 1))
                     key = (model, beam, precision)
                     best[key] = min(best.get(key, float("inf")), time.process_time() - began)
     columns = [(beam, precision) for precision in args.precisions for beam in args.beams]

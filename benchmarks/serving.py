@@ -19,7 +19,7 @@ from serving_faults import byte_streams, malformed_requests, mixed, restart, shu
 from serving_setup import BEAMS, Setup
 from serving_speed import latency, overload, throughput
 
-from transduce import TranslationOptions, Translator
+from transduce import DecodingOptions, Translator
 from transduce.serving.texts import split_sentences
 
 COMMANDS: dict[str, Callable[[Setup], bool]] = {
@@ -43,7 +43,7 @@ def main() -> None:
     precision = dict(o.removeprefix("--").split("=") for o in args.serve).get("precision", "float32")
     translator = Translator.load(args.run, precision=precision)
     expected = {
-        beam: [one.text for one in translator.translate(lines, TranslationOptions(beam=beam or None))]
+        beam: [one.text for one in translator.translate(lines, DecodingOptions(beam=beam or None))]
         for beam in (0, *BEAMS)  # 0: the run's
     }
     del translator

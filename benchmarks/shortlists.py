@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from native_engines import engine_for
 from oracle.stand_in import untrained
+from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import resolve_preset
 from transduce.config.recipe import apply_overrides
 from transduce.config.settings import Settings
 from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import PRECISIONS
-from transduce.decoding.options import TranslationOptions
 from transduce.text.special import EOS
 
 
@@ -42,7 +42,7 @@ def sources(n: int, n_tokens: int, n_listed: int) -> list[tuple[DecodingInput, D
     return found
 
 
-def speed(engine: NativeEngine, batch: list[DecodingInput], options: TranslationOptions, *, alone: bool) -> float:
+def speed(engine: NativeEngine, batch: list[DecodingInput], options: DecodingOptions, *, alone: bool) -> float:
     """Sentences per CPU second."""
     began = time.process_time()
     for part in [[source] for source in batch] if alone else [batch]:
@@ -69,7 +69,7 @@ def main() -> None:
     for precision in PRECISIONS:
         engine = engine_for(model, settings, precision=precision, n_threads=1)
         for beam, alone in ((5, False), (5, True), (1, False), (1, True)):
-            options = (TranslationOptions(beam=beam, scores=False, shortlist=listed) for listed in (False, True))
+            options = (DecodingOptions(beam=beam, scores=False, shortlist=listed) for listed in (False, True))
             whole, short = options
             rounds = []
             for number in range(given.rounds + 1):

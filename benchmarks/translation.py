@@ -31,9 +31,9 @@ def ours(peers: Path, system: str, beam: int, batch: int) -> dict[str, Any]:
     import torch
     from common import DATA, MODEL  # type: ignore[import-not-found]
 
+    from transduce.config.decoding import DecodingOptions
     from transduce.convert.importing import import_run
     from transduce.decoding.engine import DecodingInput, Engine
-    from transduce.decoding.options import TranslationOptions
     from transduce.decoding.torch_engine import TorchEngine
     from transduce.decoding.translator import Translator
     from transduce.process import keep_freed_memory
@@ -45,14 +45,14 @@ def ours(peers: Path, system: str, beam: int, batch: int) -> dict[str, Any]:
         translator = Translator.load(Path(folder) / "run", precision=precision)
         engine: Engine = translator.engine
         if system == "pytorch":
-            engine = TorchEngine(translator.model, translator.settings)
+            engine = TorchEngine(translator.model)
     tokenizers = translator.tokenizers
     if translator.choice.slow_because and system != "pytorch":
         sys.exit(translator.choice.slow_because)
     sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))
     ids = tokenizers.src.encode_batch(sources)
     longest = max(map(len, ids)) + 1
-    options = TranslationOptions(beam=beam, batch_tokens=batch * longest, scores=beam > 1)
+    options = DecodingOptions(beam=beam, batch_tokens=batch * longest, scores=beam > 1)
     asked = [DecodingInput((i,), row, 127) for i, row in enumerate(ids)]
 
     def run() -> list[str]:

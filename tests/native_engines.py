@@ -23,8 +23,8 @@ def engine_for(
     tables = {side: weights.get(f"{side}_embedding.table.weight") for side in ("src", "tgt")}
     sizes = {f"n_{side}": len(weights["embedding.table.weight"] if t is None else t) for side, t in tables.items()}
     native = NativeModel(weights, settings.model, precision=precision, **sizes)  # type: ignore[arg-type]
-    reference = TorchEngine(model, settings.decoding)
-    return NativeEngine(native, settings.decoding, reference=lambda: reference, n_threads=n_threads)
+    reference = TorchEngine(model)
+    return NativeEngine(native, reference=lambda: reference, n_threads=n_threads)
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ transduce::Request with_options(const transduce_option* options, int64_t n) {
         found->set(request, options[i].value);
     }
     transduce::SearchOptions& search = request.options;
-    if (search.sampled) search.beam = search.n_best;
+    if (search.sampled) search.beam = search.n_best, search.length_penalty = 1;
     require(search.n_best <= search.beam, "n_best: must be from 1 to beam");
     search.scores |= search.beam > 1 || search.sampled;
     return request;

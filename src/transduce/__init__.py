@@ -7,16 +7,14 @@ import importlib
 __version__ = "0.1.0"
 _LAZY = {
     "Budget": "transduce.comparison.recipes",
+    "DecodingOptions": "transduce.config.decoding",
     "DecodingQueue": "transduce.decoding.queue",
     "DistillationOptions": "transduce.distillation.text",
-    "GenerationOptions": "transduce.decoding.options",
     "Generator": "transduce.decoding.generator",
     "MaskFiller": "transduce.decoding.mask_filler",
     "RayCluster": "transduce.decoding.bulk_ray",
-    "Sampling": "transduce.decoding.options",
     "Settings": "transduce.config.settings",
     "TextClassifier": "transduce.decoding.classifier",
-    "TranslationOptions": "transduce.decoding.options",
     "Translator": "transduce.decoding.translator",
     "compare": "transduce.comparison.compare",
     "diagnose": "transduce.doctor.diagnose",

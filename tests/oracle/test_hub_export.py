@@ -17,12 +17,12 @@ import berts
 import text_runs
 from oracle.cases import combination
 from text_runs import BERT, GPT, vocabulary
+from transduce.config.decoding import DecodingOptions
 from transduce.convert.exporting import export_run, open_outgoing
 from transduce.convert.importing import import_run
 from transduce.convert.tokenizer_json import hard_texts
 from transduce.decoding.generator import Generator
 from transduce.decoding.mask_filler import MaskFiller
-from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import UserError
 from transduce.runs.tensors import load_tensors
 from transduce.text.special import UNK
@@ -119,9 +119,7 @@ def test_our_language_models_generate_alike(tmp_path: Path, kind: str, options: 
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
     for prompt in ("a man\nreads", "die  Kinder 猫😀 \u2581"):
-        (expected,) = Generator.load(run).generate(
-            [prompt], GenerationOptions(max_length=12, sampling=Sampling(temperature=0))
-        )
+        (expected,) = Generator.load(run).generate([prompt], DecodingOptions(max_length=12, sample=True, temperature=0))
         inputs = tokenizer(prompt, return_tensors="pt")
         found = theirs.generate(**inputs, max_new_tokens=12, do_sample=False)[
             0, inputs["input_ids"].shape[1] :
@@ -187,7 +185,7 @@ def test_our_models_round_trip(tmp_path: Path, kind: str, options: dict[str, Any
     assert theirs.pieces(range(4, 20)) == [p.replace("\u2581", " ") if causal else p for p in own.pieces(range(4, 20))]
     if causal:
         assert theirs.bytes_of == own.bytes_of
-        greedy = GenerationOptions(max_length=12, sampling=Sampling(temperature=0))
+        greedy = DecodingOptions(max_length=12, sample=True, temperature=0)
         found = [Generator.load(path).generate(["a man\nreads"], greedy)[0] for path in
                  (run, tmp_path / "again")]  # fmt: skip
         assert found[0].text == found[1].text and found[0].ids == found[1].ids

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from hard_strings import HARD
 from marians import LINES, make_run, state_of, tokenizers
 from oracle.adapter import randomize
+from transduce.config.decoding import DecodingOptions
 from transduce.convert import marian, parity
 from transduce.convert.exporting import export_run
 from transduce.convert.importing import import_run
 from transduce.convert.parity import examples
 from transduce.convert.weight_map import Rows
 from transduce.data.batch import pad_sources
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.search import beam_search
 from transduce.decoding.translator import Translator
 from transduce.errors import TransduceError
@@ -114,7 +114,9 @@ def test_search_equals_generate(tmp_path: Path, seed: int) -> None:
     src, tgt = rows_of(c.vocab_size, c.pad_token_id), rows_of(c.decoder_vocab_size, c.pad_token_id)
     batch = examples(c.vocab_size + 1, c.decoder_vocab_size + 1, seed=seed).src
     for penalty in (0.6, 1.0):
-        found = beam_search(ours, batch, max_length=11, beam=4, length_penalty=penalty, patience=float("inf"))
+        found = beam_search(
+            ours, batch, DecodingOptions(beam=4, length_penalty=penalty), max_length=11, patience=float("inf")
+        )
         expected = other.generate(
             input_ids=moved(batch, src, c.pad_token_id),
             attention_mask=(batch != PAD).long(),
@@ -200,7 +202,7 @@ def test_export_is_checked_and_translates_alike(tmp_path: Path, joint: bool, opt
     ours = Translator.load(run)
     texts = LINES[::6]
     ids = pad_sources(ours.tokenizers.src.encode_batch(texts))
-    found = beam_search(ours.model, ids, max_length=10, beam=1)
+    found = beam_search(ours.model, ids, DecodingOptions(beam=1), max_length=10)
     inputs = tokenizer(texts, return_tensors="pt", padding=True)
     expected = other.generate(**inputs, num_beams=1, max_length=11, forced_eos_token_id=None).tolist()
     ended = [(h[0].ids, row[1 : row.index(0) if 0 in row else None]) for h, row in zip(found, expected, strict=True)]
@@ -240,7 +242,7 @@ def test_ctranslate2_gives_the_same_log_probabilities(tmp_path: Path, options: d
     lines = list(export_run(run, "ctranslate2", tmp_path / "out"))
     assert "checked: log-probabilities" in lines[1]
     ours, texts = Translator.load(run), LINES[::6]
-    found = ours.translate(texts, TranslationOptions(beam=1, max_length=10))
+    found = ours.translate(texts, DecodingOptions(beam=1, max_length=10))
     side = ours.tokenizers
     pieces = [side.src.pieces(side.src.encode(text)) for text in texts]
     expected = engine.Translator(str(tmp_path / "out")).translate_batch(pieces, beam_size=1, max_decoding_length=10)

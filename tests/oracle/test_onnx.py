@@ -20,10 +20,10 @@ import marians
 import text_runs
 from marians import LINES
 from oracle.cases import SINGLE, combination
+from transduce.config.decoding import DecodingOptions
 from transduce.convert import parity
 from transduce.convert.exporting import export_run, open_outgoing
 from transduce.decoding.generator import Generator
-from transduce.decoding.options import GenerationOptions, Sampling, TranslationOptions
 from transduce.decoding.translator import Translator
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -115,7 +115,7 @@ def test_translators(tmp_path: Path, options: dict[str, Any]) -> None:
     assert "checked: outputs of onnxruntime" in lines[1]
     assert translator_difference(run, out) <= BOUND, options
     texts = [*LINES[::24], "ein Buch , two books", "猫"]
-    expected = Translator.load(run).translate(texts, TranslationOptions(beam=1))
+    expected = Translator.load(run).translate(texts, DecodingOptions(beam=1))
     assert translate(out, texts) == [found.text for found in expected]
     assert b"onnx_graphs.py" not in (out / "encoder.onnx").read_bytes(), "a stack trace"
 
@@ -133,7 +133,7 @@ def test_language_models_of_random_configurations(tmp_path: Path, seed: int) -> 
         expected = generator.model.logits(generator.model(ids))
     assert stepped_difference(how, graphs["decoder"], ids, expected, {}) <= BOUND
     cut = sentencepiece.SentencePieceProcessor(model_file=str(out / how["tokenizer"]["file"]))
-    greedy = GenerationOptions(max_length=12, sampling=Sampling(temperature=0))
+    greedy = DecodingOptions(max_length=12, sample=True, temperature=0)
     (text,) = generator.generate(["a man\nreads"], greedy)
     new, found, state = how["begin"] + cut.encode("a man\nreads"), list[int](), first_state(how, 1)
     while len(found) < 12 and how["special"]["end"] not in found:

@@ -17,7 +17,7 @@ import torch
 import toys
 from system.commands import Done, transduce
 from transduce import Generator
-from transduce.decoding.options import GenerationOptions, Sampling
+from transduce.config.decoding import DecodingOptions
 from transduce.demo.corpus import demo_pairs
 from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
@@ -70,9 +70,7 @@ def run(text: Path) -> Path:
 
 
 def test_training_memorizes_a_short_text(run: Path) -> None:
-    (found,) = Generator.load(run).generate(
-        [POEM[:20]], GenerationOptions(max_length=80, sampling=Sampling(temperature=0))
-    )
+    (found,) = Generator.load(run).generate([POEM[:20]], DecodingOptions(max_length=80, sample=True, temperature=0))
     assert f"{found.prompt}{found.text}" == POEM[:100]
 
 

@@ -17,7 +17,7 @@ from sacrebleu.metrics import BLEU
 
 import kills
 from system.commands import Done, small, transduce, write_corpus
-from transduce import DistillationOptions, TranslationOptions, Translator, distill
+from transduce import DecodingOptions, DistillationOptions, Translator, distill
 from transduce.config.settings import EvaluationSettings
 from transduce.distillation.text import rerank
 from transduce.runs.folder import RunFolder
@@ -67,7 +67,7 @@ def test_a_student_is_trained_on_the_translations_of_the_teacher(folder: Path, p
     n = 0
     for name in ("train-1.txt", "train-2.txt"):
         sources = lines(text / "sources" / name)
-        found = [one.text for one in teacher.translate(sources, TranslationOptions(beam=3))]
+        found = [one.text for one in teacher.translate(sources, DecodingOptions(beam=3))]
         assert lines(text / "translations" / name) == found
         n += len(sources)
     held_out = lines(text / "sources" / "valid.txt")
@@ -141,7 +141,7 @@ def test_reranking_takes_the_translation_most_similar_to_the_reference(folder: P
     text = folder / "inter.distilled"
     chosen, sources = lines(text / "reranked" / "train-2.txt"), lines(text / "sources" / "train-2.txt")
     teacher, metric = Translator.load(folder / "teacher", device="cpu"), BLEU(effective_order=True)
-    found = teacher.translate(sources, TranslationOptions(beam=4, n_best=4))
+    found = teacher.translate(sources, DecodingOptions(beam=4, n_best=4))
     better = 0
     for translation, reference, one in zip(found, lines(text / "references" / "train-2.txt"), chosen, strict=True):
         scores = [metric.sentence_score(candidate.text, [reference]).score for candidate in translation.candidates]

@@ -99,7 +99,7 @@ def test_without_new_pieces_the_first_validation_scores_the_start(folder: Path) 
     one, two = (Translator.load(folder / run) for run in ("start", "plain"))
     assert first["loss"] == pytest.approx(last["loss"], abs=1e-4)
     settings = one.settings.model_copy(update={"max_length": two.settings.max_length})
-    one = Translator(TorchEngine(one.model, settings), one.tokenizers)
+    one = Translator(TorchEngine(one.model), one.tokenizers, settings=settings)
     assert [t.text for t in one.translate(lines)] == [t.text for t in two.translate(lines)]
 
 

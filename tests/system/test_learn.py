@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import toys
+from transduce.config.decoding import DecodingOptions
 from transduce.data.batch import pad_sources
 from transduce.decoding.search import beam_search
 from transduce.runs.folder import RunFolder
@@ -81,7 +82,7 @@ def test_learns_to_copy_and_to_reverse(
     sources = [ids for i in range(400) if tuple(ids := fresh[i][0].tolist()) not in seen][:200]
     assert len(sources) == 200, "held-out strings must be new"
     for beam in (1, 4):
-        found = beam_search(model, pad_sources(sources), max_length=20, beam=beam)
+        found = beam_search(model, pad_sources(sources), DecodingOptions(beam=beam), max_length=20)
         right = [ids[::-1] if reverse else ids for ids in sources]
         wrong = [(s, best.ids) for s, r, (best, *_) in zip(sources, right, found, strict=True) if list(best.ids) != r]
         # 0 to 5 with other seeds and instruction sets, which round differently; 200 before the training.

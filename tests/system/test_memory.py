@@ -14,10 +14,10 @@ import toys
 from system.commands import transduce
 from system.test_causal import LINES, POEM, assert_refused, small
 from transduce import Generator
+from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import model_settings
 from transduce.data.batch import causal
 from transduce.data.store import TextStore
-from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.models.registry import build_model
 from transduce.models.transformer_xl import TransformerXL
 from transduce.runs.folder import RunFolder
@@ -94,7 +94,7 @@ def run(text: Path) -> Path:
 
 def test_generation_continues_prompts_and_texts_of_any_length(run: Path) -> None:
     generator = Generator.load(run)
-    options = GenerationOptions(max_length=100, sampling=Sampling(temperature=0))
+    options = DecodingOptions(max_length=100, sample=True, temperature=0)
     prompts = [VERSE[:40], VERSE[:90], VERSE[:1]]
     together = generator.generate(prompts, options)
     assert [f"{one.prompt}{one.text}" for one in together[:2]] == [VERSE[:140], VERSE[:190]]

@@ -18,7 +18,7 @@ from selenium.webdriver.common.keys import Keys
 import marians
 import text_runs
 from servers import Server
-from transduce import GenerationOptions, Generator, Sampling, TranslationOptions, Translator
+from transduce import DecodingOptions, Generator, Translator
 
 pytestmark = [
     pytest.mark.loopback,
@@ -107,7 +107,7 @@ def test_alternatives_of_a_word_by_keyboard_alone(page: webdriver.Chrome, runs: 
     page.switch_to.active_element.send_keys(Keys.ENTER)
     buttons = wait(lambda: page.find_elements(By.CSS_SELECTOR, "#choices button"))
     found = [button.text for button in buttons]
-    options = TranslationOptions(beam=16, n_best=16)
+    options = DecodingOptions(beam=16, n_best=16)
     (expected,) = Translator.load(runs[0]).translate([marians.LINES[3]], options)
     assert set(found) <= {one.text for one in expected.candidates} and before not in found
     page.switch_to.active_element.send_keys(Keys.ENTER)
@@ -262,7 +262,7 @@ def test_a_language_model_continues_a_text(page: webdriver.Chrome, gpt: Path) ->
     field.send_keys("Der Hund", Keys.CONTROL, Keys.ENTER)
     status = page.find_element(By.ID, "status")
     wait(lambda: "tokens" in status.text)
-    options = GenerationOptions(max_length=100, sampling=Sampling(temperature=0.8), seed=5)
+    options = DecodingOptions(max_length=100, sample=True, temperature=0.8, seed=5)
     (expected,) = Generator.load(gpt).generate(["Der Hund"], options)
     shown = f"Der Hund{expected.text}".replace("\r\n", "\n").replace("\r", "\n")  # as a text area does
     assert field.get_property("value") == shown and f"{len(expected.ids)} tokens" in status.text

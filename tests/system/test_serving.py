@@ -15,7 +15,7 @@ import pytest
 import marians
 from servers import Server
 from system.commands import transduce
-from transduce import TranslationOptions, Translator
+from transduce import DecodingOptions, Translator
 from transduce.decoding.native_library import load_library
 from transduce.logging import escape
 
@@ -52,7 +52,7 @@ def translator(run: Path) -> Translator:
 
 
 def test_our_protocol(server: Server, translator: Translator) -> None:
-    options = TranslationOptions(beam=3, n_best=3)
+    options = DecodingOptions(beam=3, n_best=3)
     expected = translator.translate(LINES, options)
     body = {"text": LINES, "source": "en", "target": "de", "beam": 3, "n_best": 3, "split": False}
     status, answer = server.request("/v1/translate", body)
@@ -135,7 +135,7 @@ def test_streamed_tokens(server: Server, translator: Translator) -> None:
     with urllib.request.urlopen(server.url + "/v1/translate", body, timeout=30) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         events = [json.loads(line.removeprefix("data: ")) for line in response.read().decode().split("\n\n") if line]
-    (expected,) = translator.translate(LINES[:1], TranslationOptions(beam=1))
+    (expected,) = translator.translate(LINES[:1], DecodingOptions(beam=1))
     assert events[-1]["translation"]["text"] == expected.text
     assert all(set(event) == {"text"} for event in events[:-1])
     if not isinstance(load_library(), str):  # PyTorch's engine does not stream

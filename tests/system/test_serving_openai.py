@@ -12,13 +12,13 @@ import pytest
 import marians
 import text_runs
 from servers import Server
-from transduce import GenerationOptions, Generator, Sampling, TranslationOptions, Translator
+from transduce import DecodingOptions, Generator, Translator
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 LINES = marians.LINES[:4]
 PROMPTS = ["Der Hund", ""]
 SAMPLING: dict[str, Any] = {"temperature": 1.1, "top_p": 0.9, "extra_body": {"top_k": 50}}
-OPTIONS = GenerationOptions(sampling=Sampling(1.1, 50, 0.9), max_length=50, seed=4, n_samples=2)
+OPTIONS = DecodingOptions(sample=True, temperature=1.1, top_k=50, top_p=0.9, max_length=50, seed=4, n_best=2)
 TEXT = f"{LINES[0]}\n\n{LINES[1]}\n"
 
 
@@ -82,7 +82,7 @@ def test_the_last_user_message_is_translated(client: openai.OpenAI, translator: 
 
 
 def test_several_choices_and_a_limit_of_tokens(client: openai.OpenAI, translator: Translator) -> None:
-    options = TranslationOptions(n_best=3, max_length=3)
+    options = DecodingOptions(n_best=3, max_length=3)
     (expected,) = translator.translate(LINES[:1], options)
     found = client.chat.completions.create(
         model="en-de", messages=[{"role": "user", "content": LINES[0]}], n=3, max_tokens=3
@@ -153,7 +153,7 @@ def test_a_stream_of_completions_ends_before_a_stop_string(client: openai.OpenAI
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_chat_continues_its_messages(client: openai.OpenAI, generator: Generator, streamed: bool) -> None:
     messages: Any = [{"role": "system", "content": "Der"}, {"role": "user", "content": "Hund"}]
-    (expected,) = generator.generate(["Der\nHund"], GenerationOptions(max_length=20, sampling=Sampling(temperature=0)))
+    (expected,) = generator.generate(["Der\nHund"], DecodingOptions(max_length=20, sample=True, temperature=0))
     arguments: dict[str, Any] = {"model": "gpt", "messages": messages, "max_tokens": 20, "temperature": 0}
     if streamed:
         chunks = list(client.chat.completions.create(stream=True, **arguments))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from system.commands import small, transduce, write_corpus
-from transduce import TranslationOptions, Translator
+from transduce import DecodingOptions, Translator
 from transduce.decoding.shortlist import FILE, load_shortlist
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
@@ -47,7 +47,7 @@ def test_translations_consist_of_tokens_of_the_list(folder: Path) -> None:
     assert done.code == 0, done.err
     found = done.out.splitlines()
     translator = Translator.load(folder / "run", device="cpu")
-    translations = translator.translate(texts, TranslationOptions(shortlist=True, scores=False))
+    translations = translator.translate(texts, DecodingOptions(shortlist=True, scores=False))
     assert found == [translation.text for translation in translations]
     for text, translation in zip(texts, translations, strict=True):
         allowed = shortlist.tokens(tokenizers.src.encode(text))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from transduce.cli import options as opt
 from transduce.cli.output import check_output, print_lines, to_json
+from transduce.config.decoding import OF_SAMPLES, DecodingOptions
 from transduce.errors import SettingsError
 from transduce.evaluation.options import EVALUATION_OPTIONS
 
@@ -26,6 +27,7 @@ def _with_options_of_all_tasks(command: Callable[..., None]) -> Callable[..., No
     hints: dict[str, Any] = {}
     for options in EVALUATION_OPTIONS.values():
         hints |= get_type_hints(options, include_extras=True)
+    hints.pop("decoding")
     run, *others, _ = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [run]
     for name, hint in hints.items():
@@ -38,8 +40,11 @@ def _with_options_of_all_tasks(command: Callable[..., None]) -> Callable[..., No
     return command
 
 
+@opt.expand_decoding(without=(*OF_SAMPLES, "sample", "n_best", "scores", "batch_tokens"))
 @_with_options_of_all_tasks
-def evaluate(run: opt.Run, device: opt.Device = "auto", json: opt.Json = False, **given: Any) -> None:
+def evaluate(
+    run: opt.Run, *, decoding: DecodingOptions, device: opt.Device = "auto", json: opt.Json = False, **given: Any
+) -> None:
     """Compute BLEU, chrF and TER, perplexity, or label accuracy.
 
     \b
@@ -58,7 +63,7 @@ def evaluate(run: opt.Run, device: opt.Device = "auto", json: opt.Json = False, 
     output = given.get("output")
     check_output(output, *(value for value in given.values() if isinstance(value, Path) and value is not output))
     name = RunFolder.open(run).settings.task
-    options = _options_of(name, given)
+    options = _options_of(name, given, decoding)
 
     from transduce.tasks.registry import find_task
 
@@ -66,19 +71,21 @@ def evaluate(run: opt.Run, device: opt.Device = "auto", json: opt.Json = False, 
     print_lines([to_json(scores.to_json())] if json else scores.lines())
 
 
-def _options_of(task: str, given: Mapping[str, Any]) -> Any:
+def _options_of(task: str, given: Mapping[str, Any], decoding: DecodingOptions) -> Any:
     """The options of a task. Refuses those that the task does not have."""
     if task not in EVALUATION_OPTIONS:
         raise SettingsError(f"a run of task '{task}' cannot be evaluated; fine-tune it first")
     own = fields(EVALUATION_OPTIONS[task])
-    required = [field.name for field in own if field.default is MISSING]
+    names = {field.name for field in own}
+    required = [field.name for field in own if field.default is field.default_factory is MISSING]
     needed = " and ".join(map(_flag, required))
-    if unused := sorted(given.keys() - {field.name for field in own}):
+    of_decoding = set() if "decoding" in names else decoding.model_fields_set
+    if unused := sorted((given.keys() - names) | of_decoding):
         flags = ", ".join(map(_flag, unused))
         raise SettingsError(f"{flags}: no effect for a run of task '{task}'; evaluate it with {needed}")
     if not given.keys() >= set(required):
         raise SettingsError(f"a run of task '{task}' is evaluated with {needed}")
-    return EVALUATION_OPTIONS[task](**given)
+    return EVALUATION_OPTIONS[task](**given, **({"decoding": decoding} if "decoding" in names else {}))
 
 
 def _flag(name: str) -> str:

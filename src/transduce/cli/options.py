@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
+
+from transduce.config.decoding import DecodingOptions, DecodingSettings
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -43,6 +45,38 @@ def expand(request: type, annotations: Mapping[str, Any] = {}) -> Callable[[Call
     return decorate
 
 
+def expand_decoding(
+    *, without: Collection[str], flags: Mapping[str, str] = {}, fixed: Mapping[str, object] = {}
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's parameter `decoding`, its `DecodingOptions`, by one option per field that is not `without`.
+
+    `flags`: others than the names of the fields. `fixed`: values of some fields, which are no options then.
+    """
+    fields = {name: one for name, one in DecodingOptions.model_fields.items() if name not in (*without, *fixed)}
+
+    def option_of(name: str) -> inspect.Parameter:
+        field = fields[name]
+        default = "the run's setting" if name in DecodingSettings.model_fields else field.default
+        help = str(field.description).removesuffix(".") + ("" if field.annotation is bool else f" (default: {default})")
+        flag = option(flags.get(name, f"--{name.replace('_', '-')}"), help=f"{help}.")
+        kind = Annotated[field.annotation | None, flag]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def expanded(**given: Any) -> None:
+            values = {name: given.pop(name) for name in fields}
+            command(decoding=DecodingOptions(**fixed, **values), **given)
+
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            parameters += map(option_of, fields) if parameter.name == "decoding" else [parameter]
+        expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return expanded
+
+    return decorate
+
+
 Run = Annotated[Path, argument("RUN", "Run folder.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print warnings only.")]
 Device = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
@@ -64,15 +98,8 @@ Processes = Annotated[
 
 Beam = Annotated[int | None, option(help="Number of beams; 1 is greedy (default: the run's setting).", min=1)]
 LengthPenalty = Annotated[float | None, option(help="Exponent of the length (default: the run's setting).", min=0.0)]
-NoRepeatNgram = Annotated[
-    int | None,
-    option(metavar="N", help="No N tokens occur twice in an output; 0: off (default: the run's setting).", min=0),
-]
 MaxLength = Annotated[int | None, option(help="Maximum output length in tokens (default: the run's setting).", min=1)]
 BatchTokens = Annotated[int | None, option(help="Source tokens per batch (default: the run's setting).", min=1)]
 Memory = Annotated[
     int | None, option(help="Tokens that a model with a memory remembers (default: the run's setting).", min=0)
 ]
-TopK = Annotated[int, Option(help="Sample from the k most likely tokens; 0 means all.", min=0)]
-TopP = Annotated[float, Option(help="Sample from the most likely tokens of total probability p.", min=0.0, max=1.0)]
-Seed = Annotated[int, Option(help="Random seed of sampling.", min=0)]

@@ -12,6 +12,7 @@ from typer import Option
 from transduce.cli import options as opt
 from transduce.cli.output import print_lines, to_json
 from transduce.cli.translate import STDIN, load_with_notes
+from transduce.config.decoding import OF_SEARCH, DecodingOptions
 
 if TYPE_CHECKING:
     from transduce.decoding.results import Generation
@@ -19,22 +20,14 @@ if TYPE_CHECKING:
 _CHUNK = 1000  # lines that are classified before the first result is printed
 
 
+@opt.expand_decoding(
+    without=(*OF_SEARCH, "scores", "batch_tokens"), flags={"n_best": "--samples"}, fixed={"sample": True}
+)
 def generate(
     run: opt.Run,
     prompt: Annotated[
         list[str] | None, opt.option("--prompt", "-p", help="Text to continue (default: stdin); repeatable.")
     ] = None,
-    max_length: opt.MaxLength = None,
-    temperature: Annotated[
-        float, Option(help="Sampling temperature; below 1 is sharper, 0 always takes the most likely token.", min=0.0)
-    ] = 1.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    no_repeat_ngram: Annotated[
-        int, Option(metavar="N", help="No N tokens occur twice in a prompt and its output; 0: off.", min=0)
-    ] = 0,
-    seed: opt.Seed = 1,
-    samples: Annotated[int, Option(help="Texts per prompt.", min=1)] = 1,
     stream: Annotated[bool, Option("--stream", help="Print the text while it is generated.")] = False,
     cut_prompt: Annotated[
         bool, Option("--cut-prompt", help="Cut the start of a prompt that is too long for the model.")
@@ -43,6 +36,8 @@ def generate(
     device: opt.Device = "auto",
     precision: opt.Precision = "float32",
     json: opt.Json = False,
+    *,
+    decoding: DecodingOptions,
 ) -> None:
     """Generate text from a prompt. Multiple outputs are separated by `---`.
 
@@ -52,24 +47,16 @@ def generate(
     """
     from transduce.data.lines import read_lines
     from transduce.decoding.generator import Generator
-    from transduce.decoding.options import GenerationOptions, Sampling
     from transduce.errors import SettingsError
 
-    options = GenerationOptions(
-        max_length=max_length,
-        sampling=Sampling(temperature, top_k, top_p, no_repeat_ngram),
-        seed=seed,
-        n_samples=samples,
-        cut_prompt=cut_prompt,
-    )
     generator = load_with_notes(partial(Generator.load, memory=memory), run, device, precision)
     prompts = prompt if prompt is not None else ["\n".join(read_lines(STDIN))]
     if stream:
-        if json or len(prompts) * samples > 1:
+        if json or len(prompts) * decoding.n_best > 1:
             raise SettingsError("--stream prints a single text: not with --json, --samples or several prompts")
-        print_lines(_streamed(prompts[0], generator.stream(prompts[0], options)), end="")
+        print_lines(_streamed(prompts[0], generator.stream(prompts[0], decoding, cut_prompt=cut_prompt)), end="")
         return
-    found = generator.generate(prompts, options)
+    found = generator.generate(prompts, decoding, cut_prompt=cut_prompt)
     if json:
         print_lines(map(_to_json, found))
     else:

@@ -13,10 +13,10 @@ from typer import Option
 
 from transduce.cli import options as opt
 from transduce.cli.output import check_output, print_lines, to_json, write_lines
+from transduce.config.decoding import DecodingOptions
 
 if TYPE_CHECKING:
     from transduce.decoding.loading import DecoderT
-    from transduce.decoding.options import TranslationOptions
     from transduce.decoding.results import Style
     from transduce.decoding.translator import Translator
 
@@ -32,26 +32,11 @@ class TranslateRequest:
     output: Annotated[
         Path | None, opt.option("--output", "-o", metavar="FILE", help="Write to FILE (default: stdout).")
     ] = None
-    beam: opt.Beam = None
-    nbest: Annotated[int, Option(help="Translations per line, each as NUMBER<TAB>SCORE<TAB>TEXT.", min=1)] = 1
     scores: Annotated[bool, Option("--scores", help="Print SCORE<TAB>TEXT.")] = False
     json: opt.Json = False
     prefix: Annotated[
         Path | None, opt.option(metavar="FILE", help="What each translation starts with, line by line.")
     ] = None
-    shortlist: Annotated[
-        bool,
-        Option("--shortlist", help="Only tokens of each sentence's shortlist have a probability; faster."),
-    ] = False
-    max_length: opt.MaxLength = None
-    length_penalty: opt.LengthPenalty = None
-    no_repeat_ngram: opt.NoRepeatNgram = None
-    sample: Annotated[bool, Option("--sample", help="Sample translations instead of beam search.")] = False
-    temperature: Annotated[float, Option(help="Sampling temperature; below 1 is sharper.", min=0.001)] = 1.0
-    top_k: opt.TopK = 0
-    top_p: opt.TopP = 1.0
-    seed: opt.Seed = 1
-    batch_tokens: opt.BatchTokens = None
     device: opt.Device = "auto"
     precision: opt.Precision = "float32"
     output_dir: Annotated[
@@ -62,37 +47,13 @@ class TranslateRequest:
         opt.option(metavar="ADDRESS", help="Translate on the nodes of this Ray cluster: HOST:PORT, or auto."),
     ] = None
 
-    @property
-    def style(self) -> Style:
-        """What is printed for a line."""
-        return "json" if self.json else "nbest" if self.nbest > 1 else "scores" if self.scores else "text"
 
-    def decoding(self) -> TranslationOptions:
-        """How to translate. Raises `SettingsError`."""
-        from transduce.decoding.options import Sampling, TranslationOptions
-        from transduce.errors import SettingsError
-
-        if not self.sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
-            raise SettingsError("--temperature, --top-k and --top-p are for sampling; add --sample")
-        return TranslationOptions(
-            beam=self.beam,
-            n_best=self.nbest,
-            max_length=self.max_length,
-            length_penalty=self.length_penalty,
-            no_repeat_ngram=None if self.sample else self.no_repeat_ngram,
-            sampling=Sampling(self.temperature, self.top_k, self.top_p, self.no_repeat_ngram or 0)
-            if self.sample
-            else None,
-            seed=self.seed,
-            batch_tokens=self.batch_tokens,
-            shortlist=self.shortlist,
-            scores=self.style != "text",
-        )
-
-
+@opt.expand_decoding(without=("scores",), flags={"n_best": "--nbest"})
 @opt.expand(TranslateRequest)
-def translate(request: TranslateRequest) -> None:
+def translate(request: TranslateRequest, *, decoding: DecodingOptions) -> None:
     """Translate text line by line. Empty lines stay empty.
+
+    --nbest prints NUMBER<TAB>SCORE<TAB>TEXT for each translation of a line.
 
     If an error interrupts --output FILE, the lines so far are kept in FILE.partial.
 
@@ -112,19 +73,22 @@ def translate(request: TranslateRequest) -> None:
     from transduce.decoding.translator import Translator
     from transduce.errors import SettingsError
 
-    decoding = request.decoding()
+    style: Style = (
+        "json" if request.json else "nbest" if decoding.n_best > 1 else "scores" if request.scores else "text"
+    )
     if request.output_dir is not None:
-        _translate_to_folder(request, request.output_dir, decoding)
+        _translate_to_folder(request, request.output_dir, decoding, style)
         return
     if request.ray is not None:
         raise SettingsError("--ray is for --output-dir DIR")
     check_output(request.output, *(request.files or ()))
     translator = load_with_notes(Translator.load, request.run, request.device, request.precision)
-    lines = translate_files(translator, request.files or [STDIN], decoding, request.style, request.prefix)
+    decoding = decoding.model_copy(update={"scores": style != "text"})
+    lines = translate_files(translator, request.files or [STDIN], decoding, style, request.prefix)
     write_lines(request.output, lines) if request.output else print_lines(lines)
 
 
-def _translate_to_folder(request: TranslateRequest, folder: Path, decoding: TranslationOptions) -> None:
+def _translate_to_folder(request: TranslateRequest, folder: Path, decoding: DecodingOptions, style: Style) -> None:
     from transduce.decoding.bulk import translate_to_folder
     from transduce.decoding.bulk_ray import RayCluster
     from transduce.errors import SettingsError
@@ -138,7 +102,7 @@ def _translate_to_folder(request: TranslateRequest, folder: Path, decoding: Tran
         request.files or [],
         folder,
         decoding,
-        style=request.style,
+        style=style,
         cluster=None if request.ray is None else RayCluster(request.ray),
         device=request.device,
         precision=cast(Any, request.precision),  # `Translator.load` checks it
@@ -223,7 +187,7 @@ def load_with_notes(load: Callable[..., DecoderT], run: Path, device: str, preci
 def translate_files(
     translator: Translator,
     files: Sequence[Path],
-    options: TranslationOptions,
+    options: DecodingOptions,
     style: Style,
     prefix: Path | None = None,
 ) -> Iterator[str]:

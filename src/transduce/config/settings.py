@@ -14,12 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from transduce.config.architectures import TransformerSettings
+from transduce.config.decoding import DecodingSettings
 from transduce.config.kinds import AnyModelSettings, default_kind
 from transduce.config.recipe import apply_overrides, read_recipe
 from transduce.config.section import (
     MAX_BATCH,
-    MAX_BEAM,
-    MAX_PENALTY,
     MAX_SEED,
     MAX_STEPS,
     MAX_TOKENS,
@@ -143,18 +142,6 @@ class TrainingSettings(Section):
         None,
         description="Also save a checkpoint every so many updates (always: at each validation and every ten minutes).",
     )
-
-
-class DecodingSettings(Section):
-    """Defaults for translating with the run."""
-
-    beam: int = Field(5, ge=1, le=MAX_BEAM, description="Number of beams; 1 is greedy search.")
-    length_penalty: float = Field(1.0, ge=0, le=MAX_PENALTY, description="Exponent of the length normalization.")
-    max_length: int = Field(256, ge=1, le=MAX_TOKENS, description="Maximum output length in tokens.")
-    no_repeat_ngram: int = Field(
-        0, ge=0, le=MAX_TOKENS, description="No sequence of this many tokens occurs twice in an output; 0: off."
-    )
-    batch_tokens: int = Field(4096, ge=1, le=MAX_BATCH, description="Source tokens per batch, padding included.")
 
 
 class EvaluationSettings(Section):

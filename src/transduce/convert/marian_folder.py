@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from transduce.config.architectures import TransformerSettings
-from transduce.config.settings import DataSettings, DecodingSettings, Settings, TokenizerSettings
+from transduce.config.decoding import DecodingSettings
+from transduce.config.settings import DataSettings, Settings, TokenizerSettings
 from transduce.convert import marian, parity
 from transduce.convert.folder import Imported, Outgoing, check_model_type, read_bytes, read_object, read_weights
 from transduce.convert.requirements import check_expressible

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from transduce.config.decoding import DecodingOptions
 from transduce.data.lines import check_is_text, decode_lines, open_watched
 from transduce.decoding.bulk_chunks import Chunk, ChunkTranslator, Setup
 from transduce.decoding.bulk_journal import FOLDER, Shard
 from transduce.decoding.bulk_ray import RayCluster, RayNodes
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Notes, Style
 from transduce.decoding.translator import chunks
@@ -26,14 +26,14 @@ from transduce.text.vectors import is_vectors
 
 CHUNK_LINES = 1024  # lost by a kill
 
-_DEFAULT = TranslationOptions()
+_DEFAULT = DecodingOptions()
 
 
 def translate_to_folder(
     run: str | Path,
     files: Sequence[str | Path],
     output_dir: str | Path,
-    options: TranslationOptions = _DEFAULT,
+    options: DecodingOptions = _DEFAULT,
     *,
     style: Style = "text",
     cluster: RayCluster | None = None,

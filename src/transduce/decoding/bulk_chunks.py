@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import transduce
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.bulk_journal import Shard
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Note, Style, format_rows, note_on
 from transduce.decoding.translator import Translator
@@ -38,7 +38,7 @@ class Setup:
     """How to translate: the arguments of `translate_to_folder` without the files."""
 
     run: str
-    options: TranslationOptions
+    options: DecodingOptions
     style: Style = "text"
     device: str = "auto"
     precision: AnyPrecision = "float32"
@@ -54,14 +54,14 @@ class ChunkTranslator:
 
     def __init__(self, setup: Setup) -> None:
         """Load the model. Raises the errors of `Translator.load`."""
-        self._options, self._style = replace(setup.options, scores=setup.style != "text"), setup.style
+        self._options, self._style = setup.options.model_copy(update={"scores": setup.style != "text"}), setup.style
         identity = RunFolder.open(Path(setup.run)).model_digest()
         self._translator = Translator.load(setup.run, device=setup.device, precision=setup.precision)
         if RunFolder.open(Path(setup.run)).model_digest() != identity:
             raise RunFolderError(f"{setup.run} was changed while it was loaded; wait until its training has ended")
         self.notes = self._translator.choice.notes()
-        options = asdict(self._options)
-        del options["batch_tokens"]  # a translation does not depend on its batch
+        # A translation does not depend on its batch.
+        options = self._options.model_dump(exclude_unset=True, exclude={"batch_tokens"})
         self.how = {
             "transduce": transduce.__version__,
             "run": identity,

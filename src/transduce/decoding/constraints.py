@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,25 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.text.special import PAD
-
-
-@dataclass(frozen=True, slots=True)
-class Constraints:
-    """The tokens that a search may choose.
-
-    Args:
-        prefixes: Of each sentence, the tokens that all its hypotheses start with; they count in scores and lengths.
-        allowed: Of each sentence, the tokens that have a probability, its prefix included; None: all.
-        no_repeat_ngram: No n-gram of this length occurs twice in a hypothesis (Paulus et al. 2018, 2.5), except in its
-            prefix; 0: off. Tokens that would repeat one are never chosen, though their probability counts.
-    """
-
-    prefixes: Sequence[Sequence[int]] | None = None
-    allowed: Sequence[np.ndarray | None] | None = None
-    no_repeat_ngram: int = 0
-
-
-FREE = Constraints()
 
 
 def pad_prefixes(prefixes: Sequence[Sequence[int]] | None, src: Tensor) -> Int[Tensor, "B P"]:

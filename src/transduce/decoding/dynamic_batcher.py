@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.engine import PATIENCE, DecodingInput, Deliver, Event, Hypothesis
-from transduce.decoding.options import TranslationOptions
 
 _GATHER = 0.002  # seconds that a batch waits for more inputs
 MAX_ROWS = 320  # hypotheses per batch: enough for wide matrix products, few enough for a CPU's caches
@@ -22,7 +22,7 @@ class _Waiting:
 
     ticket: int
     input: DecodingInput
-    options: TranslationOptions
+    options: DecodingOptions
     deadline: float
     submitted: float
 
@@ -38,7 +38,7 @@ class DynamicBatcher:
 
     def __init__(
         self,
-        translate: Callable[[Sequence[DecodingInput], TranslationOptions], list[list[Hypothesis]]],
+        translate: Callable[[Sequence[DecodingInput], DecodingOptions], list[list[Hypothesis]]],
         deliver: Deliver,
     ) -> None:
         self._translate, self._deliver = translate, deliver
@@ -52,7 +52,7 @@ class DynamicBatcher:
         self,
         first_ticket: int,
         inputs: Sequence[DecodingInput],
-        options: TranslationOptions,
+        options: DecodingOptions,
         *,
         deadline: float,
         stream: bool,
@@ -101,7 +101,7 @@ class DynamicBatcher:
                 waiting = sorted(self._waiting.values(), key=lambda one: one.urgency)
                 late = [one for one in waiting if one.deadline <= time.monotonic()]
                 alike = [one for one in waiting if one not in late and one.options == waiting[len(late)].options]
-                rows = 1 if not alike else max(alike[0].options.beam or 1, alike[0].options.n_best)
+                rows = 1 if not alike else alike[0].options.beam
                 batch = alike[: max(1, MAX_ROWS // rows)]
                 for one in (*late, *batch):
                     del self._waiting[one.ticket]

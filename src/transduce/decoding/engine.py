@@ -12,10 +12,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from transduce.config.decoding import DecodingOptions, DecodingSettings
 from transduce.config.section import MAX_TOKENS
-from transduce.config.settings import DecodingSettings
 from transduce.data.examples import Example, Ids, RowExample
-from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.errors import SettingsError
 from transduce.text.special import BOS, EOS, PAD
 
@@ -29,7 +28,7 @@ class DecodingInput:
 
     `key` identifies it: what is drawn for it is a function of the seed and the key. `limit`: most new tokens.
     `prefix`: tokens that every output starts with; they count in its length, its log-probability and `limit`.
-    `allowed`: for `TranslationOptions.shortlist`, the tokens of the output, ascending, with the prefix; None: all.
+    `allowed`: for `DecodingOptions.shortlist`, the tokens of the output, ascending, with the prefix; None: all.
     """
 
     key: tuple[int, ...]
@@ -63,6 +62,9 @@ class Hypothesis:
 
 MOST_SOURCE = (1 << 16) - 1
 """Most tokens of a source: the memory of attention grows with the square of their number."""
+
+BATCH_TOKENS = DecodingSettings().batch_tokens
+"""Tokens that are scored at once, padding included, if nothing else is asked for."""
 
 PATIENCE = 60.0
 """Seconds after which an input without a deadline is as urgent as one whose deadline is now."""
@@ -102,7 +104,7 @@ class Batcher(Protocol):
         self,
         first_ticket: int,
         inputs: Sequence[DecodingInput],
-        options: TranslationOptions,
+        options: DecodingOptions,
         *,
         deadline: float,
         stream: bool,
@@ -133,18 +135,14 @@ class Engine(Protocol):
     """What `Translator` and `Generator` need of a model. Safe to call from several threads."""
 
     @property
-    def settings(self) -> DecodingSettings:
-        """The values of options that are not given."""
-
-    @property
     def device(self) -> str:
         """Where the engine computes, by PyTorch's names: cpu, cuda:0."""
 
     def pytorch_model(self) -> Any:
         """The PyTorch model, in eval mode. An engine that does not use it loads it when it is first asked for."""
 
-    def translate(self, sources: Sequence[DecodingInput], options: TranslationOptions) -> list[list[Hypothesis]]:
-        """`options.n_best` hypotheses per source, best first; drawn instead where `options.sampling` is set.
+    def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
+        """`options.n_best` hypotheses per source, best first, or samples. All options count, given or not.
 
         A language model draws one continuation per source.
         """
@@ -153,14 +151,14 @@ class Engine(Protocol):
         """Start what decodes for a `DecodingQueue`. The running event loop calls `deliver`."""
 
     def sample(
-        self, prompts: Sequence[DecodingInput], sampling: Sampling, *, seed: int, on_step: OnStep | None = None
+        self, prompts: Sequence[DecodingInput], options: DecodingOptions, *, on_step: OnStep | None = None
     ) -> list[Hypothesis]:
         """One continuation per prompt."""
 
-    def score(self, pairs: Sequence[Example], *, batch_tokens: int | None = None) -> list[list[float]]:
+    def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
         """Log-probabilities (nats) of every target token and of the end, given the source."""
 
     def score_rows(
-        self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int | None = None
+        self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int = BATCH_TOKENS
     ) -> list[list[float]]:
         """Log-probabilities (nats) of every target of rows of running text; see `collate_rows` for `separate`."""

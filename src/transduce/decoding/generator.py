@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
+from transduce.config.decoding import DecodingOptions
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
 from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
-from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
+from transduce.decoding.engine import BATCH_TOKENS, DecodingInput, Engine, Hypothesis
 from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel, open_engine
-from transduce.decoding.options import GenerationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Generation, Score, TextScore
 from transduce.errors import DataError, SettingsError
@@ -31,7 +31,7 @@ from transduce.text.tokenizer import Tokenizer, Tokenizers
 SCORED_ROWS = 256  # rows of running text scored at once
 
 OnToken = Callable[[int], None]
-_DEFAULT = GenerationOptions()
+_DEFAULT = DecodingOptions(sample=True)
 
 
 class _Abandoned(Exception):
@@ -110,29 +110,35 @@ class Generator(EngineModel):
         assert isinstance(tokenizers.tgt, Tokenizer | HubTokenizer), "a language model has one of these"
         return cls(engine, tokenizers.tgt, folder.settings, choice=choice)
 
-    def generate(self, prompts: Sequence[str], options: GenerationOptions = _DEFAULT) -> list[Generation]:
-        """Continue each prompt: `options.n_samples` texts per prompt, in order.
+    def generate(
+        self, prompts: Sequence[str], options: DecodingOptions = _DEFAULT, *, cut_prompt: bool = False
+    ) -> list[Generation]:
+        """Continue each prompt: `options.n_best` samples per prompt, in order.
+
+        `cut_prompt`: of a prompt that is longer than the model's context, the beginning is cut off.
 
         What is drawn is a function of the model, the prompt, its place, the seed and the sampling; the other prompts do
         not change it. A text that outgrows the model's context is continued from the last half context, unless the
         model has a memory.
 
         Raises:
-            DataError: A prompt is longer than the context, and `options.cut_prompt` is not set.
+            DataError: A prompt is longer than the context, and `cut_prompt` is not set.
+            SettingsError: The options ask for a search.
         """
         if isinstance(prompts, str):
             raise TypeError("prompts must be a list of texts, not one text: generate([text])")
         return [
             Generation(prompts[one.key[0]], self.tokenizer.decode(one.new_ids), one.new_ids, one.log_prob, one.finished)
-            for one in self._run(self.start(prompts, options), options)
+            for one in self._run(self.start(prompts, options, cut_prompt=cut_prompt), options)
         ]
 
-    def stream(self, prompt: str, options: GenerationOptions = _DEFAULT) -> Iterator[str]:
+    def stream(self, prompt: str, options: DecodingOptions = _DEFAULT, *, cut_prompt: bool = False) -> Iterator[str]:
         """Yield what `generate` returns for one prompt in parts, as it is written. No part ends within a character.
 
         Closing the iterator stops the computation.
         """
-        texts, detokenizer = self.start([prompt], replace(options, n_samples=1)), IncrementalDetokenizer(self.tokenizer)
+        text, *_ = self.start([prompt], options, cut_prompt=cut_prompt)
+        detokenizer = IncrementalDetokenizer(self.tokenizer)
         tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         abandoned = threading.Event()  # Ctrl-C, a closed pipe, `close()`
 
@@ -142,24 +148,28 @@ class Generator(EngineModel):
             tokens.put(token)
 
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(self._run, texts, options, on_token)
+            done = pool.submit(self._run, [text], options, on_token)
             done.add_done_callback(lambda _: tokens.put(None))
             try:
                 while (token := tokens.get()) is not None:
-                    if text := detokenizer.add([token]):
-                        yield text
+                    if part := detokenizer.add([token]):
+                        yield part
                 done.result()
             finally:
                 abandoned.set()  # the thread stops at its next token
-        if text := detokenizer.end():
-            yield text
+        if part := detokenizer.end():
+            yield part
 
-    def start(self, prompts: Sequence[str], options: GenerationOptions) -> list[Continuation]:
+    def start(self, prompts: Sequence[str], options: DecodingOptions, *, cut_prompt: bool) -> list[Continuation]:
         """The texts of `generate`, of which nothing is written yet. Raises as it does."""
-        limit = self.settings.decoding.max_length if options.max_length is None else options.max_length
-        encoded = [self._prompt(text, number, options) for number, text in enumerate(prompts)]
-        samples = range(options.n_samples)
+        limit, samples = self.options_of_a_text(options).max_length, range(options.n_best)
+        encoded = [self._prompt(text, number, cut_prompt=cut_prompt) for number, text in enumerate(prompts)]
         return [Continuation((n, i), ids, len(ids), limit) for n, ids in enumerate(encoded) for i in samples]
+
+    def options_of_a_text(self, options: DecodingOptions) -> DecodingOptions:
+        """All options with which an engine continues one text. Raises `SettingsError` if they ask for a search."""
+        given = options.model_dump(exclude_unset=True) | {"sample": True, "n_best": 1}
+        return DecodingOptions(**given).over(self.settings.decoding)
 
     def next_input(self, text: Continuation) -> DecodingInput | None:
         """What an engine continues next; None: the text is complete.
@@ -189,7 +199,8 @@ class Generator(EngineModel):
                 rows.append(framed[start - 1 : start + length])
                 owners.append(number)
         found: list[list[float]] = [[] for _ in texts]
-        for number, known in zip(owners, self._log_probs(rows, batch_tokens), strict=True):
+        budget = batch_tokens or self.settings.decoding.batch_tokens
+        for number, known in zip(owners, self._log_probs(rows, budget), strict=True):
             found[number] += known
         return [Score(tuple(known)) for known in found]
 
@@ -230,7 +241,7 @@ class Generator(EngineModel):
     def _evaluate_stream(self, store: TextStore) -> TextScore:
         """Score running text as one row, whose memory reaches from part to part."""
         row = np.asarray(store.ids, dtype=np.int64)
-        known = np.asarray(self._log_probs([row], None)[0])[row[1:] != BOS]
+        known = np.asarray(self._log_probs([row])[0])[row[1:] != BOS]
         return TextScore(
             nats=-float(known.sum()),
             n_tokens=len(known),
@@ -240,21 +251,21 @@ class Generator(EngineModel):
             memory=self.memory,
         )
 
-    def _prompt(self, text: str, number: int, options: GenerationOptions) -> tuple[int, ...]:
+    def _prompt(self, text: str, number: int, *, cut_prompt: bool) -> tuple[int, ...]:
         """The ids of a prompt. It begins with BOS where documents do so in training, and where it is empty."""
         ids = self.tokenizer.encode(text)
         ids = [BOS, *ids] if self._begins or not ids else ids
         if len(ids) > self.context and self.memory is None:
-            if not options.cut_prompt:
+            if not cut_prompt:
                 raise DataError(
                     f"prompt {number + 1} has {len(ids)} tokens; the context of this model is {self.context}; shorten "
-                    "it, or cut its beginning off (cut_prompt, --cut-prompt)"
+                    "it, or cut its beginning off with cut_prompt"
                 )
             ids = ids[-self.context :]
         return tuple(ids)
 
     def _run(
-        self, texts: list[Continuation], options: GenerationOptions, on_token: OnToken | None = None
+        self, texts: list[Continuation], options: DecodingOptions, on_token: OnToken | None = None
     ) -> list[Continuation]:
         """All texts, complete. `on_token` sees the tokens of the only one as they are written.
 
@@ -265,16 +276,15 @@ class Generator(EngineModel):
             if on_token and places[0] == 0 and tokens[0][0] != PAD:
                 on_token(tokens[0][0])
 
+        options = self.options_of_a_text(options)
         while inputs := {place: one for place, text in enumerate(texts) if (one := self.next_input(text)) is not None}:
             prompts = list(inputs.values())
-            found = self.engine.sample(
-                prompts, options.sampling, seed=options.seed, on_step=on_step if on_token else None
-            )
+            found = self.engine.sample(prompts, options, on_step=on_step if on_token else None)
             for place, new in zip(inputs, found, strict=True):
                 texts[place] = texts[place].extended(new)
         return texts
 
-    def _log_probs(self, rows: Sequence[np.ndarray], batch_tokens: int | None) -> list[list[float]]:
+    def _log_probs(self, rows: Sequence[np.ndarray], batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
         """Log-probability of every token of each row but the first, given those before it."""
         examples = [RowExample(row[:-1], row[1:]) for row in rows]
         return self.engine.score_rows(

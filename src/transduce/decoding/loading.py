@@ -172,7 +172,7 @@ def _pytorch_engine(
         model = _ready_model(there, tokenizers, device=device, precision=precision)
         if there.weights_digest() != weights:
             raise RunFolderError(f"{path} was changed while its model was in use; load it again")
-        return TorchEngine(model, folder.settings.decoding)
+        return TorchEngine(model)
 
     return load
 

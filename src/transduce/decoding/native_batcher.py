@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
-from transduce.config.settings import DecodingSettings
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.engine import Batcher, DecodingInput, Deliver
 from transduce.decoding.native_decoder import NativeCaller, NativeDecoder, native_options
-from transduce.decoding.options import TranslationOptions
 
 
 class NativeBatcher:
@@ -20,15 +19,14 @@ class NativeBatcher:
     def __init__(
         self,
         decoder: NativeDecoder,
-        settings: DecodingSettings,
         deliver: Deliver,
         *,
-        takes: Callable[[DecodingInput, TranslationOptions], bool],
+        takes: Callable[[DecodingInput, DecodingOptions], bool],
         other: Batcher,
     ) -> None:
         """`takes`: whether the library can decode an input. `other`: takes calls with inputs that it cannot decode."""
         self._decoder, self._deliver, self._takes, self._other = decoder, deliver, takes, other
-        self._native_options = lru_cache(partial(native_options, settings=settings))
+        self._native_options = lru_cache(native_options)
         decoder.start_threads()
         self._caller = NativeCaller(decoder)
         self._loop = asyncio.get_running_loop()
@@ -38,7 +36,7 @@ class NativeBatcher:
         self,
         first_ticket: int,
         inputs: Sequence[DecodingInput],
-        options: TranslationOptions,
+        options: DecodingOptions,
         *,
         deadline: float,
         stream: bool,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from transduce.config.architectures import GPTSettings
-from transduce.config.settings import DecodingSettings
+from transduce.config.decoding import DecodingOptions
 from transduce.data.examples import Ids
 from transduce.decoding.engine import (
     OUTCOMES,
@@ -28,14 +28,13 @@ from transduce.decoding.engine import (
 )
 from transduce.decoding.native_library import address, check, packed
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.errors import TransduceError
 from transduce.text.special import BOS, EOS
 
 _ARRAYS = ("ids", "offsets", "prefixes", "prefix_offsets", "allowed", "allowed_offsets", "limits", "numbers")
 _Arrays = tuple[array | np.ndarray | None, ...]
 _LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
-_MOST_TOKENS = (1 << 31) - 1
+_IN_PYTHON = ("max_length", "batch_tokens", "seed", "shortlist")  # options that the library is not given
 _NONE = np.empty(0, np.int32)
 _SLICE = 0.05  # seconds after which a caller that decodes lets Python handle signals
 _STREAM_SLICE = 0.005  # the same of one that shows tokens as they come
@@ -74,33 +73,10 @@ class Load(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in _LOAD]
 
 
-def native_options(options: TranslationOptions, settings: DecodingSettings, *, stream: bool = False) -> Options:
-    """Options, with the settings of a run where they are not given."""
-    if options.sampling is not None:  # samples share no tokens
-        return sampling_options(options.sampling, options.n_best, stream=stream and options.n_best == 1)
-    decoding = options.over(settings)
-    return (
-        ("beam", decoding.beam),
-        ("n_best", options.n_best),
-        ("length_penalty", decoding.length_penalty),
-        ("no_repeat_ngram", decoding.no_repeat_ngram),
-        ("scores", options.scores),
-        ("stream", stream),
-    )
-
-
-def sampling_options(sampling: Sampling, n_samples: int = 1, *, stream: bool = False) -> Options:
-    """Options that draw `n_samples` per source."""
-    s = sampling
-    return (
-        ("sample", 1),
-        ("n_best", n_samples),
-        ("temperature", s.temperature),
-        ("top_k", min(s.top_k, _MOST_TOKENS)),
-        ("top_p", s.top_p),
-        ("no_repeat_ngram", s.no_repeat_ngram),
-        ("stream", stream),
-    )
+def native_options(options: DecodingOptions, *, stream: bool = False) -> Options:
+    """All options, as the library takes them. `stream`: tokens; several samples share none."""
+    given = {name: float(value) for name, value in options if name not in _IN_PYTHON}
+    return *given.items(), ("stream", stream and not (options.sample and options.n_best > 1))
 
 
 class NativeDecoder:

@@ -14,18 +14,26 @@ from typing import Any
 import numpy as np
 
 from transduce.config.architectures import GPTSettings
+from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import resolve_preset
 from transduce.config.section import MAX_TOKENS
-from transduce.config.settings import DecodingSettings
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.dynamic_batcher import DynamicBatcher
-from transduce.decoding.engine import MOST_SOURCE, Batcher, DecodingInput, Deliver, Engine, Hypothesis, OnStep
+from transduce.decoding.engine import (
+    BATCH_TOKENS,
+    MOST_SOURCE,
+    Batcher,
+    DecodingInput,
+    Deliver,
+    Engine,
+    Hypothesis,
+    OnStep,
+)
 from transduce.decoding.native_batcher import NativeBatcher
-from transduce.decoding.native_decoder import NativeDecoder, native_options, sampling_options
+from transduce.decoding.native_decoder import NativeDecoder, native_options
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision, NativeSettings, why_not
 from transduce.decoding.native_scoring import Head, NativeScorer
-from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.errors import SettingsError
 from transduce.process import n_threads_to_use
 from transduce.runs.folder import RunFolder
@@ -46,7 +54,6 @@ class NativeEngine:
     def __init__(
         self,
         native: NativeModel,
-        settings: DecodingSettings,
         *,
         reference: Callable[[], Engine],
         n_threads: int | None = None,
@@ -55,11 +62,9 @@ class NativeEngine:
 
         Args:
             native: The model.
-            settings: The values of options that are not given.
             reference: Gives PyTorch's engine for the same model; called once, if it is needed.
             n_threads: All cores, if not given.
         """
-        self.settings = settings
         limit = native.settings.position_limit
         self._longest = MOST_SOURCE + 1 if limit is None else limit
         self._limit = MAX_TOKENS if limit is None else limit
@@ -82,26 +87,26 @@ class NativeEngine:
         return self._reference().pytorch_model()
 
     def sample(
-        self, prompts: Sequence[DecodingInput], sampling: Sampling, *, seed: int, on_step: OnStep | None = None
+        self, prompts: Sequence[DecodingInput], options: DecodingOptions, *, on_step: OnStep | None = None
     ) -> list[Hypothesis]:
         """See `Engine.sample`."""
         if not self._is_language_model or any(map(self._is_out_of_range, prompts)):
-            return self._reference().sample(prompts, sampling, seed=seed, on_step=on_step)
+            return self._reference().sample(prompts, options, on_step=on_step)
         tokens = _TokenSteps(on_step) if on_step is not None else None
-        options = sampling_options(sampling, stream=on_step is not None)
-        found = [one for (one,) in self._decoder.translate(prompts, options, seed=seed, on_token=tokens)]
+        given = native_options(options, stream=on_step is not None)
+        found = [one for (one,) in self._decoder.translate(prompts, given, seed=options.seed, on_token=tokens)]
         if tokens is not None:
             tokens.flush(found)
         return found
 
-    def score(self, pairs: Sequence[Example], *, batch_tokens: int | None = None) -> list[list[float]]:
+    def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
         """See `Engine.score`."""
         if not all(self._scorer.takes(pair.src, pair.tgt) for pair in pairs):
             return self._reference().score(pairs, batch_tokens=batch_tokens)
         return self._scorer.score(pairs)
 
     def score_rows(
-        self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int | None = None
+        self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int = BATCH_TOKENS
     ) -> list[list[float]]:
         """See `Engine.score_rows`."""
         if not all(len(row.ids) and self._scorer.takes(row.ids[1:]) for row in rows):
@@ -112,23 +117,23 @@ class NativeEngine:
         """Weights of cross-attention of each pair, [heads, targets, sources]: see `NativeScorer.attention`."""
         return self._scorer.attention(pairs, heads)
 
-    def translate(self, sources: Sequence[DecodingInput], options: TranslationOptions) -> list[list[Hypothesis]]:
+    def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`."""
         if not all(self._takes(source, options) for source in sources):
             return self._reference().translate(sources, options)
-        return self._decoder.translate(sources, native_options(options, self.settings), seed=options.seed)
+        return self._decoder.translate(sources, native_options(options), seed=options.seed)
 
     def open_batcher(self, deliver: Deliver) -> Batcher:
         """See `Engine.open_batcher`."""
         other = DynamicBatcher(self.translate, deliver)
-        return NativeBatcher(self._decoder, self.settings, deliver, takes=self._takes, other=other)
+        return NativeBatcher(self._decoder, deliver, takes=self._takes, other=other)
 
     def close(self) -> None:
         """End the threads; what is being translated is cancelled. Without it, they end when the engine is collected."""
         self._decoder.close()
 
-    def _takes(self, source: DecodingInput, options: TranslationOptions) -> bool:
-        drawn_prefix = options.sampling is not None and bool(source.prefix)
+    def _takes(self, source: DecodingInput, options: DecodingOptions) -> bool:
+        drawn_prefix = options.sample and bool(source.prefix)
         return not drawn_prefix and not self._is_out_of_range(source)
 
     def _is_out_of_range(self, source: DecodingInput) -> bool:
@@ -175,4 +180,4 @@ def native_engine(
         native = NativeModel(load_arrays(folder.path / "model.safetensors"), settings, precision=precision, **sizes)
     except SettingsError as error:  # PyTorch may know more
         return f"the native library cannot use these weights: {error}"
-    return NativeEngine(native, folder.settings.decoding, reference=reference)
+    return NativeEngine(native, reference=reference)

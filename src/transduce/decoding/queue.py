@@ -8,8 +8,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.engine import DecodingInput, Engine, Event, Hypothesis
-from transduce.decoding.options import TranslationOptions
 from transduce.errors import TransduceError
 
 BURST = 200
@@ -56,7 +56,7 @@ class DecodingQueue:
     async def decode(
         self,
         inputs: Sequence[DecodingInput],
-        options: TranslationOptions,
+        options: DecodingOptions,
         *,
         seconds: float = math.inf,
         on_tokens: OnTokens | None = None,

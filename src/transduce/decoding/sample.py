@@ -13,20 +13,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.constraints import keep_tokens, pad_prefixes, repeating_tokens
 from transduce.decoding.engine import Hypothesis, OnStep, sample_numbers
-from transduce.decoding.options import Sampling
 from transduce.decoding.search import Stepper, check_limits
 from transduce.nn.masks import SourceInput
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 
-def filter_logits(logits: Float[Tensor, "*B V"], sampling: Sampling) -> Float[Tensor, "*B V"]:
+def filter_logits(logits: Float[Tensor, "*B V"], options: DecodingOptions) -> Float[Tensor, "*B V"]:
     """The logits to draw from; excluded tokens become -inf."""
-    if sampling.temperature == 0:
+    if options.temperature == 0:
         return _keep_top_k(logits, 1)
-    sharpened = logits if sampling.temperature == 1 else logits / sampling.temperature
-    return _keep_top_p(_keep_top_k(sharpened, sampling.top_k), sampling.top_p)
+    sharpened = logits if options.temperature == 1 else logits / options.temperature
+    return _keep_top_p(_keep_top_k(sharpened, options.top_k), options.top_p)
 
 
 def _keep_top_k(logits: Float[Tensor, "*B V"], k: int) -> Float[Tensor, "*B V"]:
@@ -60,17 +60,17 @@ def draw(probability: Float[Tensor, "N V"], number: Float[Tensor, " N"]) -> Int[
 def sample(
     model: Stepper,
     src: SourceInput,
+    options: DecodingOptions,
     *,
     max_length: int | Sequence[int],
-    seeds: Sequence[tuple[int, ...]],
-    sampling: Sampling,
-    n_samples: int = 1,
+    keys: Sequence[tuple[int, ...]],
     prompts: Int[Tensor, "B T"] | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
     on_step: OnStep | None = None,
 ) -> list[list[Hypothesis]]:
-    """`n_samples` outputs of every sentence, in the order drawn. `seeds`: one a sentence, the seed of its numbers.
+    """`options.n_best` outputs of every sentence, in the order drawn.
 
+    `keys`: one a sentence; with the seed they decide what is drawn. `max_length`: one limit or one a sentence.
     `prompts`: the tokens that the outputs continue, BOS if not given; `src` has all but the last of them, if any.
     `prefixes`: of each sentence the tokens that its outputs start with. `on_step` sees the tokens as they come.
     Log-probabilities are the model's own, before temperature and cuts; score: log_prob / length.
@@ -78,16 +78,17 @@ def sample(
     limits = check_limits(max_length, len(src))
     if not len(src):
         return []
-    numbers = torch.from_numpy(_numbers(seeds, n_samples, int(limits.max()))).to(src.device)  # [B, n, C]
+    numbers = torch.from_numpy(_numbers(keys, options, int(limits.max()))).to(src.device)  # [B, n, C]
     prompts = torch.full((len(src), 1), BOS, device=src.device) if prompts is None else prompts
     with torch.inference_mode():
         forced = pad_prefixes(prefixes, src)
-        return _sample(model, src, prompts, limits.to(src.device), numbers, forced, sampling=sampling, on_step=on_step)
+        return _sample(model, src, prompts, limits.to(src.device), numbers, forced, options=options, on_step=on_step)
 
 
-def _numbers(seeds: Sequence[tuple[int, ...]], n_samples: int, length: int) -> np.ndarray:
-    """Numbers of [0, 1) for every token: those of a sample depend on its seed and its place only."""
-    return np.array([[sample_numbers(seed, i, length) for i in range(n_samples)] for seed in seeds])
+def _numbers(keys: Sequence[tuple[int, ...]], options: DecodingOptions, length: int) -> np.ndarray:
+    """Numbers of [0, 1) for every token: those of a sample depend on the seed, its key and its place only."""
+    samples = range(options.n_best)
+    return np.array([[sample_numbers((options.seed, *key), i, length) for i in samples] for key in keys])
 
 
 def _sample(
@@ -98,7 +99,7 @@ def _sample(
     numbers: Float[Tensor, "B n C"],
     forced: Int[Tensor, "B P"],
     *,
-    sampling: Sampling,
+    options: DecodingOptions,
     on_step: OnStep | None,
 ) -> list[list[Hypothesis]]:
     n_samples, capacity = numbers.shape[1:]
@@ -116,8 +117,8 @@ def _sample(
         logits = model.logits(model.advance(token.view(-1, 1), state)[:, -1]).float()
         known = logits.log_softmax(-1)
         so_far, must = ids[:, :, : n_before + length - 1], forced[:, length - 1 : length]
-        logits = _exclude(logits, so_far, must, no_repeat_ngram=sampling.no_repeat_ngram)
-        drawn = draw(filter_logits(logits, sampling).softmax(-1), numbers[:, :, length - 1].flatten())
+        logits = _exclude(logits, so_far, must, no_repeat_ngram=options.no_repeat_ngram)
+        drawn = draw(filter_logits(logits, options).softmax(-1), numbers[:, :, length - 1].flatten())
         log_prob += known.gather(1, drawn[:, None]).view_as(token).masked_fill(ended, 0.0)
         token = drawn.view_as(token)
         going = ~ended & (token != EOS)

@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.constraints import FREE, Constraints, keep_tokens, pad_lists, pad_prefixes, repeating_tokens
+from transduce.config.decoding import DecodingOptions
+from transduce.decoding.constraints import keep_tokens, pad_lists, pad_prefixes, repeating_tokens
 from transduce.decoding.engine import Hypothesis
 from transduce.nn.masks import SourceInput
 from transduce.nn.state import DecodingState
@@ -22,6 +24,7 @@ from transduce.text.tokenizer import BOS, EOS, PAD
 _DEAD = -math.inf  # log-probability of an empty place
 _LEAVE = 8  # sentences that are done leave the batch together, as soon as they are an eighth of it
 _TOGETHER = 64  # rows of logits in memory at once on a CPU
+_DEFAULT = DecodingOptions()
 _COLUMNS = 64  # tokens that the first stage of finding the best represents by their maximum
 
 
@@ -42,13 +45,12 @@ class Stepper(Protocol):
 def beam_search(
     model: Stepper,
     src: SourceInput,
+    options: DecodingOptions = _DEFAULT,
     *,
     max_length: int | Sequence[int],
-    beam: int = 5,
-    length_penalty: float = 1.0,
-    n_best: int = 1,
     patience: float = 1.0,
-    constraints: Constraints = FREE,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    allowed: Sequence[np.ndarray | None] | None = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` hypotheses of every sentence, best first; fewer where the search found fewer.
 
@@ -65,22 +67,25 @@ def beam_search(
       the places that are left, after all finished ones, with `finished=False`.
 
     The second rule never changes a result. With patience `inf` only the last two hold, and the search gives up nothing.
+
+    `prefixes`: of each sentence, the tokens that all its hypotheses start with; they count in scores and lengths.
+    `allowed`: of each sentence, the tokens that have a probability, its prefix included; None: all.
+
+    Outside prefixes, no n-gram of `options.no_repeat_ngram` tokens occurs twice in a hypothesis (Paulus et al. 2018,
+    2.5): tokens that would repeat one are never chosen, though their probability counts.
     """
-    if not 1 <= n_best <= beam:
-        raise ValueError(f"n_best {n_best} is not within 1 .. beam {beam}")
-    if length_penalty < 0 or patience <= 0:
-        raise ValueError(f"length_penalty {length_penalty} must be at least 0 and patience {patience} above 0")
+    if patience <= 0 or options.n_best > options.beam:
+        raise ValueError(
+            f"patience {patience} must be above 0 and n_best = {options.n_best} at most beam = {options.beam}"
+        )
     limits = check_limits(max_length, len(src))
     if not len(src):
         return []
     with torch.inference_mode():
-        search = _BeamState(
-            limits.to(src.device), beam=beam, n_best=n_best, alpha=length_penalty, quota=beam * patience
-        )
-        search.no_repeat_ngram = constraints.no_repeat_ngram
-        search.prefixes = pad_prefixes(constraints.prefixes, src)
-        search.allowed = pad_lists(constraints.allowed, src)
-        state = model.start(src, capacity=search.capacity, n_beams=beam)
+        search = _BeamState(limits.to(src.device), options, patience=patience)
+        search.prefixes = pad_prefixes(prefixes, src)
+        search.allowed = pad_lists(allowed, src)
+        state = model.start(src, capacity=search.capacity, n_beams=options.beam)
         while True:
             rows = search.extend(model.logits, model.advance(search.last_ids, state)[:, -1])
             staying = search.release()
@@ -103,8 +108,10 @@ def check_limits(max_length: int | Sequence[int], n_sentences: int) -> Int[Tenso
 class _BeamState:
     """The live and the finished hypotheses of a batch: k places for live, n for finished ones, a sentence."""
 
-    def __init__(self, limits: Int[Tensor, " B"], *, beam: int, n_best: int, alpha: float, quota: float) -> None:
-        self.beam, self.n_best, self.alpha, self.quota = beam, n_best, alpha, quota
+    def __init__(self, limits: Int[Tensor, " B"], options: DecodingOptions, *, patience: float) -> None:
+        self.beam, self.n_best, self.alpha = options.beam, options.n_best, options.length_penalty
+        self.quota, self.no_repeat_ngram = options.beam * patience, options.no_repeat_ngram
+        beam, n_best = self.beam, self.n_best
         self.n_sentences, self.capacity = len(limits), int(limits.max())
         self.results: list[list[Hypothesis]] = [[] for _ in range(self.n_sentences)]
         self.length = 0  # tokens of every live hypothesis
@@ -124,7 +131,6 @@ class _BeamState:
         self.limits, self._next_limit = limits, int(limits.min())
         self.prefixes = limits.new_empty((*size, 0))  # tokens that come first; padding: any
         self.allowed = self.prefixes
-        self.no_repeat_ngram = 0
         self._n_done, self._any_ended = 0, False
 
     def extend(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Int[Tensor, " N"] | None:

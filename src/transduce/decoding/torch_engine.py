@@ -13,13 +13,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.config.settings import DecodingSettings
+from transduce.config.decoding import DecodingOptions
 from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sources
 from transduce.data.examples import Example, RowExample
-from transduce.decoding.constraints import Constraints
 from transduce.decoding.dynamic_batcher import MAX_ROWS, DynamicBatcher
-from transduce.decoding.engine import MOST_SOURCE, Batcher, DecodingInput, Deliver, Hypothesis, OnStep
-from transduce.decoding.options import Sampling, TranslationOptions
+from transduce.decoding.engine import BATCH_TOKENS, MOST_SOURCE, Batcher, DecodingInput, Deliver, Hypothesis, OnStep
 from transduce.decoding.sample import sample
 from transduce.decoding.search import beam_search
 from transduce.errors import SettingsError
@@ -44,10 +42,8 @@ class TorchEngine:
     needed, and live as long as the engine; the number of threads that PyTorch uses elsewhere does not change.
     """
 
-    def __init__(self, model: nn.Module, settings: DecodingSettings | None = None) -> None:
-        """`settings`: the values of options that are not given."""
+    def __init__(self, model: nn.Module) -> None:
         self.model: Any = model  # of any architecture in the registry
-        self.settings = settings or DecodingSettings()
         self._workers: ThreadPoolExecutor | None = None
 
     @property
@@ -59,24 +55,23 @@ class TorchEngine:
         """See `Engine.pytorch_model`."""
         return self.model
 
-    def translate(self, sources: Sequence[DecodingInput], options: TranslationOptions) -> list[list[Hypothesis]]:
+    def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`. The order and the batch of a source do not change its hypotheses."""
         assert not self.model.training, "a model translates in eval mode"
         if type(self.model) in _LANGUAGE_MODELS:
-            assert options.sampling is not None, "a language model draws what continues a source"
-            return [[one] for one in self.sample(sources, options.sampling, seed=options.seed)]
+            assert options.sample, "a language model draws what continues a source"
+            return [[one] for one in self.sample(sources, options)]
         if (longest := max((len(source.ids) for source in sources), default=0)) > MOST_SOURCE:
             raise SettingsError(f"a source of {longest:,} tokens: at most {MOST_SOURCE:,} are allowed; split it")
-        decoding = options.over(self.settings)
-        width = decoding.beam if options.sampling is None else options.n_best
+        width = options.n_best if options.sample else options.beam
         batches = make_batches(
             sources,
-            budget=decoding.batch_tokens,
+            budget=options.batch_tokens,
             most=max(1, MAX_ROWS // width),
             width=lambda source: len(source.ids) + 1,
         )
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        results = self._map(lambda batch: self._translate([s for _, s in batch], options, decoding), batches)
+        results = self._map(lambda batch: self._translate([s for _, s in batch], options), batches)
         for batch, hypotheses in zip(batches, results, strict=True):
             for (place, _), of_source in zip(batch, hypotheses, strict=True):
                 found[place] = of_source
@@ -86,38 +81,17 @@ class TorchEngine:
         """See `Engine.open_batcher`."""
         return DynamicBatcher(self.translate, deliver)
 
-    def _translate(
-        self, batch: Sequence[DecodingInput], options: TranslationOptions, decoding: DecodingSettings
-    ) -> list[list[Hypothesis]]:
+    def _translate(self, batch: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
         src, limits = pad_sources([source.ids for source in batch]).to(self.device), [source.limit for source in batch]
         prefixes = [source.prefix for source in batch]
-        if options.sampling is not None:
-            seeds = [(options.seed, *source.key) for source in batch]
-            return sample(
-                self.model,
-                src,
-                max_length=limits,
-                seeds=seeds,
-                sampling=options.sampling,
-                n_samples=options.n_best,
-                prefixes=prefixes,
-            )
-        return beam_search(
-            self.model,
-            src,
-            max_length=limits,
-            beam=decoding.beam,
-            n_best=options.n_best,
-            length_penalty=decoding.length_penalty,
-            constraints=Constraints(
-                prefixes,
-                [source.allowed for source in batch] if any(s.allowed is not None for s in batch) else None,
-                decoding.no_repeat_ngram,
-            ),
-        )
+        if options.sample:
+            keys = [source.key for source in batch]
+            return sample(self.model, src, options, max_length=limits, keys=keys, prefixes=prefixes)
+        allowed = [source.allowed for source in batch] if any(s.allowed is not None for s in batch) else None
+        return beam_search(self.model, src, options, max_length=limits, prefixes=prefixes, allowed=allowed)
 
     def sample(
-        self, prompts: Sequence[DecodingInput], sampling: Sampling, *, seed: int, on_step: OnStep | None = None
+        self, prompts: Sequence[DecodingInput], options: DecodingOptions, *, on_step: OnStep | None = None
     ) -> list[Hypothesis]:
         """See `Engine.sample`."""
         found: dict[int, Hypothesis] = {}
@@ -128,27 +102,27 @@ class TorchEngine:
             for at in range(0, len(alike), _SAMPLED_ROWS):
                 places = alike[at : at + _SAMPLED_ROWS]
                 of_batch = on_step and partial(_with_places, on_step, places)
-                batch = self._sample([prompts[place] for place in places], sampling, seed, of_batch)
+                batch = self._sample([prompts[place] for place in places], options, of_batch)
                 found |= zip(places, batch, strict=True)
         return [found[place] for place in range(len(prompts))]
 
     def _sample(
-        self, prompts: Sequence[DecodingInput], sampling: Sampling, seed: int, on_step: OnStep | None
+        self, prompts: Sequence[DecodingInput], options: DecodingOptions, on_step: OnStep | None
     ) -> list[Hypothesis]:
         """The same for one batch, of prompts of one length."""
         ids = torch.tensor([prompt.ids for prompt in prompts], device=self.device)
         found = sample(
             self.model,
             ids[:, :-1],
+            options,
             prompts=ids,
             max_length=[prompt.limit for prompt in prompts],
-            seeds=[(seed, *prompt.key) for prompt in prompts],
-            sampling=sampling,
+            keys=[prompt.key for prompt in prompts],
             on_step=on_step,
         )
         return [hypothesis for (hypothesis,) in found]
 
-    def score(self, pairs: Sequence[Example], *, batch_tokens: int | None = None) -> list[list[float]]:
+    def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
         """See `Engine.score`."""
         return self._score(
             pairs,
@@ -159,7 +133,7 @@ class TorchEngine:
         )
 
     def score_rows(
-        self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int | None = None
+        self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int = BATCH_TOKENS
     ) -> list[list[float]]:
         """See `Engine.score_rows`."""
         return self._score(
@@ -177,11 +151,10 @@ class TorchEngine:
         *,
         n_targets: Callable[[InT], int],
         width: Callable[[InT], int],
-        batch_tokens: int | None,
+        batch_tokens: int,
     ) -> list[list[float]]:
-        budget = batch_tokens or self.settings.batch_tokens
         found: list[list[float]] = [[] for _ in examples]
-        for batch in make_batches(examples, budget=budget, most=budget, width=width):
+        for batch in make_batches(examples, budget=batch_tokens, most=batch_tokens, width=width):
             tensors = collated([example for _, example in batch]).to(self.device)
             known = _token_log_probs(self.model, tensors).tolist()
             for (place, example), row in zip(batch, known, strict=True):

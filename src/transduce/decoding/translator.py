@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config.settings import DecodingSettings
+from transduce.config.decoding import DecodingOptions, DecodingSettings
 from transduce.data.examples import Example
 from transduce.decoding.alignment import Link, align
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Candidate, Score, Translation
 from transduce.decoding.shortlist import Shortlist, load_shortlist
 from transduce.errors import DataError, SettingsError, TransduceError
@@ -25,7 +24,7 @@ from transduce.text.tokenizer import Tokenizers
 MAX_SOURCE = 4096  # tokens; the memory of attention grows with the square
 CHUNK_LINES, CHUNK_CHARACTERS = 4096, 1 << 20  # a chunk is sorted and translated at once; only one is in memory
 
-_DEFAULT = TranslationOptions()
+_DEFAULT = DecodingOptions()
 _EMPTY = Translation((Candidate("", (), 0.0, 0.0),))
 
 
@@ -35,7 +34,7 @@ class Translator(EngineModel):
     >>> translator = Translator.load("runs/x")                       # doctest: +SKIP
     >>> translator.translate(["A dog."])[0].text                     # doctest: +SKIP
     'Ein Hund.'
-    >>> translator.translate(["A dog."], TranslationOptions(beam=1)) # doctest: +SKIP
+    >>> translator.translate(["A dog."], DecodingOptions(beam=1)) # doctest: +SKIP
     """
 
     task = "translation"
@@ -45,6 +44,7 @@ class Translator(EngineModel):
         engine: Engine,
         tokenizers: Tokenizers,
         *,
+        settings: DecodingSettings = _DEFAULT,
         trained_length: int | None = None,
         longest: int = MAX_SOURCE,
         choice: EngineChoice = GIVEN,
@@ -53,15 +53,16 @@ class Translator(EngineModel):
         """Wrap an engine: `TorchEngine(model)`, for an encoder-decoder in eval mode.
 
         Args:
-            engine: Its settings are the values of options that are not given.
+            engine: What decodes.
             tokenizers: The model's vocabularies.
+            settings: The values of options that are not given.
             trained_length: Tokens of the longest source seen in training. Longer ones get a note.
             longest: Most source tokens that the model takes.
             choice: Why it is this engine.
             shortlist: Gives the run's shortlist; called once, if it is needed.
         """
         super().__init__(engine, choice)
-        self.tokenizers = tokenizers
+        self.tokenizers, self.settings = tokenizers, settings
         self.trained_length, self.longest = trained_length, longest
         self._load_shortlist = None if shortlist is None else cache(shortlist)
 
@@ -71,16 +72,12 @@ class Translator(EngineModel):
         return cls(
             engine,
             tokenizers,
+            settings=folder.settings.decoding,
             trained_length=data.max_length,
             longest=MAX_SOURCE if limit is None else min(MAX_SOURCE, limit - 1),
             choice=choice,
             shortlist=partial(load_shortlist, folder, tokenizers),
         )
-
-    @property
-    def settings(self) -> DecodingSettings:
-        """The values of options that are not given."""
-        return self.engine.settings
 
     def shortlist(self) -> Shortlist:
         """The run's shortlist, loaded when it is first asked for. Raises `SettingsError` if there is none."""
@@ -91,13 +88,13 @@ class Translator(EngineModel):
     def translate(
         self,
         texts: Iterable[str],
-        options: TranslationOptions = _DEFAULT,
+        options: DecodingOptions = _DEFAULT,
         *,
         prefixes: Iterable[str] | None = None,
     ) -> list[Translation]:
         """Translate each text. Empty texts stay empty. `prefixes`: for each text what its translation starts with.
 
-        The other texts of a call do not change a translation; what is drawn (`options.sampling`) is a function of the
+        The other texts of a call do not change a translation; what is drawn (`options.sample`) is a function of the
         model, the text, its place, the seed and the options. `finished` and `note` say where an output was cut off at
         the length limit. A source that is longer than the model takes is not translated, and one longer than those of
         the training is; both get a note.
@@ -111,7 +108,7 @@ class Translator(EngineModel):
     def translate_lines(
         self,
         lines: Iterable[str],
-        options: TranslationOptions = _DEFAULT,
+        options: DecodingOptions = _DEFAULT,
         *,
         first: int = 0,
         prefixes: Iterable[str] | None = None,
@@ -123,7 +120,7 @@ class Translator(EngineModel):
         """
         if isinstance(lines, str):
             raise TypeError("texts must be a list of texts, not one text: translate([text])")
-        return self._stream(lines, options, first, None if prefixes is None else iter(prefixes))
+        return self._stream(lines, options.over(self.settings), first, None if prefixes is None else iter(prefixes))
 
     def score(
         self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]], *, batch_tokens: int | None = None
@@ -134,7 +131,8 @@ class Translator(EngineModel):
         an empty source scores 0.
         """
         pairs = self.pairs(srcs, tgts)
-        found = iter(self.engine.score([one for one in pairs if one is not None], batch_tokens=batch_tokens))
+        known = [one for one in pairs if one is not None]
+        found = iter(self.engine.score(known, batch_tokens=batch_tokens or self.settings.batch_tokens))
         return [Score(() if one is None else tuple(next(found))) for one in pairs]
 
     def pairs(self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]]) -> list[Example | None]:
@@ -156,7 +154,7 @@ class Translator(EngineModel):
         return align(self.engine, self.tokenizers, srcs, tgts, longest=self.longest)
 
     def _stream(
-        self, lines: Iterable[str], options: TranslationOptions, first: int, prefixes: Iterator[str] | None
+        self, lines: Iterable[str], options: DecodingOptions, first: int, prefixes: Iterator[str] | None
     ) -> Iterator[Translation]:
         for chunk in chunks(lines, n_lines=min(CHUNK_LINES, self.tokenizers.src.chunk)):
             starts = [""] * len(chunk) if prefixes is None else list(islice(prefixes, len(chunk)))
@@ -166,7 +164,7 @@ class Translator(EngineModel):
             first += len(chunk)
 
     def _translate_chunk(
-        self, lines: Sequence[str], first: int, options: TranslationOptions, starts: Sequence[str]
+        self, lines: Sequence[str], first: int, options: DecodingOptions, starts: Sequence[str]
     ) -> list[Translation]:
         """Translate lines; `first` is the number of the first one in the text. Equal lines are searched for once."""
         found = [_EMPTY] * len(lines)
@@ -175,7 +173,7 @@ class Translator(EngineModel):
             if isinstance(one, Translation):
                 found[place] = one
                 continue
-            key = (np.asarray(one.ids).tobytes(), one.prefix) if options.sampling is None else (place,)
+            key = (np.asarray(one.ids).tobytes(), one.prefix) if not options.sample else (place,)
             sources.setdefault(key, one)
             places.setdefault(key, []).append(place)
         results = self.engine.translate(list(sources.values()), options)
@@ -195,14 +193,14 @@ class Translator(EngineModel):
                 )
 
     def encode(
-        self, texts: Sequence[str], options: TranslationOptions, *, first: int = 0, prefixes: Sequence[str] = ()
+        self, texts: Sequence[str], options: DecodingOptions, *, first: int = 0, prefixes: Sequence[str] = ()
     ) -> Iterator[DecodingInput | Translation]:
         """What the engine takes of each text; of one that it need not or cannot translate, the translation.
 
-        `first` and `prefixes`: as for `translate_lines`, if there are prefixes.
+        `options`: all, see `DecodingOptions.over`. `first` and `prefixes`: as for `translate_lines`, if there are any.
         """
         starts = self.tokenizers.tgt.encode_batch(prefixes) if any(prefixes) else [()] * len(texts)
-        shortlist = self.shortlist() if options.shortlist else None
+        shortlist, is_given = self.shortlist() if options.shortlist else None, "max_length" in options.model_fields_set
         for place, (ids, prefix) in enumerate(zip(self.tokenizers.src.encode_batch(texts), starts, strict=True), first):
             if len(ids) > self.longest:
                 note = f"not translated: {len(ids)} tokens; this model takes at most {self.longest}"
@@ -210,7 +208,7 @@ class Translator(EngineModel):
             elif not len(ids):
                 yield _EMPTY
             else:
-                limit = options.max_length or min(self.settings.max_length, 2 * len(ids) + 16)
+                limit = options.max_length if is_given else min(options.max_length, 2 * len(ids) + 16)
                 if len(prefix) > limit:
                     raise DataError(
                         f"line {place + 1}: a prefix of {len(prefix)} tokens; its output may have {limit}; "

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from transduce.config.decoding import DecodingOptions
 from transduce.config.section import MAX_BEAM
 from transduce.data.corpus import Pair
 from transduce.data.lexicon import TokenPair, learn_lexicon, n_links
 from transduce.decoding.loading import check_reads_text, open_folder
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.shortlist import FILE, Shortlist
 from transduce.decoding.translator import Translator
 from transduce.distillation.training_text import read_training_text, training_data
@@ -122,7 +122,7 @@ def _check_loss(folder: RunFolder, found: Shortlist, valid: Sequence[Pair], most
     translator = Translator(loaded.engine, loaded.tokenizers, shortlist=lambda: found)
     pairs, scoring = [(pair.src, pair.tgt) for pair in valid], folder.settings.evaluation
     before, after = (
-        score_translator(translator, pairs, scoring, TranslationOptions(shortlist=shortlist))[0].bleu.value
+        score_translator(translator, pairs, scoring, DecodingOptions(shortlist=shortlist))[0].bleu.value
         for shortlist in (False, True)
     )
     bleu = f"BLEU of {len(valid):,} validation sentences: {before:.2f} without the shortlist, {after:.2f} with it"

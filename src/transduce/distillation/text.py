@@ -18,11 +18,11 @@ from typing import Any, cast
 
 from sacrebleu.metrics import BLEU
 
+from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Corpus, DataSettings, EvaluationSettings, Settings
 from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
 from transduce.decoding.bulk import translate_to_folder
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import check_precision
 from transduce.demo.sources import translation_sources
 from transduce.distillation.training_text import read_training_text
@@ -65,10 +65,10 @@ class DistillationOptions:
         _ = self.translation  # refuses a beam or length penalty out of range
 
     @property
-    def translation(self) -> TranslationOptions:
+    def translation(self) -> DecodingOptions:
         """How the teacher translates."""
         n_best = self.beam if self.rerank else 1
-        return TranslationOptions(beam=self.beam, n_best=n_best, length_penalty=self.length_penalty)
+        return DecodingOptions(beam=self.beam, n_best=n_best, length_penalty=self.length_penalty)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics.base import Metric
 
+from transduce.config.decoding import DecodingOptions
 from transduce.data.corpus import number_of, read_labelled
 from transduce.data.lines import read_inputs, read_lines, read_parallel
 from transduce.decoding.classifier import TextClassifier
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError, UserError
 from transduce.evaluation.bootstrap import N_SAMPLES, SEED, Difference, paired_bootstrap
@@ -126,13 +126,13 @@ def evaluate_translations(run: Path, options: TranslationEvaluation, *, device: 
     return Evaluation(scores, options.against, rows, " and ".join(dict.fromkeys(used)), precisions)
 
 
-def _decoding_of(options: TranslationEvaluation, runs: Sequence[Path]) -> TranslationOptions:
+def _decoding_of(options: TranslationEvaluation, runs: Sequence[Path]) -> DecodingOptions:
     """How the runs translate. Without a run, refuses options that would have no effect."""
-    names = ("beam", "max_length", "length_penalty", "batch_tokens")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    if not runs and (unused := [*given, *(["precision"] if options.precision else [])]):
+    batch = {} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}
+    decoding = DecodingOptions(**options.decoding.model_dump(exclude_unset=True), **batch)
+    if not runs and (unused := [*decoding.model_fields_set, *(["precision"] if options.precision else [])]):
         raise SettingsError(f"{', '.join(unused)}: no effect if hyp gives the translations; leave it out")
-    return TranslationOptions(**given)
+    return decoding
 
 
 def evaluate_labels(classifier: TextClassifier, file: Path) -> LabelScores:

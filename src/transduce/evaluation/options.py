@@ -1,13 +1,15 @@
 """The options of `transduce evaluate`: a class for each task, whose fields are the options, with their help texts.
 
-The command line is built from these classes, so this module imports nothing heavy.
+The command line is built from these classes, so this module does not import PyTorch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
+
+from transduce.config.decoding import DecodingOptions
 
 BatchTokens = Annotated[int | None, "Tokens per batch (default: the run's setting)."]
 PlainText = Annotated[Path, "Plain text, for a language model or a masked language model."]
@@ -24,9 +26,7 @@ class TranslationEvaluation:
     tokenize: Annotated[str | None, "BLEU tokenizer: 13a, none, zh, char, ... (default: the run's setting)."] = None
     lowercase: Annotated[bool | None, "Ignore case in BLEU and chrF (default: the run's setting)."] = None
     output: Annotated[Path | None, "Write the translations to FILE."] = None
-    beam: Annotated[int | None, "Number of beams; 1 is greedy (default: the run's setting)."] = None
-    max_length: Annotated[int | None, "Maximum output length in tokens (default: the run's setting)."] = None
-    length_penalty: Annotated[float | None, "Exponent of the length (default: the run's setting)."] = None
+    decoding: DecodingOptions = field(default_factory=DecodingOptions)
     batch_tokens: BatchTokens = None
     precision: Annotated[
         str | None, "Precision: float32, float32-fast (on CPUs with AMX), int8 or bfloat16 (default: float32)."

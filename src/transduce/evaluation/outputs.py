@@ -152,8 +152,8 @@ class ScoredTranslator(ScoredModel):
     def use_pytorch(self) -> None:
         if self.engine != "PyTorch":
             old = self.translator
-            engine = TorchEngine(old.model, old.settings)
-            self.translator = Translator(engine, old.tokenizers, longest=old.longest)
+            engine = TorchEngine(old.model)
+            self.translator = Translator(engine, old.tokenizers, settings=old.settings, longest=old.longest)
             self.engine = "PyTorch"
 
 

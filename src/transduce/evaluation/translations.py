@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import EvaluationSettings
 from transduce.decoding.native_library import instruction_set
 from transduce.decoding.native_model import PRECISIONS
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.translator import Translator
 from transduce.evaluation.metrics import Scores, evaluate
 from transduce.evaluation.speed import measure_in_turns
@@ -16,7 +16,7 @@ from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 
 N_TIMED = 256  # sentences in a round of the measurement of speed
-_DEFAULT = TranslationOptions()
+_DEFAULT = DecodingOptions()
 
 Precisions = Mapping[str, Mapping[str, float]]
 """By precision, float32 first: bleu, sentences_per_second."""
@@ -26,7 +26,7 @@ def score_translator(
     translator: Translator,
     pairs: Sequence[tuple[str, str]],
     scoring: EvaluationSettings,
-    options: TranslationOptions = _DEFAULT,
+    options: DecodingOptions = _DEFAULT,
 ) -> tuple[Scores, list[str]]:
     """Translate the sources of (source, reference) pairs; returns the scores of the translations, and these."""
     hypotheses = [found.text for found in translator.translate([src for src, _ in pairs], options)]

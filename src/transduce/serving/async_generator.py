@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.engine import DecodingInput, Hypothesis
 from transduce.decoding.generator import Continuation, Generator
 from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
-from transduce.decoding.options import GenerationOptions, TranslationOptions
 from transduce.decoding.queue import DecodingQueue
 from transduce.serving.concurrency import in_parts
 from transduce.serving.limits import Admission
@@ -63,8 +63,8 @@ class AsyncTextGenerator:
 
     async def warm_up(self) -> None:
         """Generate something: the first time takes longer. Never refused."""
-        options = GenerationOptions(max_length=2)
-        texts = [_Text(one, self._detokenizer()) for one in self.generator.start([""], options)]
+        options = DecodingOptions(max_length=2)
+        texts = [_Text(one, self._detokenizer()) for one in self.generator.start([""], options, cut_prompt=False)]
         await self._run(texts, options, math.inf, is_watched=False)
 
     async def close(self) -> None:
@@ -76,8 +76,9 @@ class AsyncTextGenerator:
     async def generate(
         self,
         prompts: Sequence[str],
-        options: GenerationOptions,
+        options: DecodingOptions,
         *,
+        cut_prompt: bool = False,
         stop: Sequence[str] = (),
         seconds: float = math.inf,
         on_part: Callable[[Part], object] | None = None,
@@ -87,6 +88,7 @@ class AsyncTextGenerator:
         Args:
             prompts: The prompts.
             options: How to continue them.
+            cut_prompt: See `Generator.generate`.
             stop: Strings before which a text ends.
             seconds: Time after which the work is given up.
             on_part: Sees the texts as they grow.
@@ -96,37 +98,45 @@ class AsyncTextGenerator:
             ExpiredError: `seconds` have passed.
             OverloadedError: Too much is waiting.
         """
-        started = self.generator.start(prompts, options)
+        started = self.generator.start(prompts, options, cut_prompt=cut_prompt)
         texts = [_Text(one, self._detokenizer(stop), place=place, on_part=on_part) for place, one in enumerate(started)]
         n_wanted = sum(len(one.ids) + one.limit for one in started)
         with self._admission.tokens(n_wanted):
             is_watched = bool(stop) or on_part is not None
             await self._run(texts, options, time.monotonic() + seconds, is_watched=is_watched)
-        n_prompt = sum(one.n_given for one in started[:: options.n_samples])
+        n_prompt = sum(one.n_given for one in started[:: options.n_best])
         found = Completions(tuple(one.completion() for one in texts), n_prompt)
         self.n_new += found.n_new
         return found
 
     def stream(
-        self, prompts: Sequence[str], options: GenerationOptions, *, stop: Sequence[str] = (), seconds: float = math.inf
+        self,
+        prompts: Sequence[str],
+        options: DecodingOptions,
+        *,
+        cut_prompt: bool = False,
+        stop: Sequence[str] = (),
+        seconds: float = math.inf,
     ) -> AsyncGenerator[Part | Completions]:
         """Continue prompts: yields parts of the texts as they grow, then what `generate` returns."""
 
         async def run(on_part: Callable[[Part], object]) -> Completions:
-            return await self.generate(prompts, options, stop=stop, seconds=seconds, on_part=on_part)
+            return await self.generate(
+                prompts, options, cut_prompt=cut_prompt, stop=stop, seconds=seconds, on_part=on_part
+            )
 
         return in_parts(run)
 
-    async def _run(self, texts: Sequence[_Text], options: GenerationOptions, end: float, *, is_watched: bool) -> None:
+    async def _run(self, texts: Sequence[_Text], options: DecodingOptions, end: float, *, is_watched: bool) -> None:
         """Complete all texts, in rounds: in each, all until their context is full."""
-        decoding = TranslationOptions(sampling=options.sampling, seed=options.seed)
+        options = self.generator.options_of_a_text(options)
         while inputs := {
             place: one for place, text in enumerate(texts) if (one := text.next_input(self.generator)) is not None
         }:
             running = [texts[place] for place in inputs]
             found = await self.queue.decode(
                 list(inputs.values()),
-                decoding,
+                options,
                 seconds=max(end - time.monotonic(), 0.0),
                 on_tokens=partial(_add, running) if is_watched else None,
             )

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from transduce.config.decoding import DecodingOptions
 from transduce.data.examples import Example
 from transduce.decoding.alignment import Alignment, Link
 from transduce.decoding.engine import DecodingInput
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.queue import DecodingQueue
 from transduce.decoding.results import Score, Translation
 from transduce.decoding.translator import Translator
@@ -21,7 +21,7 @@ from transduce.process import n_threads_to_use
 from transduce.serving.concurrency import expiring, in_parts, offload
 from transduce.serving.limits import Admission
 
-_DEFAULT = TranslationOptions()
+_DEFAULT = DecodingOptions()
 _PIECE = 2048  # tokens that are scored together: fast, and soon done when the client has left
 
 ResultT = TypeVar("ResultT")
@@ -44,7 +44,7 @@ class AsyncTranslator:
     async def translate(
         self,
         texts: Sequence[str],
-        options: TranslationOptions = _DEFAULT,
+        options: DecodingOptions = _DEFAULT,
         *,
         seconds: float = math.inf,
         prefixes: Sequence[str] = (),
@@ -131,7 +131,7 @@ class AsyncTranslator:
     def stream(
         self,
         text: str,
-        options: TranslationOptions = _DEFAULT,
+        options: DecodingOptions = _DEFAULT,
         *,
         seconds: float = math.inf,
         prefix: str = "",
@@ -162,7 +162,7 @@ class AsyncTranslator:
         return in_parts(run)
 
     def _encode(
-        self, texts: Sequence[str], options: TranslationOptions, prefixes: Sequence[str]
+        self, texts: Sequence[str], options: DecodingOptions, prefixes: Sequence[str]
     ) -> list[DecodingInput | Translation]:
         encoded = list(self.translator.encode(texts, options, prefixes=prefixes))
         for text, one in zip(texts, encoded, strict=True):
@@ -170,10 +170,9 @@ class AsyncTranslator:
                 raise DataError(f"{text[:40]!r}: {one.note}; cut it into shorter sentences")
         return encoded
 
-    def _cost(self, sources: Sequence[DecodingInput], options: TranslationOptions) -> int:
+    def _cost(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> int:
         """Tokens of the sources and those that the outputs may have, once for each beam."""
-        n_beams = max(options.beam or self.translator.settings.beam, options.n_best)
-        return n_beams * sum(len(source.ids) + source.limit for source in sources)
+        return options.beam * sum(len(source.ids) + source.limit for source in sources)
 
 
 def _pieces(pairs: Sequence[Example]) -> Iterator[tuple[list[Example], int]]:

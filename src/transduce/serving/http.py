@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -14,7 +13,6 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.queue import ExpiredError, QueueClosedError
 from transduce.errors import SettingsError, TransduceError, UserError
 from transduce.logging import print_exception
@@ -32,7 +30,6 @@ _LONGEST_ERROR = 1000  # characters; a message may quote what a client sent
 Items = Annotated[list[ItemT], Field(fail_fast=True)]
 """A list in a body. The first wrong item ends the validation: a megabyte of them would take seconds."""
 Texts = Annotated[Items[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-translation_options = lru_cache(TranslationOptions)  # to check them takes longer
 
 
 class RequestError(UserError):

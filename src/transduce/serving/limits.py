@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from transduce.decoding.options import TranslationOptions
+from transduce.config.decoding import DecodingOptions
 from transduce.errors import SettingsError, TransduceError
 from transduce.process import n_cores
 
@@ -65,10 +65,10 @@ class Limits:
         if n > self.max_characters:
             raise SettingsError(f"{n:,} characters; at most {self.max_characters:,} are allowed; send several requests")
 
-    def check_options(self, options: TranslationOptions) -> None:
-        check_at_most("beam", options.beam, self.max_beam)
-        check_at_most("n_best", options.n_best, self.max_beam)
-        check_at_most("max_length", options.max_length, self.max_length)
+    def check_options(self, options: DecodingOptions) -> None:
+        most = {"beam": self.max_beam, "n_best": self.max_beam, "max_length": self.max_length}
+        for name in most.keys() & options.model_fields_set:
+            check_at_most(name, getattr(options, name), most[name])
 
 
 def check_at_most(name: str, value: int | None, most: int) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.generator import Generator
 from transduce.decoding.loading import check_reads_text
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Translation
 from transduce.decoding.translator import Translator
@@ -24,7 +23,7 @@ from transduce.serving.limits import Admission, DrainingError, Limits, check_at_
 from transduce.serving.routes import Route, RouteTranslation, RunSpec, ServedRun, find_routes
 from transduce.text.languages import base_language
 
-_DEFAULT, _LIMITS = TranslationOptions(), Limits()
+_DEFAULT, _LIMITS = DecodingOptions(), Limits()
 
 
 class Service:
@@ -186,7 +185,7 @@ class Service:
         self,
         sentences: Sequence[str],
         route: Route,
-        options: TranslationOptions = _DEFAULT,
+        options: DecodingOptions = _DEFAULT,
         *,
         end: float | None = None,
         prefixes: Sequence[str] = (),
@@ -207,7 +206,7 @@ class Service:
         self,
         sentence: str,
         route: Route,
-        options: TranslationOptions = _DEFAULT,
+        options: DecodingOptions = _DEFAULT,
         *,
         end: float | None = None,
         prefix: str = "",
@@ -220,11 +219,11 @@ class Service:
             yield part
 
     async def _sources(
-        self, sentences: Sequence[str], route: Route, options: TranslationOptions, end: float, *, refuse: bool
+        self, sentences: Sequence[str], route: Route, options: DecodingOptions, end: float, *, refuse: bool
     ) -> list[Sequence[str]]:
         sources = [sentences]
         for run in route.runs[:-1]:
-            one_best = replace(options, n_best=1)
+            one_best = options.model_copy(update={"n_best": 1})
             found = await run.translator.translate(sources[-1], one_best, seconds=_left(end), refuse=refuse)
             sources.append([one.text for one in found])
         return sources

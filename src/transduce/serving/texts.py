@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.alignment import Link
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
 from transduce.serving.concurrency import offload
 from transduce.serving.routes import Route
@@ -18,7 +18,7 @@ from transduce.serving.service import Service
 from transduce.text.languages import base_language, guess_language
 from transduce.text.special import Span
 
-_DEFAULT = TranslationOptions()
+_DEFAULT = DecodingOptions()
 
 LONGEST = 1000
 """Characters of a sentence; a longer one is cut, at a comma or a space where there is one."""
@@ -121,7 +121,7 @@ async def translate_texts(
     service: Service,
     texts: Sequence[str],
     routes: Sequence[Route],
-    options: TranslationOptions = _DEFAULT,
+    options: DecodingOptions = _DEFAULT,
     *,
     seconds: float | None = None,
     split: bool = True,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from transduce.config.decoding import OF_SEARCH, DecodingOptions, DecodingSettings
 from transduce.config.kinds import resolve_preset
 from transduce.config.model import AttentionSettings, ModelSettings
 from transduce.config.section import resolved
@@ -20,7 +21,6 @@ from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
 from transduce.data.text import Piece, read_pieces
 from transduce.decoding.generator import Generator
-from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.decoding.results import TextScore
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize
@@ -95,6 +95,9 @@ CAUSAL = Defaults(
 )  # fmt: skip
 
 
+_DECODING = tuple(f"decoding.{key}" for key in DecodingSettings.model_fields if key not in OF_SEARCH)
+
+
 class CausalTask(PlainTextTask[TextStore]):
     """Trains a language model on plain text; evaluated by the loss on held-out text."""
 
@@ -109,13 +112,14 @@ class CausalTask(PlainTextTask[TextStore]):
         limits=("It sees {context} tokens at once{memory}.", "It writes likely text, which need not be true."),
     )
     scored_model = ScoredText
-    inherited = ("data.context", "decoding.max_length", "decoding.batch_tokens")
+    inherited = ("data.context", *_DECODING)
     defaults = CAUSAL
     store = TextStore
     uses = frozenset(
         {
             *(f"data.{key}" for key in ("documents", "context", "separate_documents")),
-            *("tokenizer.exact", "decoding.max_length", "decoding.batch_tokens"),
+            "tokenizer.exact",
+            *_DECODING,
         }
     )
 
@@ -180,8 +184,8 @@ class CausalTask(PlainTextTask[TextStore]):
             score = generator.evaluate(store)
             save_set(folder, "text_scores", name, score.to_json())
             log.say(f"{name}: {score.lines()[0]}")
-        options = GenerationOptions(sampling=Sampling(temperature=0.8), cut_prompt=True)
-        found = generator.generate(_beginnings(stores["valid"], generator), options)
+        options = DecodingOptions(sample=True, temperature=0.8)
+        found = generator.generate(_beginnings(stores["valid"], generator), options, cut_prompt=True)
         save_generated(folder, "temperature 0.8", [(one.prompt, one.text) for one in found], update=update)
         finalize(folder, self.wording, log)
 

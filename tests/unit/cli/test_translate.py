@@ -10,7 +10,7 @@ import pytest
 
 from transduce.cli.output import write_lines
 from transduce.cli.translate import translate_files
-from transduce.decoding.options import TranslationOptions
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.results import Candidate, Translation
 from transduce.errors import DataError
 
@@ -23,7 +23,7 @@ class Doubling:
     tokenizers = SimpleNamespace(src=None)
 
     def translate_lines(
-        self, lines: Iterable[str], options: TranslationOptions, *, prefixes: None
+        self, lines: Iterable[str], options: DecodingOptions, *, prefixes: None
     ) -> Iterator[Translation]:
         for line in lines:
             note = "output cut off" if len(line) > 3 else ""
@@ -34,7 +34,7 @@ class Doubling:
 def translate(tmp_path: Path) -> Translate:
     def run(text: str, style: str = "text") -> list[str]:
         (tmp_path / "in.txt").write_text(text)
-        return list(translate_files(Doubling(), [tmp_path / "in.txt"], TranslationOptions(), style))  # type: ignore[arg-type]
+        return list(translate_files(Doubling(), [tmp_path / "in.txt"], DecodingOptions(), style))  # type: ignore[arg-type]
 
     return run
 

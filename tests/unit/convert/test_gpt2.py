@@ -15,13 +15,13 @@ transformers = pytest.importorskip("transformers")
 
 from berts import randomize  # noqa: E402
 from hard_strings import HARD  # noqa: E402
+from transduce.config.decoding import DecodingOptions  # noqa: E402
 from transduce.convert.gpt2 import import_gpt2  # noqa: E402
 from transduce.convert.importing import import_run  # noqa: E402
 from transduce.data.batch import causal  # noqa: E402
 from transduce.data.encoding import encode_text  # noqa: E402
 from transduce.data.text import Piece  # noqa: E402
 from transduce.decoding.generator import Generator  # noqa: E402
-from transduce.decoding.options import GenerationOptions, Sampling  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
 from transduce.models.registry import build_model  # noqa: E402
 from transduce.text.special import BOS, EOS, PAD, UNK  # noqa: E402
@@ -107,7 +107,7 @@ def test_run_folder_generates_the_same_text(tmp_path: Path) -> None:
     theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     generator = Generator.load(tmp_path / "run")
-    (found,) = generator.generate(["The quick"], GenerationOptions(max_length=12, sampling=Sampling(temperature=0)))
+    (found,) = generator.generate(["The quick"], DecodingOptions(max_length=12, sample=True, temperature=0))
     ids = torch.tensor([[0, *their_tokenizer("The quick")["input_ids"]]])
     for _ in range(12):
         with torch.no_grad():
@@ -137,9 +137,7 @@ def test_end_of_text_piece_in_a_text_is_the_end(tmp_path: Path) -> None:
     assert found.nats == pytest.approx(-float(expected.sum()), rel=1e-4)
     targets = list(causal(np.asarray(store.ids), np.random.default_rng(0)).targets)
     assert targets.count(EOS) == 4 and PAD not in targets
-    (going,) = generator.generate(
-        [f"The quick{END}a"], GenerationOptions(max_length=8, sampling=Sampling(temperature=0))
-    )
+    (going,) = generator.generate([f"The quick{END}a"], DecodingOptions(max_length=8, sample=True, temperature=0))
     prompt = transformers.AutoTokenizer.from_pretrained(folder)(f"The quick{END}a")["input_ids"]
     ids, n = torch.tensor([prompt]), len(prompt)
     for _ in going.ids:

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from marians import LINES, make_folder, make_run, state_of
+from transduce.config.decoding import DecodingOptions
 from transduce.convert.exporting import export_run
 from transduce.convert.importing import import_run
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.translator import Translator
 from transduce.errors import UserError
 from transduce.runs.folder import RunFolder
@@ -67,7 +67,7 @@ def test_round_trip_is_bit_identical(tmp_path: Path, joint: bool, options: dict[
     assert all(torch.equal(before[name], after[name]) for name in before)
     ours, theirs = (Translator.load(path) for path in (run, tmp_path / "again"))
     texts = [*LINES[::7], "xyz 猫 ⁇ A"]
-    found = [t.translate(texts, TranslationOptions(beam=3, n_best=2, max_length=12)) for t in (ours, theirs)]
+    found = [t.translate(texts, DecodingOptions(beam=3, n_best=2, max_length=12)) for t in (ours, theirs)]
     assert found[0] == found[1]
     assert ours.tokenizers.src.encode_batch(texts) == theirs.tokenizers.src.encode_batch(texts)
 

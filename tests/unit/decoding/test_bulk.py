@@ -17,11 +17,11 @@ import pytest
 import zstandard
 
 import transduce
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding import bulk
 from transduce.decoding.bulk import translate_to_folder
 from transduce.decoding.bulk_chunks import ChunkTranslator, Setup, Translated
 from transduce.decoding.bulk_journal import Shard
-from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.results import format_rows
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, Interrupted, RunFolderError, SettingsError
@@ -354,8 +354,9 @@ def test_styles_and_samples_are_those_of_one_call(
     style: Any, sources: list[Path], run: Path, translator: Translator, tmp_path: Path, texts: list[str]
 ) -> None:
     n_best = 3 if style == "nbest" else 1
-    sampling = Sampling(0.9, top_k=20) if style == "json" else None
-    options = TranslationOptions(n_best=n_best, sampling=sampling, seed=5)
+    options = DecodingOptions(n_best=n_best)
+    if style == "json":
+        options = DecodingOptions(sample=True, temperature=0.9, top_k=20, seed=5)
     (done,) = translate_to_folder(run, sources[-1:], tmp_path / "out", options, style=style, device="cpu")
     rows = [
         row
@@ -405,7 +406,7 @@ def test_damaged_text_names_the_line_and_keeps_finished_files(run: Path, tmp_pat
 
 def test_many_notes_become_a_few_and_a_count(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").write_text("A dog runs in the park.\n" * 12)
-    translate_to_folder(run, [tmp_path / "a"], tmp_path / "out", TranslationOptions(max_length=1), device="cpu")
+    translate_to_folder(run, [tmp_path / "a"], tmp_path / "out", DecodingOptions(max_length=1), device="cpu")
     err = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert len(err) == 6 and f"{tmp_path / 'a'}, line 5: output cut off" in err[4] and "12 of 12 lines" in err[5]
 
@@ -458,7 +459,7 @@ def test_the_identity_of_a_model_moves_with_its_folder(
     run: Path, tmp_path: Path, make_run: Callable[..., Path]
 ) -> None:
     shutil.copytree(run, tmp_path / "copy")
-    options = TranslationOptions(beam=2, batch_tokens=100)
+    options = DecodingOptions(beam=2, batch_tokens=100)
     how, copied = (
         ChunkTranslator(Setup(run=str(path), options=options, device="cpu")).how for path in (run, tmp_path / "copy")
     )

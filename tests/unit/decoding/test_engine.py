@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,8 @@ import pytest
 import torch
 
 import marians
-from transduce.config.settings import DecodingSettings
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
-from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.precision import Precision
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
@@ -34,12 +34,12 @@ def pytorch_threads(n: int) -> Iterator[None]:
 class Recorder:
     """An engine that copies its sources and records its calls."""
 
-    device, settings = "cpu", DecodingSettings()
+    device = "cpu"
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[DecodingInput], TranslationOptions]] = []
+        self.asked: list[tuple[list[DecodingInput], DecodingOptions]] = []
 
-    def translate(self, sources: Sequence[DecodingInput], options: TranslationOptions) -> list[list[Hypothesis]]:
+    def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
         self.asked.append((list(sources), options))
         return [[Hypothesis(tuple(source.ids), -1.0, -1.0)] for source in sources]
 
@@ -57,31 +57,31 @@ def test_options_reach_the_engine_unchanged_and_equal_lines_once(translator: Tra
     recorder = Recorder()
     other = Translator(recorder, translator.tokenizers)
     lines = [texts[i] for i in (0, 1, 0, 2, 0, 1)]
-    options = TranslationOptions(beam=7, length_penalty=0.5, seed=9)
+    options = DecodingOptions(beam=7, length_penalty=0.5)
     found = other.translate(lines, options)
     ((sources, seen),) = recorder.asked
-    assert seen is options
+    assert seen == options and seen.model_fields_set == {"beam", "length_penalty"}
     assert [source.key for source in sources] == [(0,), (1,), (3,)]
     assert [t.ids for t in found] == [tuple(other.tokenizers.src.encode(line)) for line in lines]
-    other.translate(lines, TranslationOptions(sampling=Sampling()))
+    other.translate(lines, DecodingOptions(sample=True))
     assert [source.key for source in recorder.asked[1][0]] == [(i,) for i in range(6)]
 
 
 def test_equal_lines_get_the_same_translation_but_different_samples(tmp_path: Path) -> None:
     translator = Translator.load(marians.make_run(tmp_path / "run"))
     lines = [marians.LINES[i] for i in (0, 5, 0, 0, 7, 5)]
-    options = TranslationOptions(beam=2, n_best=2)
+    options = DecodingOptions(beam=2, n_best=2)
     for line, translation in zip(lines, translator.translate(lines, options), strict=True):
         assert translation == translator.translate([line], options)[0]
-    drawn = [one.text for one in translator.translate([lines[0]] * 8, TranslationOptions(sampling=Sampling()))]
+    drawn = [one.text for one in translator.translate([lines[0]] * 8, DecodingOptions(sample=True))]
     assert len(set(drawn)) > 1
 
 
 def test_concurrent_calls_agree_and_keep_the_number_of_threads(translator: Translator, texts: list[str]) -> None:
     """Threads started later have as many PyTorch threads as before."""
-    engine = TorchEngine(translator.model, translator.settings)
+    engine = TorchEngine(translator.model)
     fresh = Translator(engine, translator.tokenizers)
-    options = TranslationOptions(beam=2, batch_tokens=60, max_length=6)
+    options = DecodingOptions(beam=2, batch_tokens=60, max_length=6)
     with pytorch_threads(2):
         expected = fresh.translate(texts[:12], options)
         workers = engine._workers
@@ -99,9 +99,9 @@ def test_concurrent_calls_agree_and_keep_the_number_of_threads(translator: Trans
 def test_translate_never_sets_the_number_of_threads(
     translator: Translator, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = TranslationOptions(beam=2, batch_tokens=60, max_length=5)
+    options = DecodingOptions(beam=2, batch_tokens=60, max_length=5)
     with pytorch_threads(2):
-        fresh = Translator(TorchEngine(translator.model, translator.settings), translator.tokenizers)
+        fresh = Translator(TorchEngine(translator.model), translator.tokenizers)
         fresh.translate(texts[:20], options)
         monkeypatch.setattr(torch, "set_num_threads", None)
         fresh.translate(texts[:20], options)
@@ -120,19 +120,24 @@ def test_translate_never_sets_the_number_of_threads(
         {"length_penalty": float("nan")},
         {"batch_tokens": 0},
         {"seed": -1},
-        {"beam": 2, "sampling": Sampling()},
+        {"beam": 2, "sample": True},
+        {"temperature": 0.5},
+        {"temperature": -1.0, "sample": True},
+        {"temperature": math.nan, "sample": True},
+        {"top_p": 1.5, "sample": True},
+        {"top_k": -1, "sample": True},
     ],
     ids=str,
 )
-def test_translation_options_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+def test_options_out_of_range_or_without_effect_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match=next(iter(wrong))):
-        TranslationOptions(**wrong)  # type: ignore[arg-type]
+        DecodingOptions(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_sources_and_limits_beyond_any_memory_are_refused(precision: Precision, run: Path) -> None:
     engine = Translator.load(run, device="cpu", precision=precision).engine
     with pytest.raises(SettingsError, match=r"70,000 tokens: at most 65,535"):
-        engine.translate([DecodingInput((0,), [5] * 70_000, 5)], TranslationOptions())
+        engine.translate([DecodingInput((0,), [5] * 70_000, 5)], DecodingOptions())
     with pytest.raises(SettingsError, match=r"limit = 4294967301: must be from 1 to 1,000,000"):
         DecodingInput((0,), [5], 2**32 + 5)

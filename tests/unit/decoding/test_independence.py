@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from oracle.stand_in import untrained
+from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
 from transduce.data.batch import pad_sources
 from transduce.decoding.engine import Hypothesis
@@ -55,7 +56,9 @@ def sentences(n: int = 24) -> list[list[int]]:
 def search(name: str, chosen: list[int], *, beam: int) -> list[list[Hypothesis]]:
     ids = [sentences()[i] for i in chosen]
     limits = [min(2 * len(i) + 4, 14) for i in ids]
-    return beam_search(model_of(name), pad_sources(ids), max_length=limits, beam=beam, n_best=min(beam, 2))
+    return beam_search(
+        model_of(name), pad_sources(ids), DecodingOptions(beam=beam, n_best=min(beam, 2)), max_length=limits
+    )
 
 
 @cache

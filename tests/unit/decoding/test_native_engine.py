@@ -16,6 +16,7 @@ from torch import nn
 
 from native_engines import engine_for
 from oracle.stand_in import untrained
+from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
 from transduce.data.examples import Example
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
@@ -25,7 +26,6 @@ from transduce.decoding.native_model import (
     NativePrecision,
     why_not,
 )
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
 
@@ -132,7 +132,7 @@ def test_random_models_give_the_hypotheses_of_pytorch(seed: int) -> None:
     n_tokens = chosen.choice([12, 100, 700, 1500])
     model = untrained(settings, n_src=n_tokens, n_tgt=n_tokens, seed=seed)
     beam = chosen.choice([1, 1, 2, 5, 9])
-    options = TranslationOptions(
+    options = DecodingOptions(
         beam=beam,
         n_best=chosen.randint(1, beam),
         length_penalty=chosen.choice([0.0, 0.6, 1.0, 1.5]),
@@ -140,7 +140,7 @@ def test_random_models_give_the_hypotheses_of_pytorch(seed: int) -> None:
     )
     asked = sources(12, longest=chosen.choice([17, 40]), n_tokens=n_tokens, seed=seed)
     ours = engine_for(model, settings, n_threads=1).translate(asked, options)
-    theirs = TorchEngine(model, settings.decoding).translate(asked, options)
+    theirs = TorchEngine(model).translate(asked, options)
     same = 0
     for one, other in zip(ours, theirs, strict=True):
         # These random weights amplify rounding: PyTorch's float32 is up to 5e-4 from float64 here.
@@ -153,7 +153,7 @@ def test_random_models_give_the_hypotheses_of_pytorch(seed: int) -> None:
 @pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sentence_is_bit_identical_alone_and_in_any_batch(name: str, beam: int, precision: NativePrecision) -> None:
-    options = TranslationOptions(beam=beam, n_best=min(beam, 2))
+    options = DecodingOptions(beam=beam, n_best=min(beam, 2))
     one, two = (engine_of(name, n_threads=n, precision=precision) for n in (1, 2))
     asked = sources()
     alone = [one.translate([source], options)[0] for source in asked]
@@ -179,21 +179,21 @@ def test_greedy_search_without_scores_finds_the_same_tokens(
     for isa in ISAS[: ISAS.index(best) + 1] if precision == "float32" else [best]:
         monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", isa)
         engine = engine_of(name, n_threads=2, precision=precision)
-        fast = engine.translate(sources(), TranslationOptions(beam=1, scores=False))
-        scored = engine.translate(sources(), TranslationOptions(beam=1))
+        fast = engine.translate(sources(), DecodingOptions(beam=1, scores=False))
+        scored = engine.translate(sources(), DecodingOptions(beam=1))
         assert [h[0].ids for h in fast] == [h[0].ids for h in scored]
         assert {h[0].score for h in fast} == {0.0}
-        assert fast == [engine.translate([source], TranslationOptions(beam=1, scores=False))[0] for source in sources()]
+        assert fast == [engine.translate([source], DecodingOptions(beam=1, scores=False))[0] for source in sources()]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_instruction_set_gives_the_hypotheses_of_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, model = model_of(name)
+    _, model = model_of(name)
     best = library().transduce_isa().decode()
     eights: dict[str, list[list[Hypothesis]]] = {}
     for beam in (1, 4):
-        options = TranslationOptions(beam=beam, n_best=beam)
-        theirs = TorchEngine(model, settings.decoding).translate(sources(), options)
+        options = DecodingOptions(beam=beam, n_best=beam)
+        theirs = TorchEngine(model).translate(sources(), options)
         for isa in ISAS[: ISAS.index(best) + 1]:
             monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", isa)
             for precision in ("float32", "float32-fast"):
@@ -224,10 +224,10 @@ def test_what_is_not_supported_has_a_reason() -> None:
 def test_padding_and_long_sentences_are_left_to_pytorch() -> None:
     engine = engine_of("odd")
     assert isinstance(engine, Engine)
-    settings, model = model_of("odd")
-    reference = TorchEngine(model, settings.decoding)
+    _, model = model_of("odd")
+    reference = TorchEngine(model)
     unusual = [DecodingInput((0,), [5, 0, 7], 9), DecodingInput((1,), [5, 6], 51)]
-    options = TranslationOptions(beam=2)
+    options = DecodingOptions(beam=2)
     assert engine.translate(unusual, options) == reference.translate(unusual, options)
     assert engine.translate([], options) == []
 
@@ -237,7 +237,7 @@ def test_ids_outside_the_vocabulary_are_refused(odd: int) -> None:
     engine = engine_of("paper")
     for source in (DecodingInput((0,), [5, odd], 9), DecodingInput((0,), [5], 9, (odd,))):
         with pytest.raises(SettingsError, match="token"):
-            engine.translate([source], TranslationOptions())
+            engine.translate([source], DecodingOptions())
     with pytest.raises(SettingsError, match="token"):
         engine.score([Example([5, odd], [5])])
 
@@ -249,5 +249,5 @@ def test_weights_that_are_not_numbers_give_no_hypothesis() -> None:
     for precision in ("float32", "float32-fast", "int8"):
         engine = engine_for(model, settings, precision=precision)  # type: ignore[arg-type]
         for beam in (1, 3):
-            found = engine.translate([DecodingInput((0,), [5, 6], 9)], TranslationOptions(beam=beam))
+            found = engine.translate([DecodingInput((0,), [5, 6], 9)], DecodingOptions(beam=beam))
             assert all(isinstance(hypotheses, list) for hypotheses in found)

@@ -79,7 +79,7 @@ def assert_close(ours: list[list[float]], theirs: list[list[float]], *, toleranc
 def test_scores_are_those_of_pytorch(name: str, precision: NativePrecision, tolerance: float) -> None:
     settings, model = model_of(name)
     ours = engine_for(model, settings, precision=precision).score(pairs())
-    assert_close(ours, TorchEngine(model, settings.decoding).score(pairs()), tolerance=tolerance)
+    assert_close(ours, TorchEngine(model).score(pairs()), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -87,7 +87,7 @@ def test_scores_are_those_of_pytorch(name: str, precision: NativePrecision, tole
 def test_scores_of_running_text_are_those_of_pytorch(name: str, separate: bool) -> None:
     settings, model = model_of(name)
     ours = engine_for(model, settings).score_rows(rows(), separate=separate)
-    assert_close(ours, TorchEngine(model, settings.decoding).score_rows(rows(), separate=separate), tolerance=2e-4)
+    assert_close(ours, TorchEngine(model).score_rows(rows(), separate=separate), tolerance=2e-4)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float32-fast", "int8"])
@@ -117,7 +117,7 @@ def test_int8_scores_have_the_same_bits_with_amx_and_avx512(monkeypatch: pytest.
 
 def test_padding_and_long_sentences_are_scored_by_pytorch() -> None:
     settings, model = model_of("odd")
-    engine, reference = engine_for(model, settings), TorchEngine(model, settings.decoding)
+    engine, reference = engine_for(model, settings), TorchEngine(model)
     unusual = [Example([5, PAD, 6], [7]), Example([5], [7, PAD, 8])]
     assert engine.score(unusual) == reference.score(unusual)
     with pytest.raises(ValueError, match="90 learned positions"):  # as PyTorch's engine

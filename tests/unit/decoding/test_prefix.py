@@ -14,11 +14,10 @@ from native_engines import engine_for
 from oracle import search as oracle
 from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
 from transduce.cli.app import app
+from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
 from transduce.data.examples import Example
-from transduce.decoding.constraints import Constraints
 from transduce.decoding.engine import DecodingInput
-from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.search import beam_search
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
@@ -48,11 +47,9 @@ def test_beam_search_equals_one_on_lists(seed: int, beam: int) -> None:
     found = beam_search(
         model,
         torch.tensor(srcs),
+        DecodingOptions(beam=beam, n_best=beam, length_penalty=0.7),
         max_length=6,
-        beam=beam,
-        n_best=beam,
-        length_penalty=0.7,
-        constraints=Constraints(prefixes),
+        prefixes=prefixes,
     )
     for src, prefix, ours in zip(srcs, prefixes, found, strict=True):
         theirs = oracle.beam_search(
@@ -66,8 +63,8 @@ def test_beam_search_equals_one_on_lists(seed: int, beam: int) -> None:
 @needs_compiler
 @pytest.mark.parametrize("beam", [1, 2, 5])
 def test_both_engines_force_the_same_and_count_the_prefix_in_the_score(beam: int) -> None:
-    native, pytorch = engine_for(MODEL, SETTINGS, n_threads=2), TorchEngine(MODEL, SETTINGS.decoding)
-    asked, options = sources(30), TranslationOptions(beam=beam, n_best=beam)
+    native, pytorch = engine_for(MODEL, SETTINGS, n_threads=2), TorchEngine(MODEL)
+    asked, options = sources(30), DecodingOptions(beam=beam, n_best=beam)
     ours, theirs = native.translate(asked, options), pytorch.translate(asked, options)
     for source, one, other in zip(asked, ours, theirs, strict=True):
         assert [h.ids for h in one] == [h.ids for h in other]
@@ -79,14 +76,12 @@ def test_both_engines_force_the_same_and_count_the_prefix_in_the_score(beam: int
     for (_, h), known in zip(best, scores, strict=True):
         assert h.log_prob == pytest.approx(sum(known[: len(h.ids) + h.finished]), abs=1e-3)
     if beam == 1:
-        fast = native.translate(asked, TranslationOptions(beam=1, scores=False))
+        fast = native.translate(asked, DecodingOptions(beam=1, scores=False))
         assert [h[0].ids for h in fast] == [h[0].ids for h in ours]
 
 
 def test_samples_start_with_the_prefix() -> None:
-    found = TorchEngine(MODEL, SETTINGS.decoding).translate(
-        sources(13), TranslationOptions(sampling=Sampling(temperature=2.0), n_best=3)
-    )
+    found = TorchEngine(MODEL).translate(sources(13), DecodingOptions(sample=True, temperature=2.0, n_best=3))
     for source, drawn in zip(sources(13), found, strict=True):
         assert all(h.ids[: len(source.prefix)] == source.prefix for h in drawn)
     assert len({h.ids for h in found[3]}) == 3, "and differ after it"
@@ -109,7 +104,7 @@ def test_translations_start_with_prefixes(translator: Translator, texts: list[st
     with pytest.raises(DataError, match="2 texts but 1 prefixes"):
         translator.translate(texts[:2], prefixes=[start])
     with pytest.raises(DataError, match=r"line 2: a prefix of .* tokens; its output may have 3"):
-        translator.translate(texts[:2], TranslationOptions(max_length=3), prefixes=["", start * 9])
+        translator.translate(texts[:2], DecodingOptions(max_length=3), prefixes=["", start * 9])
 
 
 def test_prefixes_from_a_file(run: Path, texts: list[str], tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ import pytest
 
 from native_engines import engine_for
 from oracle.stand_in import untrained
+from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
 from transduce.decoding import native_decoder
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
-from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.queue import DecodingQueue, ExpiredError, QueueClosedError
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
@@ -31,13 +31,13 @@ SETTINGS = Settings.from_mapping(
 )
 MODEL = untrained(SETTINGS, n_src=90, n_tgt=90)
 OPTIONS = (
-    TranslationOptions(beam=1),
-    TranslationOptions(beam=1, scores=False),
-    TranslationOptions(beam=2, n_best=2, length_penalty=0.4),
-    TranslationOptions(beam=5),
-    TranslationOptions(beam=30, n_best=3),
-    TranslationOptions(sampling=Sampling(temperature=0.8, top_k=20), seed=3),
-    TranslationOptions(sampling=Sampling(top_p=0.9), n_best=3),
+    DecodingOptions(beam=1),
+    DecodingOptions(beam=1, scores=False),
+    DecodingOptions(beam=2, n_best=2, length_penalty=0.4),
+    DecodingOptions(beam=5),
+    DecodingOptions(beam=30, n_best=3),
+    DecodingOptions(sample=True, temperature=0.8, top_k=20, seed=3),
+    DecodingOptions(sample=True, top_p=0.9, n_best=3),
 )
 LONG = DecodingInput((0,), [5, 6], 400)
 Make = Callable[[int], Engine]
@@ -48,7 +48,7 @@ def native(n_threads: int = 2) -> Engine:
 
 
 def pytorch(n_threads: int = 2) -> Engine:
-    return TorchEngine(MODEL, SETTINGS.decoding)
+    return TorchEngine(MODEL)
 
 
 both = pytest.mark.parametrize("make", [native, pytorch])
@@ -104,7 +104,7 @@ def test_a_result_does_not_depend_on_company_options_or_cancelled_neighbours(n_t
 
 @both
 def test_both_engines_give_what_translate_gives_and_take_what_they_cannot_do_to_pytorch(make: Make) -> None:
-    engine, drawn = make(2), TranslationOptions(sampling=Sampling(), n_best=2)
+    engine, drawn = make(2), DecodingOptions(sample=True, n_best=2)
     searched = inputs(8, limit=9)
     with_prefix = [replace(one, prefix=(5,)) for one in searched]  # samples after a prefix are PyTorch's
 
@@ -118,7 +118,7 @@ def test_both_engines_give_what_translate_gives_and_take_what_they_cannot_do_to_
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_streamed_tokens_are_those_of_the_best_hypothesis(options: TranslationOptions) -> None:
+def test_streamed_tokens_are_those_of_the_best_hypothesis(options: DecodingOptions) -> None:
     async def work(queue: DecodingQueue) -> None:
         for one in inputs(12, limit=50):
             streamed: list[int] = []
@@ -130,9 +130,9 @@ def test_streamed_tokens_are_those_of_the_best_hypothesis(options: TranslationOp
 
             ((best, *_),) = await queue.decode([one], options, on_tokens=take)
             assert tuple(streamed) == best.ids[: len(streamed)]
-            if options.sampling and options.n_best > 1:
+            if options.sample and options.n_best > 1:
                 assert not streamed
-            elif (options.beam == 1 or options.sampling) and one.limit > 1:  # the last comes with the end
+            elif (options.beam == 1 or options.sample) and one.limit > 1:  # the last comes with the end
                 assert len(streamed) >= len(best.ids) - 1
 
     run(work, native())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oracle import search as oracle
 from oracle.stand_in import BOS, EOS, PAD, StandIn
-from transduce.decoding.options import Sampling
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.sample import draw, filter_logits, sample
 
 SRC = torch.tensor([[4, 5, EOS, PAD], [6, EOS, PAD, PAD], [4, 4, 6, EOS]])
@@ -28,8 +28,9 @@ def test_draw_inverts_the_summed_probabilities() -> None:
 def test_frequencies_are_the_models_probabilities() -> None:
     """Frequencies of all outputs of at most three tokens, compared with their exact probabilities."""
     model, n = StandIn(6, end=1.0, sharpness=1.0), 4000
-    (found,) = sample(model, SRC[:1, :3], max_length=3, seeds=[(1,)], sampling=Sampling(), n_samples=n)
-    seen = Counter(h.ids for h in found if h.finished)
+    src, keys = SRC[:1, :3].expand(n // 400, -1), [(i,) for i in range(n // 400)]
+    found = sample(model, src, DecodingOptions(sample=True, n_best=400), max_length=3, keys=keys)
+    seen = Counter(h.ids for of_one in found for h in of_one if h.finished)
     forbidden = 0.0
     for ids, log_prob, _ in oracle.all_outputs(model.next_log_probs, [4, 5, EOS], max_length=3, alpha=1.0):
         for t in range(len(ids) + 1):  # PAD and BOS are never drawn: renormalize
@@ -42,21 +43,31 @@ def test_frequencies_are_the_models_probabilities() -> None:
 
 def test_a_sample_depends_on_its_seed_and_sentence_only() -> None:
     model, seeds = StandIn(9), [(1, 0), (1, 1), (1, 2)]
-    together = sample(model, SRC, max_length=[7, 9, 8], seeds=seeds, sampling=Sampling(), n_samples=5)
+    together = sample(model, SRC, DecodingOptions(sample=True, n_best=5), max_length=[7, 9, 8], keys=seeds)
     for i, limit in enumerate([7, 9, 8]):
-        alone = sample(model, SRC[i : i + 1], max_length=limit, seeds=[seeds[i]], sampling=Sampling(), n_samples=5)
+        alone = sample(model, SRC[i : i + 1], DecodingOptions(sample=True, n_best=5), max_length=limit, keys=[seeds[i]])
         assert alone[0] == together[i]
-    fewer = sample(model, SRC, max_length=[7, 9, 8], seeds=seeds, sampling=Sampling(), n_samples=2)
+    fewer = sample(model, SRC, DecodingOptions(sample=True, n_best=2), max_length=[7, 9, 8], keys=seeds)
     assert fewer == [found[:2] for found in together]
-    other = sample(model, SRC, max_length=[7, 9, 8], seeds=[(2, 0), (2, 1), (2, 2)], sampling=Sampling(), n_samples=5)
+    other = sample(
+        model, SRC, DecodingOptions(sample=True, n_best=5), max_length=[7, 9, 8], keys=[(2, 0), (2, 1), (2, 2)]
+    )
     assert other != together
 
 
-@pytest.mark.parametrize("sampling", [Sampling(top_k=1), Sampling(top_p=0.0), Sampling(temperature=1e-4)], ids=str)
-def test_sampling_the_most_likely_token_is_greedy_search(sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        DecodingOptions(sample=True, top_k=1),
+        DecodingOptions(sample=True, top_p=0.0),
+        DecodingOptions(sample=True, temperature=1e-4),
+    ],
+    ids=str,
+)
+def test_sampling_the_most_likely_token_is_greedy_search(sampling: DecodingOptions) -> None:
     model = StandIn(9)
     for src, found in zip(
-        SRC, sample(model, SRC, max_length=8, seeds=[(0,)] * 3, sampling=sampling, n_samples=2), strict=True
+        SRC, sample(model, SRC, sampling.model_copy(update={"n_best": 2}), max_length=8, keys=[(0,)] * 3), strict=True
     ):
         ids = [i for i in src.tolist() if i != PAD]
         (greedy,) = oracle.beam_search(model.next_log_probs, ids, beam=1, max_length=8, alpha=1.0)
@@ -67,8 +78,8 @@ def test_sampling_the_most_likely_token_is_greedy_search(sampling: Sampling) -> 
 
 def test_log_probabilities_ignore_temperature_and_cuts() -> None:
     model = StandIn(9)
-    sampling = Sampling(temperature=2.0, top_k=5, top_p=0.9)
-    (found,) = sample(model, SRC[:1, :3], max_length=9, seeds=[(3,)], sampling=sampling, n_samples=20)
+    sampling = DecodingOptions(sample=True, temperature=2.0, top_k=5, top_p=0.9)
+    (found,) = sample(model, SRC[:1, :3], sampling.model_copy(update={"n_best": 20}), max_length=9, keys=[(3,)])
     for h in found:
         tokens = (*h.ids, EOS) if h.finished else h.ids
         total = sum(model.next_log_probs([4, 5, EOS], tokens[:t])[token] for t, token in enumerate(tokens))
@@ -78,7 +89,7 @@ def test_log_probabilities_ignore_temperature_and_cuts() -> None:
 
 
 def test_an_empty_batch() -> None:
-    assert sample(StandIn(9), SRC[:0], max_length=4, seeds=[], sampling=Sampling()) == []
+    assert sample(StandIn(9), SRC[:0], DecodingOptions(sample=True), max_length=4, keys=[]) == []
 
 
 # --- filters
@@ -91,28 +102,28 @@ def kept(logits: torch.Tensor) -> list[list[int]]:
 
 
 def test_temperature() -> None:
-    assert filter_logits(LOGITS, Sampling()) is LOGITS
-    sharp = filter_logits(LOGITS, Sampling(0.5)).softmax(-1)
+    assert filter_logits(LOGITS, DecodingOptions(sample=True)) is LOGITS
+    sharp = filter_logits(LOGITS, DecodingOptions(sample=True, temperature=0.5)).softmax(-1)
     torch.testing.assert_close(sharp, LOGITS.exp() ** 2 / (LOGITS.exp() ** 2).sum(-1, keepdim=True))
 
 
 def test_top_k() -> None:
-    assert kept(filter_logits(LOGITS, Sampling(top_k=2))) == [[0, 1], [2, 3]]
-    assert filter_logits(LOGITS, Sampling(top_k=4)) is LOGITS
+    assert kept(filter_logits(LOGITS, DecodingOptions(sample=True, top_k=2))) == [[0, 1], [2, 3]]
+    assert filter_logits(LOGITS, DecodingOptions(sample=True, top_k=4)) is LOGITS
 
 
 @pytest.mark.parametrize(
     ("p", "first"), [(0.0, [0]), (0.5, [0]), (0.51, [0, 1]), (0.9, [0, 1, 2]), (1.0, [0, 1, 2, 3])]
 )
 def test_top_p(p: float, first: list[int]) -> None:
-    assert kept(filter_logits(LOGITS, Sampling(top_p=p))) == [first, sorted(3 - i for i in first)]
+    assert kept(filter_logits(LOGITS, DecodingOptions(sample=True, top_p=p))) == [first, sorted(3 - i for i in first)]
 
 
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1000), p=st.floats(0.0, 1.0), n=st.integers(2, 40))
 def test_top_p_keeps_the_smallest_set_that_reaches_p(seed: int, p: float, n: int) -> None:
     logits = (torch.randn(3, n, generator=torch.Generator().manual_seed(seed)) * 3).double()
-    for row, filtered in zip(logits, filter_logits(logits, Sampling(top_p=p)), strict=True):
+    for row, filtered in zip(logits, filter_logits(logits, DecodingOptions(sample=True, top_p=p)), strict=True):
         probability = row.softmax(-1)
         chosen = probability[filtered > -math.inf]
         assert torch.equal(filtered[filtered > -math.inf], row[filtered > -math.inf])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oracle import search as oracle
 from oracle.stand_in import BOS, EOS, PAD, StandIn, State
-from transduce.decoding.constraints import Constraints
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.engine import Hypothesis
 from transduce.decoding.search import beam_search
 
@@ -77,12 +77,10 @@ def test_equals_a_beam_search_on_lists(
     ours = beam_search(
         model,
         pad(srcs),
+        DecodingOptions(beam=beam, n_best=n_best, length_penalty=alpha, no_repeat_ngram=ngram),
         max_length=limits,
-        beam=beam,
-        n_best=n_best,
-        length_penalty=alpha,
         patience=patience,
-        constraints=Constraints(prefixes, no_repeat_ngram=ngram),
+        prefixes=prefixes,
     )
     for src, limit, prefix, found in zip(srcs, limits, prefixes, ours, strict=True):
         theirs = oracle.beam_search(
@@ -128,7 +126,10 @@ def test_a_wide_beam_finds_the_exhaustive_best(seed: int, alpha: float) -> None:
     model = StandIn(n_tokens, seed=seed)
     srcs = sources(3, 1, 2, seed=seed, n_tokens=2)
     ours = beam_search(
-        model, pad(srcs), max_length=max_length, beam=3**max_length + 40, n_best=40, length_penalty=alpha
+        model,
+        pad(srcs),
+        DecodingOptions(beam=3**max_length + 40, n_best=40, length_penalty=alpha),
+        max_length=max_length,
     )
     for src, found in zip(srcs, ours, strict=True):
         every = oracle.all_outputs(model.next_log_probs, src, max_length=max_length, alpha=alpha)
@@ -142,7 +143,7 @@ def test_infinite_patience_never_finds_a_worse_best_hypothesis() -> None:
     better = 0
     for seed in range(20):
         model, src = StandIn(9, seed=seed, end=1.0), pad(sources(3, 2, seed=seed))
-        one, all_ = (beam_search(model, src, max_length=12, beam=3, patience=p) for p in (1.0, INF))
+        one, all_ = (beam_search(model, src, DecodingOptions(beam=3), max_length=12, patience=p) for p in (1.0, INF))
         for first, best in zip(one, all_, strict=True):
             assert best[0].score >= first[0].score - 1e-6
             better += best[0].score > first[0].score + 1e-6
@@ -153,7 +154,7 @@ def test_the_bound_on_scores_saves_steps_without_changing_results() -> None:
     saved = 0
     for seed in range(10):
         model, src = StandIn(9, seed=seed, end=4.0), pad(sources(3, seed=seed))
-        stopped = beam_search(model, src, max_length=30, beam=4, patience=INF, length_penalty=0.0)
+        stopped = beam_search(model, src, DecodingOptions(beam=4, length_penalty=0.0), max_length=30, patience=INF)
         saved += model.calls < 30
         theirs = oracle.beam_search(
             model.next_log_probs, sources(3, seed=seed)[0], beam=4, max_length=30, alpha=0.0, patience=INF, n_best=4
@@ -176,7 +177,7 @@ def test_beam_one_is_greedy() -> None:
                 if token == EOS:
                     break
                 ids += (token,)
-            (found,) = beam_search(model, pad([src]), max_length=12, beam=1)[0]
+            (found,) = beam_search(model, pad([src]), DecodingOptions(beam=1), max_length=12)[0]
             assert found.ids == ids
             assert found.finished == (len(ids) < 12)
             assert found.log_prob == pytest.approx(total, abs=1e-4)
@@ -184,7 +185,9 @@ def test_beam_one_is_greedy() -> None:
 
 def test_n_best_is_sorted_and_distinct() -> None:
     model = StandIn(9, end=1.0)
-    for found in beam_search(model, pad(sources(3, 1, 5)), max_length=10, beam=6, n_best=6, length_penalty=1.3):
+    for found in beam_search(
+        model, pad(sources(3, 1, 5)), DecodingOptions(beam=6, n_best=6, length_penalty=1.3), max_length=10
+    ):
         assert len(found) == 6
         assert len({h.ids for h in found}) == 6
         scores = [h.score for h in found]
@@ -194,7 +197,9 @@ def test_n_best_is_sorted_and_distinct() -> None:
 def test_scores_are_sums_of_the_tokens_log_probabilities() -> None:
     model = StandIn(9, end=0.5)
     srcs = sources(3, 1, 5)
-    for src, found in zip(srcs, beam_search(model, pad(srcs), max_length=8, beam=4, n_best=4), strict=True):
+    for src, found in zip(
+        srcs, beam_search(model, pad(srcs), DecodingOptions(beam=4, n_best=4), max_length=8), strict=True
+    ):
         for h in found:
             tokens = (*h.ids, EOS) if h.finished else h.ids
             total = sum(model.next_log_probs(src, tokens[:t])[token] for t, token in enumerate(tokens))
@@ -204,11 +209,11 @@ def test_scores_are_sums_of_the_tokens_log_probabilities() -> None:
 
 def test_cut_off_outputs_are_marked_and_follow_finished_ones() -> None:
     model = StandIn(9, end=-30.0)
-    (found,) = beam_search(model, pad(sources(3)), max_length=5, beam=3, n_best=3)
+    (found,) = beam_search(model, pad(sources(3)), DecodingOptions(beam=3, n_best=3), max_length=5)
     assert [h.finished for h in found] == [False] * 3
     assert [len(h.ids) for h in found] == [5] * 3
     model.table[:, :, 5, EOS] = 9.0  # after token 5 the end is certain; otherwise it never comes
-    (found,) = beam_search(model, pad(sources(3)), max_length=4, beam=9, n_best=9, patience=INF)
+    (found,) = beam_search(model, pad(sources(3)), DecodingOptions(beam=9, n_best=9), max_length=4, patience=INF)
     finished = [h.finished for h in found]
     assert True in finished and False in finished
     assert finished == sorted(finished, reverse=True)
@@ -217,8 +222,8 @@ def test_cut_off_outputs_are_marked_and_follow_finished_ones() -> None:
 @pytest.mark.parametrize("beam", [1, 4])
 def test_one_token_and_an_empty_batch(beam: int) -> None:
     model = StandIn(9)
-    assert beam_search(model, torch.empty(0, 3, dtype=torch.long), max_length=5, beam=beam) == []
-    (found,) = beam_search(model, torch.tensor([[EOS]]), max_length=1, beam=beam)
+    assert beam_search(model, torch.empty(0, 3, dtype=torch.long), DecodingOptions(beam=beam), max_length=5) == []
+    (found,) = beam_search(model, torch.tensor([[EOS]]), DecodingOptions(beam=beam), max_length=1)
     best = max((p, i) for i, p in enumerate(model.next_log_probs([EOS], ())) if i not in (PAD, BOS))
     if found[0].finished:
         assert found[0].ids == ()
@@ -230,7 +235,7 @@ def test_pad_and_bos_are_never_generated() -> None:
     model = StandIn(9)
     model.table[..., PAD] += 9
     model.table[..., BOS] += 9
-    for found in beam_search(model, pad(sources(3, 1, 5)), max_length=6, beam=3, n_best=3):
+    for found in beam_search(model, pad(sources(3, 1, 5)), DecodingOptions(beam=3, n_best=3), max_length=6):
         for h in found:
             assert not {PAD, BOS, EOS} & set(h.ids)
 
@@ -245,7 +250,13 @@ def test_finished_sentences_leave_the_batch() -> None:
             return super().advance(ids, state)
 
     model = Counting(9, end=8.0)
-    beam_search(model, pad(sources(*[1] * 15, 2)), max_length=[2] * 15 + [40], beam=2, patience=INF, length_penalty=5.0)
+    beam_search(
+        model,
+        pad(sources(*[1] * 15, 2)),
+        DecodingOptions(beam=2, length_penalty=5.0),
+        max_length=[2] * 15 + [40],
+        patience=INF,
+    )
     assert seen[0] == 32
     assert seen[2:] == [2] * 38
 
@@ -253,9 +264,7 @@ def test_finished_sentences_leave_the_batch() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"beam": 2, "n_best": 3}, "n_best 3"),
-        ({"beam": 0, "n_best": 1}, "n_best 1"),
-        ({"length_penalty": -1.0}, "length_penalty -1.0"),
+        ({"options": DecodingOptions(n_best=6)}, "n_best = 6"),
         ({"patience": 0.0}, "patience 0.0"),
         ({"max_length": 0}, "at least 1"),
         ({"max_length": [3, 4]}, "one for each"),
@@ -263,4 +272,4 @@ def test_finished_sentences_leave_the_batch() -> None:
 )
 def test_values_out_of_range_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        beam_search(StandIn(9), pad(sources(3)), **({"max_length": 5} | options))
+        beam_search(StandIn(9), pad(sources(3)), **{"max_length": 5} | options)

@@ -18,12 +18,11 @@ from fuzz.cases import update_checksum
 from fuzz.mutations import BYTES, TENSORS
 from native_engines import engine_for
 from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
-from transduce import TranslationOptions, Translator
+from transduce import Translator
+from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
-from transduce.decoding.constraints import Constraints
 from transduce.decoding.engine import DecodingInput, Hypothesis
 from transduce.decoding.native_model import PRECISIONS, NativePrecision
-from transduce.decoding.options import Sampling
 from transduce.decoding.search import beam_search
 from transduce.decoding.shortlist import FILE, MOST_TOKENS, Shortlist, load_shortlist
 from transduce.decoding.torch_engine import TorchEngine
@@ -75,12 +74,12 @@ def test_search_with_lists_equals_search_in_a_model_without_the_other_tokens(bea
     srcs = torch.tensor([[*pick.choices(range(4, 30), k=3), EOS] for _ in range(6)])
     lists = [np.array(sorted({EOS, *pick.sample(range(4, 30), k)}), np.int32) for k in (1, 3, 5, 9, 20, 26)]
     together = beam_search(
-        StandIn(30, seed=beam), srcs, max_length=7, beam=beam, n_best=beam, constraints=Constraints(allowed=lists)
+        StandIn(30, seed=beam), srcs, DecodingOptions(beam=beam, n_best=beam), max_length=7, allowed=lists
     )
     for src, allowed, found in zip(srcs, lists, together, strict=True):
         masked = Masked(30, seed=beam)
         masked.allowed = tuple(allowed.tolist())
-        (alone,) = beam_search(masked, src[None], max_length=7, beam=beam, n_best=beam)
+        (alone,) = beam_search(masked, src[None], DecodingOptions(beam=beam, n_best=beam), max_length=7)
         check_alike(found, alone)
         assert all({*h.ids} <= {*masked.allowed} for h in found)
 
@@ -90,14 +89,14 @@ def test_search_with_lists_equals_search_in_a_model_without_the_other_tokens(bea
 @pytest.mark.parametrize("beam", [1, 2, 5])
 def test_both_engines_find_the_same(settings: Settings, beam: int) -> None:
     model = MODEL if settings is SETTINGS else untrained(settings, n_src=N, n_tgt=N)
-    native, pytorch = engine_for(model, settings), TorchEngine(model, settings.decoding)
-    asked, options = sources(42), TranslationOptions(beam=beam, n_best=beam)
+    native, pytorch = engine_for(model, settings), TorchEngine(model)
+    asked, options = sources(42), DecodingOptions(beam=beam, n_best=beam)
     ours = native.translate(asked, options)
     for source, one, other in zip(asked, ours, pytorch.translate(asked, options), strict=True):
         check_alike(one, other)
         assert source.allowed is None or all({*h.ids} <= {*source.allowed.tolist()} for h in one)
     if beam == 1:
-        fast = native.translate(asked, TranslationOptions(beam=1, scores=False))
+        fast = native.translate(asked, DecodingOptions(beam=1, scores=False))
         assert [h[0].ids for h in fast] == [h[0].ids for h in ours]
 
 
@@ -105,7 +104,7 @@ def test_both_engines_find_the_same(settings: Settings, beam: int) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("beam", [1, 5])
 def test_company_and_threads_change_no_bit(precision: NativePrecision, beam: int) -> None:
-    options, asked = TranslationOptions(beam=beam, n_best=beam), sources(84)
+    options, asked = DecodingOptions(beam=beam, n_best=beam), sources(84)
     one, two = (engine_for(MODEL, SETTINGS, precision=precision, n_threads=n) for n in (1, 2))
     together = one.translate(asked, options)
     assert [one.translate([source], options)[0] for source in asked] == together
@@ -117,7 +116,7 @@ def test_company_and_threads_change_no_bit(precision: NativePrecision, beam: int
 @needs_compiler
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_list_of_all_tokens_gives_the_tokens_of_the_whole_vocabulary(precision: NativePrecision) -> None:
-    native, options = engine_for(MODEL, SETTINGS, precision=precision), TranslationOptions(beam=3)
+    native, options = engine_for(MODEL, SETTINGS, precision=precision), DecodingOptions(beam=3)
     ids, everything = [[5, 6, 7], [8]], np.array([i for i in range(N) if i not in (PAD, BOS)], np.int32)
     plain, listed = (
         native.translate([DecodingInput((i,), one, 9, (), tokens) for i, one in enumerate(ids)], options)
@@ -152,12 +151,12 @@ def test_other_instruction_sets(isa: str) -> None:
 def test_the_library_refuses_lists_that_cannot_be(allowed: list[int]) -> None:
     source = DecodingInput((0,), [5], 9, (7,), np.array(allowed, np.int32))
     with pytest.raises(SettingsError, match="allowed"):
-        engine_for(MODEL, SETTINGS).translate([source], TranslationOptions())
+        engine_for(MODEL, SETTINGS).translate([source], DecodingOptions())
 
 
 @needs_compiler
 def test_ids_of_more_than_32_bits_do_not_wrap_around() -> None:
-    engine, options = engine_for(MODEL, SETTINGS), TranslationOptions()
+    engine, options = engine_for(MODEL, SETTINGS), DecodingOptions()
     with pytest.raises(SettingsError, match="token id 4294967301"):
         engine.translate([DecodingInput((0,), [5], 9, allowed=np.array([EOS, 2**32 + 5]))], options)
     narrow, wide = (
@@ -196,22 +195,22 @@ def write(path: Path, candidates: np.ndarray, frequent: np.ndarray, digest: str)
 
 
 def test_translations_use_the_shortlist_of_the_run(listed: Path, texts: list[str]) -> None:
-    translator, options = Translator.load(listed, device="cpu"), TranslationOptions(shortlist=True, beam=2)
+    translator, options = Translator.load(listed, device="cpu"), DecodingOptions(shortlist=True, beam=2)
     tokenizer, found = translator.tokenizers, translator.translate([*texts[:30], ""], options)
     for text, one in zip(texts, found[:30], strict=False):
         allowed = translator.shortlist().tokens(tokenizer.src.encode(text))
         assert allowed is None or {*one.candidates[0].ids} <= {*allowed.tolist()}
-    assert found != translator.translate([*texts[:30], ""], TranslationOptions(beam=2))
+    assert found != translator.translate([*texts[:30], ""], DecodingOptions(beam=2))
     (prefixed,) = translator.translate(texts[:1], options, prefixes=["zwei"])
     assert prefixed.text.startswith("zwei")
 
 
 def test_shortlists_that_cannot_be_used_are_refused(run: Path, listed: Path, tmp_path: Path, texts: list[str]) -> None:
-    options = TranslationOptions(shortlist=True)
+    options = DecodingOptions(shortlist=True)
     with pytest.raises(SettingsError, match="has no shortlist; make one with `transduce shortlist"):
         Translator.load(run, device="cpu").translate(texts[:1], options)
     with pytest.raises(SettingsError, match="sample"):
-        TranslationOptions(shortlist=True, sampling=Sampling())
+        DecodingOptions(shortlist=True, sample=True)
     folder = RunFolder.open(listed)
     tokenizers, digest = load_tokenizers(folder), folder.vocabularies_digest()
     good, frequent = load_shortlist(folder, tokenizers).candidates, np.array([5], np.int32)
@@ -263,7 +262,7 @@ def test_damaged_shortlists_are_refused_or_work(listed: Path, texts: list[str]) 
             n_refused += 1
             continue
         some, beam = pick.sample(texts, 3), pick.choice([1, 1, 3])
-        options = TranslationOptions(shortlist=True, beam=beam, max_length=9, scores=pick.random() < 0.5)
+        options = DecodingOptions(shortlist=True, beam=beam, max_length=9, scores=pick.random() < 0.5)
         loaded = Translator(translator.engine, tokenizers, shortlist=lambda found=shortlist: found)  # type: ignore[misc]
         for ids, one in zip(tokenizers.src.encode_batch(some), loaded.translate(some, options), strict=True):
             allowed = shortlist.tokens(ids)

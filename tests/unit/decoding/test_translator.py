@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding import translator as translator_module
-from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.results import Translation
 from transduce.decoding.torch_engine import TorchEngine, make_batches
 from transduce.decoding.translator import Translator, chunks
@@ -53,7 +53,7 @@ def test_scores_equal_those_of_the_same_output(translator: Translator, texts: li
     """The sums of beam search equal those of one forward."""
     sources, outputs = [], []
     for text, translation in zip(
-        texts[:30], translator.translate(texts[:30], TranslationOptions(beam=4, n_best=4)), strict=True
+        texts[:30], translator.translate(texts[:30], DecodingOptions(beam=4, n_best=4)), strict=True
     ):
         for candidate in translation.candidates:
             sources.append(text)
@@ -82,24 +82,24 @@ def test_score_of_texts(translator: Translator, texts: list[str]) -> None:
 
 
 def test_options_change_the_search(translator: Translator, texts: list[str]) -> None:
-    one, three = (translator.translate(texts[:5], TranslationOptions(beam=3, n_best=n)) for n in (1, 3))
+    one, three = (translator.translate(texts[:5], DecodingOptions(beam=3, n_best=n)) for n in (1, 3))
     assert [t.text for t in one] == [t.text for t in three]
     for t in three:
         assert len(t.candidates) == 3
         assert sorted((c.score for c in t.candidates), reverse=True) == [c.score for c in t.candidates]
-    for t in translator.translate(texts[:5], TranslationOptions(length_penalty=0.0)):
+    for t in translator.translate(texts[:5], DecodingOptions(length_penalty=0.0)):
         assert t.score == t.log_prob
-    wide = translator.translate(texts[:5], TranslationOptions(n_best=9))  # the beam widens where none is given
+    wide = translator.translate(texts[:5], DecodingOptions(n_best=9))  # the beam widens where none is given
     assert all(len(t.candidates) == 9 for t in wide)
     with pytest.raises(SettingsError, match="n_best = 4"):
-        translator.translate(texts[:1], TranslationOptions(beam=3, n_best=4))
+        translator.translate(texts[:1], DecodingOptions(beam=3, n_best=4))
 
 
 def test_a_cut_off_output_is_flagged(translator: Translator, texts: list[str]) -> None:
-    for t in translator.translate(texts, TranslationOptions(max_length=2)):
+    for t in translator.translate(texts, DecodingOptions(max_length=2)):
         assert len(t.ids) <= 2
         assert t.finished == ("cut off at 2 tokens" not in t.note)
-    assert not all(t.finished for t in translator.translate(texts, TranslationOptions(max_length=2)))
+    assert not all(t.finished for t in translator.translate(texts, DecodingOptions(max_length=2)))
 
 
 def test_the_default_length_limit_depends_on_each_sentence(translator: Translator, texts: list[str]) -> None:
@@ -112,7 +112,7 @@ def test_the_default_length_limit_depends_on_each_sentence(translator: Translato
 def test_a_source_longer_than_in_training_is_translated_whole_and_noted(translator: Translator) -> None:
     text = " ".join(["dog"] * 200)
     assert len(translator.tokenizers.src.encode(text)) > 60
-    plain, noted = translator.translate(["A dog.", text], TranslationOptions(max_length=5))
+    plain, noted = translator.translate(["A dog.", text], DecodingOptions(max_length=5))
     assert "longest in training had 60" in noted.note
     assert "training" not in plain.note
 
@@ -142,7 +142,7 @@ def test_text_of_any_size_streams(translator: Translator, monkeypatch: pytest.Mo
             yield f"dog {i}"
 
     monkeypatch.setattr(translator_module, "CHUNK_LINES", 8)
-    found = translator.translate_lines(lines(), TranslationOptions(beam=1, max_length=3))
+    found = translator.translate_lines(lines(), DecodingOptions(beam=1, max_length=3))
     assert read == 0
     for n, translation in enumerate(found, start=1):
         assert isinstance(translation, Translation)
@@ -151,31 +151,29 @@ def test_text_of_any_size_streams(translator: Translator, monkeypatch: pytest.Mo
 
 
 def test_samples_are_a_function_of_seed_and_place(translator: Translator, texts: list[str]) -> None:
-    drawn = list(translator.translate(texts[:20], TranslationOptions(seed=5, n_best=2, sampling=Sampling(top_k=20))))
+    drawn = list(translator.translate(texts[:20], DecodingOptions(seed=5, n_best=2, sample=True, top_k=20)))
     assert all(len(t.candidates) == 2 for t in drawn)
     again = list(
-        translator.translate(
-            iter(texts[:20]), TranslationOptions(seed=5, n_best=2, sampling=Sampling(top_k=20), batch_tokens=1)
-        )
+        translator.translate(iter(texts[:20]), DecodingOptions(seed=5, n_best=2, sample=True, top_k=20, batch_tokens=1))
     )
     assert [[c.ids for c in t.candidates] for t in drawn] == [[c.ids for c in t.candidates] for t in again]
-    other = list(translator.translate(texts[:20], TranslationOptions(seed=6, n_best=2, sampling=Sampling(top_k=20))))
+    other = list(translator.translate(texts[:20], DecodingOptions(seed=6, n_best=2, sample=True, top_k=20)))
     assert [t.ids for t in other] != [t.ids for t in drawn]
-    same_text = list(translator.translate([texts[0]] * 10, TranslationOptions(sampling=Sampling())))
+    same_text = list(translator.translate([texts[0]] * 10, DecodingOptions(sample=True)))
     assert len({t.ids for t in same_text}) > 1
 
 
 def test_threads_do_not_change_translations(translator: Translator, texts: list[str]) -> None:
     """An error in a thread reaches the caller, and the number of threads does not change."""
     n_threads = torch.get_num_threads()
-    alone = translator.translate(texts[:40], TranslationOptions(beam=2, batch_tokens=1, max_length=12))
+    alone = translator.translate(texts[:40], DecodingOptions(beam=2, batch_tokens=1, max_length=12))
     try:
         torch.set_num_threads(2)
-        together = translator.translate(texts[:40], TranslationOptions(beam=2, batch_tokens=30, max_length=12))
+        together = translator.translate(texts[:40], DecodingOptions(beam=2, batch_tokens=30, max_length=12))
         assert torch.get_num_threads() == 2
         with pytest.raises(AssertionError, match="asked to start"):
             Translator(TorchEngine(Untouched(1, 1).eval()), translator.tokenizers).translate(
-                texts[:40], TranslationOptions(batch_tokens=30)
+                texts[:40], DecodingOptions(batch_tokens=30)
             )
         assert torch.get_num_threads() == 2
     finally:
@@ -222,9 +220,7 @@ def test_a_long_text_needs_no_more_memory_than_a_short_one(
 ) -> None:
     def peak(n: int) -> int:
         tracemalloc.start()
-        for _ in translator.translate_lines(
-            (f"dog {i % 7}" for i in range(n)), TranslationOptions(beam=1, max_length=1)
-        ):
+        for _ in translator.translate_lines((f"dog {i % 7}" for i in range(n)), DecodingOptions(beam=1, max_length=1)):
             pass
         size = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

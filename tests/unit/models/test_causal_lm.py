@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from oracle import numpy_transformer as oracle
 from oracle.adapter import numpy_weights, options_of
 from oracle.cases import MIXED, SINGLE, VOCAB, make, pad, sentences
+from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import model_settings
-from transduce.decoding.options import Sampling
 from transduce.decoding.sample import sample
 from transduce.models.registry import build_model, count_parameters
 from transduce.nn.cache import DecoderState
@@ -97,7 +97,9 @@ def test_search_and_sampling_continue_a_prompt(options: dict[str, Any]) -> None:
     with torch.no_grad():
         expected = [greedy(model, prompt, 7) for prompt in prompts.tolist()]
     src = prompts[:, :-1]
-    drawn = sample(model, src, prompts=prompts, max_length=7, seeds=[(1,)] * 5, sampling=Sampling(top_k=1), n_samples=2)
+    drawn = sample(
+        model, src, DecodingOptions(sample=True, top_k=1, n_best=2), prompts=prompts, max_length=7, keys=[(1,)] * 5
+    )
     assert [[list(h.ids) for h in hypotheses] for hypotheses in drawn] == [[ids, ids] for ids in expected]
 
 
@@ -106,7 +108,7 @@ def test_samples_of_a_prompt_are_scored_as_one_forward_scores_them() -> None:
     prompts = pad(sentences([3] * 4, seed=2))
     src = prompts[:, :-1]
     drawn = sample(
-        model, src, prompts=prompts, max_length=5, seeds=[(i,) for i in range(4)], sampling=Sampling(), n_samples=5
+        model, src, DecodingOptions(sample=True, n_best=5), prompts=prompts, max_length=5, keys=[(i,) for i in range(4)]
     )
     for prompt, hypotheses in zip(prompts, drawn, strict=True):
         assert len({hypothesis.ids for hypothesis in hypotheses}) > 1

@@ -16,6 +16,7 @@ from oracle import search as oracle
 from oracle.adapter import randomize
 from oracle.cases import pad, sentences
 from oracle.stand_in import untrained
+from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import model_settings
 from transduce.config.settings import Settings
 from transduce.decoding.search import beam_search
@@ -100,7 +101,9 @@ def test_a_wide_beam_finds_the_exhaustive_best(name: str) -> None:
         return logits[0, -1].double().log_softmax(-1).tolist()
 
     srcs = [[4, 5, 1], [5]]
-    ours = beam_search(model, pad([torch.tensor(src) for src in srcs]), max_length=3, beam=40, n_best=8)
+    ours = beam_search(
+        model, pad([torch.tensor(src) for src in srcs]), DecodingOptions(beam=40, n_best=8), max_length=3
+    )
     for src, found in zip(srcs, ours, strict=True):
         every = oracle.all_outputs(next_log_probs, src, max_length=3, alpha=1.0)
         assert [h.ids for h in found if h.finished] == [one[0] for one in every[: len(found)]]

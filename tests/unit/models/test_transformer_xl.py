@@ -15,8 +15,8 @@ from oracle import make_transfo_xl as kept
 from oracle import numpy_transformer_xl as oracle
 from oracle.adapter import fitting, randomize
 from oracle.numpy_transformer import Array
+from transduce.config.decoding import DecodingOptions
 from transduce.config.model import ModelSettings
-from transduce.decoding.options import Sampling
 from transduce.decoding.sample import sample
 from transduce.models.registry import build_model, count_parameters
 from transduce.models.transformer_xl import TransformerXL
@@ -242,10 +242,10 @@ def test_padding_and_the_batch_change_nothing() -> None:
     """Hypotheses of a batch are those of each prompt alone, bit for bit; padding at the end changes no other token."""
     model, _ = make(dtype=torch.float32, d_model=32, n_heads=4)
     prompts = random_ids(6, 7, seed=8)
-    options: dict[str, Any] = {"max_length": 12, "sampling": Sampling()}
-    together = sample(model, prompts, seeds=[(i,) for i in range(6)], n_samples=2, **options)
+    options = DecodingOptions(sample=True, n_best=2)
+    together = sample(model, prompts, options, max_length=12, keys=[(i,) for i in range(6)])
     for i, expected in enumerate(together):
-        (alone,) = sample(model, prompts[i : i + 1], seeds=[(i,)], n_samples=2, **options)
+        (alone,) = sample(model, prompts[i : i + 1], options, max_length=12, keys=[(i,)])
         assert alone == expected
     with torch.no_grad():
         padded = nn.functional.pad(prompts[:, :3], (0, 1))

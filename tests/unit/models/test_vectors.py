@@ -12,12 +12,12 @@ from torch import nn
 from oracle.adapter import fitting, options_of, randomize
 from oracle.encoder import encoder_weights
 from oracle.numpy_transformer import Array, encode
+from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import model_settings
 from transduce.data.batch import collate, collate_labelled, pad_sources
 from transduce.data.examples import Example
 from transduce.data.sentence_pairs import pack
 from transduce.decoding.engine import DecodingInput
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model
@@ -94,7 +94,7 @@ def test_the_batch_does_not_change_an_output(beam: int) -> None:
     model, _ = make("transformer", torch.float32, d_model=64, n_heads=2)  # as in decoding/test_independence.py
     engine = TorchEngine(model)
     sources = [DecodingInput((i,), one, 12) for i, one in enumerate(sequences(1, 2, 15, 16, 17, 33, 3, 5, 70))]
-    options = TranslationOptions(beam=beam, batch_tokens=200)
+    options = DecodingOptions(beam=beam, batch_tokens=200)
     together = engine.translate(sources, options)
     assert [engine.translate([source], options)[0] for source in sources] == together
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import text_runs
-from transduce import GenerationOptions, Generator, Sampling
+from transduce import DecodingOptions, Generator
 from transduce.decoding.native_library import load_library
 from transduce.decoding.queue import ExpiredError
 from transduce.errors import DataError
@@ -18,9 +17,7 @@ from transduce.serving.async_generator import AsyncTextGenerator, Completions
 from transduce.serving.limits import Admission, Limits, OverloadedError
 
 PROMPTS = ["Der Hund 😀", ""]
-OPTIONS = GenerationOptions(
-    max_length=44, sampling=Sampling(temperature=1.2, top_k=50, top_p=0.95), seed=7
-)  # context 40
+OPTIONS = DecodingOptions(max_length=44, sample=True, temperature=1.2, top_k=50, top_p=0.95, seed=7)  # context 40
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +51,12 @@ def serve(
 
 
 def test_texts_are_those_of_the_generator(generator: Generator) -> None:
-    expected = generator.generate(PROMPTS, replace(OPTIONS, n_samples=2))
+    expected = generator.generate(PROMPTS, OPTIONS.model_copy(update={"n_best": 2}))
     alone = generator.generate(PROMPTS[1:2], OPTIONS)[0]
 
     async def work(served: AsyncTextGenerator) -> None:
         together, other = await asyncio.gather(
-            served.generate(PROMPTS, replace(OPTIONS, n_samples=2)), served.generate(PROMPTS[1:2], OPTIONS)
+            served.generate(PROMPTS, OPTIONS.model_copy(update={"n_best": 2})), served.generate(PROMPTS[1:2], OPTIONS)
         )
         assert [(one.text, one.ids) for one in together.texts] == [(one.text, one.ids) for one in expected]
         assert (other.texts[0].text, other.texts[0].finished, other.n_prompt) == (alone.text, alone.finished, 1)

@@ -18,7 +18,7 @@ import pytest
 import marians
 import text_runs
 from native_engines import library_missing
-from transduce import TranslationOptions, Translator
+from transduce import DecodingOptions, Translator
 from transduce.data.examples import Example
 from transduce.decoding.native_library import load_library
 from transduce.decoding.queue import BURST, ExpiredError
@@ -32,9 +32,9 @@ from transduce.serving.tags.translating import TextFormat, translate_formatted
 from transduce.serving.texts import translate_texts
 
 LINES = marians.LINES[:20]
-OPTIONS = TranslationOptions(beam=2, n_best=2)
+OPTIONS = DecodingOptions(beam=2, n_best=2)
 PATIENT = Limits(seconds=50)  # on a busy machine
-SHORT = TranslationOptions(max_length=12)
+SHORT = DecodingOptions(max_length=12)
 ResultT = TypeVar("ResultT")
 
 
@@ -99,7 +99,7 @@ def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
 
 def test_a_stream_ends_with_the_translation(run: Path) -> None:
     async def work(service: Service) -> None:
-        for options in (TranslationOptions(beam=1), OPTIONS):
+        for options in (DecodingOptions(beam=1), OPTIONS):
             (expected,) = (await service.translate(LINES[:1], service.route(), options)).sentences
             *parts, last = [part async for part in service.stream(LINES[0], service.route(), options)]
             assert len(parts) > 1 or options.beam != 1 or isinstance(load_library(), str)
@@ -117,7 +117,7 @@ def test_more_than_the_limits_is_refused(run: Path) -> None:
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert not isinstance(found[0], BaseException) and isinstance(found[-1], OverloadedError)
         with pytest.raises(SettingsError, match="at most 10,000 are allowed"):  # more than its place alone
-            await service.translate(LINES, service.route(), TranslationOptions(max_length=1000))
+            await service.translate(LINES, service.route(), DecodingOptions(max_length=1000))
         with service.request():
             draining = asyncio.ensure_future(service.drain())
             await asyncio.sleep(0.05)
@@ -352,7 +352,7 @@ def test_others_proceed_while_a_request_has_many_sentences(run: Path, monkeypatc
         monkeypatch.setattr(batcher, "submit", counted_submit)
         monkeypatch.setattr(model.translator, "decode", watched_decode)
         watching = asyncio.ensure_future(other())
-        (found,) = await translate_texts(service, ["a\n" * 2000], [service.route()], TranslationOptions(max_length=1))
+        (found,) = await translate_texts(service, ["a\n" * 2000], [service.route()], DecodingOptions(max_length=1))
         watching.cancel()
         assert len(found.sentences) == 2000 == sum(counts) and max(counts) <= BURST
         assert threading.get_ident() not in threads

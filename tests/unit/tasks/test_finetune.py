@@ -11,8 +11,8 @@ import torch
 import text_runs
 from marians import LINES, make_run
 from oracle.adapter import fitting
+from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
-from transduce.decoding.options import TranslationOptions
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
@@ -124,9 +124,9 @@ def test_extension_changes_no_translation_before_the_first_update(
         assert torch.equal(ours[name][: len(tensor)] if name in _ROWS else ours[name], tensor), name
     known = [line for line in ("a man reads the ball .", "two women plays with books .") if same(old, tokenizers, line)]
     assert known
-    one, two = Translator.load(run), Translator(TorchEngine(model, start.settings.decoding), tokenizers)
+    one, two = Translator.load(run), Translator(TorchEngine(model), tokenizers)
     for before, after in zip(
-        one.translate(known, TranslationOptions(beam=1)), two.translate(known, TranslationOptions(beam=1)), strict=True
+        one.translate(known, DecodingOptions(beam=1)), two.translate(known, DecodingOptions(beam=1)), strict=True
     ):
         assert before.text == after.text and before.ids == after.ids
     assert "Quokka" in tokenizers.src.decode(tokenizers.src.encode("Quokka 猫"))

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from transduce.config.decoding import DecodingOptions
 from transduce.errors import SettingsError
 from transduce.serving.concurrency import offload
-from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, translation_options
+from transduce.serving.http import Call, Endpoint, Items, Texts, json_response
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.translating import TextFormat, translate_formatted
 from transduce.serving.texts import choose_routes, detect, source_languages, translate_texts
@@ -41,7 +42,7 @@ async def translate(call: Call) -> Response:
     asked = call.parse(TranslateRequest)
     texts = [asked.q] if isinstance(asked.q, str) else asked.q
     call.take_texts(texts)
-    options, seconds = translation_options(n_best=asked.alternatives + 1), call.seconds()
+    options, seconds = DecodingOptions(n_best=asked.alternatives + 1), call.seconds()
     call.service.limits.check_options(options)
     source = None if asked.source == "auto" else asked.source
     routes, guesses = await choose_routes(call.service, texts, source, asked.target)

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.responses import Response
 
-from transduce.decoding.options import TranslationOptions
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError
 from transduce.serving.concurrency import offload
-from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, stream_response, translation_options
+from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, stream_response
 from transduce.serving.routes import Route
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.protected import DEFAULT_KINDS, Kind
@@ -42,17 +42,12 @@ class TranslateRequest(BaseModel):
     placeholders; by default those in html and xml.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     text: Texts
     source: Text | None = None
     target: Text | None = None
     model: Text | None = None
-    beam: Annotated[int, Field(ge=1)] | None = None
-    n_best: Annotated[int, Field(ge=1)] = 1
-    max_length: Annotated[int, Field(ge=1)] | None = None
-    length_penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    no_repeat_ngram: Annotated[int, Field(ge=0)] | None = None
     prefix: Text | Items[Text] = ""
     split: bool = True
     words: bool = False
@@ -72,15 +67,11 @@ class TranslateRequest(BaseModel):
         rules = None if self.format == "text" else MarkupRules(kind=self.format)
         return TextFormat(rules, protect=kinds)
 
-    def options(self) -> TranslationOptions:
-        """How to search. Scores are computed by beam search anyway."""
-        return translation_options(
-            beam=self.beam,
-            n_best=self.n_best,
-            max_length=self.max_length,
-            length_penalty=self.length_penalty,
-            no_repeat_ngram=self.no_repeat_ngram,
-        )
+    def options(self) -> DecodingOptions:
+        """The other fields: how to decode."""
+        if "batch_tokens" in (given := self.model_extra or {}):
+            raise SettingsError("batch_tokens: the service decides what it decodes together; leave it out")
+        return DecodingOptions(**given)
 
 
 async def translate(call: Call) -> Response:

@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, field_validator
 from starlette.responses import Response
 
+from transduce.config.decoding import DecodingOptions
 from transduce.config.section import MAX_SEED
-from transduce.decoding.options import GenerationOptions, Sampling, TranslationOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError, nearest
 from transduce.serving.async_generator import AsyncTextGenerator, Completions
@@ -28,7 +28,6 @@ from transduce.serving.http import (
     json_response,
     refuse_unsupported,
     stream_response,
-    translation_options,
 )
 from transduce.serving.limits import Limits, check_at_most
 from transduce.serving.routes import Route
@@ -119,7 +118,7 @@ class GenerationRequest(BaseModel, extra="allow"):
         asked = [name for name in (*_UNSUPPORTED, *more) if getattr(self, name, None) != _NO_CHANGE.get(name)]
         refuse_unsupported(self, asked)
 
-    def sampling(self, default_length: int, limits: Limits) -> GenerationOptions:
+    def sampling(self, default_length: int, limits: Limits) -> DecodingOptions:
         """The options, within limits. Raises `SettingsError`: they are beyond, or not supported."""
         self.refuse_unsupported()
         n, length = self.n or 1, self.max_length or min(default_length, limits.max_length)
@@ -127,16 +126,14 @@ class GenerationRequest(BaseModel, extra="allow"):
             raise SettingsError(f"best_of = {self.best_of}: must be n = {n}; leave it out")
         check_at_most("n", n, limits.max_beam)
         check_at_most("max_tokens", length, limits.max_length)
-        return GenerationOptions(
+        return DecodingOptions(
             max_length=length,
-            sampling=Sampling(
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_k=self.top_k or 0,
-                top_p=1.0 if self.top_p is None else self.top_p,
-            ),
+            n_best=n,
+            sample=True,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
             seed=secrets.randbelow(MAX_SEED) if self.seed is None else self.seed,
-            n_samples=n,
-            cut_prompt=self.cut_prompt,
         )
 
     def stops(self) -> list[str]:
@@ -193,10 +190,10 @@ class ChatRequest(GenerationRequest):
             raise SettingsError("messages: no message has the role 'user'; its content is what is translated")
         return texts[-1]
 
-    def search(self) -> TranslationOptions:
+    def search(self) -> DecodingOptions:
         """How to translate. Raises `SettingsError`: options that are not supported."""
         self.refuse_unsupported("stop")
-        return translation_options(n_best=self.n or 1, max_length=self.max_length)
+        return DecodingOptions(n_best=self.n or 1, max_length=self.max_length)
 
 
 def _choice(place: int, content: dict[str, Any], *, finished: bool | None) -> dict[str, Any]:
@@ -249,13 +246,13 @@ async def _generate(
     limits = call.service.limits
     call.take_texts(list(prompts))
     options, stops = asked.sampling(generator.generator.settings.decoding.max_length, limits), asked.stops()
-    if len(prompts) * options.n_samples > limits.max_texts:
-        raise SettingsError(f"{len(prompts)} prompts, n = {options.n_samples}: more than {limits.max_texts} texts")
+    if len(prompts) * options.n_best > limits.max_texts:
+        raise SettingsError(f"{len(prompts)} prompts, n = {options.n_best}: more than {limits.max_texts} texts")
     seconds = call.seconds()
     if asked.stream:
-        parts = generator.stream(prompts, options, stop=stops, seconds=seconds)
+        parts = generator.stream(prompts, options, cut_prompt=asked.cut_prompt, stop=stops, seconds=seconds)
         return await asked.respond_in_parts(_generation_chunks(asked, parts))
-    found = await generator.generate(prompts, options, stop=stops, seconds=seconds)
+    found = await generator.generate(prompts, options, cut_prompt=asked.cut_prompt, stop=stops, seconds=seconds)
     choices = [_choice(place, asked.content(one.text), finished=one.finished) for place, one in enumerate(found.texts)]
     return asked.respond(choices, _usage(found.n_prompt, found.n_new))
 
@@ -274,7 +271,7 @@ async def _generation_chunks(
 
 
 async def _translation_chunks(
-    call: Call, asked: ChatRequest, text: str, route: Route, options: TranslationOptions
+    call: Call, asked: ChatRequest, text: str, route: Route, options: DecodingOptions
 ) -> AsyncIterator[dict[str, Any]]:
     """The chunks of a translation: a few sentences at a time, with the space before them."""
     parts = await offload(len(text) // SHORTEST, split_sentences, text, route.source)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.alignment import Link
-from transduce.decoding.options import TranslationOptions
 from transduce.serving.concurrency import expiring
 from transduce.serving.routes import Route
 from transduce.serving.service import Service
@@ -20,7 +20,7 @@ from transduce.serving.tags.transfer import Element, Word, project, words_of
 from transduce.serving.texts import TextTranslation, joined_parts, translate_texts
 from transduce.text.special import Span
 
-_DEFAULT = TranslationOptions()
+_DEFAULT = DecodingOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ async def translate_formatted(
     texts: Sequence[str],
     routes: Sequence[Route],
     form: TextFormat,
-    options: TranslationOptions = _DEFAULT,
+    options: DecodingOptions = _DEFAULT,
     *,
     seconds: float | None = None,
     split: bool = True,
