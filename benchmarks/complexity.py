@@ -34,9 +34,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.nn.attention import SelfAttention
+from transduce.nn.bias import sequence_bias
 from transduce.nn.convolutional import GatedConvolution
-from transduce.nn.patterns.bias import sequence_bias
-from transduce.nn.patterns.pattern import FullPattern, LocalPattern, make_patterns
+from transduce.nn.patterns import FullPattern, LocalPattern, make_patterns
 from transduce.nn.positions import Positions
 from transduce.nn.recurrent import LSTM
 from transduce.nn.star import Ring, StarBlock, StarEncoder

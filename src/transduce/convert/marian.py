@@ -26,7 +26,7 @@ from transduce.convert.requirements import (
 )
 from transduce.convert.weight_map import NEVER, Entry, Rows, linear, norm
 from transduce.errors import UserError
-from transduce.nn.positions.absolute import halves
+from transduce.nn.positions import halves
 from transduce.text.special import BOS, EOS, PAD, UNK
 
 ARCHITECTURES = {"marian": ("MarianMTModel",)}

@@ -22,10 +22,10 @@ from transduce.convert.parity import head_outputs
 from transduce.models.causal_lm import CausalLM
 from transduce.models.masked_lm import TextEncoder
 from transduce.models.transformer import Transformer
+from transduce.nn.bias import Bias, step_bias
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns.bias import Bias, step_bias
-from transduce.nn.patterns.pattern import FullPattern
+from transduce.nn.patterns import FullPattern
 from transduce.nn.positions import Positions, SinusoidalPositions
 from transduce.text.special import PAD
 

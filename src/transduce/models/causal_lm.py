@@ -8,7 +8,7 @@ from torch import Tensor
 from transduce.config.architectures import GPTSettings
 from transduce.models.parts import Parts, TokenPredictor, initialize
 from transduce.nn.cache import DecoderState
-from transduce.nn.positions.scheme import document_positions
+from transduce.nn.positions import document_positions
 from transduce.text.special import BOS, EOS
 
 

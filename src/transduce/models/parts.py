@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from transduce.config.architectures import StarClassifierSettings
 from transduce.config.model import AttentionSettings, BlockSettings, DecoderSettings, ModelSettings, OutputSettings
 from transduce.nn.attention import PROJECTIONS, CrossAttention, FullProjection, SelfAttention
-from transduce.nn.block import NORMS, RESIDUALS, DecoderBlock, EncoderBlock, PostNorm
 from transduce.nn.embedding import TokenEmbedding, VectorEmbedding
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS, FeedForward
 from transduce.nn.linear import linear
 from transduce.nn.masks import SourceInput
-from transduce.nn.patterns.pattern import (
+from transduce.nn.patterns import (
     PATTERNS,
     SPREADS,
     Factors,
@@ -28,7 +27,7 @@ from transduce.nn.patterns.pattern import (
 )
 from transduce.nn.positions import POSITIONS, Positions
 from transduce.nn.ssru import SSRU
-from transduce.nn.stack import Decoder, Encoder
+from transduce.nn.stack import NORMS, RESIDUALS, Decoder, DecoderBlock, Encoder, EncoderBlock, PostNorm
 
 StateT = TypeVar("StateT")
 

@@ -13,8 +13,9 @@ from transduce.models.parts import EncoderDecoder, initialize, is_changed
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.masks import pad_memory, padding_mask
 from transduce.nn.positions import Positions
-from transduce.nn.recurrent import CELLS, Cell, initialize_cell
+from transduce.nn.recurrent import BRIDGES, CELLS, DIRECTIONS, Cell, RecurrentEncoder, initialize_cell
 from transduce.nn.recurrent_decoder import (
+    SCORES,
     BahdanauDecoder,
     DecoderSizes,
     InputFeedingDecoder,
@@ -22,9 +23,7 @@ from transduce.nn.recurrent_decoder import (
     PlainDecoder,
     RecurrentDecoder,
 )
-from transduce.nn.recurrent_encoder import BRIDGES, DIRECTIONS, RecurrentEncoder
 from transduce.nn.state import RowState
-from transduce.nn.state_attention import SCORES
 
 
 def _luong(sizes: DecoderSizes, settings: RecurrentSettings) -> RecurrentDecoder:

@@ -15,8 +15,7 @@ from transduce.nn.dropout import Dropout
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.feedforward import FEED_FORWARDS
 from transduce.nn.positions import Positions
-from transduce.nn.relative_attention import Distances, RelativeAttention, RelativeBlock, RelativeDecoder
-from transduce.nn.segments import SegmentState
+from transduce.nn.relative_attention import Distances, RelativeAttention, RelativeBlock, RelativeDecoder, SegmentState
 from transduce.nn.state import Carry
 
 TRANSFORMER_XL_OPTIONS = {

@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.nn.bias import Bias, CausalBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear, batched_product, wide
-from transduce.nn.patterns.bias import Bias, CausalBias, attended, dense_bias, fuses_on_cpu
-from transduce.nn.positions.scheme import Relations, Rotate
+from transduce.nn.positions import Relations, Rotate
 
 _SHORT = 64 * 64  # queries times keys up to which attention on a CPU is of float32
 _VECTOR = 16  # float32 numbers in the widest vector register of a CPU (AVX-512)

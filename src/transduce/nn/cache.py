@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.nn.bias import Bias, sequence_bias, step_bias
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns.bias import Bias, sequence_bias, step_bias
-from transduce.nn.patterns.pattern import FullPattern
+from transduce.nn.patterns import FullPattern
 from transduce.nn.positions import Positions
 from transduce.nn.state import rows_of
 

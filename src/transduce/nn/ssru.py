@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.nn.attention import FullProjection
+from transduce.nn.bias import Bias
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.linear import wide
-from transduce.nn.patterns.bias import Bias
-from transduce.nn.positions.scheme import Rotate
+from transduce.nn.positions import Rotate
 
 
 class SSRU(nn.Module):

@@ -20,7 +20,7 @@ from transduce.config.model import ModelSettings
 from transduce.decoding.sample import sample
 from transduce.models.registry import build_model, count_parameters
 from transduce.models.transformer_xl import TransformerXL
-from transduce.nn.positions.absolute import halves
+from transduce.nn.positions import halves
 
 VOCAB = 13
 SMALL: dict[str, Any] = {

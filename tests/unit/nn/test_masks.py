@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.nn.masks import attention_bias, padding_mask
-from transduce.nn.patterns.pattern import CausalPattern
+from transduce.nn.patterns import CausalPattern
 
 ids_of_a_batch = st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4)
 

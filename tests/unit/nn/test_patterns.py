@@ -15,8 +15,7 @@ from oracle.adapter import fitting, randomize
 from oracle.cases import VOCAB
 from transduce.models.registry import build_model
 from transduce.nn.attention import SelfAttention
-from transduce.nn.masks import attention_bias
-from transduce.nn.patterns.bias import (
+from transduce.nn.bias import (
     BlockBias,
     CausalBias,
     SplitBias,
@@ -25,7 +24,8 @@ from transduce.nn.patterns.bias import (
     sequence_bias,
     step_bias,
 )
-from transduce.nn.patterns.pattern import (
+from transduce.nn.masks import attention_bias
+from transduce.nn.patterns import (
     PATTERNS,
     CausalPattern,
     FullPattern,

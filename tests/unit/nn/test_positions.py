@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import numpy_transformer as oracle
-from transduce.nn.positions import POSITIONS
-from transduce.nn.positions.absolute import sinusoids
-from transduce.nn.positions.relative import buckets, slopes
+from transduce.nn.positions import POSITIONS, buckets, sinusoids, slopes
 
 ANGLE_ROUNDING = 2e-6  # float32 sines of angles computed in float64; and of float32 angles below 16
 

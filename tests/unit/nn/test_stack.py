@@ -9,7 +9,7 @@ from torch import nn
 
 from oracle import numpy_transformer as oracle
 from oracle.adapter import EPSILON, randomize
-from transduce.nn.block import NORMS, RESIDUALS
+from transduce.nn.stack import NORMS, RESIDUALS
 
 D = 12
 

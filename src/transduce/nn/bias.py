@@ -11,9 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transduce.nn.masks import HIDDEN, attention_bias
-from transduce.nn.patterns.layouts import Layout
-from transduce.nn.patterns.pattern import CausalPattern, FullPattern, HeadsPattern, SparsePattern
-from transduce.nn.positions.scheme import Positions, Relations
+from transduce.nn.patterns import CausalPattern, FullPattern, HeadsPattern, Layout, SparsePattern
+from transduce.nn.positions import Positions, Relations
 
 Attend = Callable[..., Tensor]
 """Attention of (query, key, value, bias=...) with dropout on its weights."""

@@ -1,0 +1,296 @@
+"""Positional schemes: vectors added to the embeddings (paper 3.5), rotations of queries and keys, biases of attention.
+
+To add one: a subclass of `Positions`, and a row of POSITIONS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.nn.linear import batched_product
+
+Rotate = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relations:
+    """Vectors that relations add to keys and to values (Shaw et al. 2018).
+
+    index: the relation of each query and key, broadcast to [..., Q, S]. Products are made row by row of the batch, so
+    that they do not depend on its size.
+    """
+
+    index: Int[Tensor, "*b Q S"]
+    key_vectors: Float[Tensor, "R K"]
+    value_vectors: Float[Tensor, "R K"]
+
+    def scores(self, query: Float[Tensor, "*B Q K"]) -> Float[Tensor, "*B Q S"]:
+        """q_i a_ij^K / sqrt(K), the second term of equation 4, from one product with all vectors (section 3.3)."""
+        vectors = self.key_vectors.T.expand(*query.shape[:-2], -1, -1)
+        of_each = batched_product(query, vectors) / math.sqrt(query.shape[-1])  # [..., Q, R]
+        return of_each.gather(-1, self.index.expand(*of_each.shape[:-1], -1))
+
+    def values(self, weights: Float[Tensor, "*B Q S"]) -> Float[Tensor, "*B Q K"]:
+        """sum_j alpha_ij a_ij^V, the second term of equation 3: weights are summed by relation first."""
+        of_each = weights.new_zeros(*weights.shape[:-1], len(self.value_vectors))
+        of_each = of_each.scatter_add(-1, self.index.expand(weights.shape), weights)
+        vectors = self.value_vectors.to(weights.dtype).expand(*weights.shape[:-2], -1, -1)
+        return batched_product(of_each, vectors)
+
+
+class Positions(nn.Module):
+    """A positional scheme. This one does nothing; a subclass overrides at most one hook, and `setup` if it has weights.
+
+    add: changes the embeddings.
+    rotation: changes queries and keys of self-attention.
+    score_bias: is added to the scores of self-attention.
+    relations: add vectors to the keys and values of self-attention.
+
+    trains_in_attention: whether it has weights that only self-attention uses.
+
+    All but `add` must depend on relative distances only. A scheme belongs to one stack; all its layers
+    share the scheme's weights. The hooks are called once per forward.
+    """
+
+    trains_in_attention: ClassVar[bool] = False
+
+    def __init__(
+        self, *, d_model: int, d_head: int, max_positions: int, n_heads: int = 1, causal: bool = False
+    ) -> None:
+        """`causal`: the stack is a decoder, whose keys never come after their query."""
+        super().__init__()
+        self.d_model, self.d_head, self.n_heads = d_model, d_head, n_heads
+        self.max_positions, self.causal = max_positions, causal
+        self.setup()
+
+    def setup(self) -> None:
+        """Create weights and buffers. Models reinitialize every `nn.Embedding`; an `nn.Parameter` keeps its values."""
+
+    @classmethod
+    def problem(cls, *, d_key: int, d_value: int) -> str | None:
+        """What is wrong with the widths of a head's queries and keys and of its values, if anything."""
+        return None
+
+    def add(
+        self, x: Float[Tensor, "B T D"], offset: int = 0, positions: Int[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """Embeddings of the positions offset .. offset + T, or of `positions`, all below T."""
+        return x
+
+    def rotation(self, positions: Int[Tensor, " T"]) -> Rotate:
+        """A function that rotates queries or keys [B, H, T, K] at these positions."""
+        return _unchanged
+
+    def score_bias(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Float[Tensor, "H Q S"] | None:
+        """A bias on the scores of queries and keys at these positions; None for no bias.
+
+        Keys may come after their query (they are masked later) and positions need not be consecutive.
+        """
+        return None
+
+    def relations(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Relations | None:
+        """The relations of queries and keys at these positions, as for `score_bias`; None for none."""
+        return None
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def document_positions(documents: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """The position of each token in its own document; `documents` is the number of each token's document.
+
+    >>> document_positions(torch.tensor([[0, 0, 1, 1, 1, 2]])).tolist()
+    [[0, 1, 0, 1, 2, 0]]
+    """
+    position = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = documents != F.pad(documents, (1, 0), value=-1)[:, :-1]
+    return position - torch.where(begins, position, 0).cummax(1).values
+
+
+TABLE_ROWS = 1 << 14
+"""Sinusoids that are kept in memory; those of later positions are computed on demand."""
+
+
+def sinusoids(n_positions: int, d_model: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same), [n_positions, d_model], float32 (paper 3.5)."""
+    position = torch.arange(offset, offset + n_positions, dtype=torch.float64, device=device)
+    even = torch.arange(0, d_model, 2, dtype=torch.float64, device=device)
+    angle = position[:, None] * torch.exp(even * (-math.log(10000.0) / d_model))
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d_model].float()
+
+
+def halves(d_model: int) -> Int[Tensor, " D"]:
+    """The columns of `sinusoids` in the order of `sinusoidal_halves`: all sines, then all cosines."""
+    return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
+
+
+class SinusoidalPositions(Positions):
+    """The paper's fixed sinusoids (3.5); any length."""
+
+    def setup(self) -> None:
+        """Compute the first rows; on the meta device, where `arange` imports torch's compiler, only their shape."""
+        n = min(self.max_positions, TABLE_ROWS)
+        on_meta = torch.get_default_device().type == "meta"
+        self.register_buffer("table", torch.empty(n, self.d_model) if on_meta else self._rows(n), persistent=False)
+        self.table: Tensor
+
+    def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
+        """The vectors of positions offset .. offset + n, [n, D]."""
+        return sinusoids(n, self.d_model, offset=offset, device=device)
+
+    def add(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
+        end = offset + x.shape[1]
+        known = end <= len(self.table)
+        rows = self.table[offset:end] if known else self._rows(x.shape[1], offset=offset, device=x.device)
+        return x + (rows if positions is None else rows[positions]).to(x.dtype)
+
+
+class HalvedSinusoidalPositions(SinusoidalPositions):
+    """The same sinusoids with all sines in the first half of the columns and all cosines in the second, as in Marian.
+
+    A model with these equals one with the paper's whose residual stream has its columns in another order.
+    """
+
+    def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
+        pairs = super()._rows(n, offset=offset, device=device)
+        return pairs[:, halves(self.d_model).to(pairs.device)]
+
+
+class LearnedPositions(Positions):
+    """A learned vector for each of `max_positions` positions (paper table 3, row E)."""
+
+    def setup(self) -> None:
+        self.embedding = nn.Embedding(self.max_positions, self.d_model)
+
+    def add(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
+        """x plus the vectors of its positions; ValueError past `max_positions`."""
+        if positions is not None:
+            return x + self.embedding(positions).to(x.dtype)
+        end = offset + x.shape[1]
+        if end > self.max_positions:
+            raise ValueError(f"a sequence of {end} tokens; there are {self.max_positions} learned positions")
+        return x + self.embedding.weight[offset:end].to(x.dtype)
+
+
+N_BUCKETS = 32
+MAX_DISTANCE = 128
+CLIP = 16
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the two halves of the last axis of x [..., T, K] as K/2 planes, by angles [T, K/2] (section 3.4)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+class RotaryPositions(Positions):
+    """Queries and keys are rotated (Su et al. 2021): plane i of position p by p * 10000^(-2i/K)."""
+
+    @classmethod
+    def problem(cls, *, d_key: int, d_value: int) -> str | None:
+        """An odd width has no planes."""
+        return f"rotary positions need an even head width, not {d_key}" if d_key % 2 else None
+
+    def rotation(self, positions: Tensor) -> Rotate:
+        """Compute the angles once for all layers."""
+        plane = torch.arange(0, self.d_head, 2, dtype=torch.float32, device=positions.device)
+        angle = positions.to(torch.float32)[:, None] * torch.exp(plane * (-math.log(10000.0) / self.d_head))
+        cos, sin = angle.cos(), angle.sin()
+        return lambda x: rotate_pairs(x, cos, sin)
+
+
+def slopes(n_heads: int) -> list[float]:
+    """The slope of each head: a geometric sequence from 2^(-8/n) to 2^-8.
+
+    For a number that is no power of two: the slopes of the next lower power, then every other one of the next higher.
+    """
+    lower = 1 << (n_heads.bit_length() - 1)
+    between = range(0, 2 * (n_heads - lower), 2)
+    return [2 ** (-8 * (i + 1) / lower) for i in range(lower)] + [2 ** (-4 * (i + 1) / lower) for i in between]
+
+
+class AlibiPositions(Positions):
+    """ALiBi (Press et al. 2022): the bias of head h is -slope_h * |distance|, in an encoder in both directions."""
+
+    def setup(self) -> None:
+        self.register_buffer("slopes", torch.tensor(slopes(self.n_heads)), persistent=False)
+        self.slopes: Tensor
+
+    def score_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        distance = (queries[:, None] - keys[None, :]).abs()
+        return self.slopes[:, None, None] * -distance.to(torch.float32)
+
+
+def buckets(queries: Tensor, keys: Tensor, *, causal: bool) -> Tensor:
+    """The bucket of each distance, [Q, S].
+
+    Small distances have a bucket each; larger ones share buckets whose width grows logarithmically, up to MAX_DISTANCE,
+    beyond which there is one. Without `causal`, keys before and after a query have half of the buckets each.
+    """
+    distance = queries[:, None] - keys[None, :]
+    n_buckets, first = (N_BUCKETS, 0) if causal else (N_BUCKETS // 2, (distance < 0) * (N_BUCKETS // 2))
+    distance = distance.clamp(min=0) if causal else distance.abs()
+    n_exact = n_buckets // 2
+    scale = (n_buckets - n_exact) / math.log(MAX_DISTANCE / n_exact)
+    far = n_exact + (torch.log(distance.clamp(min=1).float() / n_exact) * scale).long()
+    return first + torch.where(distance < n_exact, distance, far.clamp(max=n_buckets - 1))
+
+
+class T5Positions(Positions):
+    """T5's learned bias per head and bucket of distances (Raffel et al. 2020, section 2.1), shared by all layers."""
+
+    trains_in_attention = True
+
+    def setup(self) -> None:
+        self.bias = nn.Embedding(N_BUCKETS, self.n_heads)
+
+    def score_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.bias(buckets(queries, keys, causal=self.causal)).permute(2, 0, 1)
+
+
+class ShawPositions(Positions):
+    """Relative position representations (Shaw et al. 2018): a vector per distance is added to each key and value.
+
+    Distances are clipped to CLIP, the paper's k. All heads share the vectors (section 3.3), and here all layers too.
+    """
+
+    trains_in_attention = True
+
+    @classmethod
+    def problem(cls, *, d_key: int, d_value: int) -> str | None:
+        """Keys and values get vectors of the same width."""
+        if d_key == d_value:
+            return None
+        return f"model.positions = 'shaw' needs d_key = d_model / n_heads, not {d_key}"
+
+    def setup(self) -> None:
+        """Create the vectors; a decoder has none for later keys."""
+        n = CLIP + 1 if self.causal else 2 * CLIP + 1
+        self.key_vectors, self.value_vectors = nn.Embedding(n, self.d_head), nn.Embedding(n, self.d_head)
+
+    def relations(self, queries: Tensor, keys: Tensor) -> Relations:
+        """Relation r of a query and a key r positions before it; r is negative for later keys, and CLIP is added."""
+        before = (queries[:, None] - keys[None, :]).clamp(0 if self.causal else -CLIP, CLIP)
+        index = before if self.causal else before + CLIP
+        return Relations(index, self.key_vectors.weight, self.value_vectors.weight)
+
+
+POSITIONS = {
+    "sinusoidal": SinusoidalPositions,
+    "sinusoidal_halves": HalvedSinusoidalPositions,
+    "learned": LearnedPositions,
+    "rotary": RotaryPositions,
+    "alibi": AlibiPositions,
+    "t5": T5Positions,
+    "shaw": ShawPositions,
+    "none": Positions,
+}
