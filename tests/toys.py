@@ -32,8 +32,9 @@ from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.training import loop
 from transduce.training.feed import Feed, PairFeeder, Position
-from transduce.training.loop import Trainer, TrainingResult
+from transduce.training.loop import Trainer
 from transduce.training.ranks import SINGLE_RANK, Ranks
+from transduce.training.session import TrainingState
 from transduce.training.step import Updater
 from transduce.training.validate import Validator
 
@@ -75,7 +76,7 @@ def run(
     log: Log | None = None,
     vocab_size: int = 24,
     ranks: Ranks = SINGLE_RANK,
-) -> tuple[nn.Module, TrainingResult]:
+) -> tuple[nn.Module, TrainingState]:
     """Train in `path`; the model with its last live weights, and the result."""
     torch.manual_seed(asked.training.seed)
     model = build_model(asked.model, n_src=vocab_size, n_tgt=vocab_size)
@@ -101,7 +102,7 @@ def _folder(path: Path, asked: Settings, ranks: Ranks) -> RunFolder:
     return RunFolder.open(path, model=False)
 
 
-def toy_run(path: Path, asked: Settings, *, ranks: Ranks = SINGLE_RANK) -> tuple[nn.Module, TrainingResult]:
+def toy_run(path: Path, asked: Settings, *, ranks: Ranks = SINGLE_RANK) -> tuple[nn.Module, TrainingState]:
     """Learn to copy, on 320 pairs: several epochs in 60 updates."""
     return run(path, asked, train_on=pairs(320, seed=1), validate_on=pairs(40, seed=2), ranks=ranks)
 

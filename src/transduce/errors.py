@@ -6,7 +6,7 @@ A user's mistake is reported in one line: what was given, what is allowed, what 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class TransduceError(Exception):
@@ -95,3 +95,9 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(given[:100], list(allowed), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def check_known(setting: str, name: str, known: Collection[str]) -> None:
+    """Raise a `SettingsError` with the nearest known name if a setting has another one."""
+    if name not in known:
+        raise SettingsError(f"{setting} = '{name}'{nearest(name, known)}; allowed: {', '.join(known)}")

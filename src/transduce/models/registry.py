@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 
 from transduce.config.kinds import MODEL_SETTINGS, resolve_preset
 from transduce.config.model import ModelSettings, OutputSettings
-from transduce.errors import RunFolderError, SettingsError, nearest
+from transduce.errors import RunFolderError, SettingsError, check_known
 from transduce.models.causal_lm import CausalLM
 from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S
 from transduce.models.masked_lm import POOLING_OPTIONS, Classifier, MaskedLM, PooledEncoder
-from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, head_problems, stack_problems, unused_by_stacks
-from transduce.models.rnn import RECURRENT_OPTIONS, RecurrentModel, recurrent_problems, unused_by_rnn
+from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, head_problems, stack_problems
+from transduce.models.rnn import RECURRENT_OPTIONS, RecurrentModel, recurrent_problems
 from transduce.models.star import CLASSIFIER_OPTIONS, STAR_OPTIONS, StarClassifier, StarTransformer
 from transduce.models.transformer import TRANSFORMER_OPTIONS, Transformer, transformer_problems
 from transduce.models.transformer_xl import TRANSFORMER_XL_OPTIONS, TransformerXL
@@ -37,8 +37,7 @@ class Architecture:
     family: models of one family use the same names for shared weights, so that one can be fine-tuned from another.
     attention: name patterns of the modules that are a `nn.attention.Attention`, by kind of attention.
     options: by setting, the table whose keys it may name.
-    problems: what is inconsistent in settings whose options are known; each problem is one clause of an error.
-    unused: what was changed without effect, likewise. New runs refuse it; old ones with such settings load.
+    problems: what is inconsistent or without effect in settings whose options are known, each as a clause of an error.
     compiles: whether `training.compile` works. torch.compile would unroll a loop over time, once for every length.
     """
 
@@ -48,7 +47,6 @@ class Architecture:
     attention: Attentions
     options: Mapping[str, Mapping[str, Any]]
     problems: Callable[[Any], Iterable[str]] = lambda s: ()
-    unused: Callable[[Any], Iterable[str]] = lambda s: ()
     compiles: bool = True
 
 
@@ -61,7 +59,6 @@ _BERT: dict[str, Any] = dict(
     family="BERT",
     attention=_ENCODER,
     problems=stack_problems,
-    unused=unused_by_stacks,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -72,7 +69,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={**_ENCODER, **_DECODER, **_CROSS},
         options=TRANSFORMER_OPTIONS,
         problems=transformer_problems,
-        unused=unused_by_stacks,
     ),
     "convs2s": Architecture(
         ConvS2S,
@@ -88,7 +84,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={**_RELAY, **_DECODER, **_CROSS},
         options=STAR_OPTIONS,
         problems=stack_problems,
-        unused=unused_by_stacks,
     ),
     "rnn": Architecture(
         RecurrentModel,
@@ -97,7 +92,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={"cross": "decoder.attention"},
         options=RECURRENT_OPTIONS,
         problems=recurrent_problems,
-        unused=unused_by_rnn,
         compiles=False,
     ),
     "gpt": Architecture(
@@ -107,7 +101,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=_DECODER,
         options=DECODER_OPTIONS,
         problems=stack_problems,
-        unused=unused_by_stacks,
     ),
     "transformer-xl": Architecture(
         TransformerXL,
@@ -142,9 +135,7 @@ def check_model(settings: ModelSettings) -> None:
     """Reject unknown option names and inconsistent sizes."""
     architecture = ARCHITECTURES[settings.kind]
     for field, table in architecture.options.items():
-        name = getattr(settings, field)
-        if name not in table:
-            raise SettingsError(f"model.{field} = {name!r}{nearest(name, table)}; allowed: {', '.join(table)}")
+        check_known(f"model.{field}", getattr(settings, field), table)
     for problem in architecture.problems(settings):
         raise SettingsError(f"{problem}; change one of them")
 

@@ -10,7 +10,7 @@ from transduce.config.kinds import kinds_for, resolve_preset
 from transduce.config.model import ModelSettings
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
-from transduce.errors import SettingsError, VocabularyTooSmall, nearest
+from transduce.errors import SettingsError, VocabularyTooSmall, check_known
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.models.registry import ARCHITECTURES, check_model
@@ -20,7 +20,7 @@ from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers
 from transduce.text.vectors import VectorReader, is_vectors
 from transduce.training.optim import OPTIMIZERS
-from transduce.training.schedule import find_schedule
+from transduce.training.schedule import SCHEDULES
 
 Lines = Callable[[], tuple[Iterable[str], Iterable[str]]]
 """Yields the training text of both sides, from its start at each call; the second is empty if there is one side."""
@@ -30,18 +30,14 @@ def check(settings: Settings) -> AnyTask:
     """Refuse settings that cannot work, before any work is done, and return their task."""
     task, training, model = find_task(settings.task), settings.training, resolve_preset(settings.model)
     check_model(model)
-    if training.start is None:  # else the architecture is that of a run
-        for problem in ARCHITECTURES[model.kind].unused(model):
-            raise SettingsError(f"{problem}; change one of them")
     if training.compile and not ARCHITECTURES[model.kind].compiles:
         raise SettingsError(
             f"training.compile = true: torch.compile would unroll the loop of model.kind = '{model.kind}'; leave it out"
         )
-    if training.optimizer is not None and training.optimizer not in OPTIMIZERS:
-        hint = nearest(training.optimizer, OPTIMIZERS)
-        raise SettingsError(f"training.optimizer = '{training.optimizer}'{hint}; allowed: {', '.join(OPTIMIZERS)}")
+    if training.optimizer is not None:
+        check_known("training.optimizer", training.optimizer, OPTIMIZERS)
     if training.schedule is not None:
-        find_schedule(training.schedule)
+        check_known("training.schedule", training.schedule, SCHEDULES)
     if model.kind not in (kinds := kinds_for(task.name)):
         raise SettingsError(f"model.kind = '{model.kind}' does not fit task '{task.name}'; use {' or '.join(kinds)}")
     for name in sorted(frozenset[str]().union(*(other.uses for other in TASKS.values())) - task.uses):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-from dataclasses import dataclass
 
 from torch import nn
 
@@ -27,8 +26,8 @@ from transduce.text.tokenizer import load_tokenizers
 from transduce.training.averaging import borrowed
 from transduce.training.feed import Feed, Feeder, ahead
 from transduce.training.meter import LOGGED_UPDATES, WARM_UPDATES, Row, Stopwatch, peak_memory, summarize
-from transduce.training.schedule import Clock, Limits, Moment, TimeLimit, find_schedule
-from transduce.training.session import Session
+from transduce.training.schedule import SCHEDULES, Clock, Limits, Moment, TimeLimit
+from transduce.training.session import Session, TrainingState
 from transduce.training.step import DoesNotFit, Updater, UpdateResult
 from transduce.training.stopping import StopRequest, stop_on_signals
 from transduce.training.validate import Validator, format_validation
@@ -38,18 +37,6 @@ MOST_SKIPPED = 3  # updates in a row; then the run stops
 MEASURED_SHARE = 0.05  # of a time limit is spent on measuring the speed, unless the first validation comes earlier
 
 ADVICE = "start another run with a lower training.lr, a longer warm-up, or training.precision=float32"
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
-    """How a run ended. `scores` are those of the last validation; `seconds` includes all restarts."""
-
-    update: int
-    epochs: float
-    seconds: float
-    reason: str
-    best_update: int
-    scores: dict[str, float]
 
 
 class Trainer:
@@ -63,7 +50,7 @@ class Trainer:
         self.session = Session(model, folder, updater=updater, log=log)
         self.ranks, self.live = self.session.ranks, self.session.live
         self.settings = s = folder.settings.training
-        self.schedule = find_schedule(resolved(s.schedule, "training.schedule"))
+        self.schedule = SCHEDULES[resolved(s.schedule, "training.schedule")]
         self.warmup = resolved(s.warmup_updates, "training.warmup_updates")
         self.valid_updates = resolved(s.valid_updates, "training.valid_updates")
         self.limits = Limits.of(s)
@@ -74,22 +61,23 @@ class Trainer:
         self._saved_at = self._save_seconds = 0.0
         self._shown: dict[str, float] = {}  # loss and speed of the last metrics line, for the progress bar
 
-    def run(self) -> TrainingResult:
+    def run(self) -> TrainingState:
         """Train from the latest checkpoint, or from the start, until the limit of the folder's settings.
 
-        At the end `model.safetensors` contains the weights that `training.average` asks for. Raises `Interrupted` after
-        SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` after three updates in a row whose loss or
-        gradient is not finite, or when one sentence does not fit into memory, `RunFolderError` when the disk fails.
+        Returns the state at the end; `model.safetensors` then contains the weights that `training.average` asks for.
+        Raises `Interrupted` after SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` after three updates
+        in a row whose loss or gradient is not finite, or when one sentence does not fit into memory, `RunFolderError`
+        when the disk fails.
         """
         with stop_on_signals(self.log.say) as self.stop:
             self._start_or_resume()
             if not self.session.state.finished:
                 with self.log.progress("training") as bar:
                     self._run_until_finished(bar)
-            result = self._finish()
+            self._finish()
             if self.stop:  # what follows training can wait for the same command
                 raise self._interrupted(self.stop.number)
-            return result
+            return self.session.state
 
     def _run_until_finished(self, bar: Bar) -> None:
         state = self.session.state
@@ -310,16 +298,15 @@ class Trainer:
         self.now = self._saved_at = self.session.state.seconds
         self.clock, self.stopwatch = Clock(self.now), Stopwatch(self.now)
 
-    def _finish(self) -> TrainingResult:
-        session, state, best = self.session, self.session.state, self.session.state.best_update
+    def _finish(self) -> None:
+        session, state = self.session, self.session.state
         if self.ranks.is_main_process:
             shutil.rmtree(session.snapshots, ignore_errors=True)
         if all(event["event"] != "end" for event in session.metrics.read()):
             event = {"event": "end", "update": state.update, "seconds": state.seconds, "minutes": state.seconds / 60}
             memory = peak_memory(self.feeder.device)
-            event |= {"reason": state.finished, "epochs": state.epochs, "best_update": best, "memory": memory}
-            session.metrics.append(event)
-        return TrainingResult(state.update, state.epochs, state.seconds, state.finished, best, state.scores)
+            ends = {"reason": state.finished, "epochs": state.epochs, "best_update": state.best_update}
+            session.metrics.append({**event, **ends, "memory": memory})
 
     def _interrupted(self, number: int) -> Interrupted:
         return Interrupted(

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 
 from transduce.config.settings import TrainingSettings
-from transduce.errors import SettingsError, nearest
+from transduce.errors import SettingsError
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
 
@@ -92,15 +92,6 @@ def constant(moment: Moment) -> float:
 SCHEDULES: dict[str, Schedule] = {
     shape.__name__: warmed_up(shape) for shape in (inverse_sqrt, linear, cosine, constant)
 }
-
-
-def find_schedule(name: str) -> Schedule:
-    """The schedule of this name; otherwise a `SettingsError` with the nearest known one."""
-    if name not in SCHEDULES:
-        raise SettingsError(
-            f"training.schedule = {name!r}: unknown{nearest(name, SCHEDULES)}; known: {', '.join(SCHEDULES)}"
-        )
-    return SCHEDULES[name]
 
 
 @dataclass(frozen=True, slots=True)

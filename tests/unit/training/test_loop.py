@@ -54,7 +54,7 @@ def test_a_run_learns_writes_its_log_and_a_model_that_loads(tmp_path: Path) -> N
         assert event["tokens_per_second"] > 0
     end = events(path)[-1]
     assert (end["event"], end["update"], end["reason"]) == ("end", 60, "max_updates")
-    assert (result.update, result.reason, result.scores["loss"]) == (60, "max_updates", events(path)[-2]["loss"])
+    assert (result.update, result.finished, result.scores["loss"]) == (60, "max_updates", events(path)[-2]["loss"])
     fresh = build_model(toys.settings().model, n_src=24, n_tgt=24)
     fresh.load_state_dict(saved(path))
     assert len(list((path / "checkpoints").iterdir())) == 2
@@ -109,7 +109,7 @@ def test_the_best_validation_is_kept_and_patience_ends_the_run(tmp_path: Path) -
 
     _, result = run(tmp_path / "run", judge, max_updates=500, valid_updates=5, patience=2, average="none")
     assert (result.update, result.best_update) == (20, 10)
-    assert "no better bleu in 2 validations" in result.reason
+    assert "no better bleu in 2 validations" in result.finished
     assert torch.equal(saved(tmp_path / "run")["tgt_embedding.table.weight"], weights[1])
     assert [event["best"] for event in events(tmp_path / "run", "validation")] == [True, True, False, False]
 
@@ -143,7 +143,7 @@ def test_loss_decides_where_nothing_is_translated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("epochs", "n_updates"), [(2.0, 2), (0.4, 0.4)])
 def test_epochs_are_a_limit(tmp_path: Path, epochs: float, n_updates: float) -> None:
     _, result = run(tmp_path / "run", max_updates=None, max_epochs=epochs, valid_updates=1000)
-    assert result.reason == "max_epochs"
+    assert result.finished == "max_epochs"
     assert epochs <= result.epochs < epochs + 0.3
     assert events(tmp_path / "run", "validation")[-1]["update"] == result.update
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from transduce.config.settings import TrainingSettings
 from transduce.errors import SettingsError
-from transduce.training.schedule import SCHEDULES, Clock, Limits, Moment, find_schedule
+from transduce.training.schedule import SCHEDULES, Clock, Limits, Moment
 
 
 def factors(name: str, *, warmup: int, updates: int) -> list[float]:
@@ -90,12 +90,6 @@ def test_limits_come_from_the_settings_and_one_is_needed() -> None:
     assert Limits.of(TrainingSettings(max_minutes=2, max_updates=5)) == Limits(updates=5, seconds=120.0)
     with pytest.raises(SettingsError, match="max_updates, max_epochs or max_minutes"):
         Limits.of(TrainingSettings())
-
-
-def test_a_misspelt_schedule_names_the_nearest() -> None:
-    assert find_schedule("cosine") is SCHEDULES["cosine"]
-    with pytest.raises(SettingsError, match="did you mean 'cosine'"):
-        find_schedule("cosin")
 
 
 def test_the_clock_continues_from_the_seconds_used() -> None:

@@ -72,7 +72,7 @@ def test_a_run_ends_at_the_derived_update_with_a_learning_rate_near_zero(
     _, result = toys.toy_run(tmp_path / "run", toys.settings(**OPTIONS))
     stored = json.loads((tmp_path / "run" / TIME_LIMIT).read_text())
     assert result.update == stored["updates"] and stored["since"] == 10
-    assert result.reason == "max_minutes"
+    assert result.finished == "max_minutes"
     assert 40 <= result.seconds <= 60
     lrs = [event["lr"] for event in events(tmp_path / "run", "update")]
     assert lrs == sorted(lrs, reverse=True) and lrs[-1] < 0.35 * lrs[0]
@@ -110,6 +110,6 @@ def test_the_clock_ends_a_run_that_became_slower_and_says_so(
     tick(monkeypatch, 0.1, slower_from=150)
     data = {"train_on": toys.pairs(120, seed=1), "validate_on": toys.pairs(20, seed=2)}
     _, result = toys.run(tmp_path / "run", toys.settings(**OPTIONS), log=Log(), **data)  # type: ignore[arg-type]
-    assert result.reason == "max_minutes (by the clock)"
+    assert result.finished == "max_minutes (by the clock)"
     assert result.update < json.loads((tmp_path / "run" / TIME_LIMIT).read_text())["updates"]
     assert "max_minutes" in (said := capfd.readouterr().err) and "planned" in said
