@@ -143,6 +143,8 @@ class Session:
         with expecting(checkpoint.path, RuntimeError):  # PyTorch's, if shapes or types do not match
             state = checkpoint.state
             self.state = TypeAdapter(TrainingState).validate_python(state["training"])
+            if self.state.update != checkpoint.update:
+                raise ValueError(f"it is of update {self.state.update}")
             if not self.metrics.begins_with(state["metrics"]):
                 self.log.warn(f"{self.metrics.path}: lines were lost or changed; curves of the report may have gaps")
             self._truncate_metrics(self.state.update, validated=self.state.validated == self.state.update)
