@@ -117,6 +117,19 @@ class GroupRanks(Ranks):
                     distributed.gather(tensor)
         return found
 
+    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
+        """Compare a checksum of the bits of each tensor."""
+        bits = (tensor.detach().view(torch.int32) for tensor in weights.values())
+        sums = torch.stack([tensor.sum(dtype=torch.int64).cpu() for tensor in bits])
+        extremes = torch.stack([sums, -sums])
+        with _detect_lost_ranks():
+            distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
+        differing = (extremes[0] != -extremes[1]).nonzero()[:, 0].tolist()
+        if differing:
+            raise RankExited(
+                f"the processes have different weights: {list(weights)[differing[0]]} and {len(differing) - 1} more"
+            )
+
     def _flat_of(self, pieces: Sequence[Tensor]) -> Tensor:
         """All pieces in one tensor, which is reused."""
         n, device = sum(piece.numel() for piece in pieces), pieces[0].device

@@ -72,7 +72,7 @@ def size_problems(s: AttentionSettings) -> Iterator[str]:
 
 
 def stack_problems(s: AttentionSettings) -> Iterator[str]:
-    """What is inconsistent, or without effect, in settings of stacks with attention patterns."""
+    """What is inconsistent in settings of stacks with attention patterns."""
     yield from size_problems(s)
     patterns = s.patterns
     found = {f"model.{stack}_pattern = '{name}'": name for stack, name in patterns.items()}
@@ -84,6 +84,11 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
     split = [text for text, name in found.items() if len(_factors(name)) > 1]
     if split and s.factors == "heads" and s.n_heads < 2:
         yield f"{split[0]} with model.factors = 'heads' needs model.n_heads of at least 2, not {s.n_heads}"
+
+
+def unused_by_stacks(s: AttentionSettings) -> Iterator[str]:
+    """What has no effect in consistent settings of stacks with attention patterns."""
+    patterns = s.patterns
     factored = [getattr(s, f"n_{stack}_layers") for stack, name in patterns.items() if len(_factors(name)) > 1]
     if is_changed(s, "summary_tokens"):
         if not any(isinstance(f, SummaryPattern) for name in patterns.values() for f in _factors(name)):

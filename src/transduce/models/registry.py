@@ -19,8 +19,8 @@ from transduce.errors import RunFolderError, SettingsError, check_known
 from transduce.models.causal_lm import CausalLM
 from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S
 from transduce.models.masked_lm import POOLING_OPTIONS, Classifier, MaskedLM, PooledEncoder
-from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, head_problems, stack_problems
-from transduce.models.rnn import RECURRENT_OPTIONS, RecurrentModel, recurrent_problems
+from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, head_problems, stack_problems, unused_by_stacks
+from transduce.models.rnn import RECURRENT_OPTIONS, RecurrentModel, recurrent_problems, unused_by_rnn
 from transduce.models.star import CLASSIFIER_OPTIONS, STAR_OPTIONS, StarClassifier, StarTransformer
 from transduce.models.transformer import TRANSFORMER_OPTIONS, Transformer, transformer_problems
 from transduce.models.transformer_xl import TRANSFORMER_XL_OPTIONS, TransformerXL
@@ -37,7 +37,8 @@ class Architecture:
     family: models of one family use the same names for shared weights, so that one can be fine-tuned from another.
     attention: name patterns of the modules that are a `nn.attention.Attention`, by kind of attention.
     options: by setting, the table whose keys it may name.
-    problems: what is inconsistent or without effect in settings whose options are known, each as a clause of an error.
+    problems: what is inconsistent in settings whose options are known; each problem is one clause of an error.
+    unused: what was changed without effect, likewise. New runs refuse it; old ones with such settings load.
     compiles: whether `training.compile` works. torch.compile would unroll a loop over time, once for every length.
     """
 
@@ -47,6 +48,7 @@ class Architecture:
     attention: Attentions
     options: Mapping[str, Mapping[str, Any]]
     problems: Callable[[Any], Iterable[str]] = lambda s: ()
+    unused: Callable[[Any], Iterable[str]] = lambda s: ()
     compiles: bool = True
 
 
@@ -59,6 +61,7 @@ _BERT: dict[str, Any] = dict(
     family="BERT",
     attention=_ENCODER,
     problems=stack_problems,
+    unused=unused_by_stacks,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -69,6 +72,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={**_ENCODER, **_DECODER, **_CROSS},
         options=TRANSFORMER_OPTIONS,
         problems=transformer_problems,
+        unused=unused_by_stacks,
     ),
     "convs2s": Architecture(
         ConvS2S,
@@ -84,6 +88,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={**_RELAY, **_DECODER, **_CROSS},
         options=STAR_OPTIONS,
         problems=stack_problems,
+        unused=unused_by_stacks,
     ),
     "rnn": Architecture(
         RecurrentModel,
@@ -92,6 +97,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={"cross": "decoder.attention"},
         options=RECURRENT_OPTIONS,
         problems=recurrent_problems,
+        unused=unused_by_rnn,
         compiles=False,
     ),
     "gpt": Architecture(
@@ -101,6 +107,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=_DECODER,
         options=DECODER_OPTIONS,
         problems=stack_problems,
+        unused=unused_by_stacks,
     ),
     "transformer-xl": Architecture(
         TransformerXL,

@@ -30,6 +30,9 @@ def check(settings: Settings) -> AnyTask:
     """Refuse settings that cannot work, before any work is done, and return their task."""
     task, training, model = find_task(settings.task), settings.training, resolve_preset(settings.model)
     check_model(model)
+    if training.start is None:  # else the architecture is that of a run
+        for problem in ARCHITECTURES[model.kind].unused(model):
+            raise SettingsError(f"{problem}; change one of them")
     if training.compile and not ARCHITECTURES[model.kind].compiles:
         raise SettingsError(
             f"training.compile = true: torch.compile would unroll the loop of model.kind = '{model.kind}'; leave it out"

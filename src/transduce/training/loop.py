@@ -295,6 +295,7 @@ class Trainer:
 
     def _start_or_resume(self) -> None:
         self.session.start_or_resume()
+        self.ranks.check_equal(self.live)
         self.now = self._saved_at = self.session.state.seconds
         self.clock, self.stopwatch = Clock(self.now), Stopwatch(self.now)
 

@@ -52,6 +52,10 @@ class Ranks(ABC):
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of all ranks in the main process: `name` of rank 0, `name.1` of rank 1 and so on."""
 
+    @abstractmethod
+    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise `RankExited` unless all ranks have the same weights."""
+
 
 @final
 class _SingleRank(Ranks):
@@ -74,6 +78,9 @@ class _SingleRank(Ranks):
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(tensors)
+
+    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
+        pass
 
 
 SINGLE_RANK = _SingleRank()

@@ -88,6 +88,7 @@ class Session:
 
     def save(self, seconds: float) -> None:
         """Write a checkpoint and remove what no checkpoint needs any more."""
+        self.ranks.check_equal(self.live)
         self.state.seconds = seconds
         tensors, updater = self.updater.state()
         parts: dict[str, Mapping[str, Tensor]] = {
