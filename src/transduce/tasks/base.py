@@ -139,8 +139,12 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         temporary folder). Raises `DataError` for whatever is wrong with the text.
         """
         texts = self.read_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
+        self.check_texts(texts, settings)
         log.say(f"{texts.train.size:,} {self.unit} to train on, {texts.valid.size:,} to validate on")
         return texts
+
+    def check_texts(self, texts: TextsT, settings: Settings) -> None:
+        """Raise `DataError` for text that the task cannot use."""
 
     def facts(self, asked: Settings, texts: TextsT, machine: Machine) -> Facts:
         """What choices may depend on, before encoding."""

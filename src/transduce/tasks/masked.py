@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transduce.config.settings import Settings
 from transduce.data.batch import MaskedBatch
 from transduce.data.encoding import encode_sentences
 from transduce.data.masking import mask, word_starts
+from transduce.data.preparation import Texts
 from transduce.data.store import SentenceStore
 from transduce.data.text import Piece, read_pieces
 from transduce.decoding.mask_filler import MaskFiller
@@ -105,6 +107,11 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         if context is not None and context < 8:
             raise SettingsError(f"data.context = {context}: must be at least 8")
 
+    def check_texts(self, texts: Texts[Piece], settings: Settings) -> None:
+        if judges_pairs(settings):
+            for found in texts.sets.values():
+                _check_documents(found.name, sum(1 for _ in islice(_documents(found.read()), 2)))
+
     def encode_set(
         self,
         folder: Path,
@@ -119,11 +126,6 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         return encode_sentences(folder, records, vocabulary, longest=longest, fingerprint=mark, name=name)
 
     def check_set(self, store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
-        if judges_pairs(settings) and store.n_documents < 2:
-            raise DataError(
-                f"{name} text has {store.n_documents} document: model.next_sentence = true needs two or more, as half "
-                "of the pairs combine two; set data.documents, which says what ends one, or model.next_sentence = false"
-            )
         if not masked_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
             raise DataError(f"{name} text: it has nothing to predict")
 
@@ -256,6 +258,26 @@ def _score(filler: MaskFiller, feeder: MaskedFeeder) -> MaskedScore:
 def _longest(settings: Settings) -> int:
     """Most tokens of a sentence: a row has three special tokens."""
     return resolved(settings.data.context, "data.context") - 3
+
+
+def _check_documents(name: str, n: int) -> None:
+    if n < 2:
+        raise DataError(
+            f"{name} text has {n} document: model.next_sentence = true needs two or more, as half of the pairs "
+            "combine two; set data.documents, which says what ends one, or model.next_sentence = false"
+        )
+
+
+def _documents(pieces: Iterable[Piece]) -> Iterator[bool]:
+    """Something for each document with text in it."""
+    text = False
+    for piece in pieces:
+        text = text or bool(piece.text.strip())
+        if text and piece.ends:
+            yield True
+            text = False
+    if text:
+        yield True
 
 
 def _masked_samples(store: SentenceStore, vocabulary: Vocabulary) -> list[str]:
