@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated
 
 import torch
@@ -143,6 +143,8 @@ class Session:
         """Restore a checkpoint; one of another model, or a malformed one, is a `RunFolderError`."""
         with expecting(checkpoint.path, RuntimeError):  # PyTorch's, if shapes or types do not match
             state = checkpoint.state
+            if state["training"].keys() != {one.name for one in fields(TrainingState)}:
+                raise ValueError("the state of the training is incomplete")
             self.state = TypeAdapter(TrainingState).validate_python(state["training"])
             if self.state.update != checkpoint.update:
                 raise ValueError(f"it is of update {self.state.update}")

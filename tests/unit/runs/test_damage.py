@@ -224,6 +224,7 @@ def resume(checkpoint: Path) -> None:
     [
         lambda s: s.pop("training"),
         lambda s: s.update(training=[]),
+        lambda s: s.update(training={}),
         lambda s: s["training"].update(rows=3.5),
         lambda s: s["training"].update(rows=[[1, 2]]),
         lambda s: s["training"].update(rows=[["x"] * 8]),
@@ -419,10 +420,6 @@ def test_an_imported_folder_with_malformed_files(
         return
     with pytest.raises(UserError, match=message):
         list(import_run("marian", theirs, tmp_path / "made"))
-    (theirs / "source.spm").unlink()
-    os.mkfifo(theirs / "source.spm")
-    with pytest.raises(UserError):  # without waiting for a writer
-        list(import_run("marian", theirs, tmp_path / "made"))
     assert not (tmp_path / "made").exists()
 
 
@@ -466,3 +463,11 @@ def test_a_translation_memory_in_an_unknown_encoding(tmp_path: Path, encoding: s
     (tmp_path / "a.tmx").write_text(f'<?xml version="1.0" encoding="{encoding}"?><tmx><body/></tmx>')
     with pytest.raises(DataError, match=r"a.tmx, line 1: not valid TMX"):
         list(read_units(tmp_path / "a.tmx"))
+
+
+def test_a_folder_to_import_with_a_pipe_is_refused(tmp_path: Path) -> None:
+    theirs = marians.make_folder(tmp_path / "theirs", marians.make_run(tmp_path / "run"))
+    (theirs / "source.spm").unlink()
+    os.mkfifo(theirs / "source.spm")
+    with pytest.raises(RunFolderError, match=r"source.spm is no (regular )?file"):
+        list(import_run("marian", theirs, tmp_path / "made"))

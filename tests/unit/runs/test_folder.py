@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -416,3 +417,18 @@ def test_a_refused_write_loses_nothing(tmp_path: Path) -> None:
         with no_file_longer_than(100_000):
             fills_the_disk(run)
         checkpoint(run, 20)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+    try:
+        with RunFolder.create(disk / "run", settings(), RECIPE) as run:
+            checkpoint(run, 10)
+            fills_the_disk(run)
+            checkpoint(run, 20)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
