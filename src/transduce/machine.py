@@ -45,7 +45,7 @@ class Machine:
         return f"{self.name} ({self.device}{cores}, {self.memory / 2**30:.0f} GiB free{each})"
 
     def shared(self, n: int, n_here: int) -> Machine:
-        """The machine for `n` processes, `n_here` of them on it: all threads, and a part of the memory.
+        """The machine as `n` processes share it, `n_here` of them on it: all threads, and a part of the memory.
 
         Each process has its own GPU.
         """

@@ -96,10 +96,6 @@ Processes = Annotated[
     ),
 ]
 
-Beam = Annotated[int | None, option(help="Number of beams; 1 is greedy (default: the run's setting).", min=1)]
-LengthPenalty = Annotated[float | None, option(help="Exponent of the length (default: the run's setting).", min=0.0)]
-MaxLength = Annotated[int | None, option(help="Maximum output length in tokens (default: the run's setting).", min=1)]
-BatchTokens = Annotated[int | None, option(help="Source tokens per batch (default: the run's setting).", min=1)]
 Memory = Annotated[
     int | None, option(help="Tokens that a model with a memory remembers (default: the run's setting).", min=0)
 ]

@@ -85,7 +85,10 @@ def translate(request: TranslateRequest, *, decoding: DecodingOptions) -> None:
     translator = load_with_notes(Translator.load, request.run, request.device, request.precision)
     decoding = decoding.model_copy(update={"scores": style != "text"})
     lines = translate_files(translator, request.files or [STDIN], decoding, style, request.prefix)
-    write_lines(request.output, lines) if request.output else print_lines(lines)
+    if request.output:
+        write_lines(request.output, lines)
+    else:
+        print_lines(lines)
 
 
 def _translate_to_folder(request: TranslateRequest, folder: Path, decoding: DecodingOptions, style: Style) -> None:

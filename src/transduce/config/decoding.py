@@ -1,8 +1,8 @@
 """Decoding options. These two classes are the only list of them.
 
-From the fields follow the `[decoding]` settings of a run, the options of `transduce translate` and `generate`, the
-fields of `POST /v1/translate`, the bounds, and what the native library is given. A new option is one line here; then
-comes the search.
+The `[decoding]` settings of a run, the options of `transduce translate`, `generate` and `evaluate`, the fields of
+`POST /v1/translate`, the bounds and what the native library is given are made from their fields. A new option is a
+field here and its implementation in the search.
 """
 
 from __future__ import annotations

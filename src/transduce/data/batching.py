@@ -108,7 +108,7 @@ def offset_of(context: int, *, seed: int, epoch: int) -> int:
 
 
 def row_starts(n_tokens: int, *, context: int, offset: int) -> np.ndarray:
-    """Where the targets of rows begin in `n_tokens` ids, all but the first asked for; the first row has `offset`."""
+    """Where the targets of each row begin in `n_tokens` ids; the first row has `offset` targets."""
     starts = np.arange(1 + offset, n_tokens, context)
     return np.concatenate(([1], starts)) if offset and n_tokens > 1 else starts
 
@@ -119,7 +119,7 @@ def row_end(start: int, n_tokens: int, *, context: int, offset: int) -> int:
 
 
 def plan_rows(n_tokens: int, *, context: int, n_rows: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """The batches of an epoch: arrays of at most `n_rows` row starts, of equal number but for one."""
+    """The batches of an epoch: arrays of at most `n_rows` row starts, all but one of the same size."""
     offset = offset_of(context, seed=seed, epoch=epoch)
     starts = row_starts(n_tokens, context=context, offset=offset)
     if not len(starts):

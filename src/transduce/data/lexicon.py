@@ -41,7 +41,7 @@ class Lexicon:
 
 
 class _Chunk:
-    """Links of some sentence pairs: target tokens one behind another, each with all its possible sources."""
+    """Links of some sentence pairs: the target tokens concatenated, each with all its possible sources."""
 
     def __init__(self, pairs: Sequence[TokenPair], n_src: int, n_tgt: int) -> None:
         empty = n_src  # the empty source token

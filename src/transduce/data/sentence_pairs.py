@@ -23,7 +23,7 @@ _SHORT = 0.1  # pairs that are wanted shorter than the longest, so that lengths 
 class PairPlan:
     """Segment A is sentences a[0] .. a[1] of all, segment B b[0] .. b[1], or none; `label` is FOLLOWS or RANDOM.
 
-    `place` is the number of the pair in its epoch, which names it to what is drawn for it.
+    `place` is the number of the pair in its epoch, with which its random choices are seeded.
     """
 
     a: tuple[int, int]

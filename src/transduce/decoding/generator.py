@@ -56,7 +56,7 @@ class Continuation:
 
     @property
     def new_ids(self) -> tuple[int, ...]:
-        """Those that continue the prompt."""
+        """The ids that continue the prompt."""
         return self.ids[self.n_given :]
 
     def extended(self, new: Hypothesis) -> Continuation:

@@ -1,7 +1,7 @@
 """The engine that runs Transformers in our C++ library (`native/`), several times faster than PyTorch.
 
-`native_engine` gives one, or the reason why there is none: then PyTorch's engine does the work. The library is built by
-`make` where there is a C++ compiler.
+`native_engine` gives one, or the reason why there is none: then PyTorch's engine does the work. The library is compiled
+when the package is installed, if there is a C++ compiler.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def check(library: ctypes.CDLL, code: int) -> None:
 
 
 def packed(rows: Sequence[Ids]) -> tuple[array, array]:
-    """Rows of ids one behind another (int32), and where each begins and the last ends (int64).
+    """Concatenated rows of ids (int32), and where each begins and the last ends (int64).
 
     Arrays of Python: for the few ids of a sentence they take a fraction of the time of NumPy's.
 

@@ -99,7 +99,7 @@ class ScoredModel(ABC):
     unit: ClassVar[str] = ""
     """What `run_again` counts, in the plural; empty: the model has no speed to measure."""
     engine: Literal["native library", "PyTorch"] = "PyTorch"
-    """What computes."""
+    """The engine that runs the model."""
 
     @abstractmethod
     def __init__(self, folder: RunFolder) -> None:

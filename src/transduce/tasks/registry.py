@@ -31,7 +31,7 @@ TASKS: dict[str, AnyTask] = {
     task.name: task for task in (TranslationTask(), CausalTask(), MaskedTask(), ClassificationTask())
 }
 TASK_INFOS: dict[str, TaskInfo] = {**TASKS, Encoding.name: Encoding()}
-"""TASKS, and what imported models can be for that no training here is for."""
+"""TASKS, and tasks that only imported models have."""
 
 
 def find_task(name: str) -> AnyTask:

@@ -135,7 +135,7 @@ class VectorReader(Vocabulary):
 
     @property
     def stored_as(self) -> np.dtype[Any]:
-        """A vector."""
+        """The dtype of one vector."""
         return np.dtype((np.float32, (self.width,)))
 
     def encode(self, text: str) -> Any:
@@ -172,7 +172,7 @@ class VectorReader(Vocabulary):
         return [str(number) for number, _ in enumerate(ids)]
 
     def unknown(self, text: str) -> list[str]:
-        """Nothing."""
+        """Always empty: vectors have no vocabulary."""
         return []
 
     def _listed(self) -> dict[str, Any]:

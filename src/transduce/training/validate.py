@@ -41,7 +41,7 @@ def judging(device: torch.device, precision: str) -> str:
 
 
 class Validator:
-    """Scores the weights that a model has at the moment. Draws no random numbers of the training's."""
+    """Scores the weights that a model has at the moment. It does not advance the random generators of the training."""
 
     def __init__(
         self,
