@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,13 @@ def tokenizers(*, joint: bool = True) -> Tokenizers:
     return Tokenizers(src, src if joint else tgt)
 
 
-def make_run(path: Path, *, joint: bool = True, seed: int = 1, **options: Any) -> Path:
+def make_run(
+    path: Path, *, joint: bool = True, seed: int = 1, decoding: Mapping[str, Any] | None = None, **options: Any
+) -> Path:
     """Create a run folder whose weights are all random and non-zero."""
     vocabularies = tokenizers(joint=joint)
     model = fitting(**{**MODEL, **options}).model_dump(exclude_unset=True)
-    settings = Settings.from_mapping({"name": "toy", "model": model})
+    settings = Settings.from_mapping({"name": "toy", "model": model, "decoding": decoding or {}})
     model = build_model(settings.model, n_src=vocabularies.n_src, n_tgt=vocabularies.n_tgt)
     randomize(model, seed=seed)
     with RunFolder.create(path, settings, "") as folder:

@@ -91,7 +91,7 @@ TRANSDUCE_API int32_t transduce_client_fd(transduce_client* client, int32_t* fd)
 TRANSDUCE_API void transduce_client_close(transduce_client* client);
 TRANSDUCE_API void transduce_client_free(transduce_client* client);
 
-/* A decoding option, by its name in transduce/decoding/options.py. In addition `stream`, 1: tokens are reported as soon as no hypothesis
+/* A decoding option, by its name in transduce/config/decoding.py. In addition `stream`, 1: tokens are reported as soon as no hypothesis
  * that may still be the best differs in them. Options that are not given: greedy search. `sample` needs numbers, and no prefixes. */
 typedef struct {
     const char* name;

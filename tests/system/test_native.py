@@ -85,7 +85,7 @@ def test_weights_of_any_floating_point_type_are_read_without_pytorch(run: Path, 
         folder.save_model({name: tensor.to(kind) for name, tensor in tensors.items()})
         translator = Translator.load(folder.path, device="cpu")
         assert isinstance(translator.engine, NativeEngine)
-        reference = Translator(TorchEngine(translator.model), translator.tokenizers)
+        reference = Translator(TorchEngine(translator.model), translator.tokenizers, settings=translator.settings)
         found = translator.translate(marians.LINES[:6]), reference.translate(marians.LINES[:6])
         assert [one.ids for one in found[0]] == [one.ids for one in found[1]]
 

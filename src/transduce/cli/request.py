@@ -22,8 +22,10 @@ FLAGS = {
     "data.root": "--data",
     "training.start": "--from",
     "tokenizer.extend": "--extend-vocabulary",
+    "sample = true": "--sample",
+    "cut_prompt": "--cut-prompt",
 }
-"""Options for settings, for those who know the settings by their options only."""
+"""Options by the names of settings and parameters in the library's errors."""
 
 
 def with_flags(message: str) -> str:

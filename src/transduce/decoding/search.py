@@ -74,10 +74,10 @@ def beam_search(
     Outside prefixes, no n-gram of `options.no_repeat_ngram` tokens occurs twice in a hypothesis (Paulus et al. 2018,
     2.5): tokens that would repeat one are never chosen, though their probability counts.
     """
-    if patience <= 0 or options.n_best > options.beam:
-        raise ValueError(
-            f"patience {patience} must be above 0 and n_best = {options.n_best} at most beam = {options.beam}"
-        )
+    if options.n_best > options.beam:
+        raise ValueError(f"n_best = {options.n_best}: more than beam = {options.beam}")
+    if patience <= 0:
+        raise ValueError(f"patience {patience}: must be above 0")
     limits = check_limits(max_length, len(src))
     if not len(src):
         return []

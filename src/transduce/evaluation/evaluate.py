@@ -12,7 +12,7 @@ from sacrebleu.metrics.base import Metric
 
 from transduce.config.decoding import DecodingOptions
 from transduce.data.corpus import number_of, read_labelled
-from transduce.data.lines import read_inputs, read_lines, read_parallel
+from transduce.data.lines import read_lines, read_parallel
 from transduce.decoding.classifier import TextClassifier
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError, UserError
@@ -92,8 +92,10 @@ def evaluate_translations(run: Path, options: TranslationEvaluation, *, device: 
     metrics(tokenize, lowercase)  # refuses an unknown tokenizer before anything is translated
     sources, references = read_parallel(options.src, options.ref, load_tokenizers(folder).src)
     systems = [options.hyp or run, *([options.against] if options.against else [])]
-    for file in (system for system in systems if not system.is_dir()):
-        check_lengths(list(read_lines(file)), references, f"lines of {file}")
+    given = {file: list(read_lines(file)) for file in systems if not file.is_dir()}
+    for file, lines in given.items():
+        check_lengths(lines, references, f"lines of {file}")
+    decoding = _decoding_of(options, [system for system in systems if system not in given])
     precisions: Precisions = {}
     if options.measure_precisions:
         if not any(map(str.strip, sources)):
@@ -102,17 +104,17 @@ def evaluate_translations(run: Path, options: TranslationEvaluation, *, device: 
         if isinstance(measured, str):
             raise UserError(f"precisions are measured with the native library: {measured}")
         precisions = measured
-    decoding = _decoding_of(options, [system for system in systems if system.is_dir()])
     used: list[str] = []
 
     def output_of(system: Path) -> list[str]:
-        if not system.is_dir():
-            return list(read_lines(system))
+        if system in given:
+            return given[system]
+        if RunFolder.open(system).settings.model.reads_vectors != folder.settings.model.reads_vectors:
+            raise DataError(f"one of {run} and {system} reads text and the other vectors; compare runs with one source")
         precision: Any = options.precision or "float32"  # `load` checks it
         translator = Translator.load(system, device=device, precision=precision)
         used.append(translator.choice.precision)
-        inputs = read_inputs(options.src, translator.tokenizers.src)
-        return [found.text for found in translator.translate(list(inputs), decoding)]
+        return [found.text for found in translator.translate(sources, decoding)]
 
     ours, *others = map(output_of, systems)
     scores = evaluate(ours, references, tokenize=tokenize, lowercase=lowercase)

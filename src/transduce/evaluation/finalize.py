@@ -43,7 +43,7 @@ def finalize_translation(
             log.say(f"  {line}")
     if not sets:
         log.say("nothing was scored: no test text, and training.valid_bleu_sentences = 0")
-        log.say(f"to score the run later: transduce evaluate {folder.path}")
+        log.say(f"to score the run later, evaluate {folder.path} on a source and a reference text")
     else:
         held_out = [src for found in sets.values() for src, _ in found]
         save_attention(folder, [attention_of(translator, src) for src in _choose_for_attention(held_out, translator)])

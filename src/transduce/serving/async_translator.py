@@ -59,6 +59,7 @@ class AsyncTranslator:
             ExpiredError: `seconds` have passed.
             OverloadedError: Too much is waiting.
         """
+        options = options.over(self.translator.settings)
         encoded = await offload(len(texts), self._encode, texts, options, prefixes)
         sources = [one for one in encoded if isinstance(one, DecodingInput)]
         with self._admission.tokens(self._cost(sources, options), refuse=refuse):
@@ -75,8 +76,9 @@ class AsyncTranslator:
 
     async def warm_up(self) -> None:
         """Translate something: the first time takes longer. Never refused."""
-        sources = [one for one in self.translator.encode(["1 2 3"], _DEFAULT) if isinstance(one, DecodingInput)]
-        await self.queue.decode(sources, _DEFAULT)
+        options = _DEFAULT.over(self.translator.settings)
+        sources = [one for one in self.translator.encode(["1 2 3"], options) if isinstance(one, DecodingInput)]
+        await self.queue.decode(sources, options)
 
     async def align(self, srcs: Sequence[str], tgts: Sequence[str], *, end: float = math.inf) -> list[list[Link]]:
         """Align sentences, one after another: see `Translator.align`. Empty ones have no links.
@@ -141,6 +143,7 @@ class AsyncTranslator:
 
         With beams, the beginning is what all live hypotheses share. `refuse`: see `Admission.tokens`.
         """
+        options = options.over(self.translator.settings)
         (source,) = self._encode([text], options, [prefix])
         known: list[int] = []
 

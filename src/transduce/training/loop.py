@@ -75,8 +75,9 @@ class Trainer:
                 with self.log.progress("training") as bar:
                     self._run_until_finished(bar)
             self._finish()
-            if self.stop:  # what follows training can wait for the same command
-                raise self._interrupted(self.stop.number)
+            self.asked, _ = self.ranks.agree(self.stop.number, self.now)
+            if self.asked:  # what follows training can wait for the same command
+                raise self._interrupted(self.asked)
             return self.session.state
 
     def _run_until_finished(self, bar: Bar) -> None:

@@ -96,7 +96,7 @@ def test_links_do_not_depend_on_the_batch_or_the_engine(translator: Translator, 
         for a, b, c, d in links:
             assert 0 <= a < b <= len(src) and 0 <= c < d <= len(tgt)
             assert src[a:b] == src[a:b].strip() and tgt[c:d] == tgt[c:d].strip()
-    reference = Translator(TorchEngine(translator.model), translator.tokenizers)
+    reference = Translator(TorchEngine(translator.model), translator.tokenizers, settings=translator.settings)
     theirs = reference.align(srcs, tgts)
     n_same = sum(len(set(one) & set(two)) for one, two in zip(found, theirs, strict=True))
     assert n_same >= 0.95 * sum(map(len, found))

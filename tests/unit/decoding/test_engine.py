@@ -80,7 +80,7 @@ def test_equal_lines_get_the_same_translation_but_different_samples(tmp_path: Pa
 def test_concurrent_calls_agree_and_keep_the_number_of_threads(translator: Translator, texts: list[str]) -> None:
     """Threads started later have as many PyTorch threads as before."""
     engine = TorchEngine(translator.model)
-    fresh = Translator(engine, translator.tokenizers)
+    fresh = Translator(engine, translator.tokenizers, settings=translator.settings)
     options = DecodingOptions(beam=2, batch_tokens=60, max_length=6)
     with pytorch_threads(2):
         expected = fresh.translate(texts[:12], options)
@@ -101,7 +101,7 @@ def test_translate_never_sets_the_number_of_threads(
 ) -> None:
     options = DecodingOptions(beam=2, batch_tokens=60, max_length=5)
     with pytorch_threads(2):
-        fresh = Translator(TorchEngine(translator.model), translator.tokenizers)
+        fresh = Translator(TorchEngine(translator.model), translator.tokenizers, settings=translator.settings)
         fresh.translate(texts[:20], options)
         monkeypatch.setattr(torch, "set_num_threads", None)
         fresh.translate(texts[:20], options)

@@ -43,6 +43,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return marians.make_run(tmp_path_factory.mktemp("runs") / "x")
 
 
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with decoding settings other than the defaults."""
+    return marians.make_run(tmp_path_factory.mktemp("runs") / "brief", decoding={"beam": 1, "max_length": 3})
+
+
 @pytest.fixture(params=["native", "torch"])
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "native" and isinstance(load_library(), str):
@@ -80,6 +86,21 @@ def test_concurrent_callers_get_their_own_translations(run: Path, engine: str) -
         assert service.workload() == {"requests": 0, "tokens": 0}
 
     serve(work, f"en-de={run}")
+
+
+def test_options_that_are_not_given_are_those_of_the_run(brief: Path, engine: str) -> None:
+    translator = Translator.load(brief)
+    for options, most in ((DecodingOptions(), 3), (DecodingOptions(n_best=8), 3), (DecodingOptions(max_length=5), 5)):
+        expected = translator.translate(LINES[:3], options)
+        assert max(len(candidate.ids) for one in expected for candidate in one.candidates) == most
+
+        async def work(service: Service, options: DecodingOptions = options, expected: object = expected) -> None:
+            found = await service.translate(LINES[:3], service.route(), options)
+            assert list(found.sentences) == expected
+            *_, last = [part async for part in service.stream(LINES[0], service.route(), options)]
+            assert last == found.sentences[0]
+
+        serve(work, f"en-de={brief}")
 
 
 def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
