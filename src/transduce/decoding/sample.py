@@ -20,10 +20,12 @@ from transduce.decoding.search import Stepper, check_limits
 from transduce.nn.masks import SourceInput
 from transduce.text.tokenizer import BOS, EOS, PAD
 
+_COLD = 1e-30  # a temperature below it is 0: the division would overflow
+
 
 def filter_logits(logits: Float[Tensor, "*B V"], options: DecodingOptions) -> Float[Tensor, "*B V"]:
     """The logits to draw from; excluded tokens become -inf."""
-    if options.temperature == 0:
+    if options.temperature < _COLD:
         return _keep_top_k(logits, 1)
     sharpened = logits if options.temperature == 1 else logits / options.temperature
     return _keep_top_p(_keep_top_k(sharpened, options.top_k), options.top_p)

@@ -61,6 +61,7 @@ def test_a_sample_depends_on_its_seed_and_sentence_only() -> None:
         DecodingOptions(sample=True, top_k=1),
         DecodingOptions(sample=True, top_p=0.0),
         DecodingOptions(sample=True, temperature=1e-4),
+        DecodingOptions(sample=True, temperature=1e-40),
     ],
     ids=str,
 )

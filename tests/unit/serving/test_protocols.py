@@ -124,3 +124,23 @@ def test_the_first_wrong_item_of_a_list_ends_the_validation(model: type[BaseMode
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(json.dumps({field: [item] * 1000}))
     assert caught.value.error_count() <= 5
+
+
+def test_other_fields_of_a_translation_are_decoding_options() -> None:
+    def options(fields: dict[str, Any]) -> Any:
+        return call(body=json.dumps({"text": "a", **fields}).encode()).parse(native.TranslateRequest).options()
+
+    given = {"beam": 3, "n_best": 2, "no_repeat_ngram": 2}
+    found = options({**given, "length_penalty": None})
+    assert found.model_dump(exclude_unset=True) == given
+    assert options({"sample": True, "top_k": 5, "seed": 7}).top_k == 5
+    for fields, message in (
+        ({"splt": True}, "splt: no such field; did you mean 'split'"),
+        ({"zz": None}, "zz: no such field"),
+        ({"batch_tokens": 5}, "batch_tokens: no such field"),
+        ({f"x{i}": 1 for i in range(100_000)}, "x0: no such field"),
+        ({"beam": 0}, "beam = 0"),
+        ({"temperature": 0.5}, "temperature: no effect on a search"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            options(fields)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.results import Translation
-from transduce.errors import SettingsError
+from transduce.errors import SettingsError, nearest
 from transduce.serving.concurrency import offload
 from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, stream_response
 from transduce.serving.routes import Route
@@ -69,8 +69,10 @@ class TranslateRequest(BaseModel):
 
     def options(self) -> DecodingOptions:
         """The other fields: how to decode."""
-        if "batch_tokens" in (given := self.model_extra or {}):
-            raise SettingsError("batch_tokens: the service decides what it decodes together; leave it out")
+        given, known = self.model_extra or {}, DecodingOptions.model_fields.keys() - {"batch_tokens"}
+        unknown = next((name for name in given if name not in known), None)  # pydantic would make an error of each
+        if unknown is not None:
+            raise SettingsError(f"{unknown}: no such field{nearest(unknown, [*known, *type(self).model_fields])}")
         return DecodingOptions(**given)
 
 
