@@ -151,7 +151,7 @@ def test_what_needs_text_refuses_vectors(data: Path, run: Path, tmp_path: Path) 
         ],
         "text file belongs here": ["translate", text_run, data / "test.safetensors"],
         "this model reads text": ["score", text_run, "--src", data / "test.safetensors", "--tgt", data / "test.txt"],
-        "is a file of vectors": [
+        "reads text and the other vectors": [
             *("evaluate", run, "--src", data / "test.safetensors", "--ref", data / "test.txt"),
             *("--against", text_run),
         ],

@@ -25,6 +25,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def any_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulated processors have other instruction sets than the one that the tests may run under."""
+    monkeypatch.delenv("TRANSDUCE_NATIVE_ISA", raising=False)
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked sdist, with the objects that are compiled already."""
