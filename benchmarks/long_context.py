@@ -5,7 +5,7 @@
 
 A small language model (2 layers, d_model 128, 4 heads) is trained on updates of `--tokens` random tokens, as rows of
 the given length, so that an update costs the same at every length if the cost per token does. Each model and length has
-a process of its own, which makes a first update, and then measures the CPU time of others; the lowest counts. Memory is
+its own process, which makes a first update, and then measures the CPU time of others; the lowest counts. Memory is
 the peak of resident memory above that before the first update. A model stops where its next length would take more
 than `--limit` seconds, by the growth so far. OUT.md has the table, OUT.svg the plot.
 """

@@ -175,7 +175,7 @@ def timed(job: Job) -> float:
 
 
 class Peer:
-    """CTranslate2 with one instruction set, in a process of its own."""
+    """CTranslate2 with one instruction set, in its own process."""
 
     def __init__(self, isa: str, arguments: list[str]) -> None:
         environment = os.environ | ({"CT2_FORCE_CPU_ISA": isa} if isa else {})

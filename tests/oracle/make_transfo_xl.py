@@ -1,6 +1,6 @@
 """Write transfo_xl.json: outputs of Hugging Face's `TransfoXLModel`, which transformers has had until 4.35.
 
-Run it in an environment of its own, from tests/: `pip install "transformers==4.35.2" torch`, then
+Run it in its own environment, from tests/: `pip install "transformers==4.35.2" torch`, then
 `python -m oracle.make_transfo_xl`. The weights are a function of their names and shapes (`weight`), so that the file
 contains only token ids and outputs.
 """

@@ -187,7 +187,7 @@ def test_options_of_other_tasks_are_refused(classifier: Path, folder: Path) -> N
     labels = ["evaluate", classifier, "--labels", folder / "valid.tsv"]
     for option in ("--stride", "--beam", "--batch-tokens"):
         assert_refused(transduce(*labels, option, 4), f"{option}: no effect for a run of task 'classification'")
-    assert_refused(transduce(*labels, "--cased", "--hyp", "x"), "--hyp, --lowercase: no effect")
+    assert_refused(transduce(*labels, "--cased", "--hyp", "x"), "--hyp, --lowercase/--cased: no effect")
 
 
 def test_fill_prints_candidates(masked: Path) -> None:

@@ -31,9 +31,9 @@ def _with_options_of_all_tasks(command: Callable[..., None]) -> Callable[..., No
     run, *others, _ = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [run]
     for name, hint in hints.items():
-        kind, text = get_args(hint)
+        kind, text, *least = get_args(hint)
         metavar = "FILE" if Path in (kind, *get_args(kind)) else None
-        option = opt.option(*_NAMES.get(name, ()), help=text, metavar=metavar)
+        option = opt.option(*_NAMES.get(name, ()), help=text, metavar=metavar, min=least[0] if least else None)
         annotation: Any = Annotated[kind | None, option]
         parameters.append(inspect.Parameter(name, run.kind, default=None, annotation=annotation))
     command.__signature__ = inspect.Signature([*parameters, *others])  # type: ignore[attr-defined]
@@ -89,4 +89,4 @@ def _options_of(task: str, given: Mapping[str, Any], decoding: DecodingOptions) 
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return _NAMES.get(name, (opt.flag_of(name),))[0]

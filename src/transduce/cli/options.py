@@ -19,6 +19,11 @@ def argument(metavar: str, help: str) -> Any:
     return Argument(metavar=metavar, help=help, show_default=False)
 
 
+def flag_of(name: str) -> str:
+    """The option for a parameter."""
+    return f"--{name.replace('_', '-')}"
+
+
 def option(*names: str, help: str, metavar: str | None = None, min: Any = None) -> Any:
     """An option without a default, or with one that its help text explains."""
     return Option(*names, help=help, metavar=metavar, min=min, show_default=False)
@@ -58,7 +63,7 @@ def expand_decoding(
         field = fields[name]
         default = "the run's setting" if name in DecodingSettings.model_fields else field.default
         help = str(field.description).removesuffix(".") + ("" if field.annotation is bool else f" (default: {default})")
-        flag = option(flags.get(name, f"--{name.replace('_', '-')}"), help=f"{help}.")
+        flag = option(flags.get(name, flag_of(name)), help=f"{help}.")
         kind = Annotated[field.annotation | None, flag]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 

@@ -78,10 +78,8 @@ class DecodingOptions(DecodingSettings):
         `model_fields_set` still has those given here only.
         """
         given = self.model_fields_set
-        values = dict(self) | {name: value for name, value in settings if name not in given and name in _SETTINGS}
+        others = [name for name in DecodingSettings.model_fields if name not in given]
+        values = dict(self) | {name: getattr(settings, name) for name in others}
         if self.sample or "beam" not in given:
             values["beam"] = self.n_best if self.sample else max(values["beam"], self.n_best)
         return DecodingOptions.model_construct(_fields_set=given, **values)
-
-
-_SETTINGS = DecodingSettings.model_fields.keys()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from transduce.convert.bert import export_bert
 from transduce.convert.ctranslate2 import QUANTIZATIONS, export_ctranslate2
-from transduce.convert.folder import Outgoing, known_or_nearest, prepare_place
+from transduce.convert.folder import Outgoing, prepare_place
 from transduce.convert.gpt2 import export_gpt2
 from transduce.convert.marian_folder import export_marian
 from transduce.convert.onnx_export import export_onnx
 from transduce.decoding.loading import load_model
-from transduce.errors import SettingsError, UserError
+from transduce.errors import SettingsError, UserError, check_known
 from transduce.models.registry import ARCHITECTURES, count_parameters
 from transduce.runs.atomic import write_aside
 from transduce.runs.folder import RunFolder
@@ -43,7 +43,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     `to`: huggingface, ctranslate2 or onnx. After an error there is no `out`. Raises `UserError`, or `TransduceError` if
     the exported model differs from the run.
     """
-    known_or_nearest(to, EXPORTS, "to")
+    check_known("to", to, EXPORTS)
     prepare_place(out)
     target = EXPORTS[to]
     if quantization not in (None, *target.quantizations):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.config.settings import Settings
-from transduce.errors import RunFolderError, SettingsError, UserError, nearest
+from transduce.errors import RunFolderError, UserError
 from transduce.runs import atomic
 from transduce.runs.tensors import load_tensors
 from transduce.text.tokenizer import Tokenizers
@@ -41,12 +41,6 @@ class Outgoing:
     tensors: Mapping[str, Tensor]
     model: Any  # of any architecture
     quantization: str | None = None
-
-
-def known_or_nearest(name: str, known: Collection[str], option: str) -> None:
-    """`SettingsError` for a name that is not known, with the nearest one that is."""
-    if name not in known:
-        raise SettingsError(f"{option} = {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
 
 def prepare_place(path: Path) -> None:

@@ -14,11 +14,10 @@ from transduce.convert.folder import (
     PICKLED,
     SAFE,
     Imported,
-    known_or_nearest,
     prepare_place,
 )
 from transduce.convert.marian_folder import import_marian
-from transduce.errors import RunFolderError, SettingsError
+from transduce.errors import RunFolderError, SettingsError, check_known
 from transduce.evaluation.card import plain
 from transduce.models.registry import build_model, count_parameters
 from transduce.runs.atomic import expecting, write_aside
@@ -68,7 +67,7 @@ def import_run(
     downloaded (`revision`: a branch, tag or commit; `quiet`: without progress bars). After an error no run is left.
     Raises `UserError`.
     """
-    known_or_nearest(kind, IMPORTERS, "kind")
+    check_known("kind", kind, IMPORTERS)
     name, this = hub_name(str(source)), IMPORTERS[kind]
     if name is None:
         _check_folder(Path(source), revision)

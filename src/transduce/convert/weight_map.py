@@ -17,7 +17,7 @@ from transduce.errors import UserError
 Shape = tuple[int, ...]
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Supported types of weights. Eight-bit formats come with scales of their own, which are not read."""
+"""Supported types of weights. Eight-bit formats come with their own scales, which are not read."""
 
 
 NEVER = -1e4

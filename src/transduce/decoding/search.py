@@ -109,9 +109,8 @@ class _BeamState:
     """The live and the finished hypotheses of a batch: k places for live, n for finished ones, a sentence."""
 
     def __init__(self, limits: Int[Tensor, " B"], options: DecodingOptions, *, patience: float) -> None:
-        self.beam, self.n_best, self.alpha = options.beam, options.n_best, options.length_penalty
-        self.quota, self.no_repeat_ngram = options.beam * patience, options.no_repeat_ngram
-        beam, n_best = self.beam, self.n_best
+        self.beam, self.n_best = beam, n_best = options.beam, options.n_best
+        self.alpha, self.no_repeat_ngram, self.quota = options.length_penalty, options.no_repeat_ngram, beam * patience
         self.n_sentences, self.capacity = len(limits), int(limits.max())
         self.results: list[list[Hypothesis]] = [[] for _ in range(self.n_sentences)]
         self.length = 0  # tokens of every live hypothesis

@@ -6,7 +6,7 @@
     FOLDER/reranked/train-1.txt       with reranking: the one most similar to the reference
     FOLDER/distillation.json          what all this was made from; written when sources and references are complete
 
-`sources` and `references` also have held-out sets that are not files of their own.
+`sources` and `references` also have held-out sets that have no separate files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The options of `transduce evaluate`: a class for each task, whose fields are the options, with their help texts.
+"""The options of `transduce evaluate`: a class for each task, whose fields are the options, with their help
+texts and, of some numbers, the least value.
 
 The command line is built from these classes, so this module does not import PyTorch.
 """
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 
 from transduce.config.decoding import DecodingOptions
 
-BatchTokens = Annotated[int | None, "Tokens per batch (default: the run's setting)."]
+BatchTokens = Annotated[int | None, "Tokens per batch (default: the run's setting).", 1]
 PlainText = Annotated[Path, "Plain text, for a language model or a masked language model."]
 
 
@@ -41,8 +42,10 @@ class TextEvaluation:
     """What a language model is evaluated on."""
 
     text: PlainText
-    stride: Annotated[int | None, "New tokens per row; fewer give more context (default: rows do not overlap)."] = None
-    memory: Annotated[int | None, "Tokens that a model with a memory remembers (default: the run's setting)."] = None
+    stride: Annotated[int | None, "New tokens per row; fewer give more context (default: rows do not overlap).", 1] = (
+        None
+    )
+    memory: Annotated[int | None, "Tokens that a model with a memory remembers (default: the run's setting).", 0] = None
     batch_tokens: BatchTokens = None
 
 

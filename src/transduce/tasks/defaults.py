@@ -1,6 +1,6 @@
 """Defaults for unset settings: what they depend on, the rules that tasks share, and how rules are applied.
 
-Each task has a table of sizes, by the amount of its text, and rules of its own. A setting that was given never changes.
+Each task has a table of sizes, by the amount of its text, and its own rules. A setting that was given never changes.
 The numbers are the best ones measured under benchmarks/.
 """
 

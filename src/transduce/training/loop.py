@@ -75,7 +75,7 @@ class Trainer:
                 with self.log.progress("training") as bar:
                     self._run_until_finished(bar)
             self._finish()
-            self.asked, _ = self.ranks.agree(self.stop.number, self.now)
+            self._agree()
             if self.asked:  # what follows training can wait for the same command
                 raise self._interrupted(self.asked)
             return self.session.state
