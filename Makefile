@@ -39,7 +39,7 @@ test: $(READY) native ## run the test suite
 
 # Tests whose results depend on rounding, with the CPU's own instructions (native) and with those of lesser CPUs.
 # Two threads need pytest without xdist, whose workers have one thread each.
-ARITHMETIC ?= tests/oracle tests/unit/nn tests/unit/models tests/unit/training tests/unit/decoding \
+ARITHMETIC ?= tests/oracle tests/unit/nn tests/unit/models tests/unit/training tests/unit/decoding tests/unit/bulk \
   $(addprefix tests/system/test_,$(addsuffix .py,learn memory vectors encoder causal resume ranks trust native shortlist))
 has      = $(if $(shell grep -wm1 $(1) /proc/cpuinfo 2>/dev/null),$(2))
 CPUS    ?= $(call has,avx512f,avx2) $(call has,avx512_vnni,avx512) $(call has,amx_tile,avx512_bf16) native

@@ -24,7 +24,7 @@ GOALS = {
     "models": 1100,
     "training distributed": 2500,
     "tasks": 1700,
-    "decoding": 3700,
+    "decoding bulk": 3700,
     "inspection": 1500,
     "evaluation": 1600,
     "doctor": 1300,

@@ -90,7 +90,7 @@ def child(arguments: list[str], errors: str) -> None:
 
 def bulk_child(arguments: list[str], errors: str, chunk_lines: int) -> None:
     """`child`, with bulk translations in chunks of so many lines."""
-    from transduce.decoding import bulk
+    from transduce.bulk import translate as bulk
 
     bulk.CHUNK_LINES = chunk_lines
     child(arguments, errors)

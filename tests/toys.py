@@ -31,7 +31,7 @@ from transduce.models.registry import build_model
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.training import loop
-from transduce.training.feed import Feed, PairFeeder, Position
+from transduce.training.feed import DataPosition, Feed, PairFeeder
 from transduce.training.loop import Trainer
 from transduce.training.ranks import SINGLE_RANK, Ranks
 from transduce.training.session import TrainingState
@@ -147,7 +147,7 @@ def poison(number: int, asked: Settings) -> None:
     """From now on, the loss of the `number`-th batch of a toy run is NaN, whenever it is used."""
     feeder, process = PairFeeder(pairs(320, seed=1), asked.training, device=CPU), this_process()
     feeder.rank, feeder.n_ranks = process.rank, process.size
-    (bad,) = islice(feeder.feeds(Position()), number - 1, number)
+    (bad,) = islice(feeder.feeds(DataPosition()), number - 1, number)
     assert bad.batches, "another process has all of it"
     original = Updater.update
     show_indices(pytest.MonkeyPatch())
@@ -183,7 +183,7 @@ def note_samples(path: Path) -> None:
     """From now on, write the sentence indices of each update to a file, as lines of EPOCH INDEX NUMBER ..."""
     original = PairFeeder._feed
 
-    def noted(self: PairFeeder, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
+    def noted(self: PairFeeder, indices: np.ndarray, position: DataPosition, *, n_batches: int) -> Feed:
         feed = original(self, indices, position, n_batches=n_batches)
         if n_batches > 1:  # not those of validation
             with path.open("a") as file:

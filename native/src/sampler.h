@@ -1,4 +1,4 @@
-// Draws a token from a row of logits. The rules are those of transduce/decoding/sample.py.
+// Draws a token from a row of logits. The rules are those of transduce/decoding/sampling.py.
 #pragma once
 
 #include <cstdint>

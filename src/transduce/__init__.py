@@ -12,7 +12,7 @@ _LAZY = {
     "DistillationOptions": "transduce.distillation.text",
     "Generator": "transduce.decoding.generator",
     "MaskFiller": "transduce.decoding.mask_filler",
-    "RayCluster": "transduce.decoding.bulk_ray",
+    "RayCluster": "transduce.bulk.ray_cluster",
     "Settings": "transduce.config.settings",
     "TextClassifier": "transduce.decoding.classifier",
     "Translator": "transduce.decoding.translator",
@@ -20,7 +20,7 @@ _LAZY = {
     "diagnose": "transduce.doctor.diagnose",
     "distill": "transduce.distillation.distill",
     "train": "transduce.pipeline",
-    "translate_to_folder": "transduce.decoding.bulk",
+    "translate_to_folder": "transduce.bulk.translate",
 }
 __all__ = ["__version__", *_LAZY]
 

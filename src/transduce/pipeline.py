@@ -11,7 +11,7 @@ import torch
 
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
-from transduce.data.sample import Sample
+from transduce.data.check_sample import Sample
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.checks import warn_of_data
 from transduce.doctor.resources import warn_of_resources

@@ -53,8 +53,8 @@ def stopped_after_one_update() -> Iterator[None]:
 @contextlib.contextmanager
 def stopped_after_two_chunks() -> Iterator[None]:
     """Stop a bulk translation, of a line per chunk, with SIGTERM."""
-    from transduce.decoding import bulk
-    from transduce.decoding.bulk_journal import Shard
+    from transduce.bulk import translate as bulk
+    from transduce.bulk.journal import Shard
 
     append, left = Shard.append, [2]
 

@@ -22,7 +22,7 @@ import pytest
 import kills
 import marians
 from system.commands import transduce
-from transduce.decoding import bulk
+from transduce.bulk import translate as bulk
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 N_KILLS, CHUNK_LINES = 12, 32
@@ -125,7 +125,7 @@ def process(
     options = ["--ray", request.getfixturevalue("cluster").address] if request.param == "ray" else []
     code = f"""
 from transduce.__main__ import main
-from transduce.decoding import bulk
+from transduce.bulk import translate as bulk
 bulk.CHUNK_LINES = {CHUNK_LINES}
 main()"""
     process = subprocess.Popen(

@@ -21,10 +21,10 @@ from transduce.data.store import TextStore
 from transduce.models.registry import build_model
 from transduce.models.transformer_xl import TransformerXL
 from transduce.runs.folder import RunFolder
-from transduce.training.feed import Position
+from transduce.training.feed import DataPosition
 from transduce.training.loss import predict_tokens_with_carry
-from transduce.training.rows import StreamFeeder
 from transduce.training.step import Updater
+from transduce.training.text_feed import StreamFeeder
 
 VERSE = f"{POEM[:60]}\n" * 8
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def accuracy(*, reverse: bool, memory: int, updates: int) -> float:
     updater = Updater(model, asked.training, device=CPU, precision="float32", criterion=predict_tokens_with_carry)
     text = strings(4000, seed=1, reverse=reverse)
     data, carry = StreamFeeder(text, asked.training, device=CPU, context=SEGMENT, objective=causal), ()
-    for i, feed in zip(range(updates), data.feeds(Position()), strict=False):
+    for i, feed in zip(range(updates), data.feeds(DataPosition()), strict=False):
         before = () if feed.starts_epoch else carry
         carry = updater.update(feed.batches, min(1.0, 2 - 2 * i / updates), feed.n_targets, before).carry
     ids = torch.from_numpy(strings(50, seed=2, reverse=reverse).ids.astype(np.int64))[None]

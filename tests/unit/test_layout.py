@@ -17,7 +17,7 @@ FILES = sorted(SRC.rglob("*.py"))
 ORDER = (
     *("errors", "process", "config", "runs", "metrics_log", "logging"),
     *("text", "nn", "models", "data", "demo"),
-    *("machine", "decoding", "inspection", "training", "distributed", "evaluation"),
+    *("machine", "decoding", "bulk", "inspection", "training", "distributed", "evaluation"),
     *(
         "tasks",
         "doctor",

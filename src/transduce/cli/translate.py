@@ -92,8 +92,8 @@ def translate(request: TranslateRequest, *, decoding: DecodingOptions) -> None:
 
 
 def _translate_to_folder(request: TranslateRequest, folder: Path, decoding: DecodingOptions, style: Style) -> None:
-    from transduce.decoding.bulk import translate_to_folder
-    from transduce.decoding.bulk_ray import RayCluster
+    from transduce.bulk.ray_cluster import RayCluster
+    from transduce.bulk.translate import translate_to_folder
     from transduce.errors import SettingsError
 
     if request.output is not None:

@@ -33,7 +33,7 @@ from transduce.models.registry import parameters_of
 from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared
-from transduce.training.feed import Position
+from transduce.training.feed import DataPosition
 
 TOLERANCE = 0.1  # of the number asked for
 WIDEST = 1 << 16
@@ -134,7 +134,7 @@ def _measure(recipes: Mapping[str, Settings], shared: Shared, log: Log) -> dict[
 def _seconds_per_update(folder: RunFolder, prepared: Prepared[Any]) -> float:
     gc.collect()  # the previous model
     rehearsal, settings = Rehearsal(folder, prepared=prepared), folder.settings
-    feeds = rehearsal.feeder(settings).feeds(Position())
+    feeds = rehearsal.feeder(settings).feeds(DataPosition())
     took = [rehearsal.update(next(feeds)) for _ in range(WARM_UPDATES + TIMED_UPDATES)][WARM_UPDATES:]
     # an untrained model may never predict the end of a sentence
     short = settings.with_values("decoding", max_length=min(LONGEST, settings.decoding.max_length))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transduce.evaluation.outputs import Outputs, ScoredModel
-from transduce.evaluation.records import read_record
+from transduce.evaluation.result_files import read_record
+from transduce.evaluation.scored_models import Outputs, ScoredModel
 from transduce.evaluation.speed import measure_in_turns
 from transduce.logging import Log
 from transduce.runs.atomic import expecting

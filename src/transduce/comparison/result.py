@@ -12,8 +12,8 @@ import numpy as np
 
 from transduce.comparison.measures import RunMeasures, Speeds
 from transduce.evaluation.bootstrap import Difference, paired_bootstrap
-from transduce.evaluation.outputs import MEASURES
 from transduce.evaluation.report import compact
+from transduce.evaluation.scored_models import MEASURES
 
 BINS = 6  # of source length at most, with about the same number of examples where lengths allow
 FEWEST = 40  # examples for which bins make sense

@@ -30,7 +30,7 @@ from transduce.errors import SettingsError
 
 Average = Literal["none", "last", "ema"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-Precision = Literal["auto", "float32", "bfloat16"]
+TrainingPrecision = Literal["auto", "float32", "bfloat16"]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 
 
@@ -116,7 +116,7 @@ class TrainingSettings(Section):
         description="Time limit in minutes. Once the speed is measured it becomes a number of updates, which the "
         "schedule and the end follow; the clock is a safety net.",
     )
-    precision: Precision = Field(
+    precision: TrainingPrecision = Field(
         "auto", description="Precision of matrix products; auto: bfloat16 where hardware has it."
     )
     device: str = Field("auto", description="auto, cpu or cuda.")

@@ -16,7 +16,7 @@ from torch import Tensor
 from transduce.config.architectures import BertClassifierSettings, BertEncoderSettings, BertSettings, EncoderSettings
 from transduce.convert import hub_folder, parity
 from transduce.convert.folder import Imported, Outgoing, check_model_type, read_object, read_weights
-from transduce.convert.requirements import (
+from transduce.convert.format_limits import (
     EXPRESSIBLE_IN_TRANSFORMERS,
     ConfigFormat,
     Expressible,

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from transduce.config.architectures import TransformerSettings
 from transduce.convert.folder import Outgoing
+from transduce.convert.format_limits import Expressible, check_expressible, position_table
 from transduce.convert.parity import MAX_TOKENS, compare, examples, logits_of, settle
-from transduce.convert.requirements import Expressible, check_expressible, position_table
 from transduce.convert.weight_map import NEVER
 from transduce.errors import UserError
 from transduce.text.special import BOS, PAD

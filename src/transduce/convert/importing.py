@@ -27,7 +27,7 @@ from transduce.tasks.registry import TASK_INFOS
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Importer:
     """A kind of model that can be imported.
 
     `architectures`: those supported, by model_type. `files`: all that may be read besides config.json and the weights.
@@ -41,7 +41,7 @@ class Source:
 _NAMES = ("tokenizer_config.json", "special_tokens_map.json")
 _VOCABULARY = (hub_folder.TOKENIZER, hub_folder.ADDED)
 IMPORTERS = {
-    "marian": Source(
+    "marian": Importer(
         import_marian,
         marian.ARCHITECTURES,
         files=(
@@ -49,8 +49,8 @@ IMPORTERS = {
             *("source.spm", "target.spm"),
         ),
     ),
-    "bert": Source(bert.import_bert, bert.ARCHITECTURES, files=(*_NAMES, *_VOCABULARY, hub_folder.WORDS)),
-    "gpt2": Source(
+    "bert": Importer(bert.import_bert, bert.ARCHITECTURES, files=(*_NAMES, *_VOCABULARY, hub_folder.WORDS)),
+    "gpt2": Importer(
         gpt2.import_gpt2,
         gpt2.ARCHITECTURES,
         files=(*_NAMES, *_VOCABULARY, hub_folder.PIECES, hub_folder.MERGES),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from transduce.config.architectures import TransformerSettings
 from transduce.config.model import NORM_EPSILONS
-from transduce.convert.requirements import (
+from transduce.convert.format_limits import (
     EXPRESSIBLE_IN_TRANSFORMERS,
     MAX_LAYERS,
     ConfigFormat,

@@ -15,7 +15,7 @@ from transduce.config.decoding import DecodingSettings
 from transduce.config.settings import DataSettings, Settings, TokenizerSettings
 from transduce.convert import marian, parity
 from transduce.convert.folder import Imported, Outgoing, check_model_type, read_bytes, read_object, read_weights
-from transduce.convert.requirements import check_expressible
+from transduce.convert.format_limits import check_expressible
 from transduce.convert.weight_map import NEVER, Rows, check, read, rows_of, type_note, write
 from transduce.errors import RunFolderError, UserError
 from transduce.runs.atomic import write_json, write_text

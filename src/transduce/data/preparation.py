@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from transduce.config.settings import Settings
+from transduce.data.check_sample import Windows
 from transduce.data.clean import Cleaner, CleanReport, HeldOutSources
+from transduce.data.cleaned_text import Stream, spooled
 from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
-from transduce.data.sample import Windows
 from transduce.data.sources import Source, Sources
-from transduce.data.spool import Stream, spooled
 from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, is_held_out, part_of
 from transduce.errors import DataError
 from transduce.logging import Log

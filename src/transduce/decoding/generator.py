@@ -21,7 +21,7 @@ from transduce.decoding.engine import BATCH_TOKENS, DecodingInput, Engine, Hypot
 from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel, open_engine
 from transduce.decoding.precision import AnyPrecision
-from transduce.decoding.results import Generation, Score, TextScore
+from transduce.decoding.results import Generation, TextLogProbs, TextScore
 from transduce.errors import DataError, SettingsError
 from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
@@ -185,7 +185,7 @@ class Generator(EngineModel):
         room = self.context + 1 - len(window)  # the last token is never read
         return DecodingInput((text.part, *text.key), window, min(left, room))
 
-    def score(self, texts: Sequence[str], *, batch_tokens: int | None = None) -> list[Score]:
+    def score(self, texts: Sequence[str], *, batch_tokens: int | None = None) -> list[TextLogProbs]:
         """Log-probability of each text as a whole document, token by token; the last token is the end.
 
         A text longer than the context is scored in parts, each without the one before it, unless the model has a
@@ -202,7 +202,7 @@ class Generator(EngineModel):
         budget = batch_tokens or self.settings.decoding.batch_tokens
         for number, known in zip(owners, self._log_probs(rows, budget), strict=True):
             found[number] += known
-        return [Score(tuple(known)) for known in found]
+        return [TextLogProbs(tuple(known)) for known in found]
 
     def evaluate(self, store: TextStore, *, stride: int | None = None, batch_tokens: int | None = None) -> TextScore:
         """Score running text, every token once, in rows of the context's length.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from transduce.decoding.engine import Engine
 from transduce.decoding.native_engine import native_engine
-from transduce.decoding.precision import AnyPrecision, Precision, check_precision
+from transduce.decoding.precision import AnyPrecision, TorchPrecision, check_precision
 from transduce.errors import RunFolderError, SettingsError
 from transduce.machine import find_device, is_cpu
 from transduce.runs.folder import RunFolder
@@ -29,7 +29,9 @@ class RunModel(ABC):
     task: ClassVar[str]
 
     @classmethod
-    def load(cls: type[ModelT], path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> ModelT:
+    def load(
+        cls: type[ModelT], path: str | Path, *, device: str = "auto", precision: TorchPrecision = "float32"
+    ) -> ModelT:
         """Load the model of a run folder.
 
         Raises:
@@ -138,7 +140,7 @@ def open_engine(
     tokenizers = load_tokenizers(folder)
     if memory is not None:
         folder = _with_memory(folder, memory)
-    of_weights: Precision = "bfloat16" if precision == "bfloat16" else "float32"
+    of_weights: TorchPrecision = "bfloat16" if precision == "bfloat16" else "float32"
     reference = _pytorch_engine(folder, tokenizers, device, of_weights)
     if precision == "bfloat16" or not on_cpu:
         return folder, tokenizers, reference(), EngineChoice(of_weights)
@@ -158,7 +160,7 @@ def _with_memory(folder: RunFolder, memory: int) -> RunFolder:
 
 
 def _pytorch_engine(
-    folder: RunFolder, tokenizers: Tokenizers, device: str, precision: Precision
+    folder: RunFolder, tokenizers: Tokenizers, device: str, precision: TorchPrecision
 ) -> Callable[[], Engine]:
     """A function that loads the model with PyTorch, the one that is in the folder now."""
     there = RunFolder(folder.path.absolute(), folder.settings, folder.manifest)  # the working directory may change
@@ -178,7 +180,7 @@ def _pytorch_engine(
 
 
 def open_model(
-    path: str | Path, *, task: str, device: str, precision: Precision
+    path: str | Path, *, task: str, device: str, precision: TorchPrecision
 ) -> tuple[RunFolder, torch.nn.Module, Tokenizers]:
     """The run folder, its model on the device in eval mode, and its vocabularies; errors as for `RunModel.load`."""
     folder = open_folder(path, task=task)
@@ -186,7 +188,9 @@ def open_model(
     return folder, _ready_model(folder, tokenizers, device=device, precision=precision), tokenizers
 
 
-def _ready_model(folder: RunFolder, tokenizers: Tokenizers, *, device: str, precision: Precision) -> torch.nn.Module:
+def _ready_model(
+    folder: RunFolder, tokenizers: Tokenizers, *, device: str, precision: TorchPrecision
+) -> torch.nn.Module:
     """The model of a run folder on a device, in eval mode."""
     import torch
 

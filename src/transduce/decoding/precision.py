@@ -7,9 +7,9 @@ from typing import Literal
 from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.errors import SettingsError
 
-Precision = Literal["float32", "bfloat16"]
+TorchPrecision = Literal["float32", "bfloat16"]
 """Of weights in PyTorch."""
-AnyPrecision = Precision | NativePrecision
+AnyPrecision = TorchPrecision | NativePrecision
 
 
 def check_precision(precision: str, *, on_cpu: bool) -> None:

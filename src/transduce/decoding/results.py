@@ -117,7 +117,7 @@ def format_rows(style: Style, number: int, src: str, translation: Translation, *
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class TextLogProbs:
     """Log-probabilities of a given text: nats, token by token; the last is the end of the text."""
 
     token_log_probs: tuple[float, ...]

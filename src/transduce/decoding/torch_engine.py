@@ -18,7 +18,7 @@ from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sourc
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.dynamic_batcher import MAX_ROWS, DynamicBatcher
 from transduce.decoding.engine import BATCH_TOKENS, MOST_SOURCE, Batcher, DecodingInput, Deliver, Hypothesis, OnStep
-from transduce.decoding.sample import sample
+from transduce.decoding.sampling import sample
 from transduce.decoding.search import beam_search
 from transduce.errors import SettingsError
 from transduce.models.registry import ARCHITECTURES

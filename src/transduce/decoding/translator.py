@@ -15,7 +15,7 @@ from transduce.data.examples import Example
 from transduce.decoding.alignment import Link, align
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel
-from transduce.decoding.results import Candidate, Score, Translation
+from transduce.decoding.results import Candidate, TextLogProbs, Translation
 from transduce.decoding.shortlist import Shortlist, load_shortlist
 from transduce.errors import DataError, SettingsError, TransduceError
 from transduce.runs.folder import RunFolder
@@ -124,7 +124,7 @@ class Translator(EngineModel):
 
     def score(
         self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]], *, batch_tokens: int | None = None
-    ) -> list[Score]:
+    ) -> list[TextLogProbs]:
         """Log-probability of each of `tgts` (texts, or token ids) as the translation of each of `srcs`.
 
         A text is tokenized anew, which may give other tokens than those that a search wrote for it. An empty text for
@@ -133,7 +133,7 @@ class Translator(EngineModel):
         pairs = self.pairs(srcs, tgts)
         known = [one for one in pairs if one is not None]
         found = iter(self.engine.score(known, batch_tokens=batch_tokens or self.settings.batch_tokens))
-        return [Score(() if one is None else tuple(next(found))) for one in pairs]
+        return [TextLogProbs(() if one is None else tuple(next(found))) for one in pairs]
 
     def pairs(self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]]) -> list[Example | None]:
         """Pairs for the engine to score; None where both texts are empty."""

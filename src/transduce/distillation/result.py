@@ -13,7 +13,7 @@ from transduce.config.settings import Settings
 from transduce.data.preparation import read_scored_pairs
 from transduce.decoding.translator import Translator
 from transduce.demo.sources import translation_sources
-from transduce.evaluation.evaluate import Comparison, compare_translations
+from transduce.evaluation.evaluate import SystemComparison, compare_translations
 from transduce.evaluation.speed import measure_in_turns
 from transduce.logging import Log
 from transduce.runs.tensor_file import shapes
@@ -39,7 +39,7 @@ class DistillationResult:
     """Systems by role (teacher, student, baseline). `comparisons`: by test set, of the student with each other one."""
 
     systems: Mapping[str, DistilledSystem]
-    comparisons: Mapping[str, Mapping[str, Comparison]]
+    comparisons: Mapping[str, Mapping[str, SystemComparison]]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -73,7 +73,7 @@ def compare_models(runs: Mapping[str, Path], settings: Settings, log: Log) -> Di
     translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
     timed = [src for src, _ in next(iter(sets.values()))]
     speeds = measure_in_turns({role: partial(_translate, one, timed) for role, one in translators.items()}, TIMED, log)
-    comparisons: dict[str, dict[str, Comparison]] = {}
+    comparisons: dict[str, dict[str, SystemComparison]] = {}
     for name, pairs in sets.items():
         sources, references = [src for src, _ in pairs], [reference for _, reference in pairs]
         outputs = {role: [one.text for one in each.translate(sources)] for role, each in translators.items()}

@@ -18,11 +18,11 @@ from typing import Any, cast
 
 from sacrebleu.metrics import BLEU
 
+from transduce.bulk.translate import translate_to_folder
 from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Corpus, DataSettings, EvaluationSettings, Settings
 from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
-from transduce.decoding.bulk import translate_to_folder
 from transduce.decoding.precision import check_precision
 from transduce.demo.sources import translation_sources
 from transduce.distillation.training_text import read_training_text

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from transduce.config.settings import DataSettings
+from transduce.data.check_sample import Sample, Windows
 from transduce.data.corpus import Pair
-from transduce.data.sample import Sample, Windows
 from transduce.doctor.findings import Finding, percent
 
 MAX_SHIFT = 20  # lines

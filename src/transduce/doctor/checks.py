@@ -13,9 +13,9 @@ from itertools import chain
 from typing import Any
 
 from transduce.config.settings import DataSettings
+from transduce.data.check_sample import Sample
 from transduce.data.corpus import Labelled, Pair
 from transduce.data.leaks import SHORTEST, LeakCheck, comparable, watch
-from transduce.data.sample import Sample
 from transduce.doctor.alignment import alignment
 from transduce.doctor.findings import Finding, note_or_warning, percent
 from transduce.errors import SettingsError

@@ -19,9 +19,9 @@ import torch
 
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
+from transduce.data.check_sample import Sample, take_sample
 from transduce.data.clean import RATIO, TOO_LONG
 from transduce.data.corpus import sorted_labels
-from transduce.data.sample import Sample, take_sample
 from transduce.data.sources import Sources
 from transduce.distributed.group import check_devices
 from transduce.doctor.checks import run_checks, texts_of

@@ -30,7 +30,7 @@ from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared
 from transduce.tasks.registry import find_task
 from transduce.training.averaging import AVERAGES
-from transduce.training.feed import Feed, Feeder, Position
+from transduce.training.feed import DataPosition, Feed, Feeder
 from transduce.training.step import Updater
 
 TIMEOUT, FULL = "time ran out", "out of memory"  # why a trial ended early
@@ -131,7 +131,7 @@ class Rehearsal:
         found = replace(found, peak=self._peak())
         yield found
         feeder = self.feeder(self.settings)
-        feeds, until = feeder.feeds(Position()), time.monotonic() + seconds
+        feeds, until = feeder.feeds(DataPosition()), time.monotonic() + seconds
         self.update(next(feeds))  # the first of a size is slower
         took, n_targets = list[float](), 0
         while not took or (len(took) < ENOUGH and time.monotonic() + took[-1] < until):
@@ -159,7 +159,7 @@ class Rehearsal:
         settings = self.settings.with_values("training", batch_tokens=tokens, micro_batch_tokens=tokens)
         feeder = self.task.feeder(self.task.longest_rows(self.prepared, settings), settings, self.device)
         sizes = [len(batch) for batch in feeder.plan(0)]
-        return next(iter(feeder.feeds(Position(0, sizes.index(max(sizes))))))
+        return next(iter(feeder.feeds(DataPosition(0, sizes.index(max(sizes))))))
 
     def update(self, feed: Feed) -> float:
         """Make one update; its seconds. Where state is carried, it follows another one, as most updates do."""

@@ -7,8 +7,8 @@ import re
 from markupsafe import Markup
 
 from transduce.evaluation.charts import TEMPLATES
-from transduce.evaluation.records import Record, Wording, render_record
 from transduce.evaluation.report import compact, leak_line, score_tables, set_table, signatures, unscored
+from transduce.evaluation.result_files import Record, Wording, render_record
 from transduce.inspection.html import environment
 from transduce.logging import duration
 from transduce.runs.folder import RunFolder

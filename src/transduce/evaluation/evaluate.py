@@ -34,7 +34,7 @@ from transduce.text.tokenizer import load_tokenizers
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SystemComparison:
     """One metric of two systems on the same sentences."""
 
     metric: str
@@ -64,7 +64,7 @@ class Evaluation:
 
     scores: Scores
     against: Path | None = None
-    comparison: Sequence[Comparison] = ()
+    comparison: Sequence[SystemComparison] = ()
     precision: str = ""
     precisions: Precisions = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ def compare_translations(
     lowercase: bool = False,
     n_samples: int = N_SAMPLES,
     names: Collection[str] = ("BLEU", "chrF", "TER"),
-) -> list[Comparison]:
+) -> list[SystemComparison]:
     """Compare `hypotheses` with `others` of another system: BLEU, chrF and TER, each with p-value and intervals.
 
     Raises `DataError` if the three differ in length or are empty, `UserError` for an unknown tokenizer or no samples.
@@ -180,5 +180,5 @@ def compare_translations(
         signature = metric.get_signature()
         signature.update("bs", n_samples)
         signature.update("seed", SEED)
-        found.append(Comparison(name, score(ours.sum(0)), score(theirs.sum(0)), by, str(signature)))
+        found.append(SystemComparison(name, score(ours.sum(0)), score(theirs.sum(0)), by, str(signature)))
     return found

@@ -9,8 +9,8 @@ from itertools import islice
 from transduce.decoding.translator import Translator
 from transduce.evaluation.card import write_card
 from transduce.evaluation.metrics import Scores
-from transduce.evaluation.records import Wording, save_attention, save_set
 from transduce.evaluation.report import write_report
+from transduce.evaluation.result_files import Wording, save_attention, save_set
 from transduce.evaluation.translations import format_precisions, measure_precisions, score_translator
 from transduce.inspection.attention import attention_of
 from transduce.logging import Log

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from transduce.evaluation.charts import TEMPLATES, Curve, line_chart, smooth
-from transduce.evaluation.records import Record, SetScores, Wording, render_record, versions
+from transduce.evaluation.result_files import Record, SetScores, Wording, render_record, versions
 from transduce.evaluation.translations import compare_with_float32
 from transduce.inspection.heatmap import heat_map_figures
 from transduce.inspection.html import render

@@ -14,7 +14,7 @@ from transduce.data.examples import Example
 from transduce.decoding.alignment import Alignment, Link
 from transduce.decoding.engine import DecodingInput
 from transduce.decoding.queue import DecodingQueue
-from transduce.decoding.results import Score, Translation
+from transduce.decoding.results import TextLogProbs, Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.process import n_threads_to_use
@@ -100,7 +100,9 @@ class AsyncTranslator:
         self.translator.require_length(one.src.ids, one.tgt.ids)
         return one, one.pairs()
 
-    async def score(self, srcs: Sequence[str], tgts: Sequence[Sequence[int]], *, end: float = math.inf) -> list[Score]:
+    async def score(
+        self, srcs: Sequence[str], tgts: Sequence[Sequence[int]], *, end: float = math.inf
+    ) -> list[TextLogProbs]:
         """Score translations, as token ids: see `Translator.score`. Empty ones have no tokens.
 
         Raises `ExpiredError`: they are not done at `end`, a time of the event loop.
@@ -109,7 +111,7 @@ class AsyncTranslator:
         async with expiring(end):
             pairs = await self._in_thread(self.translator.pairs, srcs, tgts)
             found = iter(await self._score([one for one in pairs if one is not None]))
-        return [Score(() if one is None else tuple(next(found))) for one in pairs]
+        return [TextLogProbs(() if one is None else tuple(next(found))) for one in pairs]
 
     async def _score(self, pairs: Sequence[Example]) -> list[list[float]]:
         """Score pairs as `Engine.score` does, a few at a time, so that other requests proceed and the work stops soon.

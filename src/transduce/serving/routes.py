@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from transduce.decoding.alignment import Link, joined_links
-from transduce.decoding.results import Score, Translation
+from transduce.decoding.results import TextLogProbs, Translation
 from transduce.errors import SettingsError
 from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.async_translator import AsyncTranslator
@@ -124,7 +124,7 @@ class RouteTranslation:
         links = [await run.translator.align(srcs, tgts, end=end) for run, srcs, tgts in steps]
         return [reduce(joined_links, one) for one in zip(*links, strict=True)]
 
-    async def score(self, end: float) -> list[Score]:
+    async def score(self, end: float) -> list[TextLogProbs]:
         """The log-probabilities of the tokens of each best translation, given what its last run translated."""
         last = self.route.runs[-1].translator
         return await last.score(self.sources[-1], [one.ids for one in self.sentences], end=end)

@@ -11,7 +11,7 @@ from typing import Any
 
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.alignment import Link
-from transduce.decoding.results import Score, Translation
+from transduce.decoding.results import TextLogProbs, Translation
 from transduce.serving.concurrency import offload
 from transduce.serving.routes import Route
 from transduce.serving.service import Service
@@ -100,7 +100,7 @@ class TextTranslation:
     route: Route
     sentences: tuple[Translation, ...]
     links: tuple[list[Link], ...] = ()
-    scores: tuple[Score, ...] = ()
+    scores: tuple[TextLogProbs, ...] = ()
 
     @property
     def text(self) -> str:

@@ -43,8 +43,8 @@ from transduce.data.preparation import Texts
 from transduce.data.sources import Sources
 from transduce.data.store import Store
 from transduce.errors import RunFolderError
-from transduce.evaluation.outputs import ScoredModel
-from transduce.evaluation.records import Wording
+from transduce.evaluation.result_files import Wording
+from transduce.evaluation.scored_models import ScoredModel
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json

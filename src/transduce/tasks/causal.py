@@ -25,8 +25,8 @@ from transduce.decoding.results import TextScore
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize
 from transduce.evaluation.options import TextEvaluation
-from transduce.evaluation.outputs import ScoredText
-from transduce.evaluation.records import Wording, save_generated, save_set
+from transduce.evaluation.result_files import Wording, save_generated, save_set
+from transduce.evaluation.scored_models import ScoredText
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, Validation
@@ -42,10 +42,10 @@ from transduce.tasks.defaults import (
     choose_context,
     learning_rate,
 )
-from transduce.tasks.one_sided import PlainTextTask
+from transduce.tasks.monolingual import PlainTextTask
 from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.training.loss import Carry, Criterion, predict_tokens, predict_tokens_with_carry
-from transduce.training.rows import RowFeeder, StreamFeeder
+from transduce.training.text_feed import RowFeeder, StreamFeeder
 
 N_SAMPLES = 6  # texts that the report shows
 

@@ -27,15 +27,15 @@ from transduce.evaluation.evaluate import evaluate_labels
 from transduce.evaluation.finalize import finalize
 from transduce.evaluation.metrics import LabelScores, score_labels
 from transduce.evaluation.options import LabelEvaluation
-from transduce.evaluation.outputs import ScoredClassifier
-from transduce.evaluation.records import Wording, save_generated, save_set
+from transduce.evaluation.result_files import Wording, save_generated, save_set
+from transduce.evaluation.scored_models import ScoredClassifier
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, Validation, n_rows_for, tiled
 from transduce.tasks.defaults import MODEL, TRAINING, Defaults, Facts, Size, choose_vocab_size, for_vectors
-from transduce.tasks.one_sided import TRIED, OneSidedTask
+from transduce.tasks.monolingual import TRIED, OneSidedTask
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import LabelFeeder

@@ -29,13 +29,13 @@ from transduce.decoding.results import MaskedScore
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.finalize import finalize
 from transduce.evaluation.options import MaskedTextEvaluation
-from transduce.evaluation.outputs import ScoredMaskedText
-from transduce.evaluation.records import Wording, save_generated, save_set
+from transduce.evaluation.result_files import Wording, save_generated, save_set
+from transduce.evaluation.scored_models import ScoredMaskedText
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, Validation, n_rows_for, tiled
 from transduce.tasks.defaults import MODEL, TRAINING, UNSMOOTHED, Defaults, Size, choose_context
-from transduce.tasks.one_sided import PlainTextTask
+from transduce.tasks.monolingual import PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.loss import Criterion, predict_masked_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transduce.errors import SettingsError, nearest
-from transduce.evaluation.records import Wording
+from transduce.evaluation.result_files import Wording
 from transduce.tasks.base import Task, TaskInfo
 from transduce.tasks.causal import CausalTask
 from transduce.tasks.classification import ClassificationTask

@@ -29,8 +29,8 @@ from transduce.evaluation.evaluate import Evaluation, evaluate_translations
 from transduce.evaluation.finalize import finalize_translation
 from transduce.evaluation.metrics import metrics
 from transduce.evaluation.options import TranslationEvaluation
-from transduce.evaluation.outputs import ScoredTranslator
-from transduce.evaluation.records import Wording
+from transduce.evaluation.result_files import Wording
+from transduce.evaluation.scored_models import ScoredTranslator
 from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json

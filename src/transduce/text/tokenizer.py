@@ -25,8 +25,8 @@ from transduce.errors import RunFolderError
 from transduce.runs.atomic import read_bytes, read_json
 from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
-from transduce.text.sampling import kind_of, resegmented
 from transduce.text.special import BOS, EOS, PAD, SPACE, SPECIAL_PIECES, UNK, Span, Vocabulary, characters
+from transduce.text.subword_regularization import kind_of, resegmented
 from transduce.text.vectors import VectorReader
 
 _PROBE = "\n \n  \n"  # only an exact vocabulary gives it back

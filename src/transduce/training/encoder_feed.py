@@ -14,7 +14,7 @@ from transduce.data.masking import Masked
 from transduce.data.sentence_pairs import Packed, PairPlan, fit, pack, plan_pairs, plan_runs
 from transduce.data.store import LabelStore, SentenceStore
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.feed import LengthFeeder, Loaded, Position
+from transduce.training.feed import DataPosition, LengthFeeder, Loaded
 
 
 class LabelFeeder(LengthFeeder):
@@ -34,7 +34,7 @@ class LabelFeeder(LengthFeeder):
             tokenizers.tgt.decode(one.ids[one.segments == number].tolist()) for number in range(one.segments[-1] + 1)
         ]
 
-    def _load(self, indices: np.ndarray, position: Position) -> Loaded:
+    def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
         examples, labels = [self.store[int(i)] for i in indices], self.store.labels[indices].tolist()
 
         def collated(part: np.ndarray) -> LabelBatch:
@@ -86,7 +86,7 @@ class MaskedFeeder(LengthFeeder):
             self._known = (epoch, plans)
         return self._known[1]
 
-    def _load(self, indices: np.ndarray, position: Position) -> Loaded:
+    def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
         plans = [self._plans(position.epoch)[int(i)] for i in indices]
         packed, hidden = zip(*(self._example(one, position.epoch) for one in plans), strict=True)
         n_targets = sum(int(np.count_nonzero(row.targets)) for row in hidden)

@@ -30,7 +30,7 @@ Count = Annotated[int, Field(ge=0, le=1 << 40)]
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class DataPosition:
     """Position in the data: the epoch and the index of the next batch in its plan, both from 0."""
 
     epoch: Count = 0
@@ -49,7 +49,7 @@ class Feed:
     n_targets: int
     n_tokens: int
     n_slots: int
-    after: Position
+    after: DataPosition
     epochs: float
     starts_epoch: bool
 
@@ -74,7 +74,7 @@ class SubwordSampling:
     seed: int
     max_length: int
 
-    def __call__(self, examples: list[Example], position: Position) -> list[Example]:
+    def __call__(self, examples: list[Example], position: DataPosition) -> list[Example]:
         """Segment the same sentences again."""
         entropy = (self.seed, position.epoch, position.index)
         src_seed, tgt_seed = (int(n) for n in np.random.SeedSequence(entropy).generate_state(2))
@@ -125,14 +125,14 @@ class Feeder(ABC):
         """The text of the example with this index."""
 
     @abstractmethod
-    def _load(self, indices: np.ndarray, position: Position) -> Loaded:
+    def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
         """Load the examples of the batch at a position."""
 
     @abstractmethod
     def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
         """The micro-batches of each rank for examples of these lengths, as their places."""
 
-    def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
+    def _feed(self, indices: np.ndarray, position: DataPosition, *, n_batches: int) -> Feed:
         """Make the batch at a position of a plan with `n_batches`, on the device."""
         sides, n_targets, collate = self._load(indices, position)
         shares = self._shares(sides)
@@ -143,7 +143,7 @@ class Feeder(ABC):
             n_targets=n_targets,
             n_tokens=sum(int(lengths.sum()) for lengths in sides),
             n_slots=sum(len(p) * int(lengths[p].max()) for lengths in sides for parts in shares for p in parts),
-            after=Position(position.epoch + 1) if is_last else Position(position.epoch, position.index + 1),
+            after=DataPosition(position.epoch + 1) if is_last else DataPosition(position.epoch, position.index + 1),
             epochs=position.epoch + (position.index + 1) / n_batches,
             starts_epoch=position.index == 0,
         )
@@ -151,15 +151,15 @@ class Feeder(ABC):
     def batches(self, epoch: int = 0) -> Iterator[TrainingBatch]:
         """All examples of one epoch, in micro-batches."""
         for indices in self.plan(epoch):
-            yield from self._feed(indices, Position(epoch), n_batches=1).batches
+            yield from self._feed(indices, DataPosition(epoch), n_batches=1).batches
 
-    def feeds(self, start: Position) -> Iterator[Feed]:
+    def feeds(self, start: DataPosition) -> Iterator[Feed]:
         """Yield batches from `start` on, without end."""
         for epoch in count(start.epoch):
             batches = self.plan(epoch)
             first = start.index if epoch == start.epoch else 0
             for index in range(first, len(batches)):
-                yield self._feed(batches[index], Position(epoch, index), n_batches=len(batches))
+                yield self._feed(batches[index], DataPosition(epoch, index), n_batches=len(batches))
 
 
 class LengthFeeder(Feeder):
@@ -211,7 +211,7 @@ class PairFeeder(LengthFeeder):
         src, tgt = self.store[index]
         return [tokenizers.src.decode(src.tolist()), tokenizers.tgt.decode(tgt.tolist())]
 
-    def _load(self, indices: np.ndarray, position: Position) -> Loaded:
+    def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
         examples = [Example(*self.store[int(i)]) for i in indices]
         if self.segment is not None:
             examples = self.segment(examples, position)

@@ -17,7 +17,7 @@ from transduce.runs.atomic import expecting, remove_leftovers
 from transduce.runs.checkpoints import Checkpoint
 from transduce.runs.folder import RunFolder
 from transduce.training.averaging import AVERAGES, copy_values
-from transduce.training.feed import Count, Position
+from transduce.training.feed import Count, DataPosition
 from transduce.training.loss import Carry
 from transduce.training.meter import Row
 from transduce.training.ranks import dropout_seed, name_on_rank
@@ -32,7 +32,7 @@ class TrainingState:
     """The progress of a run. `seconds` includes all restarts; `progress` never falls."""
 
     update: Count = 0
-    position: Position = field(default_factory=Position)
+    position: DataPosition = field(default_factory=DataPosition)
     epochs: Amount = 0.0
     seconds: Amount = 0.0
     progress: Amount = 0.0

@@ -47,7 +47,7 @@ NOT_COMPARED = ("start", "restart", "memory", "end")  # events that a kill may a
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """How two trainings compare. `largest`: difference of two numbers among weights and state."""
 
     same: bool
@@ -207,7 +207,7 @@ def _last_update(metrics: MetricsFile) -> int:
     return max((event["update"] for event in metrics.read() if event["event"] != "restart"), default=0)
 
 
-def compare(one: Path, other: Path) -> Comparison:
+def compare(one: Path, other: Path) -> RunComparison:
     """Compare the logs without measured times, the models, and the last checkpoints of two runs."""
     (log, a), (other_log, b) = _results(one), _results(other)
     n_lines = sum(x != y for x, y in zip_longest(log, other_log))
@@ -221,9 +221,9 @@ def compare(one: Path, other: Path) -> Comparison:
             n_numbers, largest = n_numbers + n, max(largest, float((a[name].double() - b[name].double()).abs().max()))
     of_numbers = sum(tensor.numel() for tensor in a.values())
     if not n_lines and not n_numbers:
-        return Comparison(True, 0.0, f"{len(log):,} log lines and {of_numbers:,} weights and states: equal")
+        return RunComparison(True, 0.0, f"{len(log):,} log lines and {of_numbers:,} weights and states: equal")
     summary = f"{n_lines:,} of {len(log):,} log lines and {n_numbers:,} of {of_numbers:,} weights and states differ"
-    return Comparison(False, largest, f"{summary}, by at most {largest:.3g}")
+    return RunComparison(False, largest, f"{summary}, by at most {largest:.3g}")
 
 
 def _results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:

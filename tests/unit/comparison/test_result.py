@@ -13,7 +13,7 @@ from sacrebleu.metrics import BLEU
 from transduce.comparison.measures import RunMeasures, Speeds
 from transduce.comparison.result import RecipeComparison, scores_by_length, system_of
 from transduce.evaluation.bootstrap import paired_bootstrap
-from transduce.evaluation.outputs import Outputs, bleu_of, ratio_of
+from transduce.evaluation.scored_models import Outputs, bleu_of, ratio_of
 
 TEXT = "Ein kleiner Hund läuft über die grüne Wiese , und zwei Kinder schauen ihm zu ."
 WORDS = TEXT.split()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from transduce.config.settings import Corpus, Settings
+from transduce.data.check_sample import take_sample
 from transduce.data.corpus import PAIR_FORMATS, Pair, PairFormat, corpus_files, corpus_name, read_pairs
 from transduce.data.lines import Digests, read_lines
-from transduce.data.sample import take_sample
 from transduce.data.sources import Sources, pair_sources
 from transduce.errors import DataError, SettingsError
 

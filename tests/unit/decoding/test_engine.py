@@ -15,7 +15,7 @@ import torch
 import marians
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
-from transduce.decoding.precision import Precision
+from transduce.decoding.precision import TorchPrecision
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
@@ -135,7 +135,7 @@ def test_options_out_of_range_or_without_effect_are_refused(wrong: dict[str, obj
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_sources_and_limits_beyond_any_memory_are_refused(precision: Precision, run: Path) -> None:
+def test_sources_and_limits_beyond_any_memory_are_refused(precision: TorchPrecision, run: Path) -> None:
     engine = Translator.load(run, device="cpu", precision=precision).engine
     with pytest.raises(SettingsError, match=r"70,000 tokens: at most 65,535"):
         engine.translate([DecodingInput((0,), [5] * 70_000, 5)], DecodingOptions())

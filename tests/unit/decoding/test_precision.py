@@ -10,8 +10,8 @@ from transduce.decoding import loading, native_library
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
-from transduce.evaluation.records import read_record, render_record
 from transduce.evaluation.report import score_tables
+from transduce.evaluation.result_files import read_record, render_record
 from transduce.evaluation.translations import format_precisions, measure_precisions
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder

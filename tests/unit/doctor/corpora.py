@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config.settings import Settings
-from transduce.data.sample import Sample, take_sample
+from transduce.data.check_sample import Sample, take_sample
 from transduce.demo.corpus import demo_pairs
 from transduce.doctor.checks import CHECKS
 from transduce.doctor.findings import Finding

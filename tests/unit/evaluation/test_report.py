@@ -19,14 +19,14 @@ from transduce.errors import RunFolderError
 from transduce.evaluation.card import card, plain, write_card
 from transduce.evaluation.charts import TEMPLATES
 from transduce.evaluation.metrics import Scores, evaluate
-from transduce.evaluation.records import (
+from transduce.evaluation.report import marked, report_html, write_report
+from transduce.evaluation.result_files import (
     Record,
     read_record,
     save_attention,
     save_set,
     versions,
 )
-from transduce.evaluation.report import marked, report_html, write_report
 from transduce.inspection.attention import SentenceAttention
 from transduce.inspection.heatmap import HeatMap
 from transduce.inspection.html import environment

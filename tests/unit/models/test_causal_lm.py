@@ -14,7 +14,7 @@ from oracle.adapter import numpy_weights, options_of
 from oracle.cases import MIXED, SINGLE, VOCAB, make, pad, sentences
 from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import model_settings
-from transduce.decoding.sample import sample
+from transduce.decoding.sampling import sample
 from transduce.models.registry import build_model, count_parameters
 from transduce.nn.cache import DecoderState
 from transduce.nn.positions import POSITIONS

@@ -17,7 +17,7 @@ from oracle.adapter import fitting, randomize
 from oracle.numpy_transformer import Array
 from transduce.config.decoding import DecodingOptions
 from transduce.config.model import ModelSettings
-from transduce.decoding.sample import sample
+from transduce.decoding.sampling import sample
 from transduce.models.registry import build_model, count_parameters
 from transduce.models.transformer_xl import TransformerXL
 from transduce.nn.positions import halves

@@ -33,8 +33,8 @@ from transduce.data.store import TextStore, TokenStore, are_offsets, map_array
 from transduce.data.tmx import read_units
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError, UserError
-from transduce.evaluation.records import RECORDS, read_record, render_record, save_set
 from transduce.evaluation.report import report_html
+from transduce.evaluation.result_files import RECORDS, read_record, render_record, save_set
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import MOST_JSON, expecting, read_bytes, read_json, refuse_outside_links
 from transduce.runs.folder import RunFolder

@@ -18,8 +18,8 @@ from transduce.decoding.queue import ExpiredError
 from transduce.errors import SettingsError
 from transduce.serving.http import Call, Handler, stream_response
 from transduce.serving.limits import OverloadedError
-from transduce.serving.protocols import deepl, huggingface, libretranslate, native, openai
-from transduce.serving.protocols.native import token_ends
+from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, transduce
+from transduce.serving.protocols.transduce import token_ends
 from transduce.serving.service import Service
 
 FORM = b"application/x-www-form-urlencoded"
@@ -57,7 +57,7 @@ def test_an_error_inside_a_stream_has_one_line_and_its_kind(error: Exception, st
 
 def test_forms_have_a_limit_of_fields() -> None:
     with pytest.raises(SettingsError, match="1,000 fields"):
-        call(body=b"q=a&" * 1001, content_type=FORM).parse(libretranslate.TranslateRequest)
+        call(body=b"q=a&" * 1001, content_type=FORM).parse(libretranslate.LibreTranslateRequest)
 
 
 def test_a_header_shortens_the_deadline() -> None:
@@ -72,8 +72,8 @@ def test_a_header_shortens_the_deadline() -> None:
 
 def test_line_ends_that_do_not_end_sentences() -> None:
     body: dict[str, Any] = {"text": ["a\nb\r\nc", "d"], "target_lang": "DE", "split_sentences": "nonewlines"}
-    assert deepl.TranslateRequest(**body).texts() == ["a b c", "d"]
-    assert deepl.TranslateRequest(**body, tag_handling="xml").texts() == body["text"]
+    assert deepl.DeepLRequest(**body).texts() == ["a b c", "d"]
+    assert deepl.DeepLRequest(**body, tag_handling="xml").texts() == body["text"]
 
 
 def test_runs_of_the_same_languages_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +108,13 @@ def test_ends_of_tokens_in_a_text() -> None:
 @pytest.mark.parametrize(
     ("model", "field", "item"),
     [
-        (native.TranslateRequest, "text", 1),
-        (native.TranslateRequest, "protect", 1),
-        (native.TranslateRequest, "prefix", 1),
+        (transduce.TransduceRequest, "text", 1),
+        (transduce.TransduceRequest, "protect", 1),
+        (transduce.TransduceRequest, "prefix", 1),
         (huggingface.TranslationRequest, "inputs", 1),
-        (deepl.TranslateRequest, "text", 1),
-        (deepl.TranslateRequest, "ignore_tags", 1),
-        (libretranslate.TranslateRequest, "q", 1),
+        (deepl.DeepLRequest, "text", 1),
+        (deepl.DeepLRequest, "ignore_tags", 1),
+        (libretranslate.LibreTranslateRequest, "q", 1),
         (openai.ChatRequest, "messages", 1),
         (openai.ChatRequest, "messages", {"role": "user", "content": [{}] * 1000}),
         (openai.CompletionRequest, "stop", 1),
@@ -128,7 +128,7 @@ def test_the_first_wrong_item_of_a_list_ends_the_validation(model: type[BaseMode
 
 def test_other_fields_of_a_translation_are_decoding_options() -> None:
     def options(fields: dict[str, Any]) -> Any:
-        return call(body=json.dumps({"text": "a", **fields}).encode()).parse(native.TranslateRequest).options()
+        return call(body=json.dumps({"text": "a", **fields}).encode()).parse(transduce.TransduceRequest).options()
 
     given = {"beam": 3, "n_best": 2, "no_repeat_ngram": 2}
     found = options({**given, "length_penalty": None})

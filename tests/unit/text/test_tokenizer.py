@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import transduce
 from transduce.config.settings import TokenizerSettings
 from transduce.errors import RunFolderError
-from transduce.text import sampling
+from transduce.text import subword_regularization as sampling
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, load_vocabulary
 from transduce.text.training import train_tokenizer, train_tokenizers
 

@@ -22,11 +22,11 @@ from transduce.logging import Log
 from transduce.models.registry import build_model
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
-from transduce.training.feed import Position
+from transduce.training.feed import DataPosition
 from transduce.training.loop import Trainer
 from transduce.training.loss import Carry, predict_tokens_with_carry
-from transduce.training.rows import StreamFeeder
 from transduce.training.step import Updater
+from transduce.training.text_feed import StreamFeeder
 from transduce.training.validate import Validator
 
 VOCAB, CONTEXT = 12, 8
@@ -93,7 +93,7 @@ def test_streams_are_contiguous_and_cover_the_text() -> None:
     text = periodic(500, seed=1)
     data = feeder(text)
     batches = data.plan(0)
-    n_epoch, feeds = len(batches), data.feeds(Position())
+    n_epoch, feeds = len(batches), data.feeds(DataPosition())
     seen = [next(feeds) for _ in range(n_epoch + 1)]
     assert [feed.starts_epoch for feed in seen] == [True, *[False] * (n_epoch - 1), True]
     rows = [torch.cat([batch.inputs[0] for batch in feed.batches]) for feed in seen[:-1]]
@@ -102,7 +102,7 @@ def test_streams_are_contiguous_and_cover_the_text() -> None:
     assert streams.tolist() == [text.ids[i * length : (i + 1) * length].tolist() for i in range(data.n_streams)]
     cuts = [[int(batch[0]) for batch in data.plan(epoch)] for epoch in range(4)]
     assert len({tuple(cut) for cut in cuts}) > 1 and all(cut[0] == 1 for cut in cuts), "epochs cut at other positions"
-    (resumed,) = (next(data.feeds(Position(0, 3))) for _ in range(1))
+    (resumed,) = (next(data.feeds(DataPosition(0, 3))) for _ in range(1))
     assert not resumed.starts_epoch and resumed.indices.tolist() == batches[3].tolist()
 
 
@@ -147,7 +147,7 @@ def test_the_carry_matters_and_is_reset_at_the_start_of_an_epoch() -> None:
     updater = Updater(model, toys.settings(**OPTIONS).training, device=CPU, precision="float32", criterion=noted)
     data, carry = feeder(periodic(200, seed=1)), ()
     n_epoch = len(data.plan(0))
-    feeds = data.feeds(Position())
+    feeds = data.feeds(DataPosition())
     for _ in range(n_epoch + 1):
         feed = next(feeds)
         before = () if feed.starts_epoch else carry

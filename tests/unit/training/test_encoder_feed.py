@@ -20,7 +20,7 @@ from transduce.errors import DataError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, MASK, PAD
 from transduce.training.encoder_feed import LabelFeeder, MaskedFeeder
-from transduce.training.feed import Feed, LengthFeeder, Position
+from transduce.training.feed import DataPosition, Feed, LengthFeeder
 from transduce.training.loss import predict_labels, predict_masked_tokens
 from transduce.training.step import Updater
 
@@ -72,20 +72,20 @@ def tensors(feed: Feed) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
 def test_a_resumed_feeder_yields_identical_batches(make: Any) -> None:
-    whole = list(islice(make().feeds(Position()), 25))
+    whole = list(islice(make().feeds(DataPosition()), 25))
     assert max(feed.after.epoch for feed in whole) > 1
     for stop in (1, 7, 24):
         again = next(make().feeds(whole[stop - 1].after))
         assert np.array_equal(again.indices, whole[stop].indices) and again.after == whole[stop].after
         assert all(torch.equal(a, b) for a, b in zip(tensors(again), tensors(whole[stop]), strict=True))
-    other = next(make(seed=9).feeds(Position()))
+    other = next(make(seed=9).feeds(DataPosition()))
     assert [t.tolist() for t in tensors(other)] != [t.tolist() for t in tensors(whole[0])]
 
 
 @pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
 def test_batches_respect_the_budget_and_lengths_are_correct(make: Any) -> None:
     feeder: LengthFeeder = make()
-    for feed in islice(feeder.feeds(Position()), 12):
+    for feed in islice(feeder.feeds(DataPosition()), 12):
         (lengths,) = feeder._lengths(feed.after.epoch - (feed.after.index == 0))
         widths = lengths[feed.indices]
         rows = [int((row != PAD).sum()) for batch in feed.batches for row in batch.inputs[0]]
@@ -102,7 +102,7 @@ def test_two_ranks_share_the_update_of_one_process(make: Any) -> None:
     feeders = [make(), make(), make()]
     for rank in (0, 1):
         feeders[rank].rank, feeders[rank].n_ranks = rank, 2
-    for *parts, one in islice(zip(*(feeder.feeds(Position()) for feeder in feeders), strict=True), 12):
+    for *parts, one in islice(zip(*(feeder.feeds(DataPosition()) for feeder in feeders), strict=True), 12):
         for part in parts:
             assert np.array_equal(part.indices, one.indices) and part.after == one.after
             assert (part.n_targets, part.n_tokens) == (one.n_targets, one.n_tokens)
@@ -183,7 +183,7 @@ def test_the_update_does_not_depend_on_its_micro_batches(make: Any, criterion: A
         model = build_model(model_settings(**values), n_src=VOCAB, n_tgt=VOCAB)
         asked = settings(optimizer="adamw", lr=0.01).training
         updater = Updater(model, asked, device=CPU, precision="float32", criterion=criterion)
-        feed = max(islice(make(micro_batch_tokens=micro).feeds(Position()), 6), key=lambda feed: len(feed.indices))
+        feed = max(islice(make(micro_batch_tokens=micro).feeds(DataPosition()), 6), key=lambda feed: len(feed.indices))
         result = updater.update(feed.batches, 1.0)
         found.append((result.loss_sum, result.grad_norm, result.n_targets, len(feed.batches)))
     (loss, norm, n, n_parts), (other_loss, other_norm, other_n, one) = found
@@ -194,7 +194,7 @@ def test_the_update_does_not_depend_on_its_micro_batches(make: Any, criterion: A
 def test_the_losses_equal_their_definitions() -> None:
     torch.manual_seed(0)
     model = build_model(model_settings(**{**MODEL, "next_sentence": True}), n_src=VOCAB, n_tgt=VOCAB).eval()
-    feed = next(masked(True, micro_batch_tokens=128).feeds(Position()))
+    feed = next(masked(True, micro_batch_tokens=128).feeds(DataPosition()))
     (batch,) = feed.batches
     with torch.no_grad():
         loss, nll, _ = predict_masked_tokens(model, model, batch, smoothing=0.0)

@@ -18,7 +18,7 @@ from transduce.data.store import TokenStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import UNK, Tokenizers
 from transduce.text.training import train_tokenizers
-from transduce.training.feed import Feed, PairFeeder, Position, SubwordSampling, ahead
+from transduce.training.feed import DataPosition, Feed, PairFeeder, SubwordSampling, ahead
 
 
 def feeder(n: int = 60, **training: object) -> PairFeeder:
@@ -36,23 +36,23 @@ def same(one: Feed, other: Feed) -> bool:
 
 def test_feeds_from_any_position_equal_those_from_the_start() -> None:
     """Over more than two epochs: from each `after` on, the same feeds follow."""
-    feeds = list(islice(feeder().feeds(Position()), 12))
+    feeds = list(islice(feeder().feeds(DataPosition()), 12))
     assert feeds[-1].after.epoch >= 2
     for number, feed in enumerate(feeds[:-1]):
         assert same(next(feeder().feeds(feed.after)), feeds[number + 1])
 
 
 def test_an_epoch_contains_every_pair_once_and_ends_on_a_whole_number() -> None:
-    feeds = list(takewhile(lambda feed: feed.epochs <= 1.0, feeder().feeds(Position())))
+    feeds = list(takewhile(lambda feed: feed.epochs <= 1.0, feeder().feeds(DataPosition())))
     seen = np.concatenate([feed.indices for feed in feeds])
     assert sorted(seen.tolist()) == list(range(60))
     assert feeds[-1].epochs == 1.0
-    assert feeds[-1].after == Position(1, 0)
+    assert feeds[-1].after == DataPosition(1, 0)
 
 
 def test_micro_batches_cover_the_batch_within_their_budget() -> None:
     store = pairs(60, seed=1)
-    for feed in islice(feeder(batch_tokens=128, micro_batch_tokens=40).feeds(Position()), 6):
+    for feed in islice(feeder(batch_tokens=128, micro_batch_tokens=40).feeds(DataPosition()), 6):
         assert len(feed.batches) > 1 or max(feed.batches[0].src.numel(), feed.batches[0].tgt_out.numel()) <= 40
         for batch in feed.batches:
             assert max(batch.src.numel(), batch.tgt_out.numel()) <= 40
@@ -61,7 +61,7 @@ def test_micro_batches_cover_the_batch_within_their_budget() -> None:
 
 
 def test_counts_are_those_of_the_tensors() -> None:
-    feed = next(feeder().feeds(Position()))
+    feed = next(feeder().feeds(DataPosition()))
     assert feed.n_targets == sum(int((batch.tgt_out != 0).sum()) for batch in feed.batches)
     assert feed.n_targets == sum(batch.n_targets for batch in feed.batches)
     assert feed.n_tokens == sum(int((t != 0).sum()) for batch in feed.batches for t in (batch.src, batch.tgt_out))
@@ -78,16 +78,16 @@ def test_validation_reads_every_pair_once_and_always_the_same() -> None:
 def test_missing_pairs_are_an_error() -> None:
     empty = PairFeeder(TokenStore.from_lists([], []), settings().training, device=CPU)
     with pytest.raises(DataError, match="no sentence pair"):
-        next(empty.feeds(Position()))
+        next(empty.feeds(DataPosition()))
 
 
 def test_batches_come_from_a_thread_in_order_and_the_thread_ends() -> None:
     before = threading.active_count()
-    with ahead(feeder().feeds(Position()), n=2) as feeds:
+    with ahead(feeder().feeds(DataPosition()), n=2) as feeds:
         made_ahead = list(islice(feeds, 7))
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
-    assert all(map(same, made_ahead, islice(feeder().feeds(Position()), 7)))
+    assert all(map(same, made_ahead, islice(feeder().feeds(DataPosition()), 7)))
 
 
 def test_an_error_in_the_thread_is_raised_where_the_item_would_have_come() -> None:
@@ -131,13 +131,13 @@ def texts_of(tokenizers: Tokenizers, batches: tuple[Batch, ...], name: str) -> l
 def test_sampled_pieces_decode_to_the_same_text_and_depend_on_the_epoch_only(tokenizers: Tokenizers) -> None:
     sampling = SubwordSampling(tokenizers, amount=1.0, seed=7, max_length=256)
     plain, one, two = (text_feeder(tokenizers, s) for s in (None, sampling, sampling))
-    feeds, again, best = (list(islice(f.feeds(Position()), 30)) for f in (one, two, plain))
+    feeds, again, best = (list(islice(f.feeds(DataPosition()), 30)) for f in (one, two, plain))
     assert all(map(same, feeds, again)), "the same position, the same pieces"
     for sampled, feed in zip(feeds, best, strict=True):
         for name in ("src", "tgt_out"):
             assert texts_of(tokenizers, sampled.batches, name) == texts_of(tokenizers, feed.batches, name)
     epochs: list[set[tuple[int, ...]]] = [set(), set()]
-    for feed, place in ((f, Position(f.after.epoch - (f.after.index == 0))) for f in feeds):
+    for feed, place in ((f, DataPosition(f.after.epoch - (f.after.index == 0))) for f in feeds):
         if place.epoch < 2:
             epochs[place.epoch] |= {tuple(row[row > 3].tolist()) for batch in feed.batches for row in batch.src}
     assert len(epochs[0] & epochs[1]) < 30, "a new epoch must draw anew"
@@ -146,7 +146,7 @@ def test_sampled_pieces_decode_to_the_same_text_and_depend_on_the_epoch_only(tok
 
 def test_a_position_resumes_sampled_pieces_too(tokenizers: Tokenizers) -> None:
     sampling = SubwordSampling(tokenizers, amount=0.5, seed=7, max_length=256)
-    feeds = list(islice(text_feeder(tokenizers, sampling).feeds(Position()), 8))
+    feeds = list(islice(text_feeder(tokenizers, sampling).feeds(DataPosition()), 8))
     for number, feed in enumerate(feeds[:-1]):
         assert same(next(text_feeder(tokenizers, sampling).feeds(feed.after)), feeds[number + 1])
 
@@ -155,11 +155,11 @@ def test_sentences_with_unknown_or_too_many_pieces_are_not_sampled(tokenizers: T
     sampling = SubwordSampling(tokenizers, amount=1.0, seed=7, max_length=256)
     unknown = tokenizers.src.encode("the lazy ж dogs")
     assert UNK in unknown
-    assert sampling([Example(unknown, unknown)], Position()) == [Example(unknown, unknown)]
+    assert sampling([Example(unknown, unknown)], DataPosition()) == [Example(unknown, unknown)]
     known = tokenizers.src.encode("seven wizards pack boxes over dogs")
     short = replace(sampling, max_length=len(known))
     for index in range(20):
-        assert short([Example(known, known)], Position(0, index)) == [Example(known, known)]
+        assert short([Example(known, known)], DataPosition(0, index)) == [Example(known, known)]
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3, 7])
@@ -170,7 +170,7 @@ def test_several_ranks_share_the_update_of_one_process(n_ranks: int) -> None:
         share.rank, share.n_ranks = rank, n_ranks
     whole = feeder(30, batch_tokens=40, micro_batch_tokens=20)
     fewest = 99
-    for one, *parts in islice(zip(*(f.feeds(Position()) for f in (whole, *shares)), strict=True), 20):
+    for one, *parts in islice(zip(*(f.feeds(DataPosition()) for f in (whole, *shares)), strict=True), 20):
         for part in parts:
             assert np.array_equal(part.indices, one.indices)
             assert (part.after, part.epochs, part.n_targets) == (one.after, one.epochs, one.n_targets)

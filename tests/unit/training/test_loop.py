@@ -222,7 +222,9 @@ def test_an_update_whose_loss_is_not_finite_is_skipped_and_its_sentences_are_nam
     assert len(warnings) == 3
     assert "update 14: the loss" in warnings[2] and "not finite" in warnings[2] and "skipped.jsonl" in warnings[2]
     named = [json.loads(line) for line in (tmp_path / "run" / "skipped.jsonl").read_text().splitlines()]
-    feeds = toys.PairFeeder(toys.pairs(120, seed=1), toys.settings().training, device=toys.CPU).feeds(toys.Position())
+    feeds = toys.PairFeeder(toys.pairs(120, seed=1), toys.settings().training, device=toys.CPU).feeds(
+        toys.DataPosition()
+    )
     indices = [[[str(i)] for i in next(feeds).indices] for _ in range(20)]
     assert named == [{"update": n, "sentences": indices[n - 1]} for n in (3, 4, 14)]
     assert all(math.isfinite(e["loss"]) for e in events(tmp_path / "run", "update"))

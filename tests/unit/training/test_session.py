@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from pydantic import TypeAdapter
 
-from transduce.training.feed import Position
+from transduce.training.feed import DataPosition
 from transduce.training.meter import Row
 from transduce.training.session import TrainingState, score_of
 
@@ -29,7 +29,7 @@ def test_validations_since_the_best_are_counted() -> None:
 
 def test_the_state_of_a_training_survives_json() -> None:
     row = Row(7, lr=0.1, n_targets=3, n_tokens=8, n_slots=10, loss_sum=1 / 3, nll_sum=0.2, grad_norm=1e-9)
-    state = TrainingState(update=7, position=Position(2, 3), seconds=1 / 7, rows=[row])
+    state = TrainingState(update=7, position=DataPosition(2, 3), seconds=1 / 7, rows=[row])
     state.see({"loss": 1 / 3, "bleu": 20.1}, "bleu")
     stored = json.dumps(asdict(state))
     found = TypeAdapter(TrainingState).validate_python(json.loads(stored))

@@ -30,7 +30,7 @@ Names = Annotated[
 Language = Annotated[str, Field(max_length=35)]
 
 
-class TranslateRequest(BaseModel, extra="allow"):
+class DeepLRequest(BaseModel, extra="allow"):
     """What clients send. Others are refused (`_UNSUPPORTED`), or ignored, such as formality and context."""
 
     text: Texts
@@ -56,7 +56,7 @@ class LanguagesRequest(BaseModel):
 
 
 async def translate(call: Call) -> Response:
-    asked = call.parse(TranslateRequest)
+    asked = call.parse(DeepLRequest)
     refuse_unsupported(asked, _UNSUPPORTED)
     call.take_texts(asked.text)
     texts, seconds = asked.texts(), call.seconds()
@@ -74,7 +74,7 @@ async def translate(call: Call) -> Response:
     return json_response({"translations": translations})
 
 
-def _format(call: Call, asked: TranslateRequest) -> TextFormat | None:
+def _format(call: Call, asked: DeepLRequest) -> TextFormat | None:
     """Parts to preserve and the glossary, or None."""
     terms: Mapping[str, str] = {}
     if asked.glossary_id:

@@ -20,7 +20,7 @@ MAX_ALTERNATIVES = 10
 _HTML = TextFormat(MarkupRules(kind="html"))
 
 
-class TranslateRequest(BaseModel):
+class LibreTranslateRequest(BaseModel):
     """Unknown fields are ignored, as LibreTranslate does."""
 
     q: str | Items[str]
@@ -39,7 +39,7 @@ class _Key(BaseModel):
 
 
 async def translate(call: Call) -> Response:
-    asked = call.parse(TranslateRequest)
+    asked = call.parse(LibreTranslateRequest)
     texts = [asked.q] if isinstance(asked.q, str) else asked.q
     call.take_texts(texts)
     options, seconds = DecodingOptions(n_best=asked.alternatives + 1), call.seconds()

@@ -13,8 +13,8 @@ from transduce.data.batch import TrainingBatch, causal
 from transduce.data.store import TextStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import BOS, EOS, PAD
-from transduce.training.feed import Feed, Position
-from transduce.training.rows import RowFeeder
+from transduce.training.feed import DataPosition, Feed
+from transduce.training.text_feed import RowFeeder
 
 CONTEXT = 8
 
@@ -40,7 +40,7 @@ def same(one: Feed, two: Feed) -> bool:
 
 def test_every_token_but_the_first_is_a_target_once_per_epoch() -> None:
     text = store()
-    feeds = list(islice(feeder(text).feeds(Position()), 60))
+    feeds = list(islice(feeder(text).feeds(DataPosition()), 60))
     for epoch in (0, 1, 2):
         mine = [f for f in feeds if (f.after.epoch - (f.after.index == 0)) == epoch]
         asked: list[tuple[int, ...]] = []
@@ -61,8 +61,8 @@ def test_every_token_but_the_first_is_a_target_once_per_epoch() -> None:
 def test_micro_batches_add_up_to_the_update() -> None:
     text = store()
     for feed, whole in zip(
-        islice(feeder(text).feeds(Position()), 9),
-        islice(feeder(text, micro_batch_tokens=32).feeds(Position()), 9),
+        islice(feeder(text).feeds(DataPosition()), 9),
+        islice(feeder(text, micro_batch_tokens=32).feeds(DataPosition()), 9),
         strict=True,
     ):
         assert len(feed.batches) >= len(whole.batches) == 1
@@ -75,10 +75,10 @@ def test_micro_batches_add_up_to_the_update() -> None:
 
 def test_a_position_resumes_exactly() -> None:
     text = store()
-    feeds = list(islice(feeder(text).feeds(Position()), 30))
+    feeds = list(islice(feeder(text).feeds(DataPosition()), 30))
     for number, feed in enumerate(feeds[:-1]):
         assert same(next(feeder(text).feeds(feed.after)), feeds[number + 1])
-    other = next(feeder(text, seed=4).feeds(Position()))
+    other = next(feeder(text, seed=4).feeds(DataPosition()))
     assert not same(other, feeds[0])
 
 
@@ -91,7 +91,7 @@ def test_validation_reads_all_in_order() -> None:
 
 
 def test_documents_are_numbered_within_their_row() -> None:
-    for feed in islice(feeder(store(), separate=True).feeds(Position()), 9):
+    for feed in islice(feeder(store(), separate=True).feeds(DataPosition()), 9):
         for batch in feed.batches:
             ids, documents = batch.inputs
             assert torch.equal(documents, (ids == BOS).cumsum(1))
@@ -109,7 +109,7 @@ def test_two_ranks_share_the_update_of_one_process() -> None:
     feeders = [feeder(store()) for _ in range(3)]
     for rank in (0, 1):
         feeders[rank].rank, feeders[rank].n_ranks = rank, 2
-    for *parts, one in islice(zip(*(f.feeds(Position()) for f in feeders), strict=True), 12):
+    for *parts, one in islice(zip(*(f.feeds(DataPosition()) for f in feeders), strict=True), 12):
         for part in parts:
             assert np.array_equal(part.indices, one.indices) and part.after == one.after
             assert (part.n_targets, part.n_tokens) == (one.n_targets, one.n_tokens)

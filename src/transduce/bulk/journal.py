@@ -36,7 +36,7 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class JournalPosition:
     """How far a file is translated: lines, bytes of the output and their CRC-32, bytes read of the input.
 
     `done`: to its end.
@@ -78,7 +78,7 @@ class Shard:
         _sync_file(partial)
         before = self.position
         checksum = zlib.crc32(data, before.checksum)
-        self._record(Position(before.lines + n_lines, before.bytes + len(data), checksum, read))
+        self._record(JournalPosition(before.lines + n_lines, before.bytes + len(data), checksum, read))
 
     def finish(self) -> None:
         """Give the complete output its name.
@@ -111,14 +111,14 @@ class Shard:
         found = self.source.stat()
         return {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
 
-    def _find_position(self) -> Position:
+    def _find_position(self) -> JournalPosition:
         """Where the translation resumes, from the last line of the journal up to which the output is undamaged."""
         if link := next((path for path in (self._partial, self._journal) if path.is_symlink()), None):
             raise DataError(f"{link} is a link and not a file of ours; remove it")
         written, complete = self.output if self._output_existed else self._partial, False
         records = _read_records(self._journal)
         saved, self._journal_end = next(records, (None, 0))
-        position = Position()
+        position = JournalPosition()
         if written.is_file():
             with written.open("rb") as file:
                 for value, end in records:
@@ -130,7 +130,7 @@ class Shard:
         if self._output_existed and not complete:
             raise self._foreign_output()
         if saved is None or not written.exists() or (position.done and not complete):  # new, or its output was removed
-            return Position()
+            return JournalPosition()
         self._check(saved)
         return position
 
@@ -159,7 +159,7 @@ class Shard:
     def _opened(self) -> tuple[IO[bytes], IO[bytes]]:
         """The partial output and the journal, cut off after the last finished chunk."""
         if self._files is None:
-            new = self.position == Position()
+            new = self.position == JournalPosition()
             if new:  # before the output is touched: an old journal must not describe a new output
                 write_text(self._journal, _as_line(self._header))
                 self._journal_end = self._journal.stat().st_size
@@ -173,14 +173,14 @@ class Shard:
             self._files = (files[0], files[1])
         return self._files
 
-    def _record(self, position: Position) -> None:
+    def _record(self, position: JournalPosition) -> None:
         _, journal = self._opened()
         journal.write(_as_line(asdict(position)).encode())
         _sync_file(journal)
         self.position = position
 
 
-def _follows(file: IO[bytes], before: Position, after: Position) -> bool:
+def _follows(file: IO[bytes], before: JournalPosition, after: JournalPosition) -> bool:
     """Whether the file, read up to `before`, continues as it was written up to `after`."""
     n = after.bytes - before.bytes
     data = file.read(max(0, n))
@@ -216,8 +216,8 @@ def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
             yield value, end
 
 
-def _as_position(value: Mapping[str, Any]) -> Position | None:
+def _as_position(value: Mapping[str, Any]) -> JournalPosition | None:
     types = {"lines": int, "bytes": int, "checksum": int, "read": int, "done": bool}
     if {name: type(one) for name, one in value.items()} != types or min(value.values()) < 0:
         return None
-    return Position(**value)
+    return JournalPosition(**value)

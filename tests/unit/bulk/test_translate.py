@@ -17,11 +17,11 @@ import pytest
 import zstandard
 
 import transduce
+from transduce.bulk import translate as bulk
+from transduce.bulk.chunks import ChunkTranslator, Setup, Translated
+from transduce.bulk.journal import Shard
+from transduce.bulk.translate import translate_to_folder
 from transduce.config.decoding import DecodingOptions
-from transduce.decoding import bulk
-from transduce.decoding.bulk import translate_to_folder
-from transduce.decoding.bulk_chunks import ChunkTranslator, Setup, Translated
-from transduce.decoding.bulk_journal import Shard
 from transduce.decoding.results import format_rows
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, Interrupted, RunFolderError, SettingsError

@@ -14,7 +14,7 @@ from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
 from transduce.text.special import PAD
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.feed import Feeder, Loaded, Position
+from transduce.training.feed import DataPosition, Feeder, Loaded
 
 RowObjective = Callable[[np.ndarray, np.random.Generator], RowExample]
 """Turns the ids of a row into inputs and targets. The generator depends on the seed, the epoch and the row."""
@@ -56,10 +56,10 @@ class RowFeeder(Feeder):
         starts = row_starts(len(self.store), context=self.context, offset=0)
         n_rows = max(1, self.micro_budget // self.context)
         for first in range(0, len(starts), n_rows):
-            rows = [self._row(int(start), Position(), offset=0) for start in starts[first : first + n_rows]]
+            rows = [self._row(int(start), DataPosition(), offset=0) for start in starts[first : first + n_rows]]
             yield collate_rows(rows, separate=self.separate).to(self.device)
 
-    def _load(self, indices: np.ndarray, position: Position) -> Loaded:
+    def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
         offset = offset_of(self.context, seed=self.seed, epoch=position.epoch)
         rows = [self._row(int(start), position, offset=offset) for start in indices]
         n_targets = sum(int(np.count_nonzero(np.asarray(row.targets) != PAD)) for row in rows)
@@ -71,10 +71,10 @@ class RowFeeder(Feeder):
         shares = np.array_split(np.arange(len(sides[0])), self.n_ranks)
         return [np.array_split(share, -(-len(share) // n_rows)) if len(share) else [] for share in shares]
 
-    def _row(self, start: int, position: Position, *, offset: int) -> RowExample:
+    def _row(self, start: int, position: DataPosition, *, offset: int) -> RowExample:
         return self._cut(start, row_end(start, len(self.store), context=self.context, offset=offset), position)
 
-    def _cut(self, start: int, end: int, position: Position) -> RowExample:
+    def _cut(self, start: int, end: int, position: DataPosition) -> RowExample:
         """The row with the targets from `start` to before `end`. Its first input is the id before `start`."""
         ids = np.asarray(self.store.ids[start - 1 : end], dtype=np.int64)
         return self.objective(ids, generator(self.seed, position.epoch, start))
@@ -108,10 +108,10 @@ class StreamFeeder(RowFeeder):
     def in_order(self) -> Iterator[RowBatch]:
         """The whole text as one stream, batch by batch: for validation with a carry."""
         for start in range(1, len(self.store), self.context):
-            row = self._cut(start, min(start + self.context, len(self.store)), Position())
+            row = self._cut(start, min(start + self.context, len(self.store)), DataPosition())
             yield collate_rows([row], separate=self.separate).to(self.device)
 
-    def _row(self, start: int, position: Position, *, offset: int) -> RowExample:
+    def _row(self, start: int, position: DataPosition, *, offset: int) -> RowExample:
         length = (len(self.store) - 1) // self.n_streams
         stream, begin = divmod(start - 1, length)
         end = row_end(begin + 1, length + 1, context=self.context, offset=offset)

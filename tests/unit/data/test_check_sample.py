@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from transduce.config.settings import Settings
-from transduce.data.sample import WINDOW, Windows, take_sample
+from transduce.data.check_sample import WINDOW, Windows, take_sample
 from transduce.data.sources import line_sources, memory_source, pair_sources
 
 

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from transduce.bulk.chunks import Chunk, ChunkTranslator, Setup
+from transduce.bulk.journal import FOLDER, Shard
+from transduce.bulk.ray_cluster import RayCluster, RayNodes
 from transduce.config.decoding import DecodingOptions
 from transduce.data.lines import check_is_text, decode_lines, open_watched
-from transduce.decoding.bulk_chunks import Chunk, ChunkTranslator, Setup
-from transduce.decoding.bulk_journal import FOLDER, Shard
-from transduce.decoding.bulk_ray import RayCluster, RayNodes
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Notes, Style
 from transduce.decoding.translator import chunks

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oracle import search as oracle
 from oracle.stand_in import BOS, EOS, PAD, StandIn
 from transduce.config.decoding import DecodingOptions
-from transduce.decoding.sample import draw, filter_logits, sample
+from transduce.decoding.sampling import draw, filter_logits, sample
 
 SRC = torch.tensor([[4, 5, EOS, PAD], [6, EOS, PAD, PAD], [4, 4, 6, EOS]])
 

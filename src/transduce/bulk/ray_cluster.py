@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from transduce.decoding.bulk_chunks import Chunk, ChunkTranslator, Setup, Translated
+from transduce.bulk.chunks import Chunk, ChunkTranslator, Setup, Translated
 from transduce.errors import SettingsError, TransduceError
 from transduce.logging import Log
 
