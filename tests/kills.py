@@ -44,6 +44,7 @@ SETTINGS = {
     "training.max_updates": UPDATES, "training.valid_updates": VALID, "training.save_updates": SAVE,
     "training.valid_bleu_sentences": 4, "decoding.max_length": 12, "training.average": "last", "training.average_n": 2,
 }  # fmt: skip
+ALL_WELL = "every restart succeeded; every result equals that of the uninterrupted training, bit for bit"
 WAYS = ("any time", "writing", "preparing", "validating", "disk full")
 
 
@@ -63,10 +64,7 @@ class Tally:
             f"{sum(self.kills.values())} kills ({by_way}), {self.ends} finished trainings, {self.seconds:.0f} seconds",
             f"updates lost by a kill: at most {max(self.lost, default=0)}, on average "
             f"{sum(self.lost) / max(1, len(self.lost)):.1f}, of {SAVE} between two checkpoints",
-            *(
-                self.faults
-                or ["every restart succeeded; every result equals that of the uninterrupted training, bit for bit"]
-            ),
+            *(self.faults or [ALL_WELL]),
         ]
 
 
@@ -118,9 +116,8 @@ class Processes:
         arguments, errors = command_of(self.folder, run), str(self.folder / f"{run}.err")
         if shell:
             with open(errors, "ab") as file:
-                return subprocess.Popen(
-                    [sys.executable, "-m", "transduce", *arguments], stderr=file, env=self.environment()
-                )
+                command = [sys.executable, "-m", "transduce", *arguments]
+                return subprocess.Popen(command, stderr=file, env=self.environment())
         process = self.context.Process(target=child, args=(arguments, errors))
         process.start()
         return process
@@ -136,10 +133,13 @@ def ended(process: Any, timeout: float | None = None) -> int | None:
     return process.exitcode
 
 
-def events(run: Path) -> list[dict[str, Any]]:
-    with contextlib.suppress(OSError):
-        return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n")[:-1]]
-    return []
+def events(run: Path, kind: str = "") -> list[dict[str, Any]]:
+    """The lines of a run's log that are complete, or those of one kind of event."""
+    try:
+        found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n")[:-1]]
+    except OSError:
+        return []
+    return [event for event in found if kind in ("", event["event"])]
 
 
 def last_update(run: Path) -> int:
@@ -219,13 +219,24 @@ def kill(process: Any) -> bool:
     return True
 
 
+def kill_when(process: Any, mark: Path, *, seconds: float = 0.0) -> int:
+    """Start a process, kill it when this path exists, or as long after that, and return its exit code."""
+    process.start()
+    while process.is_alive() and not mark.exists():
+        time.sleep(0.0005)
+    time.sleep(seconds)
+    process.kill()
+    process.join()
+    return process.exitcode
+
+
 def one_kill(
     processes: Processes, run: str, way: str, draw: random.Random, tally: Tally, *, seconds: float, shell: bool
 ) -> None:
     """Start or resume a training and kill it; or fill its disk, and let it fail or kill it."""
     path = processes.folder / run
     before = _checkpointed(path)
-    n_restarts = sum(e["event"] == "restart" for e in events(path))
+    n_restarts = len(events(path, "restart"))
     process = processes.start(run, shell=shell)
     if way == "disk full":
         ended(process, draw.uniform(0.0, 0.8 * seconds))
@@ -244,8 +255,7 @@ def one_kill(
                 tally.faults.append(f"{run}, {way}: exit code {code}: {_words(processes.folder, run)}")
             return
         tally.kills[way] += 1
-    now = events(path)
-    restarts = [e["update"] for e in now if e["event"] == "restart"][n_restarts:]
+    restarts = [e["update"] for e in events(path, "restart")][n_restarts:]
     if restarts and way != "disk full" and restarts[0] < before:
         tally.faults.append(f"{run}: resumed from update {restarts[0]}, but {before} was saved")
     reached, saved = last_update(path), _checkpointed(path)
@@ -276,7 +286,7 @@ def compare(whole: Path, run: Path) -> list[str]:
         for name in (*names, last)
         if (whole / name).read_bytes() != (run / name).read_bytes()
     ]
-    updates = [e["update"] for e in events(run) if e["event"] == "update"]
+    updates = [e["update"] for e in events(run, "update")]
     if updates != list(range(10, UPDATES + 1, 10)):
         faults.append(f"{run.name}: log lines of updates are missing or repeated: {updates}")
     return faults
@@ -310,11 +320,8 @@ def campaign(folder: Path, *, kills: int, seed: int, most: int = 12) -> Tally:
         tally.faults += found
         if not found:
             shutil.rmtree(folder / run)
-        print(
-            f"{sum(tally.kills.values())} kills, {tally.ends} ends, {len(tally.faults)} faults",
-            file=sys.stderr,
-            flush=True,
-        )
+        n_kills = sum(tally.kills.values())
+        print(f"{n_kills} kills, {tally.ends} ends, {len(tally.faults)} faults", file=sys.stderr, flush=True)
     tally.seconds = time.monotonic() - began
     return tally
 

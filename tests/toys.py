@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -141,6 +143,21 @@ def show_indices(patch: pytest.MonkeyPatch) -> None:
     """Name sentences by their indices: toy runs have no vocabulary."""
     patch.setattr(loop, "load_tokenizers", lambda folder: None)
     patch.setattr(PairFeeder, "texts", lambda self, index, tokenizers: [str(index)])
+
+
+@contextlib.contextmanager
+def failing_update(number: int, error: BaseException) -> Iterator[None]:
+    """Raise the error in place of the `number`-th update of this process."""
+    original, calls = Updater.update, [0]
+
+    def update(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            raise error
+        return original(*args)
+
+    with mock.patch.object(Updater, "update", update):
+        yield
 
 
 def poison(number: int, asked: Settings) -> None:

@@ -22,6 +22,7 @@ import zstandard
 
 from fuzz.mutations import ARRAYS, BYTES, JSON, JSONL, PIECES, TENSORS, TEXT, TMX, TOML, Mutation
 from fuzz.originals import BULK, PACK
+from system.commands import sets
 
 Command = Callable[[Path, Path], list[str]]
 """Makes the arguments of a command from the case's folder and the damaged file."""
@@ -89,7 +90,7 @@ def _recipe(folder: Path, file: Path) -> list[str]:
 
 
 _CHEAP = ("tokenizer.kind=char", "tokenizer.vocab_size=400", "model.d_model=16")
-_QUICK = ["--dry-run", "--quiet", *(part for value in _CHEAP for part in ("--set", value))]
+_QUICK = ["--dry-run", "--quiet", *sets(*_CHEAP)]
 
 
 def _corpus(folder: Path, file: Path) -> list[str]:

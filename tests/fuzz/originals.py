@@ -18,7 +18,7 @@ import torch
 import zstandard
 
 import marians
-from system.commands import transduce, write_corpus
+from system.commands import sets, transduce, write_corpus
 
 SETTINGS = (
     *("model.d_model=16", "model.d_ff=16", "model.n_heads=2"),
@@ -70,7 +70,7 @@ def stopped_after_two_chunks() -> Iterator[None]:
 
 def _train(folder: Path, arguments: list[Any], *more: str) -> None:
     """Make `finished` and `halfway` in a folder, and store the command's arguments in command.json."""
-    command = ["train", *arguments, "--quiet", *(part for value in (*SETTINGS, *more) for part in ("--set", value))]
+    command = ["train", *arguments, "--quiet", *sets(*SETTINGS, *more)]
     done(*command, "--run", folder / "finished")
     with stopped_after_one_update():
         assert transduce(*command, "--run", folder / "halfway").code == 143

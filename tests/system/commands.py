@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 from transduce.__main__ import main
 from transduce.demo.corpus import demo_pairs
@@ -34,14 +36,15 @@ class Done:
     err: str
 
 
-def transduce(*arguments: object) -> Done:
-    """Run a command as from the shell."""
+def transduce(*arguments: object, stdin: str | None = None) -> Done:
+    """Run a command as from the shell, with this text on its standard input if given."""
     out, err = (
         io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=errors, write_through=True)
         for errors in ("strict", "backslashreplace")  # as Python's own
     )
     code = -1
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    given = sys.stdin if stdin is None else io.TextIOWrapper(io.BytesIO(stdin.encode()))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("sys.stdin", given):
         try:
             main([str(argument) for argument in arguments])
         except SystemExit as end:
@@ -49,9 +52,23 @@ def transduce(*arguments: object) -> Done:
     return Done(code, *(stream.buffer.getvalue().decode("utf-8") for stream in (out, err)))  # type: ignore[attr-defined]
 
 
+def assert_refused(done: Done, *parts: str) -> None:
+    """Check for exit code 2 and a one-line error with these parts."""
+    assert done.code == 2, done
+    (line,) = (line for line in done.err.splitlines() if "the native library" not in line)  # it may not be built
+    assert line.startswith("transduce: error: "), done.err
+    for part in parts:
+        assert part in line, done.err
+
+
+def sets(*values: str) -> list[str]:
+    """Return --set options."""
+    return [part for value in values for part in ("--set", value)]
+
+
 def small(*more: str) -> list[str]:
     """Return --set options of a small, short training; later ones win."""
-    return [part for value in (*SMALL, "training.max_updates=4", *more) for part in ("--set", value)]
+    return sets(*SMALL, "training.max_updates=4", *more)
 
 
 def write_corpus(folder: Path, name: str, n: int, *, split: str = "train", seed: int = 1) -> tuple[Path, Path]:

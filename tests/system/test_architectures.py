@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from system.commands import transduce, write_corpus
+from system.commands import sets, transduce, write_corpus
 
 SMALL = ("d_model=32", "n_encoder_layers=1", "n_decoder_layers=1")
 TRAINING = (
@@ -26,35 +26,31 @@ DEMO = (
 @pytest.mark.parametrize("model", [f"kind={kind}" for kind in KINDS])
 def test_the_demo_trains_any_translator(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.demo.sources.HELD_OUT", 4)
-    values = options(f"model.{model}", *DEMO)
+    values = sets(f"model.{model}", *DEMO)
     done = transduce("demo", "--run", tmp_path / "demo", "--updates", 2, "-q", *values)
     assert done.code == 0 and "Cross-attention" in done.out, done.err
 
 
 def test_the_demo_without_cross_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.demo.sources.HELD_OUT", 4)
-    values = options("model.kind=rnn", "model.attention=none", *DEMO)
+    values = sets("model.kind=rnn", "model.attention=none", *DEMO)
     done = transduce("demo", "--run", tmp_path / "demo", "--updates", 2, "-q", *values)
     assert done.code == 0 and "Scores:" in done.out and "Cross-attention" not in done.out, done.err
 
 
 @pytest.mark.parametrize("setting", ["model.kind=gpt", "model.kind=bert", "task=causal"])
 def test_the_demo_of_another_task_is_refused(setting: str, tmp_path: Path) -> None:
-    done = transduce("demo", "--run", tmp_path / "demo", *options(setting))
+    done = transduce("demo", "--run", tmp_path / "demo", *sets(setting))
     assert done.code == 2 and "the demo trains a translator" in done.err and "convs2s" in done.err
     assert not (tmp_path / "demo").exists()
-
-
-def options(*settings: str) -> list[str]:
-    return [part for setting in settings for part in ("--set", setting)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_translator_of_any_kind_works_in_all_commands(kind: str, tmp_path: Path) -> None:
     src, tgt = write_corpus(tmp_path, "train", 60)
-    model = options(*(f"model.{setting}" for setting in (f"kind={kind}", *SMALL, *KINDS[kind])))
+    model = sets(*(f"model.{setting}" for setting in (f"kind={kind}", *SMALL, *KINDS[kind])))
     run = tmp_path / "run"
-    done = transduce("train", "--src", src, "--tgt", tgt, "--run", run, "-q", *model, *options(*TRAINING))
+    done = transduce("train", "--src", src, "--tgt", tgt, "--run", run, "-q", *model, *sets(*TRAINING))
     assert done.code == 0, done.err
 
     lines = [*src.read_text().splitlines()[:4], "", "a"]
@@ -78,7 +74,7 @@ def test_a_translator_of_any_kind_works_in_all_commands(kind: str, tmp_path: Pat
     assert refused.code == 2 and f"'{kind}'" in refused.err and "transformer" in refused.err
 
     tuned = tmp_path / "tuned"
-    more = options("training.max_updates=2", "training.precision=float32")
+    more = sets("training.max_updates=2", "training.precision=float32")
     done = transduce("train", "--from", run, "--src", src, "--tgt", tgt, "--run", tuned, "-q", *more)
     assert done.code == 0 and f'"{kind}"' in (tuned / "config.json").read_text(), done.err
     assert transduce("evaluate", tuned, "--src", src, "--ref", tgt).code == 0

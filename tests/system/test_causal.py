@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import signal
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 import toys
-from system.commands import Done, transduce
+from system.commands import assert_refused, sets, transduce
 from transduce import Generator
 from transduce.config.decoding import DecodingOptions
 from transduce.demo.corpus import demo_pairs
@@ -31,14 +30,7 @@ SMALL = (
 
 
 def small(*more: str) -> list[str]:
-    return [part for value in (*SMALL, "training.max_updates=6", *more) for part in ("--set", value)]
-
-
-def assert_refused(done: Done, *parts: str) -> None:
-    assert done.code == 2, done
-    assert done.err.startswith("transduce: error: ") and done.err.count("\n") == 1, done.err
-    for part in parts:
-        assert part in done.err, done.err
+    return sets(*SMALL, "training.max_updates=6", *more)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +99,7 @@ def test_evaluate_agrees_with_the_scores_of_the_run(run: Path, text: Path) -> No
     assert closer["nll"] < scores["nll"] and closer["tokens"] == scores["tokens"]
 
 
-def test_generate_from_options_stdin_and_as_a_stream(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_from_options_stdin_and_as_a_stream(run: Path) -> None:
     greedy = transduce("generate", run, "--prompt", POEM[:9], "--temperature", 0, "--max-length", 30)
     assert (greedy.code, greedy.out) == (0, POEM[:39] + "\n")
     streamed = transduce("generate", run, "--prompt", POEM[:9], "--temperature", 0, "--max-length", 30, "--stream")
@@ -117,8 +109,8 @@ def test_generate_from_options_stdin_and_as_a_stream(run: Path, monkeypatch: pyt
         input=f"{POEM[:9]}\n", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert piped.stdout.startswith(POEM[:9])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{POEM[:9]}\n".encode())))
-    assert transduce("generate", run, "--temperature", 0, "--max-length", 30).out == greedy.out
+    piped_here = transduce("generate", run, "--temperature", 0, "--max-length", 30, stdin=f"{POEM[:9]}\n")
+    assert piped_here.out == greedy.out
 
     drawn = ["--temperature", 1.3, "--top-k", 20, "--top-p", 0.95, "--seed", 3, "--max-length", 20]
     done = transduce("generate", run, "-p", "1", "-p", "2", "--samples", 2, "--json", *drawn)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 import shutil
 import signal
 import sys
-import time
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from transduce import Budget, Translator, compare
 from transduce.comparison.budget import scale
 from transduce.comparison.measures import SCORES_FILE
 from transduce.errors import SettingsError
-from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
 from transduce.runs.lock import FolderLock
 from transduce.text.tokenizer import load_tokenizers
@@ -97,17 +95,13 @@ def runs(folder: Path) -> list[Path]:
 
 def test_all_runs_share_text_vocabulary_and_batches(folder: Path, plain: Done) -> None:
     found = runs(folder / "plain")
-    assert [path.relative_to(folder / "plain").as_posix() for path in found] == [
-        f"{name}/seed{seed}" for name in ("base", "wide") for seed in (1, 2)
-    ]
+    names = [path.relative_to(folder / "plain").as_posix() for path in found]
+    assert names == ["base/seed1", "base/seed2", "wide/seed1", "wide/seed2"]
     folders = list(map(RunFolder.open, found))
     assert len({load_tokenizers(one).src.model for one in folders}) == 1
     assert len({str(one.settings.data.train) for one in folders}) == 1
     assert [one.settings.training.seed for one in folders] == [1, 2, 1, 2]
-    n_targets = [
-        [event["n_targets"] for event in MetricsFile(path / "metrics.jsonl").read() if event["event"] == "update"]
-        for path in found
-    ]
+    n_targets = [[event["n_targets"] for event in kills.events(path, "update")] for path in found]
     assert n_targets[0] == n_targets[2] and n_targets[1] == n_targets[3]
     assert folders[2].settings.model.model_dump()["decoder_self"] == "ssru"
 
@@ -125,10 +119,9 @@ def test_the_numbers_are_those_of_the_runs(folder: Path, plain: Done) -> None:
             bleu.append(BLEU().corpus_score(output, [references]).score)
         assert system["scores"]["test"] == pytest.approx(bleu)
         assert system["n_parameters"] == sum(p.numel() for p in translator.model.parameters())
-        events = MetricsFile(paths[0] / "metrics.jsonl").read()
-        validations = {event["update"]: event["nll"] for event in events if event["event"] == "validation"}
-        best = next(event["best_update"] for event in events if event["event"] == "end")
-        assert system["nll"][0] == pytest.approx(validations[best])
+        validations = {event["update"]: event["nll"] for event in kills.events(paths[0], "validation")}
+        (end,) = kills.events(paths[0], "end")
+        assert system["nll"][0] == pytest.approx(validations[end["best_update"]])
         assert len(system["curves"]["nll"]) == len(system["curves"]["bleu"]) == 2
         assert system["updates"] == 12 and system["tokens_per_second"] > 0
         assert found["speeds"]["per_second"][system["name"]] > 0
@@ -236,7 +229,7 @@ def test_minutes_become_updates_by_speeds_that_are_measured_in_turns(folder: Pat
     seconds = json.loads((folder / "timed" / "update_budget.json").read_text())
     for name in ("base", "wide"):
         settings = RunFolder.open(folder / "timed" / name / "seed1").settings
-        updates = MetricsFile(folder / "timed" / name / "seed1" / "metrics.jsonl").read()[-1]["update"]
+        updates = kills.last_update(folder / "timed" / name / "seed1")
         assert settings.training.max_updates == updates == max(1, int(1.2 / seconds[name]))
         assert settings.training.max_minutes is None
         assert f"{name}: 0.02 minutes are {updates} updates" in done.err
@@ -283,49 +276,36 @@ def test_a_training_that_diverges_does_not_stop_the_others(folder: Path) -> None
     assert "not finite" in done.out.split("failed:")[1] and "wide" in done.out
 
 
-def start(arguments: list[str], errors: Path) -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "sentencepiece", "transduce.comparison.compare", "transduce.__main__"])
-    process = context.Process(target=kills.child, args=(arguments, str(errors)))
-    process.start()
-    return process
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forkserver")
-def test_kills_change_nothing_and_finished_trainings_are_not_repeated(folder: Path) -> None:
+def test_kills_change_nothing_and_finished_trainings_are_not_repeated(
+    folder: Path, processes: ForkServerContext
+) -> None:
     """SIGKILL in the first training, in the second, between them, and while the results are collected."""
-    recipes = [str(folder / f"{name}.toml") for name in ("base", "wide")]
+    recipes, errors = [str(folder / f"{name}.toml") for name in ("base", "wide")], folder / "errors"
+
+    def process(name: str) -> ForkServerProcess:
+        command = ["compare", *recipes, "--run", str(folder / name)]
+        return processes.Process(target=kills.child, args=(command, str(errors)))
+
+    def finish(name: str) -> None:
+        (last := process(name)).start()
+        last.join()
+        assert last.exitcode == 0, errors.read_text()
+
+    finish("whole")
     whole, killed = folder / "whole", folder / "killed"
-    process = start(["compare", *recipes, "--run", str(whole)], folder / "whole.err")
-    process.join()
-    assert process.exitcode == 0, (folder / "whole.err").read_text()
-    codes = []
-    for mark in (
-        killed / "base" / "seed1" / "checkpoints" / "u00000006",
-        killed / "base" / "seed1" / "report.html",
-        killed / "wide" / "seed1" / "checkpoints" / "u00000003",
-        killed / "wide" / "seed1" / SCORES_FILE,
-    ):
-        process = start(["compare", *recipes, "--run", str(killed)], folder / "killed.err")
-        while process.is_alive() and not mark.exists():
-            time.sleep(0.0005)
-        process.kill()
-        process.join()
-        codes.append(process.exitcode)
-        assert codes[-1] in (-signal.SIGKILL, 0), (folder / "killed.err").read_text()
+    marks = ("base/seed1/checkpoints/u00000006", "base/seed1/report.html", "wide/seed1/checkpoints/u00000003",
+             f"wide/seed1/{SCORES_FILE}")  # fmt: skip
+    codes = [kills.kill_when(process("killed"), killed / mark) for mark in marks]
+    assert set(codes) <= {-signal.SIGKILL, 0}, errors.read_text()
     assert codes.count(-signal.SIGKILL) >= 3, codes  # the last may end before its mark is seen
-    process = start(["compare", *recipes, "--run", str(killed)], folder / "killed.err")
-    process.join()
-    assert process.exitcode == 0, (folder / "killed.err").read_text()
+    finish("killed")
     for name in ("base", "wide"):
         one, two = (path / name / "seed1" for path in (whole, killed))
         assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
-        assert (
-            json.loads((one / SCORES_FILE).read_text())["sets"] == json.loads((two / SCORES_FILE).read_text())["sets"]
-        )
-        ends = [event for event in MetricsFile(two / "metrics.jsonl").read() if event["event"] == "end"]
-        assert len(ends) == 1
+        scores = [json.loads((path / SCORES_FILE).read_text())["sets"] for path in (one, two)]
+        assert scores[0] == scores[1]
+        assert [event["event"] for event in kills.events(two)].count("end") == 1
     found = [json.loads((path / "compare.json").read_text())["systems"] for path in (whole, killed)]
     assert [one["scores"] for one in found[0]] == [one["scores"] for one in found[1]]
-    shutil.rmtree(killed)

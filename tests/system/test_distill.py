@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import shutil
 import signal
 import sys
-import time
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sacrebleu.metrics import BLEU
@@ -227,24 +225,17 @@ def test_a_changed_training_text_is_refused_and_a_moved_one_is_found(folder: Pat
     assert not (folder / "changed").exists()
 
 
-def start(arguments: list[str], errors: Path) -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "sentencepiece", "transduce.distillation.distill", "transduce.__main__"])
-    process = context.Process(target=kills.bulk_child, args=(arguments, str(errors), CHUNK_LINES))
-    process.start()
-    return process
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forkserver")
-def test_kills_in_every_phase_change_nothing(folder: Path, plain: Done) -> None:
+def test_kills_in_every_phase_change_nothing(folder: Path, processes: ForkServerContext) -> None:
     """SIGKILL while the text is written, translated and reranked, and while the student is trained."""
-    command = [*map(str, ("distill", folder / "teacher", "--beam", 3, "--rerank", *SET)), "--run"]
-    whole, killed = folder / "whole", folder / "killed"
-    process = start([*command, str(whole)], folder / "whole.err")
-    process.join()
-    assert process.exitcode == 0, (folder / "whole.err").read_text()
-    draw, errors, text = random.Random(1), folder / "killed.err", folder / "killed.distilled"
+    whole, killed, text, errors = folder / "whole", folder / "killed", folder / "killed.distilled", folder / "errors"
+
+    def process(run: Path) -> ForkServerProcess:
+        command = ["distill", folder / "teacher", "--beam", 3, "--rerank", *SET, "--run", run]
+        return processes.Process(target=kills.bulk_child, args=([*map(str, command)], str(errors), CHUNK_LINES))
+
+    draw = random.Random(1)
     for mark in (
         text / "sources",
         text / "translations" / ".transduce" / "train-1.txt.partial",
@@ -252,16 +243,12 @@ def test_kills_in_every_phase_change_nothing(folder: Path, plain: Done) -> None:
         killed / "data.json",
         killed / "checkpoints" / "u00000002",
     ):
-        process = start([*command, str(killed)], errors)
-        while process.is_alive() and not mark.exists():
-            time.sleep(0.0005)
-        time.sleep(draw.uniform(0.0, 0.01))
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL, errors.read_text()
-    process = start([*command, str(killed)], errors)
-    process.join()
-    assert process.exitcode == 0, errors.read_text()
+        code = kills.kill_when(process(killed), mark, seconds=draw.uniform(0.0, 0.01))
+        assert code == -signal.SIGKILL, errors.read_text()
+    for run in (whole, killed):
+        (last := process(run)).start()
+        last.join()
+        assert last.exitcode == 0, errors.read_text()
     for name in ("sources/train-1.txt", "translations/train-1.txt", "reranked/train-2.txt"):
         assert (folder / "whole.distilled" / name).read_bytes() == (text / name).read_bytes()
     assert not list(text.glob(".*.aside"))

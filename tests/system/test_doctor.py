@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import transduce as package
-from system.commands import small, transduce, write_corpus
+from system.commands import sets, small, transduce, write_corpus
 from transduce.config.settings import Settings
 from transduce.demo.corpus import demo_pairs
 
@@ -88,8 +88,7 @@ def test_fine_tuning_and_processes(corpus: tuple[Path, Path]) -> None:
     assert transduce("train", *given, "--run", "runs/x", *small()).code == 0
     sizes = ("training.batch_tokens=1024", "training.max_updates=2", "training.precision=float32")
     options = (*given, "--from", "runs/x", "--run", "runs/y", "--extend-vocabulary", "20")
-    options += tuple(part for size in sizes for part in ("--set", size))
-    found = json.loads(transduce("doctor", *options, "--json", "--processes", "2").out)
+    found = json.loads(transduce("doctor", *options, *sets(*sizes), "--json", "--processes", "2").out)
     assert found["ready"] and found["settings"]["tokenizer"]["extend"] == 20
     assert found["trial"]["updates"] > 0
 

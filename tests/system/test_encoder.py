@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from system.commands import Done
-from system.commands import transduce as command
+import toys
+from system.commands import assert_refused, sets, transduce
 from transduce import MaskFiller, TextClassifier
 from transduce.errors import TrainingError
 from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
-from transduce.training.step import Updater
 
 NAMES = {"cat": "milk", "dog": "bones", "bird": "seeds", "horse": "grass"}
 MODEL = (
@@ -29,24 +26,6 @@ NO_PAIRS = "model.next_sentence=false"
 TRAINING = ("training.batch_tokens=512", "training.precision=float32", "training.lr=0.01", "training.matrix_lr=0.02")
 
 
-def transduce(*arguments: object, stdin: str = "") -> Done:
-    """Run a command with this text on its standard input."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        return command(*arguments)
-
-
-def with_settings(*given: str) -> list[str]:
-    return [part for value in given for part in ("--set", value)]
-
-
-def assert_refused(done: Done, *parts: str) -> None:
-    assert done.code == 2, done
-    assert done.err.startswith("transduce: error: ") and done.err.count("\n") == 1, done.err
-    for part in parts:
-        assert part in done.err, done.err
-
-
 def documents(n: int, seed: int) -> str:
     """Documents of four sentences in a fixed order, each about one animal."""
     draw = random.Random(seed)
@@ -55,19 +34,6 @@ def documents(n: int, seed: int) -> str:
         name, food = draw.choice(list(NAMES.items()))
         found.append(f"the {name} wakes up\nthe {name} wants {food}\nthe {name} eats {food} now\nthe {name} sleeps\n")
     return "\n".join(found)
-
-
-def failing_update(number: int) -> Any:
-    """An update that fails at its call of this number."""
-    whole, calls = Updater.update, [0]
-
-    def update(self: Updater, *given: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == number:
-            raise TrainingError("interrupted by the test")
-        return whole(self, *given)
-
-    return update
 
 
 def sentiments(n: int, seed: int) -> str:
@@ -110,7 +76,7 @@ def masked(folder: Path) -> Path:
         "training.valid_updates=60",
     )
     done = transduce(
-        "train", folder / "masked.toml", "--run", folder / "bert", *with_settings(*MODEL, CONTEXT, *TRAINING, *lines)
+        "train", folder / "masked.toml", "--run", folder / "bert", *sets(*MODEL, CONTEXT, *TRAINING, *lines)
     )
     assert done.code == 0, done.err
     for part in ("masked-token accuracy", "tokenizer.mask", "valid.txt: "):
@@ -121,9 +87,7 @@ def masked(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def classifier(folder: Path) -> Path:
-    given = with_settings(
-        *MODEL, *TRAINING, "training.max_updates=60", "training.valid_updates=20", "model.pooling=mean"
-    )
+    given = sets(*MODEL, *TRAINING, "training.max_updates=60", "training.valid_updates=20", "model.pooling=mean")
     done = transduce("train", folder / "labels.toml", "--run", folder / "sst", *given)
     assert done.code == 0, done.err
     for part in ("400 labelled texts to train on", "labels: neg, pos", "training.stop_by", "accuracy"):
@@ -145,14 +109,14 @@ def test_a_masked_model_learns_masked_words(masked: Path) -> None:
 
 
 def test_a_masked_model_learns_next_sentences(folder: Path) -> None:
-    given = with_settings(*MODEL, CONTEXT, *TRAINING, "training.max_updates=200", "training.valid_updates=100")
+    given = sets(*MODEL, CONTEXT, *TRAINING, "training.max_updates=200", "training.valid_updates=100")
     done = transduce("train", folder / "masked.toml", "--run", folder / "pairs", *given)
     assert done.code == 0 and "next-sentence accuracy" in done.err, done.err
     scores = json.loads((folder / "pairs" / "masked_scores.json").read_text())["sets"]
     assert all(found["next_sentence_accuracy"] > 0.75 for found in scores), scores
     found_ = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "valid.txt", "--json").out)
     assert found_["next_sentence_accuracy"] == scores[0]["next_sentence_accuracy"]
-    tune = ["train", "--from", folder / "pairs", "--run", folder / "tuned", *with_settings("task=masked"), "--dry-run"]
+    tune = ["train", "--from", folder / "pairs", "--run", folder / "tuned", *sets("task=masked"), "--dry-run"]
     done = transduce(*tune, "--text", folder / "valid.txt")  # data.documents is inherited
     assert done.code == 0 and "data.documents = blank_line" in done.err, done.err
     (folder / "one.txt").write_text("the cat wakes up\nthe cat wants milk\n")  # one document has no negative pairs
@@ -224,7 +188,7 @@ def test_a_classifier_learns_labels(classifier: Path, folder: Path) -> None:
 
 
 def test_a_classifier_is_fine_tuned_from_a_masked_model(masked: Path, folder: Path) -> None:
-    given = with_settings("training.max_updates=8", "training.valid_updates=8", "training.precision=float32")
+    given = sets("training.max_updates=8", "training.valid_updates=8", "training.precision=float32")
     run = folder / "fine"
     done = transduce("train", folder / "labels.toml", "--from", masked, "--run", run, *given)
     assert done.code == 0, done.err
@@ -237,9 +201,7 @@ def test_a_classifier_is_fine_tuned_from_a_masked_model(masked: Path, folder: Pa
     ours, theirs = (load_tokenizers(RunFolder.open(path)).tgt for path in (run, masked))
     assert ours.model == theirs.model
     assert "fine-tuned from the weights of `bert`" in (run / "README.md").read_text()
-    done = transduce(
-        "train", folder / "labels.toml", "--from", masked, "--run", run / "x", *with_settings("model.d_ff=9")
-    )
+    done = transduce("train", folder / "labels.toml", "--from", masked, "--run", run / "x", *sets("model.d_ff=9"))
     assert_refused(done, "model.d_ff = 9: training.start has 64")
     assert not (run / "x").exists()
 
@@ -247,7 +209,7 @@ def test_a_classifier_is_fine_tuned_from_a_masked_model(masked: Path, folder: Pa
 def test_a_masked_model_is_fine_tuned_on_plain_text(masked: Path, folder: Path) -> None:
     """The task is that of the start; new pieces follow <mask>, which keeps its id."""
     (folder / "fish.txt").write_text("the fish wants algae\nthe octopus eats 蟹 now\n" * 30, encoding="utf-8")
-    given = with_settings("training.max_updates=4", "training.valid_updates=2", "training.precision=float32")
+    given = sets("training.max_updates=4", "training.valid_updates=2", "training.precision=float32")
     text = ["--text", folder / "fish.txt", "--valid-text", folder / "valid.txt"]
     run = folder / "fish"
     done = transduce("train", *text, "--from", masked, "--run", run, "--extend-vocabulary", 20, *given)
@@ -258,17 +220,16 @@ def test_a_masked_model_is_fine_tuned_on_plain_text(masked: Path, folder: Path) 
     assert MaskFiller.load(run).fill(["the <mask> eats 蟹"])[0].masks
 
 
-def test_resume_after_a_crash_gives_the_same_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_after_a_crash_gives_the_same_weights(folder: Path) -> None:
     """Masks and batches are functions of the seed and the epoch, so the checkpoint need not store them."""
-    given = with_settings(*MODEL, *TRAINING, "training.valid_updates=10", "training.schedule=constant")
+    given = sets(*MODEL, *TRAINING, "training.valid_updates=10", "training.schedule=constant")
     for task in ("masked", "labels"):
         whole, parts = folder / f"{task}-whole", folder / f"{task}-parts"
-        more = with_settings("training.max_updates=20", *([CONTEXT] if task == "masked" else []))
+        more = sets("training.max_updates=20", *([CONTEXT] if task == "masked" else []))
         asked = [folder / f"{task}.toml", *given, *more]
         assert transduce("train", *asked, "--run", whole).code == 0
-        with monkeypatch.context() as patch:
-            patch.setattr(Updater, "update", failing_update(13))
-            assert transduce("train", *asked, "--run", parts).code != 0
+        with toys.failing_update(13, TrainingError("interrupted by the test")):
+            assert transduce("train", *asked, "--run", parts).code == 1
         assert transduce("train", *asked, "--run", parts).code == 0
         ours, theirs = (RunFolder.open(path).load_model() for path in (whole, parts))
         assert all((ours[name] == theirs[name]).all() for name in ours)
@@ -299,7 +260,7 @@ def test_settings_that_do_not_fit_the_task_are_refused(
 ) -> None:
     usual = (*MODEL, CONTEXT) if recipe == "masked" else MODEL
     given = [value for value in usual if value.split("=")[0] not in {v.split("=")[0] for v in values}]
-    done = transduce("train", folder / f"{recipe}.toml", "--run", folder / "bad", *with_settings(*given, *values))
+    done = transduce("train", folder / f"{recipe}.toml", "--run", folder / "bad", *sets(*given, *values))
     assert_refused(done, message)
     assert not (folder / "bad").exists()
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+import toys
 from marians import make_folder, make_run
-from system.commands import Done, small, transduce, write_corpus
+from system.commands import assert_refused, sets, small, transduce, write_corpus
 from transduce import Translator
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import TrainingError
@@ -19,7 +20,6 @@ from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
 from transduce.text.special import BOS, EOS, PAD, UNK
 from transduce.text.tokenizer import load_tokenizers
-from transduce.training.step import Updater
 
 SHORT = (
     "training.max_updates=6",
@@ -27,17 +27,6 @@ SHORT = (
     "training.batch_tokens=512",
     "training.precision=float32",
 )
-
-
-def given(*values: str) -> list[str]:
-    return [part for value in values for part in ("--set", value)]
-
-
-def assert_refused(done: Done, *parts: str) -> None:
-    assert done.code == 2, done
-    assert done.err.startswith("transduce: error: ") and done.err.count("\n") == 1, done.err
-    for part in parts:
-        assert part in done.err, done.err
 
 
 def validations(run: Path) -> list[dict[str, Any]]:
@@ -67,11 +56,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(folder: Path, run: str, *more: object) -> list[object]:
     text = ["--src", folder / "new.en", "--tgt", folder / "new.de"]
     held = ["--valid-src", folder / "new_valid.en", "--valid-tgt", folder / "new_valid.de"]
-    return ["train", "--from", folder / "start", *text, *held, "--run", folder / run, *given(*SHORT), *more]
+    return ["train", "--from", folder / "start", *text, *held, "--run", folder / run, *sets(*SHORT), *more]
 
 
 def test_a_translator_learns_new_words_and_keeps_the_old_vocabulary(folder: Path) -> None:
-    done = transduce(*asked(folder, "grown", "--extend-vocabulary", 60, *given("training.max_updates=40")))
+    done = transduce(*asked(folder, "grown", "--extend-vocabulary", 60, *sets("training.max_updates=40")))
     assert done.code == 0, done.err
     for part in (
         *("starting from", "data.src_lang = en", "vocabulary: kept 400 pieces", "unknown tokens", "0 now"),
@@ -92,7 +81,7 @@ def test_a_translator_learns_new_words_and_keeps_the_old_vocabulary(folder: Path
 
 def test_without_new_pieces_the_first_validation_scores_the_start(folder: Path) -> None:
     """The validation before the first update scores the start's weights, and the translations are the same."""
-    done = transduce(*asked(folder, "plain", *given("training.lr=1e-9", "training.valid_bleu_sentences=30")))
+    done = transduce(*asked(folder, "plain", *sets("training.lr=1e-9", "training.valid_bleu_sentences=30")))
     assert done.code == 0, done.err
     first, *_, last = validations(folder / "plain")
     lines = (folder / "new_valid.en").read_text("utf-8").splitlines()
@@ -103,30 +92,14 @@ def test_without_new_pieces_the_first_validation_scores_the_start(folder: Path) 
     assert [t.text for t in one.translate(lines)] == [t.text for t in two.translate(lines)]
 
 
-def failing_update(number: int) -> Any:
-    """An `Updater.update` that fails at this call."""
-    whole, calls = Updater.update, [0]
-
-    def update(self: Updater, *batches: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == number:
-            raise TrainingError("interrupted by the test")
-        return whole(self, *batches)
-
-    return update
-
-
 @pytest.mark.parametrize("number", [1, 5])
-def test_resume_needs_neither_the_start_nor_its_text(
-    folder: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_needs_neither_the_start_nor_its_text(folder: Path, number: int) -> None:
     whole = folder / "whole"
     more = ["--extend-vocabulary", 20]
     if not whole.exists():
         assert transduce(*asked(folder, "whole", *more)).code == 0
     parts, place = f"parts{number}", folder / f"place{number}"
-    with monkeypatch.context() as patch:
-        patch.setattr(Updater, "update", failing_update(number))
+    with toys.failing_update(number, TrainingError("interrupted by the test")):
         assert transduce(*asked(folder, parts, *more)).code == 1
     for checkpoint in (folder / parts / "checkpoints").iterdir():
         if number == 1:  # as if killed before the first checkpoint
@@ -151,7 +124,7 @@ def test_settings_that_contradict_the_start_are_refused(folder: Path) -> None:
         ),
         ("tokenizer.kind=bpe", "training.start has 'unigram'"),
     ):
-        assert_refused(transduce(*asked(folder, "no", *given(value))), message)
+        assert_refused(transduce(*asked(folder, "no", *sets(value))), message)
         assert not (folder / "no").exists()
     assert_refused(transduce("train", "--from", folder / "start", "--text", folder / "new.en", "--run", folder / "no"),
                    "its model is of kind 'transformer'")  # fmt: skip
@@ -169,7 +142,7 @@ def test_an_imported_translator_is_fine_tuned(folder: Path, tmp_path: Path) -> N
     source = make_folder(tmp_path / "theirs", make_run(tmp_path / "ours", output_bias=True))
     assert transduce("import", "marian", source, tmp_path / "start").code == 0
     text = ["--src", folder / "new.en", "--tgt", folder / "new.de"]
-    done = transduce("train", "--from", tmp_path / "start", *text, "--run", tmp_path / "run", *given(*SHORT),
+    done = transduce("train", "--from", tmp_path / "start", *text, "--run", tmp_path / "run", *sets(*SHORT),
                      "--extend-vocabulary", 40)  # fmt: skip
     assert done.code == 0, done.err
     found = validations(tmp_path / "run")
@@ -184,11 +157,11 @@ def test_a_language_model_is_fine_tuned(tmp_path: Path) -> None:
     old.write_text("the cat sleeps all day long\n" * 60)
     new.write_text("ŝi dormas la tutan tagon\n" * 60, encoding="utf-8")
     options = ("model.d_model=32", "model.d_ff=64", "model.n_heads=2", "model.n_decoder_layers=1", "data.context=16")
-    done = transduce("train", "--text", old, "--run", tmp_path / "start", *given(*SHORT, *options))
+    done = transduce("train", "--text", old, "--run", tmp_path / "start", *sets(*SHORT, *options))
     assert done.code == 0, done.err
     more = ("training.max_updates=30", "training.lr=0.01")
     done = transduce("train", "--text", new, "--from", tmp_path / "start", "--run", tmp_path / "run",
-                     *given(*SHORT, *more), "--extend-vocabulary", 12)  # fmt: skip
+                     *sets(*SHORT, *more), "--extend-vocabulary", 12)  # fmt: skip
     assert done.code == 0, done.err
     assert "data.context = 16" in done.err and "kept" in done.err, done.err
     run = RunFolder.open(tmp_path / "run")
@@ -217,9 +190,9 @@ def test_an_imported_gpt2_is_fine_tuned(tmp_path: Path) -> None:
     bpe.save(str(tmp_path / "theirs" / "tokenizer.json"))
     done = transduce("import", "gpt2", tmp_path / "theirs", tmp_path / "start")
     assert done.code == 0, done.err
-    command = ["train", "--text", text, "--from", tmp_path / "start", "--run", tmp_path / "run", *given(*SHORT)]
+    command = ["train", "--text", text, "--from", tmp_path / "start", "--run", tmp_path / "run", *sets(*SHORT)]
     assert_refused(transduce(*command, "--extend-vocabulary", 5), "cannot be extended")
-    done = transduce(*command, *given("training.max_updates=20", "training.lr=0.01"))
+    done = transduce(*command, *sets("training.max_updates=20", "training.lr=0.01"))
     assert done.code == 0, done.err
     found = validations(tmp_path / "run")
     assert found[-1]["bits_per_byte"] < found[0]["bits_per_byte"] - 0.3
@@ -243,7 +216,7 @@ def test_a_run_can_use_the_tokenizer_of_another_run(folder: Path) -> None:
     text = ["--src", folder / "new.en", "--tgt", folder / "new.de", "--run", folder / "borrowed"]
     values = ("training.max_updates=1", "model.d_model=16", "model.d_ff=16", "model.n_heads=2", "training.lr=0.01")
     start = f"tokenizer.start={folder / 'start'}"
-    done = transduce("train", *text, *given(*values, start))
+    done = transduce("train", *text, *sets(*values, start))
     assert done.code == 0 and "tokenizer of" in done.err, done.err
     one, two = RunFolder.open(folder / "start"), RunFolder.open(folder / "borrowed")
     assert load_tokenizers(one).tgt.model == load_tokenizers(two).tgt.model
@@ -254,5 +227,5 @@ def test_a_run_can_use_the_tokenizer_of_another_run(folder: Path) -> None:
         (("tokenizer.start=nowhere",), ("there is no run folder", "nowhere")),
         ((start, f"training.start={folder / 'start'}"), ("tokenizer.start", "leave it out")),
     ):
-        assert_refused(transduce("train", *text, *given(*wrong)), *parts)
+        assert_refused(transduce("train", *text, *sets(*wrong)), *parts)
         assert not (folder / "refused").exists()

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import toys
-from system.commands import transduce
-from system.test_causal import LINES, POEM, assert_refused, small
+from system.commands import assert_refused, transduce
+from system.test_causal import LINES, POEM, small
 from transduce import Generator
 from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import model_settings

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 import shlex
 import tomllib
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -42,8 +40,7 @@ def run_line(line: str) -> None:
     if ">" in words:
         words, (out,) = words[: words.index(">")], words[words.index(">") + 1 :]
     assert words[0] == "transduce", line
-    with mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()))):
-        done = transduce(*words[1:])
+    done = transduce(*words[1:], stdin=text)
     assert done.code == 0, done.err
     if out is not None:
         Path(out).write_text(done.out, encoding="utf-8")

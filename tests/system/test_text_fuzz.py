@@ -6,7 +6,6 @@
 # ruff: noqa: E501  (long tables of strange values)
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import marians
-from system.commands import Done, small, transduce
+from system.commands import assert_refused, small, transduce
 
 MORE = int(os.environ.get("TRANSDUCE_FUZZ", "1"))
 SEPARATORS = "\u2028\u2029\u0085\x0b\x0c\x1c\x1d\x1e\r\u001f\u180e\u200b\u2060"
@@ -46,13 +45,6 @@ def content_of(lines: list[str], *, crlf: bool = False, last: bool = True) -> by
 def n_lines(content: bytes) -> int:
     """The count of `wc -l`, plus one for a last line without a line end."""
     return content.count(b"\n") + (bool(content) and not content.endswith(b"\n"))
-
-
-def assert_refused(done: Done) -> None:
-    """Check for a one-line error and exit code 2."""
-    assert done.code == 2, done
-    errors = [line for line in done.err.splitlines() if line.startswith("transduce: error: ")]
-    assert len(errors) == 1 and "Traceback" not in done.err, done.err
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +85,9 @@ def test_as_many_lines_out_as_in(
     assert judged.code == 0 and json.loads(judged.out), judged
 
 
-def test_standard_input_and_output_keep_lines_too(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_and_output_keep_lines_too(run: Path, tmp_path: Path) -> None:
     content = content_of(list(STRANGE))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    done = transduce("translate", run, "--beam", "1", "--max-length", "3")
+    done = transduce("translate", run, "--beam", "1", "--max-length", "3", stdin=content.decode())
     assert done.out.count("\n") == len(STRANGE)
     (tmp_path / "in").write_bytes(content)
     to_file = transduce("translate", run, tmp_path / "in", "-o", tmp_path / "out", "--beam", "1", "--max-length", "3")

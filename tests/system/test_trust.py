@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 import kills
 import marians
 import transduce
-from system.commands import SMALL, write_corpus
+from system.commands import SMALL, small, write_corpus
 from system.commands import transduce as command
 from transduce import pipeline
 from transduce.config.settings import Settings
@@ -29,10 +28,6 @@ from transduce.verification.resume import TrialRuns, not_verified, shortened
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(transduce.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 
 
-def events(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_two_fresh_runs_are_equal_whatever_the_clock_says(tmp_path: Path) -> None:
     """Two processes; the second has the recipe of the first, and every call of its `time.time` jumps by years."""
     src, tgt = write_corpus(tmp_path, "train", 120)
@@ -40,12 +35,10 @@ def test_two_fresh_runs_are_equal_whatever_the_clock_says(tmp_path: Path) -> Non
         "import itertools, time\n_real, _n = time.time, itertools.count()\n"
         "time.time = lambda: _real() + (-1) ** next(_n) * 3e8\n"
     )
-    sets = [
-        part for value in (*SMALL, "tokenizer.sampling=0.2", "training.max_updates=30") for part in ("--set", value)
-    ]
+    given = small("tokenizer.sampling=0.2", "training.max_updates=30")
     recipe = tmp_path / "plain" / "recipe.toml"
     for name, path, asked in (
-        ("plain", "", ["--src", src, "--tgt", tgt, *sets]),
+        ("plain", "", ["--src", src, "--tgt", tgt, *given]),
         ("jumping", f"{tmp_path}{os.pathsep}", [recipe]),
     ):
         environment = {**ENVIRONMENT, "PYTHONPATH": path + ENVIRONMENT["PYTHONPATH"]}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import toys
-from system.commands import small, transduce
+from system.commands import sets, small, transduce
 from transduce import Budget, compare
 from transduce.config.recipe import read_recipe
 from transduce.runs.folder import RunFolder
@@ -97,12 +97,12 @@ def test_a_killed_training_on_vectors_resumes_bit_by_bit(
 
 def test_a_classifier_of_vectors(data: Path, tmp_path: Path) -> None:
     run, test = tmp_path / "run", data / "test.safetensors"
-    sets = [
+    files = [
         f'data.{name}=[{{path="{data / file}"}}]' for name, file in (("train", "train.safetensors"), ("test", test))
     ]
-    values = (*MODEL, *sets, "task=classification", "model.preset=bert-tiny", "model.d_model=32", "model.d_ff=64")
+    values = (*MODEL, *files, "task=classification", "model.preset=bert-tiny", "model.d_model=32", "model.d_ff=64")
     limits = ("training.max_updates=60", "training.batch_tokens=512", "training.precision=float32")
-    arguments = [part for value in (*values, *limits) for part in ("--set", value)]
+    arguments = sets(*values, *limits)
     done = transduce("train", "--run", run, *arguments)
     assert done.code == 0, done.err
     assert "vectors have no [CLS]" in done.err + done.out

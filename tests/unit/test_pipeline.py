@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+import toys
 from system.commands import Done, small, transduce, write_corpus
 from transduce.config.settings import Settings
 from transduce.errors import Interrupted, SettingsError
 from transduce.tasks.resolve import check
-from transduce.training.step import Updater
 
 
 @pytest.fixture
@@ -33,24 +33,15 @@ def train(texts: Path, *more: str, tests: bool = True) -> Done:
     return transduce("train", *sides, "--run", texts.parent / "run", *small("training.valid_updates=2", *more))
 
 
-def cut_short(texts: Path, monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
-    """Train until the update before `at`, as if a signal had arrived then."""
-    calls, original = [0], Updater.update
-
-    def update(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == at:
-            raise Interrupted("saved", signal=2)
-        return original(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Updater, "update", update)
+def cut_short(texts: Path) -> None:
+    """Train for three updates, as if a signal had arrived then."""
+    with toys.failing_update(4, Interrupted("saved", signal=2)):
         assert train(texts).code == 130
 
 
-def test_a_run_resumes_without_its_text(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumes_without_its_text(texts: Path) -> None:
     """The folder contains everything that is needed, test sets included."""
-    cut_short(texts, monkeypatch, at=4)
+    cut_short(texts)
     for path in texts.iterdir():
         path.unlink()
     done = train(texts)
@@ -62,8 +53,8 @@ def test_a_run_resumes_without_its_text(texts: Path, monkeypatch: pytest.MonkeyP
     assert again.code == 0 and "is finished" in again.err
 
 
-def test_a_damaged_line_of_the_log_is_skipped_with_a_warning(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_short(texts, monkeypatch, at=4)
+def test_a_damaged_line_of_the_log_is_skipped_with_a_warning(texts: Path) -> None:
+    cut_short(texts)
     log = texts.parent / "run" / "metrics.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([*lines[:1], b"\x00\xff\n", *lines[1:]]))
@@ -149,11 +140,3 @@ def test_separate_vocabularies_cannot_be_tied_three_ways(preset: dict[str, Any],
         check(Settings.from_mapping({"tokenizer": separate, "model": {"tie": "three_way", **preset}}))
     for tokenizer, model in ((separate, {"tie": "two_way"}), (separate, {}), ({}, {"tie": "three_way"})):
         check(Settings.from_mapping({"tokenizer": tokenizer, "model": {**model, **preset}}))
-
-
-def test_separate_vocabularies_get_a_two_way_tie(texts: Path) -> None:
-    """Even if both have the same size."""
-    done = train(texts, "tokenizer.joint=false", "tokenizer.kind=char", "tokenizer.vocab_size=30", tests=False)
-    assert done.code == 0, done.err
-    config = json.loads((texts.parent / "run" / "config.json").read_text())
-    assert config["model"]["tie"] == "two_way"
