@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import time
-from collections.abc import Sequence
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-import toys
+from kills import events
 from system.commands import small, write_corpus
+from system.teams import LEFT, Team
 from transduce.runs.folder import RunFolder
 
 pytestmark = pytest.mark.loopback  # starts a server or processes that communicate
@@ -24,68 +21,6 @@ pytestmark = pytest.mark.loopback  # starts a server or processes that communica
 EXACT = ("max_updates=40", "average=ema", "optimizer=adam", "schedule=cosine")
 PLAIN = (*EXACT, "model.dropout=0.0")
 SAME = ("update", "lr", "epoch", "n_targets")
-LEFT = 1  # exit code of a process that lost another one
-
-
-def free_port() -> int:
-    with socket.create_server(("localhost", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-class Team:
-    """Trainings with one or more processes, with their folders in one place."""
-
-    def __init__(self, context: ForkServerContext, path: Path) -> None:
-        self.context, self.path, self.port = context, path, 0
-
-    def start(self, name: str, n: int, *arguments: str, kill: tuple[int, str] | None = None) -> list[ForkServerProcess]:
-        """`kill`: the rank that kills itself, and when."""
-        self.port = free_port()
-        members = []
-        for rank in range(n):
-            process = self.process(rank, n)
-            rest = ["--kill", kill[1], *arguments] if kill is not None and kill[0] == rank else list(arguments)
-            files = ([str(self.path / name), *rest], self.path / f"{name}.{rank}.err", process)
-            members.append(self.context.Process(target=toys.process, args=files))
-        for member in members:
-            member.start()
-        return members
-
-    def process(self, rank: int, n: int) -> dict[str, str]:
-        """The environment of one of the processes started next."""
-        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(self.port)}
-        return {"RANK": str(rank), "WORLD_SIZE": str(n), "GLOO_SOCKET_IFNAME": "lo", **address}
-
-    def command(self, name: str, n: int, *arguments: object) -> list[ForkServerProcess]:
-        """Start processes that run a command."""
-        self.port = free_port()
-        given = [str(argument) for argument in arguments]
-        members = []
-        for rank in range(n):
-            files = (given, self.path / f"{name}.{rank}.err", self.process(rank, n))
-            members.append(self.context.Process(target=toys.command, args=files))
-            members[-1].start()
-        return members
-
-    def finish(self, members: Sequence[ForkServerProcess], *codes: int) -> None:
-        for member in members:
-            member.join(timeout=120)
-        errors = "".join(path.read_text() for path in sorted(self.path.glob("*.err")))
-        assert [member.exitcode for member in members] == list(codes), errors
-
-    def train(self, name: str, n: int, *arguments: str, kill: tuple[int, str] | None = None) -> Path:
-        codes = [0 if kill is None else -signal.SIGKILL if rank == kill[0] else LEFT for rank in range(n)]
-        self.finish(self.start(name, n, *arguments, kill=kill), *codes)
-        return self.path / name
-
-    def samples(self, name: str, rank: int = 0) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """The sentences of each update, by epoch and index."""
-        lines = (self.path / f"{name}.{rank}.samples").read_text().splitlines()
-        numbers = [tuple(map(int, line.split())) for line in lines]
-        return {line[:2]: line[2:] for line in numbers}
-
-    def said(self, name: str, rank: int = 0) -> str:
-        return (self.path / f"{name}.{rank}.err").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +32,6 @@ def team(processes: ForkServerContext, tmp_path_factory: pytest.TempPathFactory)
 def alone(team: Team) -> Path:
     """One process, without dropout."""
     return team.train("alone", 1, *PLAIN)
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [event for event in found if event["event"] == kind]
 
 
 def assert_same_but_for_rounding(one: Path, other: Path) -> None:
@@ -145,8 +75,7 @@ def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team
     team.train("cut", 2, *EXACT, kill=(1, "update:27"))  # the worker
     assert "another process of this training exited" in team.said("cut", 0)
     members = team.start("cut", 2, *EXACT)
-    while members[0].is_alive() and '"update": 30' not in (team.path / "cut" / "metrics.jsonl").read_text():
-        time.sleep(0.001)
+    team.wait_for_log("cut", members[0], '"update": 30')
     assert members[1].pid is not None
     os.kill(members[1].pid, signal.SIGTERM)  # to one process; all stop after the same update
     team.finish(members, 143, 143)
@@ -156,15 +85,13 @@ def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team
     cut = team.train("cut", 2, *EXACT)
     lines = [
         [
-            {k: v for k, v in event.items() if "seconds" not in k}
+            {key: value for key, value in event.items() if "second" not in key}
             for kind in ("update", "validation")
-            for event in events(f, kind)
+            for event in events(folder, kind)
         ]
-        for f in (whole, cut)
+        for folder in (whole, cut)
     ]
-    assert [{k: v for k, v in e.items() if k != "tokens_per_second"} for e in lines[0]] == [
-        {k: v for k, v in e.items() if k != "tokens_per_second"} for e in lines[1]
-    ]
+    assert lines[0] == lines[1]
     states = [RunFolder.open(folder, model=False).checkpoints.latest() for folder in (whole, cut)]
     a, b = (state.tensors() for state in states if state is not None)
     assert "updater/generator.cpu.1" in a

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
-from collections.abc import Callable
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import toys
+from kills import events
+from system.teams import Team
 from transduce.runs.folder import RunFolder
 
 TIMELESS = ("event", "update", "loss", "nll", "lr", "grad_norm", "padding", "epoch", "n_targets", "perplexity", "best")
@@ -22,51 +20,16 @@ EMA = ("average=ema", "optimizer=adam", "schedule=inverse_sqrt")
 LAST = ("average=last", "average_n=2", "optimizer=muon", "schedule=cosine", "matrix_lr=0.01")
 
 
-class Runs:
-    """Training processes with their folders and error output in one place."""
-
-    def __init__(self, context: ForkServerContext, path: Path) -> None:
-        self.context, self.path = context, path
-
-    def start(self, name: str, *arguments: str) -> ForkServerProcess:
-        errors = self.path / f"{name}.err"
-        process = self.context.Process(target=toys.process, args=([str(self.path / name), *arguments], errors))
-        process.start()
-        return process
-
-    def finish(self, process: ForkServerProcess, *codes: int) -> None:
-        process.join(timeout=120)
-        errors = "".join(path.read_text() for path in self.path.glob("*.err"))
-        assert process.exitcode in codes, errors
-
-    def train(self, name: str, *arguments: str) -> Path:
-        killed = "--kill" in arguments
-        self.finish(self.start(name, *arguments), -signal.SIGKILL if killed else 0)
-        return self.path / name
-
-    def start_and_wait(self, name: str, *arguments: str, seen: Callable[[str], bool]) -> ForkServerProcess:
-        """Start a process, and return once its log contains what `seen` looks for."""
-        process = self.start(name, *arguments)
-        metrics = self.path / name / "metrics.jsonl"
-        while process.is_alive() and not (metrics.exists() and seen(metrics.read_text())):
-            time.sleep(0.001)
-        return process
-
-
 @pytest.fixture
-def runs(processes: ForkServerContext, tmp_path: Path) -> Runs:
-    return Runs(processes, tmp_path)
+def runs(processes: ForkServerContext, tmp_path: Path) -> Team:
+    return Team(processes, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def whole(processes: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Path]:
     """Uninterrupted runs."""
-    runs = Runs(processes, tmp_path_factory.mktemp("whole"))
-    return {settings: runs.train(settings[0], *settings) for settings in (EMA, LAST)}
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    runs = Team(processes, tmp_path_factory.mktemp("whole"))
+    return {settings: runs.train(settings[0], 1, *settings) for settings in (EMA, LAST)}
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
@@ -95,11 +58,11 @@ def assert_same(one: Path, other: Path) -> None:
     ids=["ema", "last"],
 )
 def test_resume_is_bit_identical_after_any_number_of_sigkills(
-    runs: Runs, whole: dict[tuple[str, ...], Path], settings: tuple[str, ...], kills: tuple[str, ...]
+    runs: Team, whole: dict[tuple[str, ...], Path], settings: tuple[str, ...], kills: tuple[str, ...]
 ) -> None:
     for kill in kills:
-        runs.train("cut", "--kill", kill, *settings)
-    assert_same(whole[settings], runs.train("cut", *settings))
+        runs.train("cut", 1, *settings, kill=(0, kill))
+    assert_same(whole[settings], runs.train("cut", 1, *settings))
 
 
 @pytest.mark.parametrize(
@@ -113,58 +76,60 @@ def test_resume_is_bit_identical_after_any_number_of_sigkills(
     ],
     ids=" ".join,
 )
-def test_resume_is_bit_identical_for_every_architecture(runs: Runs, model: tuple[str, ...]) -> None:
+def test_resume_is_bit_identical_for_every_architecture(runs: Team, model: tuple[str, ...]) -> None:
     asked = *(f"model.{setting}" for setting in model), "max_updates=10", "valid_updates=5", "save_updates=3"
-    whole = runs.train("whole", *asked)
-    runs.train("cut", "--kill", "update:5", *asked)
-    assert_same(whole, runs.train("cut", *asked))
+    whole = runs.train("whole", 1, *asked)
+    runs.train("cut", 1, *asked, kill=(0, "update:5"))
+    assert_same(whole, runs.train("cut", 1, *asked))
 
 
-def test_a_skipped_update_is_bit_identical_however_the_run_is_killed(runs: Runs) -> None:
+def test_a_skipped_update_is_bit_identical_however_the_run_is_killed(runs: Team) -> None:
     """Kills come instead of the checkpoint after it, and before a log line after it."""
     asked = ("--poison", "17", "save_updates=10", "valid_updates=20", "max_updates=30", *EMA)
-    whole = runs.train("whole", *asked)
-    (skipped,) = [event for event in events(whole) if event["event"] == "skipped"]
+    whole = runs.train("whole", 1, *asked)
+    (skipped,) = events(whole, "skipped")
     assert (skipped["update"], skipped["loss"]) == (17, None)
     for kill in ("checkpoint:2", "line:3"):
-        runs.train("cut", "--kill", kill, *asked)
-    assert_same(whole, runs.train("cut", *asked))
+        runs.train("cut", 1, *asked, kill=(0, kill))
+    assert_same(whole, runs.train("cut", 1, *asked))
 
 
-def test_a_kill_from_outside_leaves_a_model_and_a_checkpoint(runs: Runs, whole: dict[tuple[str, ...], Path]) -> None:
+def test_a_kill_from_outside_leaves_a_model_and_a_checkpoint(runs: Team, whole: dict[tuple[str, ...], Path]) -> None:
     """Here a moment after the first checkpoint."""
-    process = runs.start_and_wait("cut", *EMA, seen=lambda log: '"update": 30' in log)
+    (process,) = runs.start("cut", 1, *EMA)
+    runs.wait_for_log("cut", process, '"update": 30')
     process.kill()
-    runs.finish(process, -signal.SIGKILL)
+    runs.finish([process], -signal.SIGKILL)
     run = RunFolder.open(runs.path / "cut", model=False)
     assert all(tensor.isfinite().all() for tensor in run.load_model().values())
     checkpoint = run.checkpoints.latest()
     assert checkpoint is not None
     assert checkpoint.update >= 20
     assert not any("damaged" in note for note in checkpoint.notes)  # this process may have more threads than the run
-    assert_same(whole[EMA], runs.train("cut", *EMA))
+    assert_same(whole[EMA], runs.train("cut", 1, *EMA))
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
-    runs: Runs, whole: dict[tuple[str, ...], Path]
+    runs: Team, whole: dict[tuple[str, ...], Path]
 ) -> None:
-    cut = runs.train("cut", "--kill", "update:50", *LAST)
+    cut = runs.train("cut", 1, *LAST, kill=(0, "update:50"))
     damaged = cut / "checkpoints" / "u00000040" / "training.safetensors"
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    assert_same(whole[LAST], runs.train("cut", *LAST))
-    assert "u00000040" in (runs.path / "cut.err").read_text()
+    assert_same(whole[LAST], runs.train("cut", 1, *LAST))
+    assert "u00000040" in runs.said("cut")
 
 
-def test_signals_save_everything_and_the_run_can_be_resumed(runs: Runs, whole: dict[tuple[str, ...], Path]) -> None:
+def test_signals_save_everything_and_the_run_can_be_resumed(runs: Team, whole: dict[tuple[str, ...], Path]) -> None:
     for number, sign in ((signal.SIGINT, '"update": 10'), (signal.SIGTERM, '"restart"')):
-        process = runs.start_and_wait("cut", *EMA, seen=lambda log, sign=sign: sign in log)
+        (process,) = runs.start("cut", 1, *EMA)
+        runs.wait_for_log("cut", process, sign)
         assert process.pid is not None
         os.kill(process.pid, number)
-        runs.finish(process, 128 + number)
-        errors = (runs.path / "cut.err").read_text()
+        runs.finish([process], 128 + number)
+        errors = runs.said("cut")
         assert f"{number.name}: stopped after update" in errors
         assert "the same command" in errors
         assert RunFolder.open(runs.path / "cut", model=False).checkpoints.latest() is not None
-    assert_same(whole[EMA], runs.train("cut", *EMA))
+    assert_same(whole[EMA], runs.train("cut", 1, *EMA))

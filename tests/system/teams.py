@@ -1,0 +1,81 @@
+"""Trainings in processes that tests kill."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+import toys
+
+LEFT = 1  # exit code of a process that lost another one
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Team:
+    """Trainings with one or more processes, with their folders in one place."""
+
+    def __init__(self, context: ForkServerContext, path: Path) -> None:
+        self.context, self.path, self.port = context, path, 0
+
+    def start(self, name: str, n: int, *arguments: str, kill: tuple[int, str] | None = None) -> list[ForkServerProcess]:
+        """`kill`: the rank that kills itself, and when."""
+        self.port = free_port() if n > 1 else 0
+        members = []
+        for rank in range(n):
+            process = self.process(rank, n)
+            rest = ["--kill", kill[1], *arguments] if kill is not None and kill[0] == rank else list(arguments)
+            files = ([str(self.path / name), *rest], self.path / f"{name}.{rank}.err", process)
+            members.append(self.context.Process(target=toys.process, args=files))
+        for member in members:
+            member.start()
+        return members
+
+    def process(self, rank: int, n: int) -> dict[str, str]:
+        """The environment of one of the processes started next."""
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(self.port)}
+        return {"RANK": str(rank), "WORLD_SIZE": str(n), "GLOO_SOCKET_IFNAME": "lo", **address}
+
+    def command(self, name: str, n: int, *arguments: object) -> list[ForkServerProcess]:
+        """Start processes that run a command."""
+        self.port = free_port()
+        given = [str(argument) for argument in arguments]
+        members = []
+        for rank in range(n):
+            files = (given, self.path / f"{name}.{rank}.err", self.process(rank, n))
+            members.append(self.context.Process(target=toys.command, args=files))
+            members[-1].start()
+        return members
+
+    def finish(self, members: Sequence[ForkServerProcess], *codes: int) -> None:
+        for member in members:
+            member.join(timeout=120)
+        errors = "".join(path.read_text() for path in sorted(self.path.glob("*.err")))
+        assert [member.exitcode for member in members] == list(codes), errors
+
+    def train(self, name: str, n: int, *arguments: str, kill: tuple[int, str] | None = None) -> Path:
+        codes = [0 if kill is None else -signal.SIGKILL if rank == kill[0] else LEFT for rank in range(n)]
+        self.finish(self.start(name, n, *arguments, kill=kill), *codes)
+        return self.path / name
+
+    def samples(self, name: str, rank: int = 0) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """The sentences of each update, by epoch and index."""
+        lines = (self.path / f"{name}.{rank}.samples").read_text().splitlines()
+        numbers = [tuple(map(int, line.split())) for line in lines]
+        return {line[:2]: line[2:] for line in numbers}
+
+    def wait_for_log(self, name: str, member: ForkServerProcess, text: str) -> None:
+        """Wait until the log of a training contains this."""
+        log = self.path / name / "metrics.jsonl"
+        while member.is_alive() and not (log.exists() and text in log.read_text()):
+            time.sleep(0.001)
+
+    def said(self, name: str, rank: int = 0) -> str:
+        return (self.path / f"{name}.{rank}.err").read_text()
