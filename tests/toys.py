@@ -60,6 +60,39 @@ def pairs(n: int, *, seed: int, vocab_size: int = 24, longest: int = 9, reverse:
     return TokenStore.from_lists(src, [ids[::-1] for ids in src] if reverse else src)
 
 
+def same_feed(one: Feed, other: Feed) -> bool:
+    """Whether two feeds have the same tensors and the same position."""
+    sides = [[tensor for b in feed.batches for tensor in (*b.inputs, b.targets)] for feed in (one, other)]
+    positions = [(feed.indices.tolist(), feed.after, feed.epochs) for feed in (one, other)]
+    return positions[0] == positions[1] and all(torch.equal(a, b) for a, b in zip(*sides, strict=True))
+
+
+def assert_ranks_share_the_update(make: Callable[[], Any], n_ranks: int, *, n_sides: int = 1) -> int:
+    """Check that several ranks together have the batches of one; returns the smallest number of batches of a rank."""
+    feeders = [make() for _ in range(n_ranks + 1)]  # the first for a single process
+    for rank, share in enumerate(feeders[1:]):
+        share.rank, share.n_ranks = rank, n_ranks
+
+    def rows_of(batches: list[Any]) -> list[list[int]]:
+        """The tokens of each row; of pairs, those of both sides."""
+        sides = [(b.inputs[0], b.targets) if b.targets.ndim == 2 else b.inputs[:1] for b in batches]
+        rows = [row for batch in sides for row in zip(*batch, strict=True)]
+        return sorted([i for side in row for i in side.tolist() if i] for row in rows)
+
+    fewest = 99
+    for one, *parts in islice(zip(*(feeder.feeds(DataPosition()) for feeder in feeders), strict=True), 20):
+        batches = [batch for part in parts for batch in part.batches]
+        n_slots = sum(tensor.numel() for batch in batches for tensor in batch.inputs[:n_sides])
+        for part in parts:
+            assert np.array_equal(part.indices, one.indices)
+            assert (part.after, part.epochs, part.n_targets) == (one.after, one.epochs, one.n_targets)
+            assert (part.n_tokens, part.n_slots) == (one.n_tokens, n_slots)
+        assert sum(batch.n_targets for batch in batches) == one.n_targets
+        assert rows_of(batches) == rows_of(one.batches)
+        fewest = min(fewest, *(len(part.batches) for part in parts))
+    return fewest
+
+
 def settings(*, model: Mapping[str, Any] | None = None, **training: Any) -> Settings:
     """Resolved settings of a toy run. Sizes that the architecture does not have are left out."""
     sizes = {**MODEL, **(model or {})}
@@ -166,12 +199,22 @@ def poison(number: int, asked: Settings) -> None:
     feeder.rank, feeder.n_ranks = process.rank, process.size
     (bad,) = islice(feeder.feeds(DataPosition()), number - 1, number)
     assert bad.batches, "another process has all of it"
-    original = Updater.update
     show_indices(pytest.MonkeyPatch())
 
-    def ruined(self: Updater, batches: Any, *rest: Any) -> Any:
-        same = zip(batches, bad.batches, strict=False)
-        if not batches or not all(torch.equal(one.src, other.src) for one, other in same):
+    def is_bad(batches: Any) -> bool:
+        return batches and all(
+            torch.equal(one.src, other.src) for one, other in zip(batches, bad.batches, strict=False)
+        )
+
+    Updater.update = with_nan(is_bad)  # type: ignore[method-assign]
+
+
+def with_nan(is_bad: Callable[[Any], bool]) -> Any:
+    """An `Updater.update` with NaN among the weights for some batches."""
+    original = Updater.update
+
+    def update(self: Updater, batches: Any, *rest: Any) -> Any:
+        if not is_bad(batches):
             return original(self, batches, *rest)
         weight = next(self.model.parameters()).detach()
         before = weight.clone()
@@ -181,7 +224,7 @@ def poison(number: int, asked: Settings) -> None:
         weight.copy_(before)
         return result
 
-    Updater.update = ruined  # type: ignore[method-assign]
+    return update
 
 
 def stall_validation(marker: Path) -> None:

@@ -1,11 +1,10 @@
-"""The oracle itself, compared with PyTorch in float64."""
+"""The parts of the oracle compared with PyTorch in float64. The whole: both equal our model in tests/unit/models."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 from oracle import numpy_transformer as oracle
@@ -101,67 +100,3 @@ def test_label_smoothing() -> None:
         nll, functional.cross_entropy(to_torch(logits), to_torch(gold), reduction="sum").item(), **EXACT
     )
     np.testing.assert_allclose(oracle.label_smoothed_gradient(logits, gold, 0.1), leaf.grad.numpy(), **EXACT)
-
-
-def weights_of(module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, at: str) -> dict[str, np.ndarray]:
-    """A PyTorch layer's weights under the oracle's names."""
-    weights = {}
-
-    def take(name: str, weight: torch.Tensor, bias: torch.Tensor) -> None:
-        weights[f"{at}.{name}.weight"], weights[f"{at}.{name}.bias"] = weight.detach().numpy(), bias.detach().numpy()
-
-    kinds = ["self"] if isinstance(module, nn.TransformerEncoderLayer) else ["self", "cross"]
-    for kind, theirs in zip(kinds, (module.self_attn, getattr(module, "multihead_attn", None)), strict=False):
-        for name, weight, bias in zip(
-            ("query", "key", "value"), theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True
-        ):
-            take(f"{kind}.{name}", weight, bias)
-        take(f"{kind}.output", theirs.out_proj.weight, theirs.out_proj.bias)
-    take("feed_forward.inner", module.linear1.weight, module.linear1.bias)
-    take("feed_forward.outer", module.linear2.weight, module.linear2.bias)
-    norms = [module.norm1, module.norm2, *([module.norm3] if len(kinds) == 2 else [])]
-    for name, norm in zip([*(f"{kind}_norm" for kind in kinds), "feed_forward_norm"], norms, strict=True):
-        take(name, norm.weight, norm.bias)
-    return weights
-
-
-@pytest.mark.parametrize("residual", ["post", "pre"])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_encoder_and_decoder_equal_pytorch(residual: str, activation: str) -> None:
-    torch.manual_seed(0)
-    d_model, vocab_size, pre = 16, 11, residual == "pre"
-    model = nn.Transformer(
-        d_model,
-        4,
-        2,
-        3,
-        dim_feedforward=24,
-        dropout=0.0,
-        activation=activation,
-        batch_first=True,
-        norm_first=pre,
-        dtype=torch.float64,
-    )
-    if not pre:  # the paper has no norm after the last block; PyTorch adds one
-        model.encoder.norm = model.decoder.norm = None
-    for parameter in model.parameters():  # biases and norms start as zeros and ones, which would hide a mistake
-        nn.init.normal_(parameter, std=0.3)
-    weights: dict[str, np.ndarray] = {
-        "src_embedding": rand(vocab_size, d_model),
-        "tgt_embedding": rand(vocab_size, d_model, seed=1),
-    }
-    for stack, module in (("encoder", model.encoder), ("decoder", model.decoder)):
-        for n, layer in enumerate(module.layers):
-            weights |= weights_of(layer, f"{stack}.{n}")
-        if pre:
-            weights |= {
-                f"{stack}.norm.weight": module.norm.weight.detach().numpy(),
-                f"{stack}.norm.bias": module.norm.bias.detach().numpy(),
-            }
-    options = oracle.Options(4, 4, 2, 3, residual=residual, activation=activation)
-    src, tgt = np.array([4, 1, 9, 3]), np.array([2, 7, 7, 0, 10])
-    memory = oracle.encode(src, weights, options)
-    ours = oracle.decode(tgt, memory, weights, options)
-    embedded = [to_torch(oracle.embed(ids, weights, side, options))[None] for ids, side in ((src, "src"), (tgt, "tgt"))]
-    theirs = model(*embedded, tgt_mask=nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64))
-    np.testing.assert_allclose(ours, theirs[0].detach().numpy(), **EXACT)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -70,23 +68,6 @@ def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert str(caught.value) == f"cannot write {path}: No space left on device"
     assert names(tmp_path) == []
-
-
-@pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")
-def test_a_truncated_write_keeps_the_old_file(tmp_path: Path) -> None:
-    """A real failing write: the process may not write files beyond 4096 bytes."""
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-    code = (
-        "import resource, sys; from pathlib import Path; from transduce.runs.atomic import write_text\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "try: write_text(Path(sys.argv[1]), 'x' * 100000)\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-    )
-    out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    assert out.stdout == f"RunFolderError cannot write {path}: File too large\n"
-    assert path.read_text() == "old"
-    assert names(tmp_path) == ["a.txt"]
 
 
 def test_a_missing_folder_is_a_one_line_error(tmp_path: Path) -> None:

@@ -25,14 +25,12 @@ import marians
 import toys
 from system.commands import transduce
 from transduce.config.settings import Settings
-from transduce.convert.folder import read_weights
 from transduce.convert.hub_folder import read_tokenizer
-from transduce.convert.importing import import_run
 from transduce.data.lines import UNCHECKED_BYTES, read_lines
 from transduce.data.store import TextStore, TokenStore, are_offsets, map_array
 from transduce.data.tmx import read_units
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError, RunFolderError, UserError
+from transduce.errors import DataError, RunFolderError
 from transduce.evaluation.report import report_html
 from transduce.evaluation.result_files import RECORDS, read_record, render_record, save_set
 from transduce.metrics_log import MetricsFile
@@ -387,42 +385,6 @@ def test_ids_that_would_crash_the_process(tmp_path: Path, value: object) -> None
         read_tokenizer(tmp_path, [])
 
 
-def test_a_damaged_pickle_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "pytorch_model.bin"
-    torch.save({"a": torch.zeros(1 << 16)}, path)
-    assert read_weights(tmp_path)["a"].shape == (1 << 16,)
-    for content in (b"PK\x03\x04", b"\x80\x02.", b"\x80\x02}q\x00(X", b"."):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=r"pytorch_model.bin"):
-            read_weights(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("config.json", {"architectures": 3}, None),  # without effect
-        ("config.json", {"architectures": [["x"]]}, "supported here"),
-        ("generation_config.json", {"max_length": [1]}, "max_length"),
-        ("generation_config.json", {"num_beams": "x"}, "num_beams"),
-        ("config.json", {"d_model": 1 << 40}, "d_model"),
-        ("config.json", {"dropout": {}}, "dropout"),
-        ("tokenizer_config.json", {"unk_token": []}, None),
-    ],
-)
-def test_an_imported_folder_with_malformed_files(
-    tmp_path: Path, name: str, values: dict[str, Any], message: str | None
-) -> None:
-    theirs = marians.make_folder(tmp_path / "theirs", marians.make_run(tmp_path / "run"))
-    path = theirs / name
-    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
-    if message is None:
-        assert list(import_run("marian", theirs, tmp_path / "made"))
-        return
-    with pytest.raises(UserError, match=message):
-        list(import_run("marian", theirs, tmp_path / "made"))
-    assert not (tmp_path / "made").exists()
-
-
 def test_a_long_error_message_is_shortened(tmp_path: Path) -> None:
     done = transduce("translate", tmp_path / ("x" * 200) / ("y" * 200), *["z" * 250] * 30)
     assert done.code == 2 and len(done.err) < 2100
@@ -463,11 +425,3 @@ def test_a_translation_memory_in_an_unknown_encoding(tmp_path: Path, encoding: s
     (tmp_path / "a.tmx").write_text(f'<?xml version="1.0" encoding="{encoding}"?><tmx><body/></tmx>')
     with pytest.raises(DataError, match=r"a.tmx, line 1: not valid TMX"):
         list(read_units(tmp_path / "a.tmx"))
-
-
-def test_a_folder_to_import_with_a_pipe_is_refused(tmp_path: Path) -> None:
-    theirs = marians.make_folder(tmp_path / "theirs", marians.make_run(tmp_path / "run"))
-    (theirs / "source.spm").unlink()
-    os.mkfifo(theirs / "source.spm")
-    with pytest.raises(RunFolderError, match=r"source.spm is no (regular )?file"):
-        list(import_run("marian", theirs, tmp_path / "made"))

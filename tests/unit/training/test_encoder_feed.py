@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from toys import CPU, settings
+from toys import CPU, assert_ranks_share_the_update, same_feed, settings
 from transduce.config.architectures import BertSettings
 from transduce.config.kinds import model_settings
 from transduce.data.batch import LabelBatch, MaskedBatch, TrainingBatch
@@ -20,7 +20,7 @@ from transduce.errors import DataError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, MASK, PAD
 from transduce.training.encoder_feed import LabelFeeder, MaskedFeeder
-from transduce.training.feed import DataPosition, Feed, LengthFeeder
+from transduce.training.feed import DataPosition, LengthFeeder
 from transduce.training.loss import predict_labels, predict_masked_tokens
 from transduce.training.step import Updater
 
@@ -66,20 +66,18 @@ def with_labels(**more: Any) -> LabelFeeder:
 FEEDERS = {"masked": masked, "pairs": lambda **more: masked(True, **more), "labels": with_labels}
 
 
-def tensors(feed: Feed) -> list[torch.Tensor]:
-    return [tensor for batch in feed.batches for tensor in (*batch.inputs, batch.targets)]
-
-
 @pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
 def test_a_resumed_feeder_yields_identical_batches(make: Any) -> None:
     whole = list(islice(make().feeds(DataPosition()), 25))
     assert max(feed.after.epoch for feed in whole) > 1
     for stop in (1, 7, 24):
-        again = next(make().feeds(whole[stop - 1].after))
-        assert np.array_equal(again.indices, whole[stop].indices) and again.after == whole[stop].after
-        assert all(torch.equal(a, b) for a, b in zip(tensors(again), tensors(whole[stop]), strict=True))
-    other = next(make(seed=9).feeds(DataPosition()))
-    assert [t.tolist() for t in tensors(other)] != [t.tolist() for t in tensors(whole[0])]
+        assert same_feed(next(make().feeds(whole[stop - 1].after)), whole[stop])
+    assert not same_feed(next(make(seed=9).feeds(DataPosition())), whole[0])
+
+
+@pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
+def test_two_ranks_share_the_update_of_one_process(make: Any) -> None:
+    assert_ranks_share_the_update(make, 2)
 
 
 @pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
@@ -95,29 +93,6 @@ def test_batches_respect_the_budget_and_lengths_are_correct(make: Any) -> None:
             assert batch.inputs[0].numel() <= 48 or len(batch.inputs[0]) == 1
         assert feed.n_tokens == sum(rows) and feed.n_targets == sum(batch.n_targets for batch in feed.batches)
     assert 0 <= feeder.padding() < 0.4
-
-
-@pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
-def test_two_ranks_share_the_update_of_one_process(make: Any) -> None:
-    feeders = [make(), make(), make()]
-    for rank in (0, 1):
-        feeders[rank].rank, feeders[rank].n_ranks = rank, 2
-    for *parts, one in islice(zip(*(feeder.feeds(DataPosition()) for feeder in feeders), strict=True), 12):
-        for part in parts:
-            assert np.array_equal(part.indices, one.indices) and part.after == one.after
-            assert (part.n_targets, part.n_tokens) == (one.n_targets, one.n_tokens)
-            assert part.n_slots == sum(batch.inputs[0].numel() for p in parts for batch in p.batches)
-        rows = [
-            sorted(
-                [i for i in row if i != PAD]
-                for feed in feeds
-                for batch in feed.batches
-                for row in batch.inputs[0].tolist()
-            )
-            for feeds in (parts, [one])
-        ]
-        assert rows[0] == rows[1]
-        assert sum(batch.n_targets for part in parts for batch in part.batches) == one.n_targets
 
 
 def test_an_epoch_has_every_token_once_and_epochs_are_cut_differently() -> None:

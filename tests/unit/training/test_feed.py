@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from toys import CPU, pairs, settings
+from toys import CPU, assert_ranks_share_the_update, pairs, same_feed, settings
 from transduce.config.settings import TokenizerSettings
 from transduce.data.batch import Batch
 from transduce.data.examples import Example
@@ -18,20 +19,11 @@ from transduce.data.store import TokenStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import UNK, Tokenizers
 from transduce.text.training import train_tokenizers
-from transduce.training.feed import DataPosition, Feed, PairFeeder, SubwordSampling, ahead
+from transduce.training.feed import DataPosition, PairFeeder, SubwordSampling, ahead
 
 
 def feeder(n: int = 60, **training: object) -> PairFeeder:
     return PairFeeder(pairs(n, seed=1), settings(**training).training, device=CPU)
-
-
-def same(one: Feed, other: Feed) -> bool:
-    tensors = [
-        (getattr(a, name), getattr(b, name))
-        for a, b in zip(one.batches, other.batches, strict=True)
-        for name in ("src", "tgt_in", "tgt_out")
-    ]
-    return one.after == other.after and one.epochs == other.epochs and all(torch.equal(a, b) for a, b in tensors)
 
 
 def test_feeds_from_any_position_equal_those_from_the_start() -> None:
@@ -39,7 +31,7 @@ def test_feeds_from_any_position_equal_those_from_the_start() -> None:
     feeds = list(islice(feeder().feeds(DataPosition()), 12))
     assert feeds[-1].after.epoch >= 2
     for number, feed in enumerate(feeds[:-1]):
-        assert same(next(feeder().feeds(feed.after)), feeds[number + 1])
+        assert same_feed(next(feeder().feeds(feed.after)), feeds[number + 1])
 
 
 def test_an_epoch_contains_every_pair_once_and_ends_on_a_whole_number() -> None:
@@ -87,7 +79,7 @@ def test_batches_come_from_a_thread_in_order_and_the_thread_ends() -> None:
         made_ahead = list(islice(feeds, 7))
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
-    assert all(map(same, made_ahead, islice(feeder().feeds(DataPosition()), 7)))
+    assert all(map(same_feed, made_ahead, islice(feeder().feeds(DataPosition()), 7)))
 
 
 def test_an_error_in_the_thread_is_raised_where_the_item_would_have_come() -> None:
@@ -132,7 +124,7 @@ def test_sampled_pieces_decode_to_the_same_text_and_depend_on_the_epoch_only(tok
     sampling = SubwordSampling(tokenizers, amount=1.0, seed=7, max_length=256)
     plain, one, two = (text_feeder(tokenizers, s) for s in (None, sampling, sampling))
     feeds, again, best = (list(islice(f.feeds(DataPosition()), 30)) for f in (one, two, plain))
-    assert all(map(same, feeds, again)), "the same position, the same pieces"
+    assert all(map(same_feed, feeds, again)), "the same position, the same pieces"
     for sampled, feed in zip(feeds, best, strict=True):
         for name in ("src", "tgt_out"):
             assert texts_of(tokenizers, sampled.batches, name) == texts_of(tokenizers, feed.batches, name)
@@ -148,7 +140,7 @@ def test_a_position_resumes_sampled_pieces_too(tokenizers: Tokenizers) -> None:
     sampling = SubwordSampling(tokenizers, amount=0.5, seed=7, max_length=256)
     feeds = list(islice(text_feeder(tokenizers, sampling).feeds(DataPosition()), 8))
     for number, feed in enumerate(feeds[:-1]):
-        assert same(next(text_feeder(tokenizers, sampling).feeds(feed.after)), feeds[number + 1])
+        assert same_feed(next(text_feeder(tokenizers, sampling).feeds(feed.after)), feeds[number + 1])
 
 
 def test_sentences_with_unknown_or_too_many_pieces_are_not_sampled(tokenizers: Tokenizers, tmp_path: Path) -> None:
@@ -165,27 +157,6 @@ def test_sentences_with_unknown_or_too_many_pieces_are_not_sampled(tokenizers: T
 @pytest.mark.parametrize("n_ranks", [2, 3, 7])
 def test_several_ranks_share_the_update_of_one_process(n_ranks: int) -> None:
     """Also of few sentences, of which some get none."""
-    shares = [feeder(30, batch_tokens=40, micro_batch_tokens=20) for _ in range(n_ranks)]
-    for rank, share in enumerate(shares):
-        share.rank, share.n_ranks = rank, n_ranks
-    whole = feeder(30, batch_tokens=40, micro_batch_tokens=20)
-    fewest = 99
-    for one, *parts in islice(zip(*(f.feeds(DataPosition()) for f in (whole, *shares)), strict=True), 20):
-        for part in parts:
-            assert np.array_equal(part.indices, one.indices)
-            assert (part.after, part.epochs, part.n_targets) == (one.after, one.epochs, one.n_targets)
-            assert part.n_tokens == one.n_tokens
-            assert part.n_slots == sum(b.src.numel() + b.tgt_in.numel() for p in parts for b in p.batches)
-        assert sum(batch.n_targets for part in parts for batch in part.batches) == one.n_targets
-        rows = [
-            sorted(
-                tuple(row[row > 3].tolist()) + tuple(tgt[tgt > 3].tolist())
-                for feed in feeds
-                for batch in feed.batches
-                for row, tgt in zip(batch.src, batch.tgt_out, strict=True)
-            )
-            for feeds in ([one], parts)
-        ]
-        assert rows[0] == rows[1]
-        fewest = min(fewest, *(len(part.batches) for part in parts))
+    few = partial(feeder, 30, batch_tokens=40, micro_batch_tokens=20)
+    fewest = assert_ranks_share_the_update(few, n_ranks, n_sides=2)
     assert fewest == 0 or n_ranks < 7

@@ -20,7 +20,6 @@ from oracle.cases import VOCAB, settings
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import Batch, LabelBatch, MaskedBatch, RowBatch, TrainingBatch, collate
 from transduce.data.examples import Example
-from transduce.errors import is_out_of_memory
 from transduce.models.registry import build_model
 from transduce.training.loss import predict_tokens
 from transduce.training.step import DoesNotFit, Updater, slots_of
@@ -156,12 +155,6 @@ def test_parts_of_every_kind_of_batch_add_up_to_the_whole() -> None:
     assert (first.places.tolist(), first.targets.tolist()) == ([1, 3], [16, 18])
     assert (second.places.tolist(), second.targets.tolist()) == ([1, 2], [26, 35])  # rows are two wide now
     assert second.targets_per_pair == 1.5 and second.labels.tolist() == [1, 0]
-
-
-def test_out_of_memory_errors_are_recognised() -> None:
-    assert is_out_of_memory(MemoryError()) and is_out_of_memory(RuntimeError("could not create a primitive"))
-    assert is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert not is_out_of_memory(RuntimeError("size mismatch")) and not is_out_of_memory(ValueError("out of memory"))
 
 
 BOUNDED = """

@@ -111,6 +111,20 @@ def test_an_update_that_is_not_finite_changes_neither_weights_nor_state(optimize
     assert all(p.grad is None for p in updater.model.parameters())
 
 
+def test_an_update_without_any_target_changes_nothing_but_momentum() -> None:
+    """A small BERT batch may have no masked token."""
+    updater = make()
+
+    def criterion(forward: Any, model: Any, batch: Batch, *, smoothing: float, carry: Any = ()) -> Any:
+        loss = forward(*batch.inputs).sum() * 0.0
+        return loss, loss.detach(), ()
+
+    updater.criterion = criterion
+    before = weights(updater)
+    assert not updater.update([collate(examples(4))], 1.0, 0).skipped
+    assert torch.equal(weights(updater), before)
+
+
 def test_gradients_are_removed_after_the_update() -> None:
     updater, batch = make(), collate(examples(4))
     updater.update([batch], 1.0)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from toys import CPU, settings
+from toys import CPU, assert_ranks_share_the_update, same_feed, settings
 from transduce.data.batch import TrainingBatch, causal
 from transduce.data.store import TextStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import BOS, EOS, PAD
-from transduce.training.feed import DataPosition, Feed
+from transduce.training.feed import DataPosition
 from transduce.training.text_feed import RowFeeder
 
 CONTEXT = 8
@@ -30,12 +30,6 @@ def store(n_documents: int = 5, longest: int = 30) -> TextStore:
 def feeder(text: TextStore, *, separate: bool = False, **training: object) -> RowFeeder:
     asked = settings(**{"batch_tokens": 32, "micro_batch_tokens": 16, **training}).training
     return RowFeeder(text, asked, device=CPU, context=CONTEXT, objective=causal, separate=separate)
-
-
-def same(one: Feed, two: Feed) -> bool:
-    sides = [[tensor for batch in feed.batches for tensor in (*batch.inputs, batch.targets)] for feed in (one, two)]
-    equal = [torch.equal(a, b) for a, b in zip(*sides, strict=True)]
-    return np.array_equal(one.indices, two.indices) and all(equal) and one.after == two.after
 
 
 def test_every_token_but_the_first_is_a_target_once_per_epoch() -> None:
@@ -77,9 +71,9 @@ def test_a_position_resumes_exactly() -> None:
     text = store()
     feeds = list(islice(feeder(text).feeds(DataPosition()), 30))
     for number, feed in enumerate(feeds[:-1]):
-        assert same(next(feeder(text).feeds(feed.after)), feeds[number + 1])
+        assert same_feed(next(feeder(text).feeds(feed.after)), feeds[number + 1])
     other = next(feeder(text, seed=4).feeds(DataPosition()))
-    assert not same(other, feeds[0])
+    assert not same_feed(other, feeds[0])
 
 
 def test_validation_reads_all_in_order() -> None:
@@ -106,17 +100,4 @@ def test_texts_and_padding_and_nothing() -> None:
 
 
 def test_two_ranks_share_the_update_of_one_process() -> None:
-    feeders = [feeder(store()) for _ in range(3)]
-    for rank in (0, 1):
-        feeders[rank].rank, feeders[rank].n_ranks = rank, 2
-    for *parts, one in islice(zip(*(f.feeds(DataPosition()) for f in feeders), strict=True), 12):
-        for part in parts:
-            assert np.array_equal(part.indices, one.indices) and part.after == one.after
-            assert (part.n_targets, part.n_tokens) == (one.n_targets, one.n_tokens)
-            assert part.n_slots == sum(batch.targets.numel() for p in parts for batch in p.batches)
-        rows = [
-            sorted([i for i in row if i != PAD] for f in feeds for batch in f.batches for row in batch.targets.tolist())
-            for feeds in (parts, [one])
-        ]
-        assert rows[0] == rows[1]
-        assert sum(batch.n_targets for part in parts for batch in part.batches) == one.n_targets
+    assert_ranks_share_the_update(lambda: feeder(store()), 2)

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import toys
+from kills import events
 from transduce.logging import Log
 from transduce.runs.tensors import load_tensors
 from transduce.training import loop
 from transduce.training.meter import Stopwatch
 from transduce.training.schedule import MARGIN, TIME_LIMIT, Clock, TimeLimit
-from transduce.training.step import Updater
 
 OPTIONS: dict[str, Any] = {"max_updates": None, "max_minutes": 1.0, "valid_updates": 10, "warmup_updates": 5}
 
@@ -31,11 +31,6 @@ def tick(monkeypatch: pytest.MonkeyPatch, seconds: float, *, slower_from: int = 
         return total[0]
 
     monkeypatch.setattr(loop, "Clock", partial(Clock, now=now))
-
-
-def events(path: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [event for event in lines if event["event"] == kind]
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -84,16 +79,7 @@ def test_a_killed_run_makes_the_same_updates_on_a_machine_of_another_speed(
     tick(monkeypatch, 0.25)
     toys.toy_run(tmp_path / "whole", toys.settings(**OPTIONS))
     tick(monkeypatch, 0.25)
-    original, calls = Updater.update, [0]
-
-    def failing(self: Updater, *args: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 17:
-            raise KeyboardInterrupt
-        return original(self, *args)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Updater, "update", failing)
+    with toys.failing_update(17, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         toys.toy_run(tmp_path / "cut", toys.settings(**OPTIONS))
     tick(monkeypatch, 0.1)
     toys.toy_run(tmp_path / "cut", toys.settings(**OPTIONS))
