@@ -34,27 +34,8 @@ def _value(draw: random.Random, depth: int = 0) -> Any:
     if depth < 3 and draw.random() < 0.3:
         values = [_value(draw, depth + 1) for _ in range(draw.randrange(4))]
         return values if draw.random() < 0.5 else {draw.choice(["text", "q", "a", ""]): value for value in values}
-    return draw.choice(
-        [
-            None,
-            True,
-            0,
-            -1,
-            2**31,
-            -(2**63),
-            10**30,
-            10**400,
-            1e308,
-            -0.0,
-            1.5,
-            "",
-            "x",
-            "-1",
-            "\x00",
-            "\ud800",
-            "a" * 50,
-        ]
-    )
+    numbers = (0, -1, 2**31, -(2**63), 10**30, 10**400, 1e308, -0.0, 1.5)
+    return draw.choice((None, True, *numbers, "", "x", "-1", "\x00", "\ud800", "a" * 50))
 
 
 def _wrong_text(draw: random.Random, path: str, fields: dict[str, Any]) -> bytes:

@@ -109,11 +109,9 @@ def from_layers(known: Mapping[str, Array]) -> dict[str, Array]:
             kernel = weight.reshape(len(weight), -1, len(weight) // 2) if weight.ndim == 2 else weight
             weights[f"{stack}.{rest[1]}.conv.{rest[3]}"] = kernel
         elif rest[0] == "attentions":
-            part, kind = {
-                "key": ("query", "weight"),
-                "query_bias": ("query", "bias"),
-                "value": ("context", rest[-1]),
-            }[rest[2]]
+            part, kind = {"key": ("query", "weight"), "query_bias": ("query", "bias"), "value": ("context", rest[-1])}[
+                rest[2]
+            ]
             value = weight.T if rest[2] == "key" else weight[0] if rest[2] == "query_bias" else weight
             weights[f"{stack}.{rest[1]}.{part}.{kind}"] = value
         else:

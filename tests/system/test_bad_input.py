@@ -135,10 +135,7 @@ def test_leaked_test_pairs_are_counted_in_a_warning(texts: Path) -> None:
             ["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "-o", "train.de"],
             ["--output train.de is also an input"],
         ),
-        (
-            ["translate", "RUN", "train.en", "--length-penalty", "1000"],
-            ["length_penalty = 1000.0", "10"],
-        ),
+        (["translate", "RUN", "train.en", "--length-penalty", "1000"], ["length_penalty = 1000.0", "10"]),
         (["translate", "RUN", "train.en", "--max-length", "9" * 21], ["max_length = 9", "1000000"]),
         (["translate", "RUN", "train.en", "--beam", "5000"], ["beam = 5000", "512"]),
         (["translate", "RUN", "train.en", "--top-k", "3"], ["top_k: no effect on a search", "--sample"]),

@@ -8,10 +8,8 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ import pytest
 from system.commands import small, transduce, write_corpus
 from transduce import Translator
 from transduce.decoding.native_library import load_library
-from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import load_metadata
 from transduce.serving.limits import Limits
@@ -74,12 +71,6 @@ def test_training_a_finished_run_again_changes_nothing(run: Path, texts: Path) -
     done = transduce("train", run / "recipe.toml", "--run", run)
     assert (done.code, "is finished" in done.err) == (0, True)
     assert (run / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_copied_folder_is_the_same_model(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "elsewhere")
-    line = ["A dog sleeps."]
-    assert Translator.load(tmp_path / "elsewhere").translate(line) == Translator.load(run).translate(line)
 
 
 def test_translate_is_aligned_line_by_line(run: Path, tmp_path: Path) -> None:
@@ -349,39 +340,3 @@ def test_the_demo_shows_translations_attention_and_scores(tmp_path: Path, monkey
     assert str(tmp_path / "demo" / "report.html") in done.out
     again = transduce("demo", "--run", tmp_path / "demo", "--updates", "4", *options)
     assert (again.code, again.out) == (0, done.out)
-
-
-def start(texts: Path, run: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "transduce", "train", "--src", texts / "train.en", "--tgt", texts / "train.de"]
-    return subprocess.Popen([*command, "--run", run, *small(*more)], stderr=subprocess.PIPE, text=True)
-
-
-def wait_for_update(run: Path, update: int, process: subprocess.Popen[str]) -> None:
-    for _ in range(600):
-        time.sleep(0.1)
-        events = MetricsFile(run / "metrics.jsonl").read()
-        if any(event["update"] >= update for event in events) or process.poll() is not None:
-            return
-
-
-def test_the_same_command_resumes_an_interrupted_run(texts: Path, tmp_path: Path) -> None:
-    long = ("training.max_updates=2000", "training.valid_updates=1000", "model.d_model=16")
-    run, reached = tmp_path / "run", 0
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9), (signal.SIGINT, 130)):
-        process = start(texts, run, *long)
-        wait_for_update(run, reached + 20, process)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == code, err
-        if number != signal.SIGKILL:
-            last = err.splitlines()[-1]
-            assert last.startswith("transduce: error: ") and "same command" in last
-            assert "Traceback" not in err
-        events = MetricsFile(run / "metrics.jsonl").read()
-        reached = events[-1]["update"]
-    updates = [event["update"] for event in events if event["event"] == "update"]
-    assert updates == sorted(set(updates)), "no line is repeated"
-    assert [event["event"] for event in events].count("restart") == 2
-    sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
-    other = transduce("train", *sides, "--run", run, *small(*long[1:], "training.max_updates=100"))
-    assert other.code == 2 and "another run: training.max_updates is 2000 in the folder and 100 here" in other.err

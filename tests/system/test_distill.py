@@ -200,10 +200,7 @@ def test_mistakes_are_one_line_before_any_work(folder: Path, tmp_path: Path) -> 
         ([teacher, "--run", tmp_path / "a", "--baseline", tmp_path / "a"], "this is the student's run folder"),
         ([teacher, "--run", tmp_path / "a", "--precision", "int9"], "precision = 'int9': allowed are float32"),
         ([teacher, "--run", tmp_path / "a", "--beam", 10**9], f"beam = {10**9}: input should be less"),
-        (
-            [teacher, "--run", tmp_path / "a", "--length-penalty", 1e9],
-            "length_penalty = 1000000000.0: input",
-        ),
+        ([teacher, "--run", tmp_path / "a", "--length-penalty", 1e9], "length_penalty = 1000000000.0: input"),
     ):
         done = transduce("distill", *arguments)
         assert done.code == 2 and part in done.err and done.err.count("error:") == 1, done.err

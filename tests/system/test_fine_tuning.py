@@ -118,10 +118,7 @@ def test_settings_that_contradict_the_start_are_refused(folder: Path) -> None:
     for value, message in (
         ("model.preset=base", "model.preset = 'base' has"),
         ("model.d_model=64", "training.start has 32"),
-        (
-            "tokenizer.vocab_size=900",
-            "(training.start: --from; tokenizer.extend: --extend-vocabulary)",
-        ),
+        ("tokenizer.vocab_size=900", "(training.start: --from; tokenizer.extend: --extend-vocabulary)"),
         ("tokenizer.kind=bpe", "training.start has 'unigram'"),
     ):
         assert_refused(transduce(*asked(folder, "no", *sets(value))), message)

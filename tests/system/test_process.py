@@ -33,8 +33,7 @@ VERIFY, DOCTOR = (
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
+    ("given", "expected"), [({}, "10000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "passive"}, "0")]
 )
 def test_the_openmp_of_pytorch_spins_briefly_unless_told_otherwise(given: dict[str, str], expected: str) -> None:
     code = (
@@ -63,11 +62,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("arguments", "number", "code"),
-    [
-        (VERIFY, signal.SIGTERM, 143),
-        (VERIFY, signal.SIGKILL, -9),
-        (DOCTOR, signal.SIGHUP, 129),
-    ],
+    [(VERIFY, signal.SIGTERM, 143), (VERIFY, signal.SIGKILL, -9), (DOCTOR, signal.SIGHUP, 129)],
 )
 def test_no_process_or_folder_survives(arguments: tuple[str, ...], number: int, code: int, tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(RECIPE, encoding="utf-8")

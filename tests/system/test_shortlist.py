@@ -23,8 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("shortlist")
     src, tgt = write_corpus(path, "train", 300)
     done = transduce(
-        *("train", "--src", src, "--tgt", tgt, "--run", path / "run"),
-        *small("training.valid_bleu_sentences=0"),
+        *("train", "--src", src, "--tgt", tgt, "--run", path / "run"), *small("training.valid_bleu_sentences=0")
     )
     assert done.code == 0, done.err
     done = transduce("shortlist", path / "run", "--n-best", N_BEST, "--n-frequent", N_FREQUENT, "--max-loss", 9)

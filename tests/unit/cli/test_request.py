@@ -47,10 +47,7 @@ def test_a_file_with_both_sides_is_added_to_pairs_of_files(texts: Path) -> None:
         (Request(text=[Path("a")], path=[Path("a.tsv")]), "train text is given as plain text and as sentence pairs"),
         (Request(src=[Path("no.en")], tgt=[Path("no.de")], run=Path("r")), "there is no file .*no.en"),
         (Request(overrides=["data=3"]), "data = 3: a section, not a value"),
-        (
-            Request(text=[Path("a")], overrides=["data.train.0.weight=2"]),
-            "'train' is not a section",
-        ),
+        (Request(text=[Path("a")], overrides=["data.train.0.weight=2"]), "'train' is not a section"),
     ],
 )
 def test_contradictions_are_refused(request_: Request, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The convolutional encoder-decoder compared with the NumPy oracle, and its fresh weights."""
+"""The convolutional encoder-decoder compared with the NumPy oracle, and its fresh weights. Gradients: tests/unit/nn."""
 
 from __future__ import annotations
 
@@ -61,33 +61,6 @@ def test_forward_equals_the_oracle(options: dict[str, Any], left: bool) -> None:
     for n, src, tgt, row in zip(lengths, srcs, tgts, ours, strict=True):
         expected = oracle.logits(src.numpy(), tgt.numpy(), weights_of(model), 13 - n if left else 0)
         assert_close(row[: len(tgt)], expected, 1e-11)
-
-
-def test_gradients_are_those_of_the_forward_pass() -> None:
-    """Finite differences of the model's own loss; the oracle checks the loss, and the gradients of the layers."""
-    model = make()
-    model.encoder.gradient_scale = 1.0
-    src, tgt = pad(sentences((4, 2))), pad(sentences((3, 5), seed=1))
-
-    def loss() -> Tensor:
-        return model.logits(model(src, tgt)).log_softmax(-1)[..., 5].sum()
-
-    loss().backward()
-    generator = torch.Generator().manual_seed(3)
-    for name, weight in model.named_parameters():
-        direction = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-        with torch.no_grad():
-            rise = loss_at(weight, 1e-6 * direction, loss) - loss_at(weight, -1e-6 * direction, loss)
-        assert weight.grad is not None
-        assert (weight.grad * direction).sum().item() == pytest.approx(rise / 2e-6, rel=1e-4, abs=1e-5), name
-
-
-def loss_at(weight: Tensor, moved: Tensor, loss: Any) -> float:
-    before = weight.clone()
-    weight += moved
-    value = float(loss())
-    weight.copy_(before)
-    return value
 
 
 def test_the_attention_of_every_decoder_layer_can_be_inspected() -> None:

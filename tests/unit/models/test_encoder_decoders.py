@@ -1,7 +1,4 @@
-"""What every encoder-decoder must do: steps equal the whole sequence, and search finds the best output.
-
-An architecture adds a row to MODELS.
-"""
+"""Steps of every encoder-decoder equal the whole sequence. An architecture adds a row to MODELS."""
 
 from __future__ import annotations
 
@@ -12,14 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from oracle import search as oracle
 from oracle.adapter import randomize
 from oracle.cases import pad, sentences
-from oracle.stand_in import untrained
-from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import model_settings
-from transduce.config.settings import Settings
-from transduce.decoding.search import beam_search
 from transduce.models.registry import build_model
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -80,31 +72,3 @@ def test_steps_equal_the_whole_sequence(name: str, left: bool) -> None:
             keep = torch.tensor([2, 0])
             state.select(keep)
             rows = torch.cat([rows[6:9], rows[0:3]])
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_neighbours_and_padding_change_nothing(name: str) -> None:
-    model = model_of(name)
-    srcs, tgts = sentences((5, 1, 8, 3)), sentences((4, 8, 1, 6), seed=1)
-    together = model(pad(srcs, extra=2), pad(tgts, extra=1))
-    for src, tgt, row in zip(srcs, tgts, together, strict=True):
-        torch.testing.assert_close(row[: len(tgt)], model(src[None], tgt[None])[0], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_wide_beam_finds_the_exhaustive_best(name: str) -> None:
-    asked = Settings.from_mapping({"model": {"d_model": 16, **MODELS[name]}})
-    model = untrained(asked, n_src=6, n_tgt=6)
-
-    def next_log_probs(src: Any, prefix: Any) -> list[float]:
-        logits = model.logits(model(torch.tensor([src]), torch.tensor([[2, *prefix]])))
-        return logits[0, -1].double().log_softmax(-1).tolist()
-
-    srcs = [[4, 5, 1], [5]]
-    ours = beam_search(
-        model, pad([torch.tensor(src) for src in srcs]), DecodingOptions(beam=40, n_best=8), max_length=3
-    )
-    for src, found in zip(srcs, ours, strict=True):
-        every = oracle.all_outputs(next_log_probs, src, max_length=3, alpha=1.0)
-        assert [h.ids for h in found if h.finished] == [one[0] for one in every[: len(found)]]
-        assert found[0].score == pytest.approx(every[0][2], rel=1e-4, abs=1e-6)

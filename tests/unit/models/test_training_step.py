@@ -1,4 +1,4 @@
-"""Every option trains: gradients reach every weight, a step lowers the loss; bfloat16 products stay near float32."""
+"""Products in bfloat16 stay near those in float32, with every option."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from oracle.cases import MIXED, SINGLE, VOCAB, pad, sentences, settings
+from oracle.cases import SINGLE, VOCAB, pad, sentences, settings
 from transduce.models.registry import build_model
 from transduce.training.loss import label_smoothed_loss
-
-EVERY = SINGLE | MIXED
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor]:
@@ -20,41 +18,6 @@ def problem() -> tuple[Tensor, Tensor, Tensor]:
     tgt = sentences(lengths, seed=1)
     shifted = [torch.cat([torch.tensor([2]), row[:-1]]) for row in tgt]
     return pad(sentences((5, 12, 3, 1))), pad(shifted), pad(tgt)
-
-
-def mean_loss(model: nn.Module) -> Tensor:
-    src, tgt_in, tgt_out = problem()
-    hidden, weight, bias = model(src, tgt_in), model.output_weight, model.output_bias
-    loss, _, count = label_smoothed_loss(hidden, weight, tgt_out, bias=bias, smoothing=0.1)
-    return loss / count
-
-
-@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
-def test_gradient_reaches_every_weight_and_a_step_lowers_the_loss(options: dict[str, Any]) -> None:
-    model = build_model(settings(**{"d_ff": 24, **options, "dropout": 0.1}), n_src=VOCAB, n_tgt=VOCAB)
-    model.train()
-    mean_loss(model).backward()
-    for name, weight in model.named_parameters():
-        if options.get("n_encoder_layers") == 0 and name.startswith("src_embedding.positions."):
-            continue  # positions that change attention have no effect in a stack without blocks
-        assert weight.grad is not None and weight.grad.isfinite().all(), name
-        if not is_bias_of_shared_keys(name):
-            assert weight.grad.any(), name
-    # Small steps of plain gradient descent, without dropout, lower the loss.
-    model.eval()
-    before = mean_loss(model).item()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(3):
-        optimizer.zero_grad()
-        mean_loss(model).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    assert mean_loss(model).item() < before
-
-
-def is_bias_of_shared_keys(name: str) -> bool:
-    """A bias that is the same for all keys adds a constant to a query's scores, which softmax ignores."""
-    return name.endswith(("query_key_value.parts.1.bias", "cross_attention.key_value.parts.0.bias"))
 
 
 @pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)

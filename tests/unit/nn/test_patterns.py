@@ -15,24 +15,9 @@ from oracle.adapter import fitting, randomize
 from oracle.cases import VOCAB
 from transduce.models.registry import build_model
 from transduce.nn.attention import SelfAttention
-from transduce.nn.bias import (
-    BlockBias,
-    CausalBias,
-    SplitBias,
-    dense_bias,
-    padded_bias,
-    sequence_bias,
-    step_bias,
-)
+from transduce.nn.bias import BlockBias, CausalBias, SplitBias, dense_bias, padded_bias, sequence_bias, step_bias
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import (
-    PATTERNS,
-    CausalPattern,
-    FullPattern,
-    LocalPattern,
-    SummaryPattern,
-    make_patterns,
-)
+from transduce.nn.patterns import PATTERNS, CausalPattern, FullPattern, LocalPattern, SummaryPattern, make_patterns
 from transduce.nn.positions import POSITIONS, Positions
 
 

@@ -82,10 +82,7 @@ def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:
 
 def test_a_value_of_an_unexpected_form_is_damaged(tmp_path: Path) -> None:
     for wrong in (lambda: {}["a"], lambda: int("x"), lambda: 1 + None, lambda: [][3], lambda: None.x):  # type: ignore[operator,attr-defined]
-        with (
-            pytest.raises(RunFolderError, match=r"x.json is damaged"),
-            expecting("x.json"),
-        ):
+        with pytest.raises(RunFolderError, match=r"x.json is damaged"), expecting("x.json"):
             wrong()
 
 

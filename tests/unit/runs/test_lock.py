@@ -96,10 +96,7 @@ def test_folders_that_stayed_empty_are_removed_after_an_error(tmp_path: Path) ->
     there.mkdir()
     for name, content in (("a", ""), ("b", "x")):
         folder = there / name / ".transduce"
-        with (
-            pytest.raises(RunFolderError, match="no such cluster"),
-            locked_folder(folder, use="testing"),
-        ):
+        with pytest.raises(RunFolderError, match="no such cluster"), locked_folder(folder, use="testing"):
             if content:
                 (folder / "a.journal").write_text(content)
             raise RunFolderError("no such cluster")
@@ -108,10 +105,7 @@ def test_folders_that_stayed_empty_are_removed_after_an_error(tmp_path: Path) ->
 
 
 def test_a_lock_is_released_after_an_error_inside(tmp_path: Path) -> None:
-    with (
-        pytest.raises(FolderInUse, match="another folder"),
-        locked_folder(tmp_path, use="testing"),
-    ):
+    with pytest.raises(FolderInUse, match="another folder"), locked_folder(tmp_path, use="testing"):
         assert is_locked(tmp_path)
         raise FolderInUse("another folder")
     assert not is_locked(tmp_path)

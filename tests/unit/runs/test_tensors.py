@@ -56,11 +56,6 @@ def test_tied_tensors_are_stored_once_and_views_separately(tmp_path: Path) -> No
     assert back["weight"][2].abs().sum() > 0
 
 
-def test_any_safetensors_reader_opens_the_file(tmp_path: Path) -> None:
-    save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2, 2)})
-    assert torch.equal(load_file(tmp_path / "x.safetensors")["a"], torch.ones(2, 2))
-
-
 @pytest.mark.parametrize("seal", [True, False])
 def test_equal_tensors_make_equal_files(tmp_path: Path, seal: bool) -> None:
     """safetensors writes metadata in random order."""

@@ -12,7 +12,7 @@ import pytest
 from transduce.config.settings import TokenizerSettings
 from transduce.errors import DataError, SettingsError
 from transduce.text.tokenizer import UNK
-from transduce.text.training import parts_of, sample_of, train_tokenizer, train_tokenizers
+from transduce.text.training import parts_of, sample_of, train_tokenizer
 
 LINES = [
     f"der {a} Hund sieht die {b} Katze {n}" for n in range(40) for a in ("alte", "junge") for b in ("graue", "rote")
@@ -57,15 +57,6 @@ def test_a_misspelt_normalization_gets_a_suggestion() -> None:
 def test_case_folding_normalizations_are_supported() -> None:
     tokenizer = train_tokenizer(LINES, TokenizerSettings(normalization="nmt_nfkc_cf"), vocab_size=60, seed=1)
     assert tokenizer.decode(tokenizer.encode("Der HUND")) == "der hund"
-
-
-def test_joint_and_separate_vocabularies() -> None:
-    src, tgt = ["abc abd"] * 20, ["xyz xyw"] * 20
-    joint = train_tokenizers(src, tgt, TokenizerSettings(), vocab_size=30, seed=1)
-    assert joint.joint and UNK not in joint.src.encode("abc xyz")
-    separate = train_tokenizers(src, tgt, TokenizerSettings(joint=False), vocab_size=30, seed=1)
-    assert UNK in separate.src.encode("xyz") and UNK in separate.tgt.encode("abc")
-    assert all(note.startswith("vocabulary: ") for note in separate.notes) and separate.notes
 
 
 def test_a_long_line_is_not_skipped() -> None:

@@ -51,22 +51,6 @@ def test_the_moving_average_equals_its_closed_form(tmp_path: Path) -> None:
     assert equal(live, weights(n_updates)), "the live weights must not move"
 
 
-def test_the_moving_average_resumes_bit_identically(tmp_path: Path) -> None:
-    live = weights(0)
-    average = make("ema", live, tmp_path)
-    for update in range(5):
-        set_to(live, weights(update))
-        average.after_update()
-    saved, state = {name: tensor.clone() for name, tensor in average.tensors().items()}, average.state()
-    other = make("ema", weights(99), tmp_path)
-    assert other.load(saved, state) == []
-    set_to(other.live, weights(6))
-    set_to(live, weights(6))
-    average.after_update()
-    other.after_update()
-    assert equal(average.tensors(), other.tensors())
-
-
 def test_mean_of_files(tmp_path: Path) -> None:
     paths = [tmp_path / f"{seed}.safetensors" for seed in range(4)]
     for seed, path in enumerate(paths):
@@ -118,15 +102,6 @@ def test_last_validates_the_mean_of_the_last_n(tmp_path: Path) -> None:
         assert close(validate(average, update), mean(*range(max(1, update - 2), update + 1)))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"u{n:08d}.safetensors" for n in (2, 3, 4, 5)], "one more than n: for the checkpoint before"
-
-
-def test_the_mean_of_the_last_n_resumes_bit_identically(tmp_path: Path) -> None:
-    average = make("last", weights(0), tmp_path, n=3)
-    for update in (1, 2, 3):
-        validate(average, update)
-    other = make("last", weights(0), tmp_path, n=3)
-    assert other.load({}, average.state()) == []
-    assert equal(validate(average, 4), validate(other, 4))
 
 
 @pytest.mark.parametrize("damage", ["bytes", "cut short", "empty", "missing"])

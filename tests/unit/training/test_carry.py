@@ -171,20 +171,6 @@ def test_validation_with_a_carry_is_one_long_forward() -> None:
     assert found["nll"] == pytest.approx(float(expected), rel=1e-6)
 
 
-@torch.no_grad()
-def test_generation_with_a_carry_is_that_of_the_whole_text() -> None:
-    torch.manual_seed(1)
-    model = RecurrentLM()
-    ids = torch.tensor([[5, 6, 7]])
-    hidden, carry = model(ids)
-    for _ in range(10):
-        following = (hidden[:, -1:] @ model.output_weight.t()).argmax(-1)
-        ids = torch.cat([ids, following], dim=1)
-        hidden, carry = model(following, carry=carry)
-    whole, _ = model(ids)
-    torch.testing.assert_close(hidden[:, -1], whole[:, -1])
-
-
 def test_models_without_a_carry_save_none(tmp_path: Path) -> None:
     toys.toy_run(tmp_path / "run", toys.settings(max_updates=5, valid_updates=5))
     checkpoint = Checkpoints(tmp_path / "run" / "checkpoints").latest()

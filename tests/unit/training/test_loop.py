@@ -211,9 +211,7 @@ def test_checkpoints_are_saved_between_distant_validations(tmp_path: Path, monke
     updates: list[int] = []
     original = Checkpoints.save
     monkeypatch.setattr(
-        Checkpoints,
-        "save",
-        lambda self, update, *args: updates.append(update) or original(self, update, *args),
+        Checkpoints, "save", lambda self, update, *args: updates.append(update) or original(self, update, *args)
     )
     run(tmp_path / "run", max_updates=5, valid_updates=1000)
     assert updates == [1, 2, 3, 4, 5, 5]

@@ -125,20 +125,6 @@ def test_other_errors_are_raised() -> None:
         make(wrong).update([batch_of(4)], 0.5)
 
 
-def test_the_gradient_of_the_halves_equals_that_of_the_whole() -> None:
-    batch = batch_of(9)
-    updater = make()
-    updater.model.eval()
-    grads = []
-    for parts in ([batch], [batch.part(0, 4), batch.part(4, 9)]):
-        updater.optimizer.zero_grad()
-        for part in parts:
-            loss, _, _ = predict_tokens(updater.model, updater.model, part, smoothing=0.1)
-            (loss / batch.n_targets).backward()
-        grads.append(torch.cat([p.grad.flatten() for p in updater.model.parameters() if p.grad is not None]))
-    torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-6)
-
-
 def test_parts_of_every_kind_of_batch_add_up_to_the_whole() -> None:
     ids = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0], [5, 0, 0, 0]])
     rows = RowBatch((ids, (ids == 5).cumsum(1)), torch.tensor([[6, 7, 8, 3], [6, 3, 0, 0], [3, 0, 0, 0]]), 7)
