@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +12,7 @@ from transduce.decoding.engine import DecodingInput, Hypothesis
 from transduce.decoding.generator import Continuation, Generator
 from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
 from transduce.decoding.queue import DecodingQueue
-from transduce.serving.concurrency import in_parts
+from transduce.serving.concurrency import remaining
 from transduce.serving.limits import Admission
 
 
@@ -80,7 +79,7 @@ class AsyncTextGenerator:
         *,
         cut_prompt: bool = False,
         stop: Sequence[str] = (),
-        seconds: float = math.inf,
+        end: float = math.inf,
         on_part: Callable[[Part], object] | None = None,
     ) -> Completions:
         """Continue prompts; the texts are those of `Generator.generate`, bit for bit, up to a stop string.
@@ -90,12 +89,12 @@ class AsyncTextGenerator:
             options: How to continue them.
             cut_prompt: See `Generator.generate`.
             stop: Strings before which a text ends.
-            seconds: Time after which the work is given up.
+            end: Time of the event loop at which the work is given up.
             on_part: Sees the texts as they grow.
 
         Raises:
             DataError: A prompt is longer than the context.
-            ExpiredError: `seconds` have passed.
+            ExpiredError: `end` has passed.
             OverloadedError: Too much is waiting.
         """
         started = self.generator.start(prompts, options, cut_prompt=cut_prompt)
@@ -103,29 +102,11 @@ class AsyncTextGenerator:
         n_wanted = sum(len(one.ids) + one.limit for one in started)
         with self._admission.tokens(n_wanted):
             is_watched = bool(stop) or on_part is not None
-            await self._run(texts, options, time.monotonic() + seconds, is_watched=is_watched)
+            await self._run(texts, options, end, is_watched=is_watched)
         n_prompt = sum(one.n_given for one in started[:: options.n_best])
         found = Completions(tuple(one.completion() for one in texts), n_prompt)
         self.n_new += found.n_new
         return found
-
-    def stream(
-        self,
-        prompts: Sequence[str],
-        options: DecodingOptions,
-        *,
-        cut_prompt: bool = False,
-        stop: Sequence[str] = (),
-        seconds: float = math.inf,
-    ) -> AsyncGenerator[Part | Completions]:
-        """Continue prompts: yields parts of the texts as they grow, then what `generate` returns."""
-
-        async def run(on_part: Callable[[Part], object]) -> Completions:
-            return await self.generate(
-                prompts, options, cut_prompt=cut_prompt, stop=stop, seconds=seconds, on_part=on_part
-            )
-
-        return in_parts(run)
 
     async def _run(self, texts: Sequence[_Text], options: DecodingOptions, end: float, *, is_watched: bool) -> None:
         """Complete all texts, in rounds: in each, all until their context is full."""
@@ -137,7 +118,7 @@ class AsyncTextGenerator:
             found = await self.queue.decode(
                 list(inputs.values()),
                 options,
-                seconds=max(end - time.monotonic(), 0.0),
+                seconds=remaining(end),
                 on_tokens=partial(_add, running) if is_watched else None,
             )
             for text, hypotheses in zip(running, found, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from transduce.decoding.results import TextLogProbs, Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.process import n_threads_to_use
-from transduce.serving.concurrency import expiring, in_parts, offload
+from transduce.serving.concurrency import expiring, offload, remaining
 from transduce.serving.limits import Admission
 
 _DEFAULT = DecodingOptions()
@@ -46,24 +46,42 @@ class AsyncTranslator:
         texts: Sequence[str],
         options: DecodingOptions = _DEFAULT,
         *,
-        seconds: float = math.inf,
+        end: float = math.inf,
         prefixes: Sequence[str] = (),
         refuse: bool = True,
+        on_part: Callable[[str], object] | None = None,
     ) -> list[Translation]:
         """Translate sentences; the results are those of `Translator.translate`, bit for bit.
 
-        `refuse`: see `Admission.tokens`.
+        Args:
+            texts: The sentences.
+            options: How to decode.
+            end: Time of the event loop at which the work is given up.
+            prefixes: What the translation of each starts with, if there are any.
+            refuse: See `Admission.tokens`.
+            on_part: Sees the beginning of the translation of a single sentence as it grows: with beams, what all live
+                hypotheses share.
 
         Raises:
             DataError: A sentence is longer than the model takes.
-            ExpiredError: `seconds` have passed.
+            ExpiredError: `end` has passed.
             OverloadedError: Too much is waiting.
         """
         options = options.over(self.translator.settings)
         encoded = await offload(len(texts), self._encode, texts, options, prefixes)
         sources = [one for one in encoded if isinstance(one, DecodingInput)]
-        with self._admission.tokens(self._cost(sources, options), refuse=refuse):
-            found = iter(await self.queue.decode(sources, options, seconds=seconds))
+        known: list[int] = []
+
+        def on_tokens(place: int, tokens: tuple[int, ...]) -> bool:
+            known.extend(tokens)
+            if on_part is not None:
+                on_part(self.translator.tokenizers.tgt.decode(known))
+            return False
+
+        watch = None if on_part is None else on_tokens
+        n_tokens = options.beam * sum(len(source.ids) + source.limit for source in sources)
+        with self._admission.tokens(n_tokens, refuse=refuse):
+            found = iter(await self.queue.decode(sources, options, seconds=remaining(end), on_tokens=watch))
 
         def decoded() -> list[Translation]:
             return [
@@ -132,40 +150,6 @@ class AsyncTranslator:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self.queue.close()
 
-    def stream(
-        self,
-        text: str,
-        options: DecodingOptions = _DEFAULT,
-        *,
-        seconds: float = math.inf,
-        prefix: str = "",
-        refuse: bool = True,
-    ) -> AsyncGenerator[str | Translation]:
-        """Translate one sentence: yields the beginning of the output as it grows, then the translation.
-
-        With beams, the beginning is what all live hypotheses share. `refuse`: see `Admission.tokens`.
-        """
-        options = options.over(self.translator.settings)
-        (source,) = self._encode([text], options, [prefix])
-        known: list[int] = []
-
-        async def run(on_part: Callable[[str], object]) -> Translation:
-            if isinstance(source, Translation):
-                return source
-
-            def on_tokens(place: int, tokens: tuple[int, ...]) -> bool:
-                known.extend(tokens)
-                on_part(self.translator.tokenizers.tgt.decode(known))
-                return False
-
-            with self._admission.tokens(self._cost([source], options), refuse=refuse):
-                (found,) = await self.queue.decode([source], options, seconds=seconds, on_tokens=on_tokens)
-            translation = self.translator.decode(source, found)
-            self.n_new += len(translation.ids)
-            return translation
-
-        return in_parts(run)
-
     def _encode(
         self, texts: Sequence[str], options: DecodingOptions, prefixes: Sequence[str]
     ) -> list[DecodingInput | Translation]:
@@ -174,10 +158,6 @@ class AsyncTranslator:
             if isinstance(one, Translation) and one.note:  # clients of most protocols would not see the note
                 raise DataError(f"{text[:40]!r}: {one.note}; cut it into shorter sentences")
         return encoded
-
-    def _cost(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> int:
-        """Tokens of the sources and those that the outputs may have, once for each beam."""
-        return options.beam * sum(len(source.ids) + source.limit for source in sources)
 
 
 def _pieces(pairs: Sequence[Example]) -> Iterator[tuple[list[Example], int]]:

@@ -30,6 +30,11 @@ async def in_parts(
         await asyncio.wait([running])  # its tokens are no longer counted when this ends
 
 
+def remaining(end: float) -> float:
+    """Seconds until `end`, a time of the event loop."""
+    return max(end - asyncio.get_running_loop().time(), 0.0)
+
+
 async def offload(n_sentences: int, work: Callable[..., ResultT], *arguments: Any) -> ResultT:
     """Call `work`; in another thread if it is for many sentences, so that other requests proceed."""
     if n_sentences <= BURST:

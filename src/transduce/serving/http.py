@@ -89,15 +89,15 @@ class Call:
     def content_type(self) -> str:
         return self.header("content-type").partition(";")[0].strip().lower()
 
-    def seconds(self) -> float:
-        """The time that the client gives its request in the header X-Request-Timeout, at most the limit."""
+    def deadline(self) -> float:
+        """The time of the event loop at which the request expires; the header X-Request-Timeout may shorten it."""
         try:
             given = float(self.header("x-request-timeout") or "inf")
         except ValueError:
             given = 0.0
         if not given > 0:
             raise SettingsError("the header X-Request-Timeout must be a number of seconds above 0, or left out")
-        return min(given, self.service.limits.seconds)
+        return self.service.deadline(given)
 
     def take_texts(self, texts: list[str]) -> None:
         """Refuse texts beyond the limits, and count the others."""

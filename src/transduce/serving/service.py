@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from transduce.config.decoding import DecodingOptions
 from transduce.decoding.generator import Generator
 from transduce.decoding.loading import check_reads_text
 from transduce.decoding.precision import AnyPrecision
-from transduce.decoding.results import Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.runs.folder import RunFolder
@@ -190,43 +189,23 @@ class Service:
         end: float | None = None,
         prefixes: Sequence[str] = (),
         refuse: bool = True,
+        on_part: Callable[[str], object] | None = None,
     ) -> RouteTranslation:
         """Translate sentences until the deadline `end`, by default that of a request which begins now.
 
-        `refuse`: see `Admission.tokens`.
+        The other arguments are those of `AsyncTranslator.translate`.
         """
         end = self.deadline() if end is None else end
         check_at_most("sentences times n_best", len(sentences) * options.n_best, self.limits.max_translations)
-        sources = await self._sources(sentences, route, options, end, refuse=refuse)
-        last, refuse = route.runs[-1].translator, refuse and len(sources) == 1
-        found = await last.translate(sources[-1], options, seconds=_left(end), prefixes=prefixes, refuse=refuse)
-        return RouteTranslation(route, sources, found)
-
-    async def stream(
-        self,
-        sentence: str,
-        route: Route,
-        options: DecodingOptions = _DEFAULT,
-        *,
-        end: float | None = None,
-        prefix: str = "",
-    ) -> AsyncIterator[str | Translation]:
-        """Translate one sentence until the deadline `end`: see `AsyncTranslator.stream`."""
-        end = self.deadline() if end is None else end
-        sources = await self._sources([sentence], route, options, end, refuse=True)
-        translator, refuse = route.runs[-1].translator, len(sources) == 1
-        async for part in translator.stream(sources[-1][0], options, seconds=_left(end), prefix=prefix, refuse=refuse):
-            yield part
-
-    async def _sources(
-        self, sentences: Sequence[str], route: Route, options: DecodingOptions, end: float, *, refuse: bool
-    ) -> list[Sequence[str]]:
         sources = [sentences]
         for run in route.runs[:-1]:
             one_best = options.model_copy(update={"n_best": 1})
-            found = await run.translator.translate(sources[-1], one_best, seconds=_left(end), refuse=refuse)
-            sources.append([one.text for one in found])
-        return sources
+            middle = await run.translator.translate(sources[-1], one_best, end=end, refuse=refuse)
+            sources.append([one.text for one in middle])
+            refuse = False  # some of the work is done
+        last = route.runs[-1].translator
+        found = await last.translate(sources[-1], options, end=end, prefixes=prefixes, refuse=refuse, on_part=on_part)
+        return RouteTranslation(route, sources, found)
 
     async def drain(self) -> bool:
         """Take no more requests, and wait for those that run; False if they did not end in the limits' time."""
@@ -253,7 +232,3 @@ class Service:
 def _identity(path: Path) -> str:
     """Changes when the model of a run folder is replaced. Raises `RunFolderError`: there is none."""
     return RunFolder.open(path).model_digest()
-
-
-def _left(end: float) -> float:
-    return max(end - asyncio.get_running_loop().time(), 0.0)

@@ -123,7 +123,7 @@ async def translate_texts(
     routes: Sequence[Route],
     options: DecodingOptions = _DEFAULT,
     *,
-    seconds: float | None = None,
+    end: float | None = None,
     split: bool = True,
     prefixes: Sequence[str] = (),
     align: Collection[int] = (),
@@ -136,13 +136,13 @@ async def translate_texts(
         texts: The texts; line breaks and blank lines stay.
         routes: The languages of each text.
         options: How to translate sentences.
-        seconds: See `Service.deadline`.
+        end: When the work is given up: see `Service.deadline`.
         split: False: each text is one sentence.
         prefixes: What the translation of each text starts with, if there are any.
         align: Places of the texts whose words are aligned with those of their translations.
         scores: Find the log-probability of each token of the translations.
     """
-    deadline = service.deadline(seconds)
+    end = service.deadline() if end is None else end
 
     def in_sentences() -> list[list[str]]:
         pairs = zip(texts, routes, strict=True)
@@ -160,14 +160,14 @@ async def translate_texts(
             [sentence for place in places for sentence in cut[place][::2]],
             route,
             options,
-            end=deadline,
+            end=end,
             prefixes=[start for place in places for start in _prefixes(cut[place][::2], starts[place])],
             refuse=not results,
         )
         sentences = iter(found.sentences)
         wanted = [place in align for place in places for _ in cut[place][::2]]
-        links = iter(await found.align(deadline, wanted) if align else [])
-        token_scores = iter(await found.score(deadline) if scores else [])
+        links = iter(await found.align(end, wanted) if align else [])
+        token_scores = iter(await found.score(end) if scores else [])
         for place in places:
             n = len(cut[place][::2])
             results[place] = TextTranslation(

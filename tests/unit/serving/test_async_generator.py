@@ -14,6 +14,7 @@ from transduce.decoding.native_library import load_library
 from transduce.decoding.queue import ExpiredError
 from transduce.errors import DataError
 from transduce.serving.async_generator import AsyncTextGenerator, Completions
+from transduce.serving.concurrency import in_parts
 from transduce.serving.limits import Admission, Limits, OverloadedError
 
 PROMPTS = ["Der Hund 😀", ""]
@@ -84,13 +85,13 @@ def test_limits_and_callers_that_leave(runs: dict[str, Path]) -> None:
 
     async def work(served: AsyncTextGenerator) -> None:
         with pytest.raises(ExpiredError):
-            await served.generate(PROMPTS, OPTIONS, seconds=1e-9)
+            await served.generate(PROMPTS, OPTIONS, end=0.0)
         with pytest.raises(DataError, match="prompt 2 has"):
             await served.generate(["", "x y " * 30], OPTIONS)
         calls = [asyncio.ensure_future(served.generate(PROMPTS, OPTIONS)) for _ in range(4)]
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(found[0], Completions) and isinstance(found[-1], OverloadedError)
-        stream = served.stream(PROMPTS, OPTIONS)
+        stream = in_parts(lambda on_part: served.generate(PROMPTS, OPTIONS, on_part=on_part))
         task = asyncio.ensure_future(served.generate(PROMPTS, OPTIONS))
         await asyncio.sleep(0)
         task.cancel()

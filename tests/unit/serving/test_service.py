@@ -97,8 +97,6 @@ def test_options_that_are_not_given_are_those_of_the_run(brief: Path, engine: st
         async def work(service: Service, options: DecodingOptions = options, expected: object = expected) -> None:
             found = await service.translate(LINES[:3], service.route(), options)
             assert list(found.sentences) == expected
-            *_, last = [part async for part in service.stream(LINES[0], service.route(), options)]
-            assert last == found.sentences[0]
 
         serve(work, f"en-de={brief}")
 
@@ -118,16 +116,15 @@ def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
     serve(work, f"en-de={run}")
 
 
-def test_a_stream_ends_with_the_translation(run: Path) -> None:
+def test_parts_of_a_translation_as_it_grows(run: Path) -> None:
     async def work(service: Service) -> None:
         for options in (DecodingOptions(beam=1), OPTIONS):
             (expected,) = (await service.translate(LINES[:1], service.route(), options)).sentences
-            *parts, last = [part async for part in service.stream(LINES[0], service.route(), options)]
+            parts = list[str]()
+            found = await service.translate(LINES[:1], service.route(), options, on_part=parts.append)
+            assert found.sentences == [expected]
             assert len(parts) > 1 or options.beam != 1 or isinstance(load_library(), str)
-            assert last == expected
-            assert all(isinstance(part, str) for part in parts) and (
-                not parts or expected.text.startswith(str(parts[0]))
-            )
+            assert not parts or expected.text.startswith(parts[0])
 
     serve(work, f"en-de={run}")
 
@@ -396,8 +393,6 @@ def test_work_of_a_request_that_has_begun_is_not_refused(run: Path, monkeypatch:
             assert (await service.translate(LINES[:1], pivot, SHORT)).sentences[0].text
             with pytest.raises(OverloadedError):
                 await service.translate(LINES[:1], pivot, SHORT)
-            with pytest.raises(OverloadedError):
-                await anext(aiter(service.stream(LINES[0], service.route())))
             assert (await service.translate(LINES[:1], service.route(), SHORT, refuse=False)).sentences[0].text
 
     serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)

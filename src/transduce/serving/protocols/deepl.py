@@ -59,13 +59,13 @@ async def translate(call: Call) -> Response:
     asked = call.parse(DeepLRequest)
     refuse_unsupported(asked, _UNSUPPORTED)
     call.take_texts(asked.text)
-    texts, seconds = asked.texts(), call.seconds()
+    texts, end = asked.texts(), call.deadline()
     routes, _ = await choose_routes(call.service, texts, asked.source_lang, asked.target_lang)
     split = str(asked.split_sentences) not in ("0", "False")
     if (form := _format(call, asked)) is not None:
-        found = await translate_formatted(call.service, texts, routes, form, seconds=seconds, split=split)
+        found = await translate_formatted(call.service, texts, routes, form, end=end, split=split)
     else:
-        results = await translate_texts(call.service, texts, routes, seconds=seconds, split=split)
+        results = await translate_texts(call.service, texts, routes, end=end, split=split)
         found = [one.text for one in results]
     translations = [
         {"detected_source_language": route.source.upper(), "text": one, "billed_characters": len(text)}

@@ -29,7 +29,7 @@ async def translation(call: Call) -> Response:
     parameters = asked.parameters or Parameters()
     name: Any = call.request.path_params.get("model")
     route = call.service.route(parameters.src_lang, parameters.tgt_lang, name=name)
-    found = await translate_texts(call.service, asked.inputs, [route] * len(asked.inputs), seconds=call.seconds())
+    found = await translate_texts(call.service, asked.inputs, [route] * len(asked.inputs), end=call.deadline())
     return json_response([{"translation_text": one.text} for one in found])
 
 

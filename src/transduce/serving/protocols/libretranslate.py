@@ -42,16 +42,16 @@ async def translate(call: Call) -> Response:
     asked = call.parse(LibreTranslateRequest)
     texts = [asked.q] if isinstance(asked.q, str) else asked.q
     call.take_texts(texts)
-    options, seconds = DecodingOptions(n_best=asked.alternatives + 1), call.seconds()
+    options, end = DecodingOptions(n_best=asked.alternatives + 1), call.deadline()
     call.service.limits.check_options(options)
     source = None if asked.source == "auto" else asked.source
     routes, guesses = await choose_routes(call.service, texts, source, asked.target)
     answer: dict[str, list[Any]] = {}
     if asked.format == "html":
-        answer["translatedText"] = await translate_formatted(call.service, texts, routes, _HTML, seconds=seconds)
+        answer["translatedText"] = await translate_formatted(call.service, texts, routes, _HTML, end=end)
         alternatives: list[list[str]] = [[] for _ in texts]  # their tags would have to be aligned anew
     else:
-        results = await translate_texts(call.service, texts, routes, options, seconds=seconds)
+        results = await translate_texts(call.service, texts, routes, options, end=end)
         answer["translatedText"] = [one.text for one in results]
         alternatives = []
         if asked.alternatives:

@@ -9,6 +9,7 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator
@@ -19,7 +20,7 @@ from transduce.config.section import MAX_SEED
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError, nearest
 from transduce.serving.async_generator import AsyncTextGenerator, Completions
-from transduce.serving.concurrency import offload
+from transduce.serving.concurrency import in_parts, offload
 from transduce.serving.http import (
     Call,
     Endpoint,
@@ -231,7 +232,7 @@ async def chat(call: Call) -> Response:
         if options.n_best > 1:
             raise SettingsError(f"n = {options.n_best}: a stream has one translation; leave n out")
         return await asked.respond_in_parts(_translation_chunks(call, asked, text, route, options))
-    (found,) = await translate_texts(call.service, [text], [route], options, seconds=call.seconds())
+    (found,) = await translate_texts(call.service, [text], [route], options, end=call.deadline())
     choices = [
         _choice(place, asked.content(found.alternative(place)), finished=_finished(found.sentences, place))
         for place in range(options.n_best)
@@ -248,11 +249,14 @@ async def _generate(
     options, stops = asked.sampling(generator.generator.settings.decoding.max_length, limits), asked.stops()
     if len(prompts) * options.n_best > limits.max_texts:
         raise SettingsError(f"{len(prompts)} prompts, n = {options.n_best}: more than {limits.max_texts} texts")
-    seconds = call.seconds()
+    generate = partial(
+        generator.generate, prompts, options, cut_prompt=asked.cut_prompt, stop=stops, end=call.deadline()
+    )
     if asked.stream:
-        parts = generator.stream(prompts, options, cut_prompt=asked.cut_prompt, stop=stops, seconds=seconds)
-        return await asked.respond_in_parts(_generation_chunks(asked, parts))
-    found = await generator.generate(prompts, options, cut_prompt=asked.cut_prompt, stop=stops, seconds=seconds)
+        return await asked.respond_in_parts(
+            _generation_chunks(asked, in_parts(lambda on_part: generate(on_part=on_part)))
+        )
+    found = await generate()
     choices = [_choice(place, asked.content(one.text), finished=one.finished) for place, one in enumerate(found.texts)]
     return asked.respond(choices, _usage(found.n_prompt, found.n_new))
 
@@ -275,7 +279,7 @@ async def _translation_chunks(
 ) -> AsyncIterator[dict[str, Any]]:
     """The chunks of a translation: a few sentences at a time, with the space before them."""
     parts = await offload(len(text) // SHORTEST, split_sentences, text, route.source)
-    sentences, found, end = parts[::2], list[Translation](), call.service.deadline(call.seconds())
+    sentences, found, end = parts[::2], list[Translation](), call.deadline()
     for first in range(0, len(sentences), _GROUP):
         last = first + _GROUP
         group = await call.service.translate(sentences[first:last], route, options, end=end, refuse=not first)

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError, nearest
-from transduce.serving.concurrency import offload
+from transduce.serving.concurrency import in_parts, offload
 from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, stream_response
-from transduce.serving.routes import Route
+from transduce.serving.routes import Route, RouteTranslation
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.protected import DEFAULT_KINDS, Kind
 from transduce.serving.tags.translating import TextFormat, translate_formatted
@@ -79,7 +79,7 @@ class TransduceRequest(BaseModel):
 async def translate(call: Call) -> Response:
     """Answer with `{"translations": [...]}`, or with a stream of server-sent events for one text."""
     asked = call.parse(TransduceRequest)
-    texts, seconds = asked.text, call.seconds()
+    texts, end = asked.text, call.deadline()
     prefixes = [asked.prefix] if isinstance(asked.prefix, str) else asked.prefix
     if asked.prefix != "" and len(prefixes) != len(texts):
         raise SettingsError(f"{len(texts)} texts but {len(prefixes)} prefixes; give one each, empty for none")
@@ -90,25 +90,24 @@ async def translate(call: Call) -> Response:
     route = call.service.route(asked.source, asked.target, name=asked.model)
     if (form := asked.text_format()) is not None:
         routes = [route] * len(texts)
-        formatted = await translate_formatted(
-            call.service, texts, routes, form, options, seconds=seconds, split=asked.split
-        )
+        formatted = await translate_formatted(call.service, texts, routes, form, options, end=end, split=asked.split)
         return json_response({**_route(route), "translations": [{"text": one} for one in formatted]})
     if asked.stream:
         if len(texts) != 1:
             raise SettingsError(f"stream: for one sentence, not {len(texts)} texts; send several requests")
         if asked.words or asked.alignment:
             raise SettingsError("stream: not with words or alignment; ask for them without stream")
-        end = call.service.deadline(seconds)
-        return await stream_response(
-            _parts(call.service.stream(texts[0], route, options, end=end, prefix="".join(prefixes)), route)
-        )
+
+        async def work(on_part: Callable[[str], object]) -> RouteTranslation:
+            return await call.service.translate(texts, route, options, end=end, prefixes=prefixes, on_part=on_part)
+
+        return await stream_response(_events(in_parts(work)))
     found = await translate_texts(
         call.service,
         texts,
         [route] * len(texts),
         options,
-        seconds=seconds,
+        end=end,
         split=asked.split,
         prefixes=prefixes if any(prefixes) else (),
         align=range(len(texts)) if asked.alignment else (),
@@ -149,9 +148,12 @@ def word_log_probs(text: str, ends: Sequence[int], log_probs: Sequence[float]) -
     return [(word, round(value, 4)) for (word, _), value in zip(words, sums, strict=True)]
 
 
-async def _parts(parts: AsyncIterator[str | Translation], route: Route) -> AsyncIterator[dict[str, Any]]:
+async def _events(parts: AsyncIterator[str | RouteTranslation]) -> AsyncIterator[dict[str, Any]]:
     async for part in parts:
-        yield {"text": part} if isinstance(part, str) else {**_route(route), "translation": _translation(part)}
+        if isinstance(part, str):
+            yield {"text": part}
+        else:
+            yield {**_route(part.route), "translation": _translation(part.sentences[0])}
 
 
 def _route(route: Route) -> dict[str, str]:

@@ -57,11 +57,11 @@ async def translate_formatted(
     form: TextFormat,
     options: DecodingOptions = _DEFAULT,
     *,
-    seconds: float | None = None,
+    end: float | None = None,
     split: bool = True,
 ) -> list[str]:
     """Translate texts; arguments as for `translate_texts`. Only segments with tags or kept parts are aligned."""
-    end = service.deadline(seconds)
+    end = service.deadline() if end is None else end
     parsed = [await asyncio.to_thread(form.parse, text) for text in texts]
     segments = [
         (part, route)
@@ -74,7 +74,7 @@ async def translate_formatted(
         [segment.text for segment, _ in segments],
         [route for _, route in segments],
         options,
-        seconds=max(end - asyncio.get_running_loop().time(), 0.0),
+        end=end,
         split=split,
         align={place for place, (segment, _) in enumerate(segments) if segment.root.children},
     )
