@@ -330,13 +330,13 @@ def test_api_keys(run: Path, tmp_path: Path) -> None:
     [
         ([], "no run folder"),
         (["/nowhere"], "/nowhere"),
-        (["RUN", "--host", "1.2.3.4.5"], "--host"),
+        (["RUN", "--host", "1.2.3.4.5"], "give another host or port"),
         (["RUN", "RUN"], "two runs are named"),
         (["RUN", "--api-key-file", "/nowhere"], "/nowhere"),
-        (["RUN", "--certificate-key", "/nowhere"], "--certificate"),
+        (["RUN", "--certificate-key", "/nowhere"], "needs certificate"),
         (["RUN", "--certificate", "/nowhere"], "No such file"),
-        (["RUN", "--certificate", __file__], f"--certificate {__file__}: no certificate in PEM"),
-        (["RUN", "--cors", "http://a/"], "--cors http://a/: an origin has no path"),
+        (["RUN", "--certificate", __file__], f"certificate = {__file__}: no certificate in PEM"),
+        (["RUN", "--cors", "http://a/"], "cors = http://a/: an origin has no path"),
         (["RUN", "--glossary-file", "/nowhere/x.json"], "/nowhere/x.json"),
     ],
 )
@@ -347,4 +347,4 @@ def test_bad_arguments(run: Path, arguments: list[str], message: str) -> None:
 
 def test_a_taken_port_is_refused(server: Server, run: Path) -> None:
     done = transduce("serve", run, "--port", server.port)
-    assert done.code == 2 and "give another --host or --port" in done.err
+    assert done.code == 2 and "give another host or port" in done.err

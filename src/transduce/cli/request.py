@@ -24,6 +24,7 @@ FLAGS = {
     "tokenizer.extend": "--extend-vocabulary",
     "sample = true": "--sample",
     "cut_prompt": "--cut-prompt",
+    "new_key": "transduce serve --new-api-key NAME",
 }
 """Options by the names of settings and parameters in the library's errors."""
 

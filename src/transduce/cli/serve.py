@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -14,41 +13,47 @@ from transduce.cli import options as opt
 from transduce.errors import SettingsError
 
 
-def serve(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRequest:
+    """The options of `transduce serve`."""
+
     runs: Annotated[
         list[str] | None, opt.argument("RUN", "Run folders; en-de=RUN where a run does not know its languages.")
-    ] = None,
-    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all of the machine's.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8080,
+    ] = None
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all of the machine's.")] = "127.0.0.1"
+    port: Annotated[int, Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8080
     api_key_file: Annotated[
         Path | None, opt.option(metavar="FILE", help="Let in only clients with a key of this file.")
-    ] = None,
+    ] = None
     new_api_key: Annotated[
         str | None, opt.option(metavar="NAME", help="Print a new key, and the line for the key file; then exit.")
-    ] = None,
-    pivot: Annotated[bool, Option("--pivot", help="Join two runs through a third language.")] = False,
-    watch: Annotated[float, Option(help="Look every N seconds for replaced runs; 0: only on SIGHUP.", min=0.0)] = 0.0,
+    ] = None
+    pivot: Annotated[bool, Option("--pivot", help="Join two runs through a third language.")] = False
+    watch: Annotated[float, Option(help="Look every N seconds for replaced runs; 0: only on SIGHUP.", min=0.0)] = 0.0
     max_requests: Annotated[
         int | None, Option(help="Requests waiting or running; more get status 429 (default: 32 per core).", min=1)
-    ] = None,
+    ] = None
     max_tokens: Annotated[
         int, Option(help="Tokens of inputs and outputs times beams, waiting or running; more get status 429.", min=1)
-    ] = 200_000,
-    deadline: Annotated[float, Option(help="Seconds after which a request is given up.", min=0.01)] = 10.0,
+    ] = 200_000
+    deadline: Annotated[float, Option(help="Seconds after which a request is given up.", min=0.01)] = 10.0
     cors: Annotated[
         list[str] | None, opt.option(metavar="ORIGIN", help="Let pages of this origin use the service; repeatable.")
-    ] = None,
-    certificate: Annotated[Path | None, opt.option(metavar="FILE", help="TLS certificate (PEM).")] = None,
-    certificate_key: Annotated[Path | None, opt.option(metavar="FILE", help="Its private key (PEM).")] = None,
-    log_text: Annotated[bool, Option("--log-text", help="Log the texts of requests too.")] = False,
+    ] = None
+    certificate: Annotated[Path | None, opt.option(metavar="FILE", help="TLS certificate (PEM).")] = None
+    certificate_key: Annotated[Path | None, opt.option(metavar="FILE", help="Its private key (PEM).")] = None
+    log_text: Annotated[bool, Option("--log-text", help="Log the texts of requests too.")] = False
     glossary_file: Annotated[
         Path | None,
         opt.option(metavar="FILE", help="Keep the glossaries of clients in this file (default: in memory)."),
-    ] = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = "float32",
-    quiet: opt.Quiet = False,
-) -> None:
+    ] = None
+    device: opt.Device = "auto"
+    precision: opt.Precision = "float32"
+    quiet: opt.Quiet = False
+
+
+@opt.expand(ServeRequest)
+def serve(request: ServeRequest) -> None:
     """Serve runs over HTTP.
 
     SIGTERM or Ctrl-C ends the service; SIGHUP reloads replaced runs.
@@ -72,35 +77,34 @@ def serve(
     from transduce.serving.server import serve as run_server
     from transduce.serving.service import Service
 
-    if new_api_key is not None:
-        _print_key(new_api_key)
+    if request.new_api_key is not None:
+        _print_key(request.new_api_key)
         return
-    if not runs:
+    if not request.runs:
         raise SettingsError("no run folder is given; transduce serve RUN")
     options = ServerOptions(
-        host=host,
-        port=port,
-        keys=ApiKeys() if api_key_file is None else ApiKeys.load(api_key_file),
-        cors=tuple(cors or ()),
-        log=not quiet,
-        log_text=log_text,
-        watch=watch,
-        certificate=certificate,
-        certificate_key=certificate_key,
+        host=request.host,
+        port=request.port,
+        keys=ApiKeys() if request.api_key_file is None else ApiKeys.load(request.api_key_file),
+        cors=tuple(request.cors or ()),
+        log=not request.quiet,
+        log_text=request.log_text,
+        watch=request.watch,
+        certificate=request.certificate,
+        certificate_key=request.certificate_key,
     )
-    limits = Limits(max_tokens=max_tokens, seconds=deadline)
-    make_service = partial(
-        Service,
-        [RunSpec.parse(run) for run in runs],
-        limits=limits if max_requests is None else replace(limits, max_requests=max_requests),
-        device=device,
-        precision=cast(Any, precision),
-        pivot=pivot,
-        glossaries=Glossaries(glossary_file),
+    limits = Limits(max_tokens=request.max_tokens, seconds=request.deadline)
+    service = Service(
+        [RunSpec.parse(run) for run in request.runs],
+        limits=limits if request.max_requests is None else replace(limits, max_requests=request.max_requests),
+        device=request.device,
+        precision=cast(Any, request.precision),
+        pivot=request.pivot,
+        glossaries=Glossaries(request.glossary_file),
     )
     raise_file_limit()
     with background_stderr():
-        run_server(make_service, options, Log(quiet=quiet))
+        run_server(service, options, Log(quiet=request.quiet))
 
 
 def _require_packages() -> None:

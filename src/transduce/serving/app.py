@@ -148,7 +148,9 @@ class App:
         """
         origin = call.header("origin")
         if origin and not {origin, "*"} & self._cors:
-            raise RequestError(403, f"pages of {origin} may not change anything here; allow them with --cors")
+            raise RequestError(
+                403, f"pages of {origin} may not change anything here; the service must allow their origin (cors)"
+            )
         if call.content_type not in _CHANGE_TYPES:
             raise RequestError(415, f"Content-Type {call.content_type}: send {_CHANGE_TYPES[0]}")
 

@@ -55,8 +55,8 @@ class Call:
     """A request whose body has arrived.
 
     needs_key: whether clients need an API key. n_translated: characters that the service has translated so far.
-    key: name of the client's API key. n_characters: of the texts of this request; texts: what the access log shows with
-    --log-text. status: of the response.
+    key: name of the client's API key. n_characters: of the texts of this request; texts: what the access log shows if
+    it has texts. status: of the response.
     """
 
     service: Service
@@ -120,7 +120,7 @@ class Endpoint:
     error: the JSON of an error, from its status and message.
     body_key: the API key in a body, where the protocol puts it there.
     is_open: needs no API key.
-    is_change: changes what the service keeps; pages are refused, except those of --cors.
+    is_change: changes what the service keeps; pages are refused, except those of allowed origins.
     unauthorized: the status of a request without a valid API key, as the protocol's clients know it.
     """
 

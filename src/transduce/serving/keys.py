@@ -67,7 +67,7 @@ class ApiKeys:
                 raise SettingsError(f"{path}:{number}: not a key; a line is {_EXAMPLE}")
             keys.append(ApiKey(name, digest.lower(), limit))
         if not keys:
-            raise SettingsError(f"{path}: contains no key; make one with transduce serve --new-api-key NAME")
+            raise SettingsError(f"{path}: contains no key; make one with new_key")
         return cls(tuple(keys))
 
     @property

@@ -9,7 +9,6 @@ import re
 import socket
 import ssl
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,33 +62,32 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         if self.certificate_key is not None and self.certificate is None:
-            raise SettingsError("--certificate-key: needs --certificate too")
+            raise SettingsError(f"certificate_key = {self.certificate_key}: needs certificate too")
         if self.certificate is not None:
             _check_certificate(self.certificate, self.certificate_key)
         for origin in self.cors:
             if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
-                raise SettingsError(f"--cors {origin}: an origin has no path, such as https://example.org; or give *")
+                raise SettingsError(f"cors = {origin}: an origin has no path, such as https://example.org; or give *")
 
 
 def _check_certificate(certificate: Path, key: Path | None) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")  # else it would ask
     except (OSError, ValueError) as error:
-        files = f"--certificate {certificate}" + (f" --certificate-key {key}" if key else "")
+        files = f"certificate = {certificate}" + (f", certificate_key = {key}" if key else "")
         problem = f"no certificate in PEM with its unencrypted private key ({error})"
         raise SettingsError(f"{files}: {problem}; give both files") from None
 
 
-def serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
+def serve(service: Service, options: ServerOptions, log: Log) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests end."""
     with asyncio.Runner(loop_factory=_loop_factory) as runner:
-        runner.run(_serve(make_service, options, log))
+        runner.run(_serve(service, options, log))
 
 
-async def _serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
+async def _serve(service: Service, options: ServerOptions, log: Log) -> None:
     host, port = find_address(options.host, options.port)
-    service, hangup = make_service(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+    loop, hangup = asyncio.get_running_loop(), asyncio.Event()
     # From here on, as SIGHUP ends a process that does not handle it, also while the runs are loaded.
     with handle_signals(lambda _: loop.call_soon_threadsafe(hangup.set), always=("SIGHUP",)):
         try:
@@ -119,7 +117,7 @@ def find_address(host: str, port: int) -> tuple[str, int]:
             found = probe.getsockname()
             return found[0], found[1]
     except (OSError, OverflowError) as error:
-        raise SettingsError(f"{host}:{port}: {error}; give another --host or --port") from None
+        raise SettingsError(f"{host}:{port}: {error}; give another host or port") from None
 
 
 def make_server(app: ASGIApp, address: tuple[str, int], seconds: float, options: ServerOptions) -> Server:
