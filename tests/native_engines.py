@@ -1,19 +1,68 @@
-"""The native engine for a PyTorch model in memory, and none at all."""
+"""The native engine for a PyTorch model in memory, models to test it with, and no library at all."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 from unittest import mock
 
+import pytest
 from torch import nn
 
+from oracle.stand_in import untrained
 from transduce.config.settings import Settings
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision
 from transduce.decoding.torch_engine import TorchEngine
+
+needs_library = pytest.mark.skipif(isinstance(load_library(), str), reason="the native library is not built")
+
+N_TOKENS = 700
+TRANSLATORS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "modern": {
+        **{"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "activation": "silu"},
+        **{"n_kv_heads": 1, "bias": False},
+    },
+    "odd": {
+        **{"d_model": 42, "d_ff": 33, "n_heads": 6, "n_kv_heads": 3, "n_encoder_layers": 1, "n_decoder_layers": 3},
+        **{"positions": "learned", "max_positions": 90, "activation": "gelu", "embedding_norm": True, "tie": "none"},
+        **{"residual": "pre", "output_bias": True, "norm_eps": 1e-3, "scale_embeddings": False},
+    },
+    "ssru": {"d_model": 72, "decoder_self": "ssru", "residual": "pre", "n_encoder_layers": 3},
+}
+GPTS: dict[str, dict[str, Any]] = {
+    "gpt2": {"positions": "learned", "max_positions": 150, "one_end": True, "activation": "gelu_tanh"},
+    "rotary": {"positions": "rotary", "n_heads": 8, "n_kv_heads": 2, "norm": "rms", "bias": False, "tie": "none"},
+}
+
+
+def translator_settings(**model: Any) -> Settings:
+    sizes = {"d_model": 64, "d_ff": 128, "n_heads": 2, "n_encoder_layers": 2, "n_decoder_layers": 2}
+    return Settings.from_mapping({"model": sizes | model})
+
+
+@cache
+def model_of(name: str) -> tuple[nn.Module, Settings]:
+    """One of the models above, with N_TOKENS pieces on both sides."""
+    if name in GPTS:
+        sizes = {"kind": "gpt", "d_model": 64, "d_ff": 96, "n_heads": 2, "n_decoder_layers": 2, "residual": "pre"}
+        settings = Settings.from_mapping({"task": "causal", "model": sizes | GPTS[name]})
+    else:
+        settings = translator_settings(**TRANSLATORS[name])
+    return untrained(settings, n_src=N_TOKENS, n_tgt=N_TOKENS), settings
+
+
+def engine_of(name: str, *, precision: NativePrecision = "float32", n_threads: int | None = None) -> NativeEngine:
+    return engine_for(*model_of(name), precision=precision, n_threads=n_threads)
+
+
+def pytorch_of(name: str) -> TorchEngine:
+    return TorchEngine(model_of(name)[0])
 
 
 def engine_for(

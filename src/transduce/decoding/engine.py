@@ -18,8 +18,8 @@ from transduce.data.examples import Example, Ids, RowExample
 from transduce.errors import SettingsError
 from transduce.text.special import BOS, EOS, PAD
 
-OnStep = Callable[[list[int], list[list[int]]], None]
-"""Called after each step with the places of the active inputs and the token of each of their samples (0: ended)."""
+OnToken = Callable[[int, int], None]
+"""Called with the place of an input and the next token of its best hypothesis, once the token is final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +141,16 @@ class Engine(Protocol):
     def pytorch_model(self) -> Any:
         """The PyTorch model, in eval mode. An engine that does not use it loads it when it is first asked for."""
 
-    def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
+    def translate(
+        self, sources: Sequence[DecodingInput], options: DecodingOptions, *, on_token: OnToken | None = None
+    ) -> list[list[Hypothesis]]:
         """`options.n_best` hypotheses per source, best first, or samples. All options count, given or not.
 
-        A language model draws one continuation per source.
+        A language model draws one continuation per source, whose tokens `on_token` sees as they are drawn.
         """
 
     def open_batcher(self, deliver: Deliver) -> Batcher:
         """Start what decodes for a `DecodingQueue`. The running event loop calls `deliver`."""
-
-    def sample(
-        self, prompts: Sequence[DecodingInput], options: DecodingOptions, *, on_step: OnStep | None = None
-    ) -> list[Hypothesis]:
-        """One continuation per prompt."""
 
     def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
         """Log-probabilities (nats) of every target token and of the end, given the source."""

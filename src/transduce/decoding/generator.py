@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,7 +17,7 @@ from transduce.config.section import resolved
 from transduce.config.settings import Settings
 from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
-from transduce.decoding.engine import BATCH_TOKENS, DecodingInput, Engine, Hypothesis
+from transduce.decoding.engine import BATCH_TOKENS, DecodingInput, Engine, Hypothesis, OnToken
 from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel, open_engine
 from transduce.decoding.precision import AnyPrecision
@@ -25,12 +25,11 @@ from transduce.decoding.results import Generation, TextLogProbs, TextScore
 from transduce.errors import DataError, SettingsError
 from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
-from transduce.text.special import BOS, EOS, PAD
+from transduce.text.special import BOS, EOS
 from transduce.text.tokenizer import Tokenizer, Tokenizers
 
 SCORED_ROWS = 256  # rows of running text scored at once
 
-OnToken = Callable[[int], None]
 _DEFAULT = DecodingOptions(sample=True)
 
 
@@ -142,7 +141,7 @@ class Generator(EngineModel):
         tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         abandoned = threading.Event()  # Ctrl-C, a closed pipe, `close()`
 
-        def on_token(token: int) -> None:
+        def on_token(place: int, token: int) -> None:
             if abandoned.is_set():
                 raise _Abandoned
             tokens.put(token)
@@ -271,16 +270,10 @@ class Generator(EngineModel):
 
         Texts advance in rounds: in each, all until their context is full.
         """
-
-        def on_step(places: list[int], tokens: list[list[int]]) -> None:
-            if on_token and places[0] == 0 and tokens[0][0] != PAD:
-                on_token(tokens[0][0])
-
         options = self.options_of_a_text(options)
         while inputs := {place: one for place, text in enumerate(texts) if (one := self.next_input(text)) is not None}:
-            prompts = list(inputs.values())
-            found = self.engine.sample(prompts, options, on_step=on_step if on_token else None)
-            for place, new in zip(inputs, found, strict=True):
+            found = self.engine.translate(list(inputs.values()), options, on_token=on_token)
+            for place, (new,) in zip(inputs, found, strict=True):
                 texts[place] = texts[place].extended(new)
         return texts
 

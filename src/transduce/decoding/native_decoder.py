@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +23,7 @@ from transduce.decoding.engine import (
     DecodingInput,
     Event,
     Hypothesis,
+    OnToken,
     Outcome,
     sample_numbers,
 )
@@ -38,10 +39,6 @@ _IN_PYTHON = ("max_length", "batch_tokens", "seed", "shortlist")  # options that
 _NONE = np.empty(0, np.int32)
 _SLICE = 0.05  # seconds after which a caller that decodes lets Python handle signals
 _STREAM_SLICE = 0.005  # the same of one that shows tokens as they come
-
-OnToken = Callable[[int, int], None]
-"""Called with the place of a source and the next token of its output."""
-
 
 Options = tuple[tuple[str, float], ...]
 """The names and values of decoding options, as the library takes them."""
@@ -141,30 +138,30 @@ class NativeDecoder:
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each source. The calling thread decodes too.
 
-        `seed`: of samples. `on_token` sees the place of a source and each token of its output as soon as it is certain,
-        if the options stream.
+        `seed`: of samples. `on_token` sees tokens before the end of their source if the options stream.
         """
         if len(sources) > 1 and self.n_threads > 1:
             self.start_threads()
         caller = NativeCaller(self)
         try:
             caller.submit(sources, options, works=True, seed=seed)
-            events = list[Event]()
-            while caller.work(_SLICE if on_token is None else _STREAM_SLICE):
-                if on_token is not None:
-                    for event in caller.collect(0):
-                        events.append(event)
-                        for token in event.tokens:
-                            on_token(event.ticket, token)
             found: list[list[Hypothesis]] = [[]] * len(sources)
-            for event in [*events, *caller.collect(0)]:
-                if event.outcome == "tokens":
-                    continue
-                if event.outcome != "done":
-                    raise TransduceError(
-                        f"a translation was {event.outcome}; {event.reason or 'its engine was closed'}"
-                    )
-                found[event.ticket] = event.hypotheses
+            n_seen, n_open = [0] * len(sources), 1
+            while n_open:
+                n_open = caller.work(_SLICE if on_token is None else _STREAM_SLICE)
+                for event in caller.collect(0) if on_token is not None or not n_open else ():
+                    tokens = event.tokens
+                    if event.outcome == "done":
+                        found[event.ticket] = event.hypotheses
+                        tokens = event.hypotheses[0].ids[n_seen[event.ticket] :] if event.hypotheses else ()
+                    elif event.outcome != "tokens":
+                        raise TransduceError(
+                            f"a translation was {event.outcome}; {event.reason or 'its engine was closed'}"
+                        )
+                    if on_token is not None:
+                        n_seen[event.ticket] += len(tokens)
+                        for token in tokens:
+                            on_token(event.ticket, token)
             return found
         finally:
             caller.free()

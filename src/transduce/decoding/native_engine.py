@@ -7,7 +7,6 @@ when the package is installed, if there is a C++ compiler.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from transduce.decoding.engine import (
     Deliver,
     Engine,
     Hypothesis,
-    OnStep,
+    OnToken,
 )
 from transduce.decoding.native_batcher import NativeBatcher
 from transduce.decoding.native_decoder import NativeDecoder, native_options
@@ -86,19 +85,6 @@ class NativeEngine:
         """See `Engine.pytorch_model`."""
         return self._reference().pytorch_model()
 
-    def sample(
-        self, prompts: Sequence[DecodingInput], options: DecodingOptions, *, on_step: OnStep | None = None
-    ) -> list[Hypothesis]:
-        """See `Engine.sample`."""
-        if not self._is_language_model or any(map(self._is_out_of_range, prompts)):
-            return self._reference().sample(prompts, options, on_step=on_step)
-        tokens = _TokenSteps(on_step) if on_step is not None else None
-        given = native_options(options, stream=on_step is not None)
-        found = [one for (one,) in self._decoder.translate(prompts, given, seed=options.seed, on_token=tokens)]
-        if tokens is not None:
-            tokens.flush(found)
-        return found
-
     def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
         """See `Engine.score`."""
         if not all(self._scorer.takes(pair.src, pair.tgt) for pair in pairs):
@@ -117,11 +103,14 @@ class NativeEngine:
         """Weights of cross-attention of each pair, [heads, targets, sources]: see `NativeScorer.attention`."""
         return self._scorer.attention(pairs, heads)
 
-    def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
+    def translate(
+        self, sources: Sequence[DecodingInput], options: DecodingOptions, *, on_token: OnToken | None = None
+    ) -> list[list[Hypothesis]]:
         """See `Engine.translate`."""
         if not all(self._takes(source, options) for source in sources):
-            return self._reference().translate(sources, options)
-        return self._decoder.translate(sources, native_options(options), seed=options.seed)
+            return self._reference().translate(sources, options, on_token=on_token)
+        given = native_options(options, stream=on_token is not None)
+        return self._decoder.translate(sources, given, seed=options.seed, on_token=on_token)
 
     def open_batcher(self, deliver: Deliver) -> Batcher:
         """See `Engine.open_batcher`."""
@@ -141,24 +130,6 @@ class NativeEngine:
         if self._is_language_model:  # the last token is written, and never read
             return not source.ids or len(source.ids) + source.limit - 1 > self._longest or PAD in source.ids
         return len(source.ids) >= self._longest or source.limit > self._limit or PAD in source.ids
-
-
-class _TokenSteps:
-    """Passes the tokens of the native library on as PyTorch's engine does, one call for each."""
-
-    def __init__(self, on_step: OnStep) -> None:
-        self._on_step = on_step
-        self._n_seen: Counter[int] = Counter()
-
-    def __call__(self, place: int, token: int) -> None:
-        self._n_seen[place] += 1
-        self._on_step([place], [[token]])
-
-    def flush(self, found: Sequence[Hypothesis]) -> None:
-        """Pass on what was not seen before the end."""
-        for place, one in enumerate(found):
-            for token in one.ids[self._n_seen[place] :]:
-                self(place, token)
 
 
 def native_engine(

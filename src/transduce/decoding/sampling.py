@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.constraints import keep_tokens, pad_prefixes, repeating_tokens
-from transduce.decoding.engine import Hypothesis, OnStep, sample_numbers
+from transduce.decoding.engine import Hypothesis, OnToken, sample_numbers
 from transduce.decoding.search import Stepper, check_limits
 from transduce.nn.masks import SourceInput
 from transduce.text.tokenizer import BOS, EOS, PAD
@@ -68,13 +68,14 @@ def sample(
     keys: Sequence[tuple[int, ...]],
     prompts: Int[Tensor, "B T"] | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
-    on_step: OnStep | None = None,
+    on_token: OnToken | None = None,
 ) -> list[list[Hypothesis]]:
     """`options.n_best` outputs of every sentence, in the order drawn.
 
     `keys`: one a sentence; with the seed they decide what is drawn. `max_length`: one limit or one a sentence.
     `prompts`: the tokens that the outputs continue, BOS if not given; `src` has all but the last of them, if any.
-    `prefixes`: of each sentence the tokens that its outputs start with. `on_step` sees the tokens as they come.
+    `prefixes`: of each sentence the tokens that its outputs start with. `on_token` sees those of its first output
+    as they are drawn.
     Log-probabilities are the model's own, before temperature and cuts; score: log_prob / length.
     """
     limits = check_limits(max_length, len(src))
@@ -84,7 +85,7 @@ def sample(
     prompts = torch.full((len(src), 1), BOS, device=src.device) if prompts is None else prompts
     with torch.inference_mode():
         forced = pad_prefixes(prefixes, src)
-        return _sample(model, src, prompts, limits.to(src.device), numbers, forced, options=options, on_step=on_step)
+        return _sample(model, src, prompts, limits.to(src.device), numbers, forced, options=options, on_token=on_token)
 
 
 def _numbers(keys: Sequence[tuple[int, ...]], options: DecodingOptions, length: int) -> np.ndarray:
@@ -102,7 +103,7 @@ def _sample(
     forced: Int[Tensor, "B P"],
     *,
     options: DecodingOptions,
-    on_step: OnStep | None,
+    on_token: OnToken | None,
 ) -> list[list[Hypothesis]]:
     n_samples, capacity = numbers.shape[1:]
     results: list[list[Hypothesis]] = [[] for _ in src]
@@ -126,8 +127,10 @@ def _sample(
         going = ~ended & (token != EOS)
         ids[:, :, n_before + length - 1] = token.masked_fill(~going, PAD)
         n_ids += going
-        if on_step is not None:
-            on_step(number.tolist(), ids[:, :, n_before + length - 1].tolist())
+        if on_token is not None:
+            for place, first in zip(number.tolist(), ids[:, 0, n_before + length - 1].tolist(), strict=True):
+                if first != PAD:
+                    on_token(place, first)
         ended |= token == EOS
         done = (ended.all(1) | (limits <= length)).nonzero().squeeze(1)
         if len(done):

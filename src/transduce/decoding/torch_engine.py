@@ -17,7 +17,7 @@ from transduce.config.decoding import DecodingOptions
 from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sources
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.dynamic_batcher import MAX_ROWS, DynamicBatcher
-from transduce.decoding.engine import BATCH_TOKENS, MOST_SOURCE, Batcher, DecodingInput, Deliver, Hypothesis, OnStep
+from transduce.decoding.engine import BATCH_TOKENS, MOST_SOURCE, Batcher, DecodingInput, Deliver, Hypothesis, OnToken
 from transduce.decoding.sampling import sample
 from transduce.decoding.search import beam_search
 from transduce.errors import SettingsError
@@ -55,12 +55,14 @@ class TorchEngine:
         """See `Engine.pytorch_model`."""
         return self.model
 
-    def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
+    def translate(
+        self, sources: Sequence[DecodingInput], options: DecodingOptions, *, on_token: OnToken | None = None
+    ) -> list[list[Hypothesis]]:
         """See `Engine.translate`. The order and the batch of a source do not change its hypotheses."""
         assert not self.model.training, "a model translates in eval mode"
         if type(self.model) in _LANGUAGE_MODELS:
             assert options.sample, "a language model draws what continues a source"
-            return [[one] for one in self.sample(sources, options)]
+            return self._continue(sources, options, on_token)
         if (longest := max((len(source.ids) for source in sources), default=0)) > MOST_SOURCE:
             raise SettingsError(f"a source of {longest:,} tokens: at most {MOST_SOURCE:,} are allowed; split it")
         width = options.n_best if options.sample else options.beam
@@ -90,37 +92,31 @@ class TorchEngine:
         allowed = [source.allowed for source in batch] if any(s.allowed is not None for s in batch) else None
         return beam_search(self.model, src, options, max_length=limits, prefixes=prefixes, allowed=allowed)
 
-    def sample(
-        self, prompts: Sequence[DecodingInput], options: DecodingOptions, *, on_step: OnStep | None = None
-    ) -> list[Hypothesis]:
-        """See `Engine.sample`."""
-        found: dict[int, Hypothesis] = {}
+    def _continue(
+        self, prompts: Sequence[DecodingInput], options: DecodingOptions, on_token: OnToken | None
+    ) -> list[list[Hypothesis]]:
+        """What a language model draws, in batches of prompts of one length."""
+        found: list[list[Hypothesis]] = [[] for _ in prompts]
         of_length: dict[int, list[int]] = defaultdict(list)
         for place, prompt in enumerate(prompts):
             of_length[len(prompt.ids)].append(place)
         for alike in of_length.values():
             for at in range(0, len(alike), _SAMPLED_ROWS):
                 places = alike[at : at + _SAMPLED_ROWS]
-                of_batch = on_step and partial(_with_places, on_step, places)
-                batch = self._sample([prompts[place] for place in places], options, of_batch)
-                found |= zip(places, batch, strict=True)
-        return [found[place] for place in range(len(prompts))]
-
-    def _sample(
-        self, prompts: Sequence[DecodingInput], options: DecodingOptions, on_step: OnStep | None
-    ) -> list[Hypothesis]:
-        """The same for one batch, of prompts of one length."""
-        ids = torch.tensor([prompt.ids for prompt in prompts], device=self.device)
-        found = sample(
-            self.model,
-            ids[:, :-1],
-            options,
-            prompts=ids,
-            max_length=[prompt.limit for prompt in prompts],
-            keys=[prompt.key for prompt in prompts],
-            on_step=on_step,
-        )
-        return [hypothesis for (hypothesis,) in found]
+                batch = [prompts[place] for place in places]
+                ids = torch.tensor([prompt.ids for prompt in batch], device=self.device)
+                drawn = sample(
+                    self.model,
+                    ids[:, :-1],
+                    options,
+                    prompts=ids,
+                    max_length=[prompt.limit for prompt in batch],
+                    keys=[prompt.key for prompt in batch],
+                    on_token=on_token and partial(_at_place, on_token, places),
+                )
+                for place, hypotheses in zip(places, drawn, strict=True):
+                    found[place] = hypotheses
+        return found
 
     def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
         """See `Engine.score`."""
@@ -171,8 +167,8 @@ class TorchEngine:
         return list(self._workers.map(work, batches))
 
 
-def _with_places(on_step: OnStep, places: Sequence[int], rows: list[int], tokens: list[list[int]]) -> None:
-    on_step([places[row] for row in rows], tokens)
+def _at_place(on_token: OnToken, places: Sequence[int], row: int, token: int) -> None:
+    on_token(places[row], token)
 
 
 def make_batches(

@@ -39,14 +39,16 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[tuple[list[DecodingInput], DecodingOptions]] = []
 
-    def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
+    def translate(
+        self, sources: Sequence[DecodingInput], options: DecodingOptions, **_: object
+    ) -> list[list[Hypothesis]]:
         self.asked.append((list(sources), options))
         return [[Hypothesis(tuple(source.ids), -1.0, -1.0)] for source in sources]
 
-    def sample(self, *_: object, **__: object) -> list[Hypothesis]:
+    def score(self, *_: object, **__: object) -> list[list[float]]:
         raise AssertionError
 
-    open_batcher = score = score_rows = pytorch_model = sample
+    open_batcher = score_rows = pytorch_model = score
 
 
 def test_the_pytorch_engine_implements_the_protocol(translator: Translator) -> None:

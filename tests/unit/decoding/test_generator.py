@@ -25,7 +25,7 @@ from transduce.demo.corpus import demo_pairs
 from transduce.errors import DataError, SettingsError
 from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
-from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizers
+from transduce.text.tokenizer import BOS, EOS, Tokenizers
 from transduce.text.training import train_tokenizer
 
 LINES = [pair.tgt for pair in demo_pairs("train", 120, seed=3)]
@@ -118,14 +118,11 @@ def test_pytorch_samples_prompts_of_any_lengths_as_alone(generator: Generator, m
     prompts = [DecodingInput((i,), ids_of(generator, text), 3 + i) for i, text in enumerate(PROMPTS * 2)]
     seen: dict[int, list[int]] = defaultdict(list)
 
-    def on_step(places: list[int], tokens: list[list[int]]) -> None:
-        for place, (token,) in zip(places, tokens, strict=True):
-            seen[place] += [token] if token not in (PAD, EOS) else []
-
-    found = engine.sample(prompts, DecodingOptions(sample=True), on_step=on_step)
-    assert found == [engine.sample([prompt], DecodingOptions(sample=True))[0] for prompt in prompts]
-    assert [tuple(seen[place]) for place in range(len(prompts))] == [one.ids for one in found]
-    assert engine.sample([], DecodingOptions(sample=True)) == []
+    options = DecodingOptions(sample=True)
+    found = engine.translate(prompts, options, on_token=lambda place, token: seen[place].append(token))
+    assert found == [engine.translate([prompt], options)[0] for prompt in prompts]
+    assert [tuple(seen[place]) for place in range(len(prompts))] == [one.ids for (one,) in found]
+    assert engine.translate([], options) == []
 
 
 @pytest.mark.parametrize("prompt", ["Der", "ж"])
@@ -141,9 +138,9 @@ def test_no_streamed_part_ends_within_a_character(generator: Generator, monkeypa
     """With a model that says this, one byte a token, and then half a character."""
     ids = generator.tokenizer.encode("a😀ж ") + generator.tokenizer.encode("😀")[:2]
 
-    def run(self: Generator, jobs: object, options: object, on_token: Callable[[int], None]) -> None:
+    def run(self: Generator, jobs: object, options: object, on_token: Callable[[int, int], None]) -> None:
         for token in ids:
-            on_token(token)
+            on_token(0, token)
 
     monkeypatch.setattr(Generator, "_run", run)
     assert list(generator.stream("x")) == ["a", "😀", "ж", " ", "\ufffd"]

@@ -2,81 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
-import shutil
-import subprocess
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from native_engines import engine_for
+from native_engines import (
+    N_TOKENS,
+    TRANSLATORS,
+    engine_for,
+    engine_of,
+    needs_library,
+    pytorch_of,
+    translator_settings,
+)
 from oracle.stand_in import untrained
 from transduce.config.decoding import DecodingOptions
-from transduce.config.settings import Settings
 from transduce.data.examples import Example
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
-from transduce.decoding.native_engine import NativeEngine
-from transduce.decoding.native_library import load_library
-from transduce.decoding.native_model import (
-    NativePrecision,
-    why_not,
-)
+from transduce.decoding.native_library import instruction_set
+from transduce.decoding.native_model import PRECISIONS, NativePrecision, why_not
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
 
-ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+pytestmark = needs_library
 ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "amx")
-SIZES = {"d_model": 64, "d_ff": 128, "n_heads": 2, "n_encoder_layers": 2, "n_decoder_layers": 2}
-MODELS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "modern": {
-        **{"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "activation": "silu"},
-        **{"n_kv_heads": 1, "bias": False},
-    },
-    "odd": {
-        **{"d_model": 42, "d_ff": 33, "n_heads": 6, "n_kv_heads": 3, "n_encoder_layers": 1, "n_decoder_layers": 3},
-        **{"positions": "learned", "max_positions": 50, "activation": "gelu", "embedding_norm": True, "tie": "none"},
-        **{"output_bias": True, "norm_eps": 1e-3, "scale_embeddings": False},
-    },
-    "ssru": {"d_model": 72, "decoder_self": "ssru", "residual": "pre", "n_encoder_layers": 3},
-}
-N_TOKENS = 700
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _built() -> None:
-    """`make test` has built the library; this is for those who call pytest."""
-    if isinstance(load_library(), str):
-        subprocess.run(["make", "native"], cwd=ROOT, check=True)
-        load_library.cache_clear()
-
-
-@cache
-def library() -> ctypes.CDLL:
-    found = load_library()
-    assert not isinstance(found, str), found
-    return found
-
-
-def settings_of(**model: Any) -> Settings:
-    return Settings.from_mapping({"model": SIZES | model})
-
-
-@cache
-def model_of(name: str) -> tuple[Settings, nn.Module]:
-    settings = settings_of(**MODELS[name])
-    return settings, untrained(settings, n_src=N_TOKENS, n_tgt=N_TOKENS)
-
-
-def engine_of(name: str, *, n_threads: int = 1, precision: NativePrecision = "float32") -> NativeEngine:
-    settings, model = model_of(name)
-    return engine_for(model, settings, precision=precision, n_threads=n_threads)
 
 
 @cache
@@ -128,7 +80,7 @@ def random_settings(seed: int) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", range(24))
 def test_random_models_give_the_hypotheses_of_pytorch(seed: int) -> None:
     chosen = random.Random(1000 + seed)
-    settings = settings_of(**random_settings(seed))
+    settings = translator_settings(**random_settings(seed))
     n_tokens = chosen.choice([12, 100, 700, 1500])
     model = untrained(settings, n_src=n_tokens, n_tgt=n_tokens, seed=seed)
     beam = chosen.choice([1, 1, 2, 5, 9])
@@ -149,9 +101,9 @@ def test_random_models_give_the_hypotheses_of_pytorch(seed: int) -> None:
     assert same >= len(asked) - 1
 
 
-@pytest.mark.parametrize("precision", ["float32", "float32-fast", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("beam", [1, 2, 5])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRANSLATORS)
 def test_a_sentence_is_bit_identical_alone_and_in_any_batch(name: str, beam: int, precision: NativePrecision) -> None:
     options = DecodingOptions(beam=beam, n_best=min(beam, 2))
     one, two = (engine_of(name, n_threads=n, precision=precision) for n in (1, 2))
@@ -169,13 +121,13 @@ def test_a_sentence_is_bit_identical_alone_and_in_any_batch(name: str, beam: int
             assert found == [alone[i] for i in order]
 
 
-@pytest.mark.parametrize("precision", ["float32", "float32-fast", "int8"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", TRANSLATORS)
 def test_greedy_search_without_scores_finds_the_same_tokens(
     name: str, precision: NativePrecision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It screens the vocabulary by int8 bounds, on some CPUs only that of a few sentences: no best token is lost."""
-    best = library().transduce_isa().decode()
+    best = instruction_set()
     for isa in ISAS[: ISAS.index(best) + 1] if precision == "float32" else [best]:
         monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", isa)
         engine = engine_of(name, n_threads=2, precision=precision)
@@ -186,14 +138,13 @@ def test_greedy_search_without_scores_finds_the_same_tokens(
         assert fast == [engine.translate([source], DecodingOptions(beam=1, scores=False))[0] for source in sources()]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRANSLATORS)
 def test_every_instruction_set_gives_the_hypotheses_of_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, model = model_of(name)
-    best = library().transduce_isa().decode()
+    best = instruction_set()
     eights: dict[str, list[list[Hypothesis]]] = {}
     for beam in (1, 4):
         options = DecodingOptions(beam=beam, n_best=beam)
-        theirs = TorchEngine(model).translate(sources(), options)
+        theirs = pytorch_of(name).translate(sources(), options)
         for isa in ISAS[: ISAS.index(best) + 1]:
             monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", isa)
             for precision in ("float32", "float32-fast"):
@@ -217,18 +168,16 @@ def test_what_is_not_supported_has_a_reason() -> None:
     unsupported = [("positions", "alibi"), ("positions", "t5"), ("decoder_pattern", "local"), ("kernel_size", 3)]
     for name, value in [*unsupported, ("d_key", 8)]:
         model = {name: value} | ({"feed_forward": "conv"} if name == "kernel_size" else {})
-        found = why_not(settings_of(**model).model)
+        found = why_not(translator_settings(**model).model)
         assert found and found.startswith("model.")
 
 
 def test_padding_and_long_sentences_are_left_to_pytorch() -> None:
     engine = engine_of("odd")
     assert isinstance(engine, Engine)
-    _, model = model_of("odd")
-    reference = TorchEngine(model)
-    unusual = [DecodingInput((0,), [5, 0, 7], 9), DecodingInput((1,), [5, 6], 51)]
+    unusual = [DecodingInput((0,), [5, 0, 7], 9), DecodingInput((1,), [10, 6], 91)]
     options = DecodingOptions(beam=2)
-    assert engine.translate(unusual, options) == reference.translate(unusual, options)
+    assert engine.translate(unusual, options) == pytorch_of("odd").translate(unusual, options)
     assert engine.translate([], options) == []
 
 
@@ -243,11 +192,11 @@ def test_ids_outside_the_vocabulary_are_refused(odd: int) -> None:
 
 
 def test_weights_that_are_not_numbers_give_no_hypothesis() -> None:
-    settings = settings_of()
+    settings = translator_settings()
     model = untrained(settings, n_src=20, n_tgt=20)
     next(iter(model.decoder.parameters())).data.fill_(torch.nan)
-    for precision in ("float32", "float32-fast", "int8"):
-        engine = engine_for(model, settings, precision=precision)  # type: ignore[arg-type]
+    for precision in PRECISIONS:
+        engine = engine_for(model, settings, precision=precision)
         for beam in (1, 3):
             found = engine.translate([DecodingInput((0,), [5, 6], 9)], DecodingOptions(beam=beam))
             assert all(isinstance(hypotheses, list) for hypotheses in found)

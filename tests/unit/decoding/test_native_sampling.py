@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from functools import cache
-from typing import Any
 
 import pytest
-from torch import nn
 
-from native_engines import engine_for
+from native_engines import GPTS, N_TOKENS, engine_for, engine_of, needs_library, pytorch_of
 from oracle.search import repeats
 from oracle.stand_in import untrained
 from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
 from transduce.decoding.engine import DecodingInput, Hypothesis
-from transduce.decoding.native_library import load_library
-from transduce.decoding.torch_engine import TorchEngine
+from transduce.decoding.native_model import PRECISIONS, NativePrecision
 
-pytestmark = pytest.mark.skipif(isinstance(load_library(), str), reason="the native library is not built")
-N_TOKENS = 300
+pytestmark = needs_library
 SAMPLINGS = [
     DecodingOptions(sample=True),
     DecodingOptions(sample=True, temperature=0),
@@ -29,19 +26,6 @@ SAMPLINGS = [
     DecodingOptions(sample=True, temperature=1e-9, top_k=1),
     DecodingOptions(sample=True, temperature=0, no_repeat_ngram=2),
 ]
-GPTS: dict[str, dict[str, Any]] = {
-    "gpt2": {"positions": "learned", "max_positions": 120, "one_end": True, "activation": "gelu_tanh"},
-    "rotary": {"positions": "rotary", "n_heads": 8, "n_kv_heads": 2, "norm": "rms", "bias": False, "tie": "none"},
-}
-
-
-@cache
-def model_of(name: str) -> tuple[Settings, nn.Module]:
-    sizes: dict[str, Any] = {"d_model": 64, "d_ff": 96, "n_heads": 2, "n_decoder_layers": 2}
-    if name in GPTS:
-        sizes |= {"kind": "gpt", "residual": "pre"} | GPTS[name]
-    settings = Settings.from_mapping({"task": "causal" if name in GPTS else "translation", "model": sizes})
-    return settings, untrained(settings, n_src=N_TOKENS, n_tgt=N_TOKENS)
 
 
 @cache
@@ -51,11 +35,11 @@ def sources(n: int, *, length: int | None = None, limit: int = 12) -> list[Decod
     return [DecodingInput((i, 7), [pick.randrange(4, N_TOKENS) for _ in range(m)], limit) for i, m in enumerate(sizes)]
 
 
-def assert_nearly_all_equal(ours: list[Hypothesis], theirs: list[Hypothesis]) -> None:
+def assert_nearly_all_equal(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> None:
     """Rounding may put a number on the other side of a boundary."""
-    assert len(ours) == len(theirs)
-    same = [(one, other) for one, other in zip(ours, theirs, strict=True) if one.ids == other.ids]
-    assert len(same) >= 0.97 * len(ours)
+    both = [pair for drawn in zip(ours, theirs, strict=True) for pair in zip(*drawn, strict=True)]
+    same = [(one, other) for one, other in both if one.ids == other.ids]
+    assert len(same) >= 0.97 * len(both)
     for one, other in same:
         assert one.finished == other.finished
         assert one.log_prob == pytest.approx(other.log_prob, abs=2e-3)
@@ -64,62 +48,47 @@ def assert_nearly_all_equal(ours: list[Hypothesis], theirs: list[Hypothesis]) ->
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_samples_of_translations_are_those_of_pytorch(sampling: DecodingOptions) -> None:
-    settings, model = model_of("translator")
     options = sampling.model_copy(update={"n_best": 3, "seed": 5})
-    ours = engine_for(model, settings).translate(sources(40), options)
-    theirs = TorchEngine(model).translate(sources(40), options)
-    assert_nearly_all_equal(*([one for found in both for one in found] for both in (ours, theirs)))
+    ours, theirs = (engine.translate(sources(40), options) for engine in (engine_of("paper"), pytorch_of("paper")))
+    assert_nearly_all_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("length", [1, 16, 33, 100])
 @pytest.mark.parametrize("name", GPTS)
 def test_generated_text_is_that_of_pytorch(name: str, length: int) -> None:
-    settings, model = model_of(name)
     prompts = sources(40, length=length)
     for sampling in (SAMPLINGS[0], SAMPLINGS[1], SAMPLINGS[4], SAMPLINGS[6]):
-        ours = engine_for(model, settings).sample(prompts, sampling)
-        assert_nearly_all_equal(ours, TorchEngine(model).sample(prompts, sampling))
+        ours = engine_of(name).translate(prompts, sampling)
+        assert_nearly_all_equal(ours, pytorch_of(name).translate(prompts, sampling))
         if n := sampling.no_repeat_ngram:
-            for prompt, one in zip(prompts, ours, strict=True):
+            for prompt, (one,) in zip(prompts, ours, strict=True):
                 ids = (*prompt.ids, *one.ids)
                 assert not any(repeats(ids[:end], n) for end in range(length + 1, len(ids) + 1))
 
 
-@pytest.mark.parametrize("precision", ["float32", "float32-fast", "int8"])
-def test_a_sample_is_bit_identical_alone_and_in_any_batch(precision: Any) -> None:
-    for name in ("translator", *GPTS):
-        one, two = (engine_for(*reversed(model_of(name)), precision=precision, n_threads=n) for n in (1, 2))  # type: ignore[arg-type]
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_sample_is_bit_identical_alone_and_in_any_batch(precision: NativePrecision) -> None:
+    for name in ("paper", *GPTS):
+        one, two = (engine_of(name, precision=precision, n_threads=n) for n in (1, 2))
         for sampling in (SAMPLINGS[0], SAMPLINGS[4]):
-            if name == "translator":
-                options = sampling.model_copy(update={"n_best": 2})
-                alone = [one.translate([source], options)[0] for source in sources(20)]
-                assert one.translate(sources(20), options) == two.translate(sources(20), options) == alone
-            else:
-                each = [one.sample([source], sampling)[0] for source in sources(20)]
-                assert two.sample(sources(20), sampling) == each  # prompts of different lengths
+            options = sampling.model_copy(update={"n_best": 1 if name in GPTS else 2})
+            alone = [one.translate([source], options)[0] for source in sources(20)]
+            assert one.translate(sources(20), options) == two.translate(sources(20), options) == alone
 
 
 @pytest.mark.parametrize("name", GPTS)
-def test_streamed_tokens_are_those_of_the_text(name: str) -> None:
-    settings, model = model_of(name)
-    engine, seen = engine_for(model, settings), list[int]()
-    (found,) = engine.sample(
-        sources(1, limit=60),
-        DecodingOptions(sample=True),
-        on_step=lambda places, tokens: seen.extend(tokens[0]),
-    )
-    assert tuple(seen) == found.ids and [found] == engine.sample(
-        sources(1, limit=60),
-        DecodingOptions(sample=True),
-    )
+def test_streamed_tokens_are_those_of_the_texts(name: str) -> None:
+    engine, seen, options = engine_of(name), defaultdict[int, list[int]](list), DecodingOptions(sample=True)
+    asked = sources(3, limit=60)
+    found = engine.translate(asked, options, on_token=lambda place, token: seen[place].append(token))
+    assert [tuple(seen[place]) for place in range(3)] == [one.ids for (one,) in found]
+    assert found == engine.translate(asked, options)
 
 
 def test_weights_that_are_not_numbers_end_a_text() -> None:
     settings = Settings.from_mapping({"task": "causal", "model": {"kind": "gpt", "d_model": 32, "n_heads": 2}})
     model = untrained(settings, n_src=20, n_tgt=20)
     next(iter(model.decoder.parameters())).data.fill_(float("nan"))
-    (found,) = engine_for(model, settings).sample(
-        [DecodingInput((0,), [5, 6], 9)],
-        DecodingOptions(sample=True),
-    )
+    asked = [DecodingInput((0,), [5, 6], 9)]
+    ((found,),) = engine_for(model, settings).translate(asked, DecodingOptions(sample=True))
     assert found.ids == ()

@@ -5,49 +5,22 @@ from __future__ import annotations
 import ctypes
 import random
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
 
-from native_engines import engine_for
-from oracle.stand_in import untrained
-from transduce.config.settings import Settings
+from native_engines import GPTS, N_TOKENS, engine_of, model_of, needs_library, pytorch_of
 from transduce.data.batch import collate
 from transduce.data.examples import Example, RowExample
-from transduce.decoding.native_library import instruction_set, load_library
-from transduce.decoding.native_model import NativePrecision
+from transduce.decoding.native_library import instruction_set
+from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.decoding.native_scoring import _Pairs
-from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
 from transduce.inspection.attention import attention_maps
 from transduce.text.special import BOS, EOS, PAD
 
-pytestmark = pytest.mark.skipif(isinstance(load_library(), str), reason="the native library is not built")
-N_TOKENS = 700
-TRANSLATORS: dict[str, dict[str, Any]] = {
-    "paper": {"d_model": 64, "d_ff": 128, "n_heads": 2},
-    "odd": {
-        **{"d_model": 42, "d_ff": 33, "n_heads": 6, "n_kv_heads": 3, "n_encoder_layers": 1, "n_decoder_layers": 3},
-        **{"positions": "learned", "max_positions": 90, "residual": "pre", "output_bias": True, "tie": "none"},
-    },
-}
-TRANSLATORS["ssru"] = TRANSLATORS["paper"] | {"decoder_self": "ssru"}
-GPTS: dict[str, dict[str, Any]] = {
-    "gpt2": {"positions": "learned", "max_positions": 150, "one_end": True, "activation": "gelu_tanh"},
-    "rotary": {"positions": "rotary", "n_heads": 8, "n_kv_heads": 2, "norm": "rms", "bias": False, "tie": "none"},
-}
-
-
-@cache
-def model_of(name: str) -> tuple[Settings, nn.Module]:
-    if name in GPTS:
-        sizes = {"kind": "gpt", "d_model": 64, "d_ff": 96, "n_heads": 2, "n_decoder_layers": 2, "residual": "pre"}
-        settings = Settings.from_mapping({"task": "causal", "model": sizes | GPTS[name]})
-    else:
-        settings = Settings.from_mapping({"model": {"n_encoder_layers": 2, "n_decoder_layers": 2} | TRANSLATORS[name]})
-    return settings, untrained(settings, n_src=N_TOKENS, n_tgt=N_TOKENS)
+pytestmark = needs_library
+SCORED = ("paper", "odd", "ssru")
 
 
 @cache
@@ -75,26 +48,24 @@ def assert_close(ours: list[list[float]], theirs: list[list[float]], *, toleranc
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 2e-4), ("float32-fast", 5e-3), ("int8", 1.5)])
-@pytest.mark.parametrize("name", TRANSLATORS)
+@pytest.mark.parametrize("name", SCORED)
 def test_scores_are_those_of_pytorch(name: str, precision: NativePrecision, tolerance: float) -> None:
-    settings, model = model_of(name)
-    ours = engine_for(model, settings, precision=precision).score(pairs())
-    assert_close(ours, TorchEngine(model).score(pairs()), tolerance=tolerance)
+    ours = engine_of(name, precision=precision).score(pairs())
+    assert_close(ours, pytorch_of(name).score(pairs()), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("name", GPTS)
 def test_scores_of_running_text_are_those_of_pytorch(name: str, separate: bool) -> None:
-    settings, model = model_of(name)
-    ours = engine_for(model, settings).score_rows(rows(), separate=separate)
-    assert_close(ours, TorchEngine(model).score_rows(rows(), separate=separate), tolerance=2e-4)
+    ours = engine_of(name).score_rows(rows(), separate=separate)
+    assert_close(ours, pytorch_of(name).score_rows(rows(), separate=separate), tolerance=2e-4)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float32-fast", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_score_is_bit_identical_alone_and_in_any_batch(precision: NativePrecision) -> None:
-    for name in (*TRANSLATORS, *GPTS):
-        one, two = (engine_for(*reversed(model_of(name)), precision=precision, n_threads=n) for n in (1, 2))  # type: ignore[arg-type]
-        if name in TRANSLATORS:
+    for name in (*SCORED, *GPTS):
+        one, two = (engine_of(name, precision=precision, n_threads=n) for n in (1, 2))
+        if name in SCORED:
             many = pairs() * 4
             alone = [one.score([pair])[0] for pair in pairs()] * 4
             assert one.score(many) == two.score(many) == alone
@@ -107,28 +78,27 @@ def test_a_score_is_bit_identical_alone_and_in_any_batch(precision: NativePrecis
 def test_int8_scores_have_the_same_bits_with_amx_and_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     if instruction_set() != "amx":
         pytest.skip("this CPU has no AMX")
-    for name in TRANSLATORS:
+    for name in SCORED:
         scores = []
         for isa in ("amx", "avx512_vnni", "avx512"):
             monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", isa)
-            scores.append(engine_for(*reversed(model_of(name)), precision="int8").score(pairs()))  # type: ignore[arg-type]
+            scores.append(engine_of(name, precision="int8").score(pairs()))
         assert scores[0] == scores[1] == scores[2]
 
 
 def test_padding_and_long_sentences_are_scored_by_pytorch() -> None:
-    settings, model = model_of("odd")
-    engine, reference = engine_for(model, settings), TorchEngine(model)
+    engine = engine_of("odd")
     unusual = [Example([5, PAD, 6], [7]), Example([5], [7, PAD, 8])]
-    assert engine.score(unusual) == reference.score(unusual)
+    assert engine.score(unusual) == pytorch_of("odd").score(unusual)
     with pytest.raises(ValueError, match="90 learned positions"):  # as PyTorch's engine
         engine.score([Example([5] * 90, [6])])
 
 
-@pytest.mark.parametrize("name", TRANSLATORS)
+@pytest.mark.parametrize("name", SCORED)
 def test_attention_is_that_of_pytorch(name: str) -> None:
-    settings, model = model_of(name)
+    model, settings = model_of(name)
     heads = [(1, 0), (0, 1), (1, settings.model.n_heads - 1), (1, 0)]
-    for pair, weights in zip(pairs(), engine_for(model, settings).attention(pairs(), heads), strict=True):
+    for pair, weights in zip(pairs(), engine_of(name).attention(pairs(), heads), strict=True):
         batch = collate([pair])
         recorded = attention_maps(model, batch.src, batch.tgt_in).cross
         assert recorded is not None
@@ -138,8 +108,7 @@ def test_attention_is_that_of_pytorch(name: str) -> None:
 
 
 def test_hostile_requests_are_refused() -> None:
-    settings, model = model_of("odd")
-    engine = engine_for(model, settings)
+    engine = engine_of("odd")
     for heads in ([(3, 0)], [(0, 6)], [(-1, 0)]):
         with pytest.raises(SettingsError, match="heads"):
             engine.attention(pairs(), heads)

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import random
-import shutil
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from native_engines import engine_for
+from native_engines import engine_for, needs_library
 from oracle.stand_in import untrained
 from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
@@ -25,7 +24,7 @@ from transduce.decoding.queue import DecodingQueue, ExpiredError, QueueClosedErr
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
 
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+pytestmark = needs_library
 SETTINGS = Settings.from_mapping(
     {"model": {"d_model": 32, "d_ff": 48, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 2}}
 )

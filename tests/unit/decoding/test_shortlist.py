@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import torch
 
 from fuzz.cases import update_checksum
 from fuzz.mutations import BYTES, TENSORS
-from native_engines import engine_for
+from native_engines import engine_for, needs_library
 from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
 from transduce import Translator
 from transduce.config.decoding import DecodingOptions
@@ -32,7 +31,6 @@ from transduce.runs.tensors import save_tensors
 from transduce.text.special import UNK
 from transduce.text.tokenizer import load_tokenizers
 
-needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 SETTINGS = Settings.from_mapping(
     {"model": {"d_model": 40, "d_ff": 48, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1}}
 )
@@ -84,7 +82,7 @@ def test_search_with_lists_equals_search_in_a_model_without_the_other_tokens(bea
         assert all({*h.ids} <= {*masked.allowed} for h in found)
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("settings", [SETTINGS, UNTIED], ids=["tied", "untied"])
 @pytest.mark.parametrize("beam", [1, 2, 5])
 def test_both_engines_find_the_same(settings: Settings, beam: int) -> None:
@@ -100,7 +98,7 @@ def test_both_engines_find_the_same(settings: Settings, beam: int) -> None:
         assert [h[0].ids for h in fast] == [h[0].ids for h in ours]
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("beam", [1, 5])
 def test_company_and_threads_change_no_bit(precision: NativePrecision, beam: int) -> None:
@@ -113,7 +111,7 @@ def test_company_and_threads_change_no_bit(precision: NativePrecision, beam: int
     assert [shuffled[order.index(i)] for i in range(len(asked))] == together
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_list_of_all_tokens_gives_the_tokens_of_the_whole_vocabulary(precision: NativePrecision) -> None:
     native, options = engine_for(MODEL, SETTINGS, precision=precision), DecodingOptions(beam=3)
@@ -125,7 +123,7 @@ def test_a_list_of_all_tokens_gives_the_tokens_of_the_whole_vocabulary(precision
     assert [h[0].ids for h in plain] == [h[0].ids for h in listed]
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
 def test_other_instruction_sets(isa: str) -> None:
     code = (
@@ -146,7 +144,7 @@ def test_other_instruction_sets(isa: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("allowed", [[2, 2, 3], [9, 3], [-1, 3], [3, N], [PAD, 3], [BOS, 3], [3, 8]], ids=str)
 def test_the_library_refuses_lists_that_cannot_be(allowed: list[int]) -> None:
     source = DecodingInput((0,), [5], 9, (7,), np.array(allowed, np.int32))
@@ -154,7 +152,7 @@ def test_the_library_refuses_lists_that_cannot_be(allowed: list[int]) -> None:
         engine_for(MODEL, SETTINGS).translate([source], DecodingOptions())
 
 
-@needs_compiler
+@needs_library
 def test_ids_of_more_than_32_bits_do_not_wrap_around() -> None:
     engine, options = engine_for(MODEL, SETTINGS), DecodingOptions()
     with pytest.raises(SettingsError, match="token id 4294967301"):
@@ -242,7 +240,7 @@ def write_odd(path: Path, pick: random.Random, n: int, digest: str) -> None:
     write(path, candidates, frequent, digest)
 
 
-@needs_compiler
+@needs_library
 def test_damaged_shortlists_are_refused_or_work(listed: Path, texts: list[str]) -> None:
     """From the file to the tokens of the native library; TRANSDUCE_NATIVE_FUZZ sets the number of files."""
     pick, n_refused, path = random.Random(8), 0, listed / FILE
