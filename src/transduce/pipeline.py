@@ -16,7 +16,7 @@ from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.checks import warn_of_data
 from transduce.doctor.resources import warn_of_resources
 from transduce.errors import RunFolderError, UserError
-from transduce.evaluation.finalize import restore_pages
+from transduce.evaluation.finalize import finalize, restore_pages
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
@@ -77,8 +77,9 @@ def _train_in(
         has_prepared = (path / "tokens").exists()
         if end is not None and not has_prepared:
             # Opening the folder names a file that is missing or damaged and cannot be made again.
+            wording = task.wording.of(folder.settings)
             restore_pages(RunFolder.open(path), task.wording, log=log)
-            log.say(f"{path} is finished; its model {task.wording.usage}; name another folder to train again")
+            log.say(f"{path} is finished; its model {wording.usage}; name another folder to train again")
             return
         if end is None and has_read_text(path) and not has_prepared:
             raise RunFolderError(
@@ -96,6 +97,7 @@ def _train_in(
         if not best_update and settings.training.start and keeps_best:
             log.warn("no validation was better than the one before the first update: the run keeps the initial weights")
         task.finish(folder, update=best_update, log=log)
+        finalize(folder, task.wording, log)
 
 
 def _resolved(

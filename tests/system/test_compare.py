@@ -17,7 +17,7 @@ from sacrebleu.metrics import BLEU
 import kills
 from system.commands import Done, transduce, write_corpus
 from transduce import Budget, Translator, compare
-from transduce.comparison.budget import scale
+from transduce.comparison.conditions import scale
 from transduce.comparison.measures import SCORES_FILE
 from transduce.errors import SettingsError
 from transduce.runs.folder import RunFolder

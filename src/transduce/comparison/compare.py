@@ -8,28 +8,26 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from transduce.comparison.budget import RULE, scaled, with_update_budgets
+from transduce.comparison.conditions import RULE, Shared, scaled, with_update_budgets, with_vocabulary_of
 from transduce.comparison.measures import (
     SCORES_FILE,
     RunMeasures,
     Speeds,
-    measure_speeds,
     read_measures,
-    store_measures,
 )
 from transduce.comparison.page import comparison_html
 from transduce.comparison.recipes import (
     SHARED,
     Budget,
-    Shared,
     naming,
     read_recipes,
     with_shared_conditions,
-    with_vocabulary_of,
 )
 from transduce.comparison.result import RecipeComparison, system_of
 from transduce.config.settings import Settings, TrainingSettings
 from transduce.errors import DataError, RunFolderError, SettingsError, TrainingError, UserError
+from transduce.evaluation.significance import ScoredModel
+from transduce.evaluation.speed import measure_in_turns
 from transduce.logging import Log
 from transduce.pipeline import is_finished, prepare, train
 from transduce.process import release_memory
@@ -38,11 +36,13 @@ from transduce.runs.folder import RunFolder, has_read_text
 from transduce.runs.lock import locked_folder
 from transduce.runs.manifest import Manifest
 from transduce.runs.tensor_file import load_metadata
+from transduce.tasks.registry import find_task
 from transduce.tasks.resolve import check
 from transduce.training.meter import reset_peak_memory
 
 _DEFAULT = Budget()
 TABLE, PAGE = "compare.json", "compare.html"
+TIMED_EXAMPLES = 500  # in a round of the measurement of speed
 
 
 def compare(
@@ -156,13 +156,20 @@ def _train_all(runs: Mapping[Path, Settings], log: Log) -> dict[str, str]:
                 release_memory()
                 reset_peak_memory()
                 train(settings, path, log=log)
-            store_measures(path)
+            _store_scores(path)
         except TrainingError as error:
             if path == first:
                 raise
             failed[str(path)] = " ".join(str(error).split())
             log.warn(f"{path}: {error}; the other trainings continue")
     return failed
+
+
+def _store_scores(run: Path) -> None:
+    """Score a finished run and store the result in its folder."""
+    with RunFolder.open_locked(run) as folder:
+        sets = find_task(folder.settings.task).scored_model(folder).outputs()
+        folder.write_record(SCORES_FILE, {"sets": [one.to_json() for one in sets]})
 
 
 def _finish(
@@ -212,7 +219,24 @@ def _speeds(run: Path, models: Mapping[str, Path], log: Log) -> Speeds:
         found = Speeds(**read_json(run / TABLE)["speeds"])
         if found.models == digests:
             return found
-    return measure_speeds(models, digests, log)
+    return _measure_speeds(models, digests, log)
+
+
+def _measure_speeds(runs: Mapping[str, Path], digests: Mapping[str, str], log: Log) -> Speeds:
+    """Measure the models in turns. If the native library does not support one of them, PyTorch computes all."""
+    folders = {name: RunFolder.open(run) for name, run in runs.items()}
+    models: dict[str, ScoredModel] = {
+        name: find_task(folder.settings.task).scored_model(folder) for name, folder in folders.items()
+    }
+    unit = next(iter(models.values())).unit
+    if not unit:
+        return Speeds(digests)
+    if len({model.engine for model in models.values()}) > 1:
+        for model in models.values():
+            model.use_pytorch()
+    per_second = measure_in_turns({name: model.run_again for name, model in models.items()}, TIMED_EXAMPLES, log)
+    engine = next(iter(models.values())).engine
+    return Speeds(digests, unit, engine, per_second)
 
 
 def _differing(recipes: Mapping[str, Settings]) -> dict[str, dict[str, Any]]:

@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from transduce.evaluation.result_files import read_record
-from transduce.evaluation.scored_models import Outputs, ScoredModel
-from transduce.evaluation.speed import measure_in_turns
-from transduce.logging import Log
+from transduce.evaluation.significance import Outputs
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
-from transduce.tasks.registry import find_task
 from transduce.training.averaging import AVERAGES
 
 SCORES_FILE = "comparison.json"
-TIMED_EXAMPLES = 500  # in a round of the measurement of speed
 CURVES = {"nll": "validation loss, nats per token", "bleu": "validation BLEU", "accuracy": "validation accuracy"}
 """Scores of validations that are drawn against time."""
 
@@ -45,13 +41,6 @@ class RunMeasures:
     def n_examples(self) -> dict[str, int]:
         """Of each set."""
         return {one.name: len(one.statistics) for one in self.sets}
-
-
-def store_measures(run: Path) -> None:
-    """Score a finished run and store the result in its folder."""
-    with RunFolder.open_locked(run) as folder:
-        sets = find_task(folder.settings.task).scored_model(folder).outputs()
-        folder.write_record(SCORES_FILE, {"sets": [one.to_json() for one in sets]})
 
 
 def read_measures(run: Path) -> RunMeasures:
@@ -95,20 +84,3 @@ class Speeds:
     unit: str = ""
     engine: str = ""
     per_second: Mapping[str, float] = field(default_factory=dict)
-
-
-def measure_speeds(runs: Mapping[str, Path], digests: Mapping[str, str], log: Log) -> Speeds:
-    """Measure the models in turns. If the native library does not support one of them, PyTorch computes all."""
-    folders = {name: RunFolder.open(run) for name, run in runs.items()}
-    models: dict[str, ScoredModel] = {
-        name: find_task(folder.settings.task).scored_model(folder) for name, folder in folders.items()
-    }
-    unit = next(iter(models.values())).unit
-    if not unit:
-        return Speeds(digests)
-    if len({model.engine for model in models.values()}) > 1:
-        for model in models.values():
-            model.use_pytorch()
-    per_second = measure_in_turns({name: model.run_again for name, model in models.items()}, TIMED_EXAMPLES, log)
-    engine = next(iter(models.values())).engine
-    return Speeds(digests, unit, engine, per_second)

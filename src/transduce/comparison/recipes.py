@@ -1,8 +1,4 @@
-"""The recipes of a comparison, and what all of them share: the text, the vocabulary and the settings of the first.
-
-The vocabulary is learned, and unset settings are chosen, once: in the folder `shared` of the comparison, a run folder
-that is not trained.
-"""
+"""The recipes of a comparison, with the settings that all of them share: those of the first."""
 
 from __future__ import annotations
 
@@ -11,20 +7,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from transduce.config.recipe import apply_overrides, read_recipe
 from transduce.config.settings import Settings, TrainingSettings
 from transduce.errors import SettingsError
-from transduce.logging import Log
-from transduce.machine import this_machine
-from transduce.runs.folder import RunFolder
-from transduce.tasks.base import Prepared
-from transduce.tasks.registry import find_task
-from transduce.tasks.resolve import check, resolve
-from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 SHARED = "shared"  # the folder for what all recipes have in common
 SECTIONS = ("data", "tokenizer", "decoding", "evaluation")
@@ -37,7 +25,7 @@ TRAINING = ("seed", "batch_tokens", "precision", "device", "valid_updates", "val
 class Budget:
     """Limits of each training: `minutes` or `updates`. Without any, the recipes' limits.
 
-    `params`: the approximate number of parameters of each model; see `budget.scale`.
+    `params`: the approximate number of parameters of each model; see `conditions.scale`.
     """
 
     minutes: float | None = None
@@ -169,50 +157,3 @@ def naming(recipe: str) -> Iterator[None]:
         yield
     except SettingsError as error:
         raise SettingsError(f"{recipe}: {error}") from None
-
-
-class Shared:
-    """The prepared folder of the first recipe."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.folder = RunFolder.open(path, model=False)
-        self.settings = self.folder.settings
-        self.task = find_task(self.settings.task)
-
-    @cached_property
-    def tokenizers(self) -> Tokenizers:
-        """The vocabulary."""
-        return load_tokenizers(self.folder)
-
-    @cached_property
-    def prepared(self) -> Prepared[Any]:
-        """The encoded text."""
-        return self.task.open_prepared(self.folder)
-
-    @cached_property
-    def texts(self) -> Any:
-        """The text, read again: complete settings of other recipes need to know its size."""
-        return self.task.read(self.settings, Log(quiet=True))
-
-    def apply(self, settings: Settings) -> Settings:
-        """A recipe with the shared settings, checked."""
-        own, shared = settings.model_dump(exclude_unset=True), self.settings.model_dump()
-        sections = {name: shared[name] for name in SECTIONS}
-        training = own.get("training", {}) | {key: shared["training"][key] for key in TRAINING}
-        mixed = with_vocabulary_of(Settings.from_mapping({**own, **sections, "training": training}), self.path)
-        check(mixed)
-        return mixed
-
-    def resolved(self, settings: Settings) -> Settings:
-        """Complete settings of a recipe."""
-        machine = this_machine(settings.training.device)
-        return resolve(self.task, settings, self.texts, machine, Log(quiet=True), known=self.tokenizers)[0]
-
-
-def with_vocabulary_of(settings: Settings, run: Path) -> Settings:
-    """The same settings with the vocabulary of a run instead of one of its own."""
-    values = settings.model_dump(exclude_unset=True)
-    return Settings.from_mapping(
-        {**values, "tokenizer": {"sampling": settings.tokenizer.sampling, "start": run.absolute()}}
-    )

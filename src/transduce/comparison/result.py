@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from transduce.comparison.measures import RunMeasures, Speeds
-from transduce.evaluation.bootstrap import Difference, paired_bootstrap
 from transduce.evaluation.report import compact
-from transduce.evaluation.scored_models import MEASURES
+from transduce.evaluation.significance import MEASURES, Difference, compare_outputs
 
 BINS = 6  # of source length at most, with about the same number of examples where lengths allow
 FEWEST = 40  # examples for which bins make sense
@@ -143,13 +142,9 @@ def system_of(name: str, kind: str, runs: Mapping[Path, RunMeasures], baseline: 
     speeds = [run.tokens_per_second for run in found if run.tokens_per_second is not None]
     scores, differences = dict[str, list[float]](), dict[str, Difference | None]()
     for place, one in enumerate(found[0].sets):
-        measure = MEASURES[one.measure]
-        scores[one.name] = [run.sets[place].value for run in found]
-        ours, theirs = ([run.sets[place].statistics for run in some] for some in (found, baseline))
-        differences[one.name] = None
-        if len(one.statistics) > 1:
-            better = measure.higher_is_better
-            differences[one.name] = paired_bootstrap(ours, theirs, measure.score, higher_is_better=better)
+        ours, theirs = ([run.sets[place] for run in some] for some in (found, baseline))
+        scores[one.name] = [outputs.value for outputs in ours]
+        differences[one.name] = compare_outputs(ours, theirs) if len(one.statistics) > 1 else None
     return System(
         name=name,
         kind=kind,

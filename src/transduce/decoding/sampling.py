@@ -18,7 +18,7 @@ from transduce.decoding.constraints import keep_tokens, pad_prefixes, repeating_
 from transduce.decoding.engine import Hypothesis, OnToken, sample_numbers
 from transduce.decoding.search import Stepper, check_limits
 from transduce.nn.masks import SourceInput
-from transduce.text.tokenizer import BOS, EOS, PAD
+from transduce.text.special import BOS, EOS, PAD
 
 _COLD = 1e-30  # a temperature below it is 0: the division would overflow
 

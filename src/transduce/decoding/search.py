@@ -19,7 +19,7 @@ from transduce.decoding.constraints import keep_tokens, pad_lists, pad_prefixes,
 from transduce.decoding.engine import Hypothesis
 from transduce.nn.masks import SourceInput
 from transduce.nn.state import DecodingState
-from transduce.text.tokenizer import BOS, EOS, PAD
+from transduce.text.special import BOS, EOS, PAD
 
 _DEAD = -math.inf  # log-probability of an empty place
 _LEAVE = 8  # sentences that are done leave the batch together, as soon as they are an eighth of it

@@ -22,7 +22,7 @@ from transduce.decoding.sampling import sample
 from transduce.decoding.search import beam_search
 from transduce.errors import SettingsError
 from transduce.models.registry import ARCHITECTURES
-from transduce.text.tokenizer import PAD
+from transduce.text.special import PAD
 
 MAX_WORKERS = 4  # with more, threads mostly wait for each other's Python
 _SAMPLED_ROWS = 64  # prompts per batch: each has keys and values of a whole context

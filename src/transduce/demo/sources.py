@@ -1,23 +1,19 @@
-"""The text of a translation task: that of files, or of the built-in corpus."""
+"""The built-in corpus as the text of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transduce.config.settings import Settings
 from transduce.data.corpus import Pair
-from transduce.data.sources import Source, Sources, pair_sources
+from transduce.data.sources import Source, Sources
 from transduce.demo.corpus import demo_pairs
 
 HELD_OUT = 500
-"""Pairs of each held-out split of the built-in corpus."""
+"""Pairs of each held-out split."""
 
 
-def translation_sources(settings: Settings) -> Sources[Pair]:
-    """The sentence pairs that the settings name."""
-    n, seed = settings.data.demo, settings.training.seed
-    if not n:
-        return pair_sources(settings)
+def demo_sources(n: int, *, seed: int) -> Sources[Pair]:
+    """`n` training pairs, and the held-out splits."""
     valid, *tests = (_source(split, HELD_OUT, seed) for split in ("valid", "test", "held_out_combinations"))
     return Sources((_source("train", n, seed),), (valid,), tuple(tests))
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transduce.config.settings import Settings
 from transduce.data.preparation import read_scored_pairs
-from transduce.decoding.translator import Translator
-from transduce.demo.sources import translation_sources
-from transduce.evaluation.evaluate import SystemComparison, compare_translations
+from transduce.evaluation.scored_models import ScoredTranslator
+from transduce.evaluation.significance import SystemComparison
 from transduce.evaluation.speed import measure_in_turns
 from transduce.logging import Log
+from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import shapes
+from transduce.tasks.registry import find_task
 
 TIMED = 1000  # sentences translated per round
 
@@ -69,30 +69,22 @@ def compare_models(runs: Mapping[str, Path], settings: Settings, log: Log) -> Di
 
     Each uses its own decoding settings. BLEU is that of `settings.evaluation`.
     """
-    sets, scoring = read_scored_pairs(translation_sources(settings)), settings.evaluation
-    translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
-    timed = [src for src, _ in next(iter(sets.values()))]
-    speeds = measure_in_turns({role: partial(_translate, one, timed) for role, one in translators.items()}, TIMED, log)
-    comparisons: dict[str, dict[str, SystemComparison]] = {}
-    for name, pairs in sets.items():
-        sources, references = [src for src, _ in pairs], [reference for _, reference in pairs]
-        outputs = {role: [one.text for one in each.translate(sources)] for role, each in translators.items()}
-        student = outputs.pop("student")
-        comparisons[name] = {
-            role: compare_translations(student, output, references, **scoring.model_dump(), names=("BLEU",))[0]
-            for role, output in outputs.items()
-        }
+    sets = read_scored_pairs(find_task("translation").sources(settings))
+    models = {role: ScoredTranslator(RunFolder.open(run), sets, settings) for role, run in runs.items()}
+    speeds = measure_in_turns({role: model.run_again for role, model in models.items()}, TIMED, log)
+    outputs = {role: {one.name: one for one in model.outputs()} for role, model in models.items()}
+    student = outputs.pop("student")
+    comparisons = {
+        name: {role: SystemComparison.of(student[name], found[name]) for role, found in outputs.items()}
+        for name in sets
+    }
     systems = {
         role: DistilledSystem(
             run=str(run),
             n_parameters=sum(map(math.prod, shapes(run / "model.safetensors").values())),
             sentences_per_second=speeds[role],
-            notes=translators[role].choice.notes(),
+            notes=models[role].translator.choice.notes(),
         )
         for role, run in runs.items()
     }
     return DistillationResult(systems, comparisons)
-
-
-def _translate(translator: Translator, sources: Sequence[str], n: int) -> int:
-    return len(translator.translate(sources[:n]))

@@ -20,7 +20,7 @@ from transduce.decoding.shortlist import FILE, Shortlist
 from transduce.decoding.translator import Translator
 from transduce.distillation.training_text import read_training_text, training_data
 from transduce.errors import SettingsError
-from transduce.evaluation.translations import score_translator
+from transduce.evaluation.evaluate import score_translator
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import save_tensors

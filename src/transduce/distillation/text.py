@@ -24,7 +24,6 @@ from transduce.config.settings import Corpus, DataSettings, EvaluationSettings, 
 from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
 from transduce.decoding.precision import check_precision
-from transduce.demo.sources import translation_sources
 from transduce.distillation.training_text import read_training_text
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.logging import Log
@@ -32,6 +31,7 @@ from transduce.machine import is_cpu
 from transduce.runs.atomic import expecting, read_json, remove_leftovers, write_aside, write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.lock import locked_folder
+from transduce.tasks.registry import find_task
 
 RECORD = "distillation.json"
 _TEXT: Any = {"encoding": "utf-8", "newline": "\n"}
@@ -91,7 +91,7 @@ class DistilledText:
             kind = "reranked" if self.options.rerank else "translations"
             train = [one.model_copy(update={"tgt": self._path(kind, f"train-{n}")}) for n, one in enumerate(train, 1)]
             train += original
-        names = [source.name for source in translation_sources(self.settings).tests] if data.demo else []
+        names = [source.name for source in find_task("translation").sources(self.settings).tests] if data.demo else []
         return data.model_copy(
             update={
                 "root": None,

@@ -26,7 +26,8 @@ from transduce.data.sources import Sources
 from transduce.distributed.group import check_devices
 from transduce.doctor.checks import run_checks, texts_of
 from transduce.doctor.findings import Finding, Level, note_or_warning, percent, size
-from transduce.doctor.trial import FULL, Trial, measure, tokens_at_once
+from transduce.doctor.resources import tokens_at_once
+from transduce.doctor.trial import FULL, Trial, measure
 from transduce.errors import SettingsError, UserError
 from transduce.logging import Log, duration
 from transduce.machine import Machine, this_machine

@@ -10,7 +10,6 @@ from torch import nn
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
 from transduce.doctor.findings import size
-from transduce.doctor.trial import tokens_at_once
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.tasks.defaults import bytes_per_token
@@ -18,6 +17,12 @@ from transduce.training.averaging import AVERAGES
 
 _PROCESS = 400 << 20  # bytes of a process without a model
 _STATES = {"adam": 2.0, "adamw": 2.0, "muon": 1.5}  # optimizer state relative to the weights, roughly
+
+
+def tokens_at_once(settings: Settings, processes: int = 1) -> int:
+    """Tokens of the largest micro-batch of one process, which gets a share of each batch."""
+    batch = resolved(settings.training.batch_tokens, "training.batch_tokens")
+    return min(settings.training.micro_batch_tokens or batch, -(-batch // processes))
 
 
 def warn_of_resources(settings: Settings, model: nn.Module, place: Path, machine: Machine, log: Log) -> None:

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from transduce.config.section import resolved
 from transduce.config.settings import Settings
+from transduce.doctor.resources import tokens_at_once
 from transduce.machine import this_machine
 from transduce.models.registry import build_model, count_parameters
 from transduce.process import child_environment, exit_with_parent, keep_freed_memory, limit_kernel_cache
@@ -90,12 +90,6 @@ def why_it_died(code: int, err: str) -> str:
     if code == -9 or any(mark in line.lower() for line in lines[-3:] for mark in _MEMORY_ERRORS):  # -9: OOM killer
         return FULL
     return (_CLASS.sub("", lines[-1]) if lines else "") or f"exit code {code}"
-
-
-def tokens_at_once(settings: Settings, processes: int = 1) -> int:
-    """Tokens of the largest micro-batch of one process, which gets a share of each batch."""
-    batch = resolved(settings.training.batch_tokens, "training.batch_tokens")
-    return min(settings.training.micro_batch_tokens or batch, -(-batch // processes))
 
 
 class Rehearsal:

@@ -1,58 +1,31 @@
-"""Scores of a trained model on files: translations, alone or compared with another system, and labels."""
+"""Scores of a translator: on files, alone or compared with another system, and with each precision."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from sacrebleu.metrics.base import Metric
-
 from transduce.config.decoding import DecodingOptions
-from transduce.data.corpus import number_of, read_labelled
+from transduce.config.settings import EvaluationSettings
 from transduce.data.lines import read_lines, read_parallel
-from transduce.decoding.classifier import TextClassifier
+from transduce.decoding.native_library import instruction_set
+from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError, UserError
-from transduce.evaluation.bootstrap import N_SAMPLES, SEED, Difference, paired_bootstrap
-from transduce.evaluation.metrics import (
-    LabelScores,
-    Scores,
-    check_lengths,
-    evaluate,
-    metrics,
-    score_labels,
-)
+from transduce.evaluation.metrics import Precisions, Scores, check_lengths, evaluate, format_precisions, metrics
 from transduce.evaluation.options import TranslationEvaluation
-from transduce.evaluation.translations import Precisions, format_precisions, measure_precisions
+from transduce.evaluation.significance import SystemComparison, compare_translations
+from transduce.evaluation.speed import measure_in_turns
 from transduce.logging import Log
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
 
-
-@dataclass(frozen=True, slots=True)
-class SystemComparison:
-    """One metric of two systems on the same sentences."""
-
-    metric: str
-    value: float
-    other: float
-    by: Difference
-    signature: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        own = {"metric": self.metric, "value": self.value, "other": self.other, "signature": self.signature}
-        return own | self.by.to_json()
-
-    def line(self) -> str:
-        """Format for people."""
-        ours, theirs = f"{self.value:6.2f} ± {self.by.margin:.2f}", f"{self.other:6.2f} ± {self.by.other_margin:.2f}"
-        found = f"{self.by.format()}  p = {self.by.p_value:.4f}  {self.by.verdict}"
-        return f"{self.metric:5} {ours}  against {theirs}  difference {found}"
+N_TIMED = 256  # sentences in a round of the measurement of speed
+_DEFAULT = DecodingOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +93,9 @@ def evaluate_translations(run: Path, options: TranslationEvaluation, *, device: 
     scores = evaluate(ours, references, tokenize=tokenize, lowercase=lowercase)
     if options.output is not None:
         write_text(options.output, "".join(f"{line}\n" for line in ours))
-    rows = [
-        row
-        for theirs in others
-        for row in compare_translations(ours, theirs, references, tokenize=tokenize, lowercase=lowercase)
-    ]
+    rows = list[SystemComparison]()
+    for theirs in others:
+        rows = compare_translations(ours, theirs, references, tokenize=tokenize, lowercase=lowercase)
     return Evaluation(scores, options.against, rows, " and ".join(dict.fromkeys(used)), precisions)
 
 
@@ -137,48 +108,37 @@ def _decoding_of(options: TranslationEvaluation, runs: Sequence[Path]) -> Decodi
     return decoding
 
 
-def evaluate_labels(classifier: TextClassifier, file: Path) -> LabelScores:
-    """Score a classifier on a file of labelled texts."""
-    examples = list(read_labelled(file, classifier.vocabulary))
-    if not examples:
-        raise DataError(f"{file}: there is no text")
-    truth = [number_of(example, classifier.labels) for example in examples]
-    predicted = [classifier.labels.index(one.label) for one in classifier.classify([e.texts for e in examples])]
-    return score_labels(truth, predicted, classifier.labels)
+def score_translator(
+    translator: Translator,
+    pairs: Sequence[tuple[str, str]],
+    scoring: EvaluationSettings,
+    options: DecodingOptions = _DEFAULT,
+) -> tuple[Scores, list[str]]:
+    """Translate the sources of (source, reference) pairs; returns the scores of the translations, and these."""
+    hypotheses = [found.text for found in translator.translate([src for src, _ in pairs], options)]
+    references = [reference for _, reference in pairs]
+    return evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase), hypotheses
 
 
-def compare_translations(
-    hypotheses: Sequence[str],
-    others: Sequence[str],
-    references: Sequence[str],
-    *,
-    tokenize: str = "13a",
-    lowercase: bool = False,
-    n_samples: int = N_SAMPLES,
-    names: Collection[str] = ("BLEU", "chrF", "TER"),
-) -> list[SystemComparison]:
-    """Compare `hypotheses` with `others` of another system: BLEU, chrF and TER, each with p-value and intervals.
+def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]], log: Log) -> Precisions | str:
+    """Translate (source, reference) pairs with each precision that this CPU has.
 
-    Raises `DataError` if the three differ in length or are empty, `UserError` for an unknown tokenizer or no samples.
+    Search and BLEU are those of the run's settings. Without the native library nothing is measured; returns the reason.
     """
-    if n_samples < 1:
-        raise UserError(f"n_samples = {n_samples}: must be at least 1; 1000 is usual")
-    check_lengths(hypotheses, references)
-    check_lengths(others, references, "hypotheses of the other system")
-    found = []
-    for name in names:
-        metric = metrics(tokenize, lowercase)[name]
+    sources = [src for src, _ in pairs]
+    bleu: dict[str, float] = {}
+    timed: dict[str, Callable[[int], int]] = {}
 
-        def score(statistics: np.ndarray, metric: Metric = metric) -> float:
-            return float(metric._compute_score_from_stats(statistics.tolist()).score)
+    def translate(translator: Translator, n: int) -> int:
+        return len(translator.translate(sources[:n]))
 
-        ours, theirs = (
-            np.array(metric._extract_corpus_statistics(list(system), [list(references)]), dtype=np.float64)
-            for system in (hypotheses, others)
-        )
-        by = paired_bootstrap([ours], [theirs], score, higher_is_better=name != "TER", n_samples=n_samples)
-        signature = metric.get_signature()
-        signature.update("bs", n_samples)
-        signature.update("seed", SEED)
-        found.append(SystemComparison(name, score(ours.sum(0)), score(theirs.sum(0)), by, str(signature)))
-    return found
+    for precision in PRECISIONS:
+        if precision == "float32-fast" and instruction_set() != "amx":
+            continue  # it is float32
+        translator = Translator.load(folder.path, device="cpu", precision=precision)
+        if translator.choice.slow_because:
+            return translator.choice.slow_because
+        bleu[precision] = score_translator(translator, pairs, folder.settings.evaluation)[0].bleu.value
+        timed[precision] = partial(translate, translator)
+    speeds = measure_in_turns(timed, N_TIMED, log)
+    return {name: {"bleu": bleu[name], "sentences_per_second": speeds[name]} for name in timed}

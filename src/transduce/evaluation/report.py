@@ -10,8 +10,8 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from transduce.evaluation.charts import TEMPLATES, Curve, line_chart, smooth
+from transduce.evaluation.metrics import compare_with_float32
 from transduce.evaluation.result_files import Record, SetScores, Wording, render_record, versions
-from transduce.evaluation.translations import compare_with_float32
 from transduce.inspection.heatmap import heat_map_figures
 from transduce.inspection.html import render
 from transduce.logging import duration
@@ -201,17 +201,19 @@ def _wrapped(words: Sequence[str], tag: str) -> Markup:
 
 
 def set_table(sets: Sequence[Mapping[str, Any]]) -> Table | None:
-    """The sizes of the data sets; the last column is text."""
+    """The sizes of the data sets; the last column is text. Only pairs are cleaned, and of those not the test sets."""
     sizes = ("documents", "texts", "pairs", "bytes", "tokens", "src_tokens", "tgt_tokens")
-    used = [key for key in sizes if any(key in found for found in sets)]
+    counts = [{**found, **_dropped(found.get("cleaning"))} for found in sets]
+    used = [key for key in (*sizes, "dropped") if any(key in found for found in counts)]
     rows = []
-    for found in sets:
-        cleaning = found.get("cleaning") or {}
-        dropped = cleaning.get("read", 0) - cleaning.get("kept", 0)
-        counts = [found.get(key) for key in used] + [dropped]
-        texts = ("" if count is None else f"{count:,}" for count in counts)
+    for found in counts:
+        texts = (f"{found[key]:,}" if key in found else "" for key in used)
         rows.append([str(found["name"]), *texts, ", ".join(map(str, found.get("files", ())))])
-    return Table(("set", *(key.replace("_", " ") for key in used), "dropped", "files"), rows) if sets else None
+    return Table(("set", *(key.replace("_", " ") for key in used), "files"), rows) if sets else None
+
+
+def _dropped(cleaning: Mapping[str, Any] | None) -> dict[str, int]:
+    return {"dropped": cleaning["read"] - cleaning["kept"]} if cleaning else {}
 
 
 def leak_line(leak: Mapping[str, Any]) -> str:

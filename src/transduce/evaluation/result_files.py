@@ -33,8 +33,7 @@ import transduce
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
-from transduce.inspection.attention import SentenceAttention
-from transduce.inspection.heatmap import HeatMap
+from transduce.inspection.heatmap import SentenceAttention
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
@@ -132,11 +131,13 @@ class Wording:
             "max_length": data.max_length,
             "output_length": settings.decoding.max_length,
             "text": "sequence of vectors" if vectors else "text",
+            "input_text": "sequences of vectors" if vectors else "text",
             "tokens": "vectors" if vectors else "tokens",
             "input": "in.safetensors" if vectors else "< in.txt",
             "example": '"in.safetensors#0"' if vectors else '"..."',
         }
-        texts = {name: getattr(self, name).format(**facts) for name in ("title", "command", "python", "shape")}
+        names = ("title", "does", "command", "python", "shape")
+        texts = {name: getattr(self, name).format(**facts) for name in names}
         return replace(self, **texts, limits=tuple(limit.format(**facts) for limit in self.limits))
 
     @property
@@ -198,10 +199,7 @@ def _read_record(run: RunFolder, *, without: str = "") -> Record:
         masked_scores=read("masked_scores.json").get("sets", ()),
         precisions=read("precision_scores.json"),
         samples=samples.get("sets", ()),
-        attention=[
-            SentenceAttention(a["src"], a["tgt"], tuple(map(HeatMap.from_json, a["maps"])))
-            for a in attention.get("sentences", ())
-        ],
+        attention=list(map(SentenceAttention.from_json, attention.get("sentences", ()))),
     )
 
 
@@ -227,8 +225,7 @@ def save_generated(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], 
 
 def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> None:
     """Save the attention of a few held-out sentences; earlier ones are replaced."""
-    found = [{"src": s.src, "tgt": s.tgt, "maps": [heat.to_json() for heat in s.maps]} for s in sentences]
-    run.write_record("attention.json", {"sentences": found})
+    run.write_record("attention.json", {"sentences": [one.to_json() for one in sentences]})
 
 
 def versions() -> dict[str, str]:

@@ -1,135 +1,41 @@
-"""The results of a trained model on held-out text, as statistics per example whose sums give the score.
-
-From the statistics of several systems come scores, scores by length and significance tests, without the text.
-"""
+"""The models of finished runs, scored on held-out text example by example, for comparisons."""
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from sacrebleu.metrics import BLEU
 
+from transduce.config.settings import Settings
 from transduce.data.corpus import number_of
-from transduce.data.preparation import read_scored_pairs
 from transduce.data.sources import labelled_sources
 from transduce.decoding.classifier import TextClassifier
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
-from transduce.demo.sources import translation_sources
 from transduce.errors import DataError
 from transduce.evaluation.metrics import metrics
+from transduce.evaluation.significance import Outputs, ScoredModel, outputs_of
 from transduce.runs.folder import RunFolder
-
-_BLEU = BLEU(force=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A score: `score` of summed statistics [k]. `form` formats it."""
-
-    name: str
-    score: Callable[[np.ndarray], float]
-    higher_is_better: bool = True
-    form: str = "{:.2f}"
-
-
-def bleu_of(statistics: np.ndarray) -> float:
-    """Corpus BLEU from sacreBLEU's statistics: lengths of hypothesis and reference, matches and counts by order."""
-    return float(_BLEU._compute_score_from_stats(statistics.tolist()).score)
-
-
-def ratio_of(statistics: np.ndarray) -> float:
-    """The first statistic divided by the second."""
-    return float(statistics[0] / statistics[1]) if statistics[1] else math.nan
-
-
-MEASURES = {
-    measure.name: measure
-    for measure in (
-        Measure("BLEU", bleu_of),
-        Measure("accuracy", ratio_of, form="{:.4f}"),
-        Measure("masked-token accuracy", ratio_of, form="{:.4f}"),
-        Measure("bits per byte", ratio_of, higher_is_better=False, form="{:.4f}"),
-    )
-}
-"""By name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """A model's results on one held-out set of n examples.
-
-    `measure`: a key of MEASURES. `statistics`: [n, k]. `lengths`: source tokens of each example, [n]; empty for running
-    text, which is one example. `signature`: how the measure was computed.
-    """
-
-    name: str
-    measure: str
-    statistics: np.ndarray
-    lengths: np.ndarray
-    signature: str = ""
-
-    @property
-    def value(self) -> float:
-        """The score of the set."""
-        return MEASURES[self.measure].score(self.statistics.sum(0))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        arrays = {"statistics": self.statistics.tolist(), "lengths": self.lengths.tolist()}
-        return {"name": self.name, "measure": self.measure, "signature": self.signature, **arrays}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Outputs:
-        """The inverse of `to_json`. Raises `ValueError` or `KeyError` for other values."""
-        statistics, lengths = np.array(values["statistics"], dtype=np.float64), np.array(values["lengths"], dtype=int)
-        if values["measure"] not in MEASURES or statistics.ndim != 2 or len(lengths) not in (0, len(statistics)):
-            raise ValueError("these are not the statistics of a set")
-        return cls(str(values["name"]), values["measure"], statistics, lengths, str(values["signature"]))
-
-
-class ScoredModel(ABC):
-    """The model of a finished run, with the test sets of its settings, or else the validation set."""
-
-    unit: ClassVar[str] = ""
-    """What `run_again` counts, in the plural; empty: the model has no speed to measure."""
-    engine: Literal["native library", "PyTorch"] = "PyTorch"
-    """The engine that runs the model."""
-
-    @abstractmethod
-    def __init__(self, folder: RunFolder) -> None:
-        """Load what `outputs` needs."""
-
-    @abstractmethod
-    def outputs(self) -> list[Outputs]:
-        """The results on all sets."""
-
-    def run_again(self, n: int) -> int:
-        """Process the first n examples of the first set, for a measurement of speed; returns their number."""
-        return 0
-
-    def use_pytorch(self) -> None:
-        """Compute with PyTorch from here on, as models do that the native library does not support."""
-        assert self.engine == "PyTorch"
 
 
 class ScoredTranslator(ScoredModel):
-    """A translator: BLEU with the run's decoding and evaluation settings."""
+    """A translator: BLEU of `sets` of (source, reference) pairs with the run's decoding settings.
+
+    `settings`: those of the evaluation and the device; by default the run's.
+    """
 
     unit = "sentences"
 
-    def __init__(self, folder: RunFolder) -> None:
-        settings = folder.settings
+    def __init__(
+        self, folder: RunFolder, sets: Mapping[str, Sequence[tuple[str, str]]], settings: Settings | None = None
+    ) -> None:
+        settings = settings or folder.settings
         self.translator = Translator.load(folder.path, device=settings.training.device)
         on_gpu = self.translator.device.startswith("cuda")
         self.engine = "PyTorch" if self.translator.choice.slow_because or on_gpu else "native library"
         self.bleu = metrics(settings.evaluation.tokenize, settings.evaluation.lowercase)["BLEU"]
-        self.sets = read_scored_pairs(translation_sources(settings))
+        self.sets = sets
 
     def outputs(self) -> list[Outputs]:
         return [self._outputs(name, pairs) for name, pairs in self.sets.items()]
@@ -139,9 +45,8 @@ class ScoredTranslator(ScoredModel):
             raise DataError(f"{name}: there are no sentence pairs to score")
         sources, references = [src for src, _ in pairs], [reference for _, reference in pairs]
         hypotheses = [one.text for one in self.translator.translate(sources)]
-        statistics = np.array(self.bleu._extract_corpus_statistics(hypotheses, [references]), dtype=np.float64)
-        lengths = np.array([len(ids) for ids in self.translator.tokenizers.src.encode_batch(sources)], dtype=int)
-        return Outputs(name, "BLEU", statistics, lengths, str(self.bleu.get_signature()))
+        lengths = [len(ids) for ids in self.translator.tokenizers.src.encode_batch(sources)]
+        return outputs_of(hypotheses, references, self.bleu, measure="BLEU", name=name, lengths=lengths)
 
     def run_again(self, n: int) -> int:
         """Translate the first sentences."""

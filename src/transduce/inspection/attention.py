@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.decoding.translator import Translator
-from transduce.inspection.heatmap import HeatMap
+from transduce.inspection.heatmap import HeatMap, SentenceAttention
 from transduce.models.registry import architecture_of
 from transduce.nn.attention import Attention
 from transduce.nn.masks import SourceInput
@@ -83,15 +83,6 @@ def attention_maps(model: nn.Module, src: SourceInput, tgt_in: Int[Tensor, "1 T"
         part = next(part for part, pattern in patterns.items() if fnmatch(name, pattern))
         found[part].append(np.concatenate(steps, axis=1))
     return AttentionMaps(**{part: np.stack(layers) if layers else None for part, layers in found.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class SentenceAttention:
-    """One sentence, its translation, and the attention weights."""
-
-    src: str
-    tgt: str
-    maps: tuple[HeatMap, ...]
 
 
 def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:

@@ -62,6 +62,24 @@ class HeatMap:
         return cls(values["name"], tuple(values["rows"]), tuple(values["columns"]), weights)
 
 
+@dataclass(frozen=True, slots=True)
+class SentenceAttention:
+    """One sentence, its translation, and the attention weights."""
+
+    src: str
+    tgt: str
+    maps: tuple[HeatMap, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"src": self.src, "tgt": self.tgt, "maps": [heat.to_json() for heat in self.maps]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SentenceAttention:
+        """The inverse of `to_json`."""
+        return cls(values["src"], values["tgt"], tuple(map(HeatMap.from_json, values["maps"])))
+
+
 def heat_map_svg(heat: HeatMap, *, layer: int | None = -1, head: int | None = None, alone: bool = False) -> Markup:
     """Draw one view as an SVG element. `alone`: with its own style, for a file."""
     left = 12 + round(CHARACTER * max((len(_label(row)) for row in heat.rows), default=0))

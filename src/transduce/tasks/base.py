@@ -14,7 +14,7 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
 - `reads` is the form of its rows, by which the doctor checks files; `longest_rows` makes its largest batch;
 - `validation` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
-- `finish` scores, keeps samples, and calls `finalize`;
+- `finish` scores the finished run and keeps samples, from which the report and the model card are made;
 - `evaluate` scores a finished run on files, with the options of its class in `evaluation.options`;
 - `scored_model` scores a finished run once more, example by example, for comparisons.
 
@@ -44,7 +44,7 @@ from transduce.data.sources import Sources
 from transduce.data.store import Store
 from transduce.errors import RunFolderError
 from transduce.evaluation.result_files import Wording
-from transduce.evaluation.scored_models import ScoredModel
+from transduce.evaluation.significance import ScoredModel
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json
@@ -124,8 +124,8 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
     """Reads it, one of the functions of `data.preparation`."""
     unit: ClassVar[str]
     """What the size of a set counts, in the plural."""
-    scored_model: ClassVar[type[ScoredModel]]
-    """How `transduce compare` scores a finished run."""
+    scored_model: Callable[[RunFolder], ScoredModel]
+    """Loads a finished run for `transduce compare`, to be scored on its held-out text."""
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse settings that cannot work, before any work is done. `model` has the preset's sizes."""
@@ -239,7 +239,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
 
     @abstractmethod
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Write scores, samples, report and card after training; the final weights are those of `update`."""
+        """Save scores and samples after training; the final weights are those of `update`. A kill repeats it."""
 
     @abstractmethod
     def evaluate(self, run: Path, options: Any, *, device: str = "auto") -> EvaluationResult:

@@ -23,7 +23,6 @@ from transduce.data.text import Piece, read_pieces
 from transduce.decoding.generator import Generator
 from transduce.decoding.results import TextScore
 from transduce.errors import SettingsError
-from transduce.evaluation.finalize import finalize
 from transduce.evaluation.options import TextEvaluation
 from transduce.evaluation.result_files import Wording, save_generated, save_set
 from transduce.evaluation.scored_models import ScoredText
@@ -187,7 +186,6 @@ class CausalTask(PlainTextTask[TextStore]):
         options = DecodingOptions(sample=True, temperature=0.8)
         found = generator.generate(_beginnings(stores["valid"], generator), options, cut_prompt=True)
         save_generated(folder, "temperature 0.8", [(one.prompt, one.text) for one in found], update=update)
-        finalize(folder, self.wording, log)
 
     def evaluate(self, run: Path, options: TextEvaluation, *, device: str = "auto") -> TextScore:
         generator = Generator.load(run, device=device, memory=options.memory)

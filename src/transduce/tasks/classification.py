@@ -16,15 +16,13 @@ from torch import nn
 from transduce.config.model import ModelSettings
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
-from transduce.data.corpus import Labelled
+from transduce.data.corpus import Labelled, number_of, read_labelled
 from transduce.data.encoding import encode_labelled
 from transduce.data.preparation import LabelledTexts, read_labelled_texts
 from transduce.data.sources import labelled_sources
 from transduce.data.store import LabelStore
 from transduce.decoding.classifier import TextClassifier, longest_of
-from transduce.errors import SettingsError
-from transduce.evaluation.evaluate import evaluate_labels
-from transduce.evaluation.finalize import finalize
+from transduce.errors import DataError, SettingsError
 from transduce.evaluation.metrics import LabelScores, score_labels
 from transduce.evaluation.options import LabelEvaluation
 from transduce.evaluation.result_files import Wording, save_generated, save_set
@@ -194,10 +192,15 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
             for (label, _), one in zip(samples, predictions, strict=True)
         ]
         save_generated(folder, "valid", shown, update=update)
-        finalize(folder, self.wording, log)
 
     def evaluate(self, run: Path, options: LabelEvaluation, *, device: str = "auto") -> LabelScores:
-        return evaluate_labels(TextClassifier.load(run, device=device), options.labels)
+        classifier = TextClassifier.load(run, device=device)
+        examples = list(read_labelled(options.labels, classifier.vocabulary))
+        if not examples:
+            raise DataError(f"{options.labels}: there is no text")
+        truth = [number_of(example, classifier.labels) for example in examples]
+        predicted = [classifier.labels.index(one.label) for one in classifier.classify([e.texts for e in examples])]
+        return score_labels(truth, predicted, classifier.labels)
 
 
 def _labels(settings: Settings) -> Sequence[str]:

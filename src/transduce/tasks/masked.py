@@ -27,7 +27,6 @@ from transduce.data.text import Piece, read_pieces
 from transduce.decoding.mask_filler import MaskFiller
 from transduce.decoding.results import MaskedScore
 from transduce.errors import DataError, SettingsError
-from transduce.evaluation.finalize import finalize
 from transduce.evaluation.options import MaskedTextEvaluation
 from transduce.evaluation.result_files import Wording, save_generated, save_set
 from transduce.evaluation.scored_models import ScoredMaskedText
@@ -166,7 +165,6 @@ class MaskedTask(PlainTextTask[SentenceStore]):
             predictions = ", ".join(f"{c.token} {c.probability:.0%}" for c in one.masks[0])
             shown.append((one.text, f" → {predictions}"))
         save_generated(folder, "valid", shown, update=update)
-        finalize(folder, self.wording, log)
 
     def evaluate(self, run: Path, options: MaskedTextEvaluation, *, device: str = "auto") -> MaskedScore:
         return score_text(MaskFiller.load(run, device=device), options.text, batch_tokens=options.batch_tokens)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,19 @@ from transduce.data.clean import Cleaner, format_cleaning
 from transduce.data.corpus import Pair
 from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
 from transduce.data.leaks import LeakCheck, watch
-from transduce.data.preparation import PairTexts, TextSet, read_pair_texts
+from transduce.data.preparation import PairTexts, TextSet, read_pair_texts, read_scored_pairs
+from transduce.data.sources import Sources, pair_sources
 from transduce.data.store import TokenStore
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
-from transduce.demo.sources import translation_sources
+from transduce.demo.sources import demo_sources
 from transduce.errors import SettingsError
-from transduce.evaluation.evaluate import Evaluation, evaluate_translations
-from transduce.evaluation.finalize import finalize_translation
-from transduce.evaluation.metrics import metrics
+from transduce.evaluation.evaluate import Evaluation, evaluate_translations, measure_precisions, score_translator
+from transduce.evaluation.metrics import Scores, format_precisions, metrics
 from transduce.evaluation.options import TranslationEvaluation
-from transduce.evaluation.result_files import Wording
+from transduce.evaluation.result_files import Wording, save_attention, save_set
 from transduce.evaluation.scored_models import ScoredTranslator
-from transduce.evaluation.translations import score_translator
+from transduce.inspection.attention import attention_of
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
@@ -43,6 +44,8 @@ from transduce.training.feed import PairFeeder, SubwordSampling
 from transduce.training.validate import Judge
 
 TRIED = 2000  # pairs that are encoded to estimate the number of tokens
+N_SAMPLES = 24  # translations per set in the report
+N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences with attention maps in the report, and their fewest and most words
 
 
 TRANSLATION = Defaults(
@@ -70,13 +73,23 @@ TRANSLATION = Defaults(
 )
 
 
+def _sources(settings: Settings) -> Sources[Pair]:
+    """The sentence pairs that the settings name."""
+    n = settings.data.demo
+    return demo_sources(n, seed=settings.training.seed) if n else pair_sources(settings)
+
+
+def _scored_model(folder: RunFolder) -> ScoredTranslator:
+    return ScoredTranslator(folder, read_scored_pairs(_sources(folder.settings)))
+
+
 class TranslationTask(Task[PairTexts, TokenStore]):
     """Trains a translator on sentence pairs; evaluated by BLEU and chrF."""
 
     name = "translation"
     wording = Wording(
         title="A translator from `{src}` to `{tgt}`",
-        does="translates text",
+        does="translates {input_text}",
         command="transduce translate THIS_FOLDER {input} > out.txt",
         python="Translator.load(FOLDER).translate([{example}])[0].text",
         samples="Translations",
@@ -86,15 +99,15 @@ class TranslationTask(Task[PairTexts, TokenStore]):
             "It was trained on up to {max_length} {tokens} at once and writes up to {output_length} tokens.",
         ),
     )
-    scored_model = ScoredTranslator
     inherited = (
         *("data.src_lang", "data.tgt_lang"),
         *(f"decoding.{key}" for key in DecodingSettings.model_fields),
     )
     reads = "pairs"
     unit = "sentence pairs"
-    sources = staticmethod(translation_sources)
+    sources = staticmethod(_sources)
     read_texts = staticmethod(read_pair_texts)
+    scored_model = staticmethod(_scored_model)
     defaults = TRANSLATION
     store = TokenStore
     uses = frozenset(
@@ -215,7 +228,25 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         scored_pairs = _read_scored_pairs(path.parent)
         if not sets and scored_pairs:
             sets = {"valid": scored_pairs}
-        finalize_translation(folder, sets, self.wording, validation=scored_pairs, update=update, log=log)
+        translator = Translator.load(folder.path, device=folder.settings.training.device)
+        for name, pairs in sets.items():
+            log.say(f"{name}:")
+            for line in _score(folder, name, pairs, translator=translator, update=update).lines():
+                log.say(f"  {line}")
+        if not sets:
+            log.say("nothing was scored: no test text, and training.valid_bleu_sentences = 0")
+            log.say(f"to score the run later, evaluate {folder.path} on a source and a reference text")
+        else:
+            held_out = [src for pairs in sets.values() for src, _ in pairs]
+            chosen = _choose_for_attention(held_out, translator)
+            save_attention(folder, [attention_of(translator, src) for src in chosen])
+        if scored_pairs:
+            precisions = measure_precisions(folder, scored_pairs, log)
+            if not isinstance(precisions, str):
+                record = {"sentences": len(scored_pairs), "precisions": precisions}
+                folder.write_record("precision_scores.json", record)
+                for line in format_precisions(precisions):
+                    log.say(f"valid, {line}")
 
     def evaluate(self, run: Path, options: TranslationEvaluation, *, device: str = "auto") -> Evaluation:
         return evaluate_translations(run, options, device=device)
@@ -233,6 +264,32 @@ def _judge(tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], sett
         return {"bleu": scores.bleu.value, "chrf": scores.chrf.value}
 
     return judge
+
+
+def _score(
+    folder: RunFolder, name: str, pairs: Sequence[tuple[str, str]], *, translator: Translator, update: int
+) -> Scores:
+    """Translate and score one set; save scores and samples."""
+    search = folder.settings.decoding
+    scores, hypotheses = score_translator(translator, pairs, folder.settings.evaluation)
+    options = {"beam": search.beam, "length_penalty": search.length_penalty, "precision": translator.choice.precision}
+    save_set(folder, "scores", name, {"scores": scores.to_json(), "search": options})
+    some = list(zip(pairs, hypotheses, strict=True))[:N_SAMPLES]
+    samples = [{"src": src, "ref": ref, "hyp": hyp} for (src, ref), hyp in some]
+    save_set(folder, "samples", name, {"update": update, "samples": samples})
+    return scores
+
+
+def _choose_for_attention(sources: Sequence[str], translator: Translator) -> list[str]:
+    """Return the first few sentences of suitable length, or else the first few that the model takes."""
+    fewest, most = DRAWN_WORDS
+    fitting = [src for src in sources if fewest <= len(src.split()) <= most]
+    taken = (
+        src
+        for src in fitting or sources
+        if src.strip() and len(translator.tokenizers.src.encode(src)) <= translator.longest
+    )
+    return list(islice(taken, N_DRAWN))
 
 
 def _read_scored_pairs(tokens: Path) -> list[tuple[str, str]]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from transduce.cli.compare import parse_budget
-from transduce.comparison.budget import TOLERANCE, scale
-from transduce.comparison.recipes import Budget, read_recipes, with_shared_conditions, with_vocabulary_of
+from transduce.comparison.conditions import TOLERANCE, scale, with_vocabulary_of
+from transduce.comparison.recipes import Budget, read_recipes, with_shared_conditions
 from transduce.config.architectures import BertClassifierSettings, GPTSettings, TransformerSettings
 from transduce.config.kinds import model_settings, resolve_preset
 from transduce.config.settings import Settings

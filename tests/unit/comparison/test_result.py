@@ -12,9 +12,9 @@ from sacrebleu.metrics import BLEU
 
 from transduce.comparison.measures import RunMeasures, Speeds
 from transduce.comparison.result import RecipeComparison, scores_by_length, system_of
-from transduce.evaluation.bootstrap import paired_bootstrap
-from transduce.evaluation.scored_models import Outputs, bleu_of, ratio_of
+from transduce.evaluation.significance import MEASURES, Outputs, paired_bootstrap, ratio_of
 
+BLEU_SCORE = MEASURES["BLEU"].score
 TEXT = "Ein kleiner Hund läuft über die grüne Wiese , und zwei Kinder schauen ihm zu ."
 WORDS = TEXT.split()
 
@@ -45,12 +45,14 @@ def run(lines: list[str], references: list[str], **values: object) -> RunMeasure
 def test_the_test_of_several_seeds_compares_their_means() -> None:
     references = corpus(60)
     sides = [[worse(references, rate, seed) for seed in range(3)] for rate in (0.2, 0.4)]
-    found = paired_bootstrap(*([statistics_of(one, references) for one in side] for side in sides), bleu_of)
+    found = paired_bootstrap(
+        *([statistics_of(one, references) for one in side] for side in sides), MEASURES["BLEU"].score
+    )
     means = [statistics.fmean(BLEU().corpus_score(one, [references]).score for one in side) for side in sides]
     assert found.difference == pytest.approx(means[0] - means[1])
     assert found.interval[0] < found.difference < found.interval[1] and found.verdict == "better"
     both = [statistics_of(one, references) for one in sides[0]]
-    same = paired_bootstrap(both, both, bleu_of)
+    same = paired_bootstrap(both, both, BLEU_SCORE)
     assert (same.difference, same.p_value) == (0, 1)
 
 

@@ -10,9 +10,10 @@ from transduce.decoding import loading, native_library
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
+from transduce.evaluation.evaluate import measure_precisions
+from transduce.evaluation.metrics import format_precisions
 from transduce.evaluation.report import score_tables
 from transduce.evaluation.result_files import read_record, render_record
-from transduce.evaluation.translations import format_precisions, measure_precisions
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 
@@ -45,7 +46,7 @@ def test_the_report_compares_each_precision_with_float32(folder: RunFolder) -> N
 def test_each_precision_that_the_cpu_has_is_measured(
     folder: RunFolder, texts: list[str], instructions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.evaluation.translations.instruction_set", lambda: instructions)
+    monkeypatch.setattr("transduce.evaluation.evaluate.instruction_set", lambda: instructions)
     expected = [one.text for one in Translator.load(folder.path, device="cpu").translate(texts[:20])]
     found = measure_precisions(folder, list(zip(texts[:20], expected, strict=True)), Log(quiet=True))
     assert not isinstance(found, str)

@@ -11,7 +11,8 @@ from transduce.config.settings import Settings
 from transduce.data.sources import Sources
 from transduce.doctor.diagnose import TRAINED, _for_trial, diagnose, memory_findings, time_findings, time_of
 from transduce.doctor.findings import Finding
-from transduce.doctor.trial import FULL, TIMEOUT, Trial, measure, tokens_at_once, why_it_died
+from transduce.doctor.resources import tokens_at_once
+from transduce.doctor.trial import FULL, TIMEOUT, Trial, measure, why_it_died
 from transduce.errors import DataError
 from transduce.logging import Log
 from transduce.tasks.registry import TASKS, find_task

@@ -20,9 +20,8 @@ from sacrebleu.tokenizers import tokenizer_spm
 
 from transduce.config.settings import EvaluationSettings
 from transduce.errors import DataError, UserError
-from transduce.evaluation.bootstrap import Difference
-from transduce.evaluation.evaluate import compare_translations
 from transduce.evaluation.metrics import Scores, evaluate, metrics
+from transduce.evaluation.significance import Difference, compare_translations
 
 TEXT = "Ein kleiner Hund läuft über die grüne Wiese , und zwei Kinder schauen ihm zu ."
 WORDS = TEXT.split()

@@ -19,7 +19,7 @@ from transduce.errors import RunFolderError
 from transduce.evaluation.card import card, plain, write_card
 from transduce.evaluation.charts import TEMPLATES
 from transduce.evaluation.metrics import Scores, evaluate
-from transduce.evaluation.report import marked, report_html, write_report
+from transduce.evaluation.report import marked, report_html, set_table, write_report
 from transduce.evaluation.result_files import (
     Record,
     read_record,
@@ -192,6 +192,22 @@ def test_an_empty_run_has_a_report_and_a_card(run: RunFolder) -> None:
     page = Elements((run.path / "report.html").read_text(encoding="utf-8"))
     assert page.open == [] and "Settings" in page.text and "Translations" not in page.text
     assert "## Use" in (run.path / "README.md").read_text(encoding="utf-8")
+
+
+def test_only_sets_that_are_cleaned_have_a_number_of_dropped_pairs() -> None:
+    text = {"name": "train", "files": ["a.txt"], "documents": 2, "bytes": 1500, "tokens": 400}
+    plain_text = set_table([text])
+    assert plain_text is not None and plain_text.header == ("set", "documents", "bytes", "tokens", "files")
+    cleaned = {"name": "train", "pairs": 27, "cleaning": {"read": 30, "kept": 27}}
+    pairs = set_table([cleaned, {"name": "test", "pairs": 9}])
+    assert pairs is not None and pairs.header == ("set", "pairs", "dropped", "files")
+    assert pairs.rows == [["train", "27", "3", ""], ["test", "9", "", ""]]
+
+
+@pytest.mark.parametrize(("source", "expected"), [("tokens", "text"), ("vectors", "sequences of vectors")])
+def test_a_translator_says_what_it_translates(source: str, expected: str) -> None:
+    settings = Settings.from_mapping({"model": {"source": source}})
+    assert WORDING.of(settings).usage == f"translates {expected}: `transduce translate`"
 
 
 def test_an_unfinished_log_line_is_skipped(run: RunFolder) -> None:

@@ -1,7 +1,9 @@
-"""Fit recipes to a budget: to a number of parameters by their widths, and to minutes by their speed.
+"""The conditions that all recipes of a comparison share: text and vocabulary, number of parameters, minutes.
 
-A machine that several people use may be twice as fast in one hour as in the next. So the speeds of all recipes are
-measured in turns, before the first training, and each training gets a number of updates.
+The vocabulary is learned, and unset settings are chosen, once: in the folder `shared` of the comparison, a run folder
+that is not trained. Widths are scaled to the number of parameters. Minutes become numbers of updates: a machine that
+several people use may be twice as fast in one hour as in the next, so the speeds of all recipes are measured in turns,
+before the first training.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from transduce.comparison.recipes import Shared, naming
+from transduce.comparison.recipes import SECTIONS, TRAINING, naming
 from transduce.config.kinds import resolve_preset
 from transduce.config.model import ModelSettings
 from transduce.config.section import resolved
@@ -29,10 +31,14 @@ from transduce.doctor.trial import Rehearsal
 from transduce.errors import SettingsError
 from transduce.evaluation.speed import in_turns
 from transduce.logging import Log
+from transduce.machine import this_machine
 from transduce.models.registry import parameters_of
 from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared
+from transduce.tasks.registry import find_task
+from transduce.tasks.resolve import check, resolve
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.feed import DataPosition
 
 TOLERANCE = 0.1  # of the number asked for
@@ -44,6 +50,53 @@ RULE = (
 FILE = "update_budget.json"  # in the folder of the comparison: seconds per update, by recipe
 WARM_UPDATES, TIMED_UPDATES = 3, 12  # in a round
 LONGEST = 30  # tokens of a translation in the measured validation
+
+
+class Shared:
+    """The prepared folder of the first recipe."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = RunFolder.open(path, model=False)
+        self.settings = self.folder.settings
+        self.task = find_task(self.settings.task)
+
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """The vocabulary."""
+        return load_tokenizers(self.folder)
+
+    @cached_property
+    def prepared(self) -> Prepared[Any]:
+        """The encoded text."""
+        return self.task.open_prepared(self.folder)
+
+    @cached_property
+    def texts(self) -> Any:
+        """The text, read again: complete settings of other recipes need to know its size."""
+        return self.task.read(self.settings, Log(quiet=True))
+
+    def apply(self, settings: Settings) -> Settings:
+        """A recipe with the shared settings, checked."""
+        own, shared = settings.model_dump(exclude_unset=True), self.settings.model_dump()
+        sections = {name: shared[name] for name in SECTIONS}
+        training = own.get("training", {}) | {key: shared["training"][key] for key in TRAINING}
+        mixed = with_vocabulary_of(Settings.from_mapping({**own, **sections, "training": training}), self.path)
+        check(mixed)
+        return mixed
+
+    def resolved(self, settings: Settings) -> Settings:
+        """Complete settings of a recipe."""
+        machine = this_machine(settings.training.device)
+        return resolve(self.task, settings, self.texts, machine, Log(quiet=True), known=self.tokenizers)[0]
+
+
+def with_vocabulary_of(settings: Settings, run: Path) -> Settings:
+    """The same settings with the vocabulary of a run instead of one of its own."""
+    values = settings.model_dump(exclude_unset=True)
+    return Settings.from_mapping(
+        {**values, "tokenizer": {"sampling": settings.tokenizer.sampling, "start": run.absolute()}}
+    )
 
 
 def scale(model: ModelSettings, n_parameters: int, *, n_src: int, n_tgt: int) -> Any:
