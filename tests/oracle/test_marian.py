@@ -19,14 +19,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from hard_strings import HARD
-from marians import LINES, make_run, state_of, tokenizers
-from oracle.adapter import randomize
+from marians import LINES, make_run, state_of
+from oracle.twins import marian_folder, marian_rows, moved
 from transduce.config.decoding import DecodingOptions
 from transduce.convert import marian, parity
 from transduce.convert.exporting import export_run
 from transduce.convert.importing import import_run
 from transduce.convert.parity import examples
-from transduce.convert.weight_map import Rows
 from transduce.data.batch import pad_sources
 from transduce.decoding.search import beam_search
 from transduce.decoding.translator import Translator
@@ -41,77 +40,16 @@ transformers.utils.logging.disable_progress_bar()
 REAL = os.environ.get("TRANSDUCE_MARIAN")
 
 
-def config(seed: int) -> dict[str, Any]:
-    """A random configuration, the same for the same seed."""
-    draw = random.Random(seed)
-    heads = draw.choice([1, 2, 4])
-    share, tie = draw.choice([(True, True), (False, True), (False, False)])
-    n_src = draw.randint(8, 40)
-    n_tgt = n_src if share or draw.random() < 0.5 else draw.randint(8, 40)
-    width, heads_ffn = heads * draw.choice([3, 4, 6]), draw.choice([5, 16, 33])
-    return {
-        "d_model": width,
-        "encoder_layers": draw.choice([1, 2, 3]),
-        "decoder_layers": draw.choice([1, 2, 3]),
-        "encoder_attention_heads": heads,
-        "decoder_attention_heads": heads,
-        "encoder_ffn_dim": heads_ffn,
-        "decoder_ffn_dim": heads_ffn,
-        "activation_function": draw.choice(["relu", "gelu", "gelu_new", "swish", "silu", "gelu_pytorch_tanh"]),
-        "scale_embedding": draw.random() < 0.5,
-        "share_encoder_decoder_embeddings": share,
-        "tie_word_embeddings": tie,
-        "vocab_size": n_src,
-        "decoder_vocab_size": n_tgt,
-        "max_position_embeddings": draw.choice([32, 50]),
-        "pad_token_id": (pad := min(n_src, n_tgt) - 1),
-        "decoder_start_token_id": pad,
-        "eos_token_id": 0,
-        "forced_eos_token_id": 0,
-        "dropout": 0.0,
-    }
-
-
-def theirs(path: Path, seed: int, *, eos: float = 0.0) -> Any:
-    """A random model of transformers, saved at `path` with its vocabularies; a larger `eos` makes outputs shorter."""
-    chosen = config(seed)
-    model = transformers.MarianMTModel(transformers.MarianConfig(**chosen)).eval()
-    randomize(model, seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=generator))
-    model.final_logits_bias[0, 0] += eos
-    model.save_pretrained(path)
-    for name, n in (("vocab.json", chosen["vocab_size"]), ("target_vocab.json", chosen["decoder_vocab_size"])):
-        pieces = ["</s>", "<unk>", *(f"p{i}" for i in range(2, n))]
-        pieces[chosen["pad_token_id"]] = "<pad>"
-        (path / name).write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
-    separate = chosen["vocab_size"] != chosen["decoder_vocab_size"]
-    (path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": separate}))
-    for side in ("source", "target"):
-        (path / f"{side}.spm").write_bytes(tokenizers().src.model)
-    return transformers.MarianMTModel.from_pretrained(path).eval()  # with its sinusoids again
-
-
-def moved(ids: torch.Tensor, rows: Rows, pad: int) -> torch.Tensor:
-    return rows.index[ids].masked_fill(ids == PAD, pad)
-
-
-def rows_of(n: int, pad: int) -> Rows:
-    """Their row of each of our ids, computed independently."""
-    others = [i for i in range(2, n) if i != pad]
-    return Rows(torch.tensor([-1, 1, pad, 0, *others]), n)
-
-
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_search_equals_generate(tmp_path: Path, seed: int) -> None:
     """Patience inf equals early_stopping "never".
 
     At the length limit they differ: theirs compares truncated with finished hypotheses, ours ranks finished ones first.
     """
-    other = theirs(tmp_path / "theirs", seed, eos=4.0)
+    other = marian_folder(tmp_path / "theirs", random.Random(seed), eos=4.0, max_position_embeddings=32)
     list(import_run("marian", tmp_path / "theirs", tmp_path / "run"))
     ours, c = Translator.load(tmp_path / "run").model, other.config
-    src, tgt = rows_of(c.vocab_size, c.pad_token_id), rows_of(c.decoder_vocab_size, c.pad_token_id)
+    src, tgt = marian_rows(c)
     batch = examples(c.vocab_size + 1, c.decoder_vocab_size + 1, seed=seed).src
     for penalty in (0.6, 1.0):
         found = beam_search(

@@ -96,9 +96,7 @@ def sizes(draw: random.Random, larger: bool) -> dict[str, int]:
     return {
         "heads": heads,
         "width": heads
-        * draw.choice(
-            [16, 24, 31] if larger else [3, 5, 8]
-        ),  # the gradient of a norm over two numbers is only rounding
+        * draw.choice([16, 24, 31] if larger else [3, 5, 8]),  # of two numbers, a norm's gradient is noise
         "inner": draw.choice([97, 256, 512] if larger else [1, 5, 16, 33]),
         "layers": draw.randint(2, 6) if larger else draw.randint(1, 3),
         "rows": draw.randint(100, 700) if larger else draw.randint(9, 40),
@@ -137,40 +135,36 @@ def brought_in(kind: str, path: Path) -> tuple[Any, Any]:
     return found, ours
 
 
-def marian_twins(path: Path, seed: int, larger: bool) -> Twins:
-    """An encoder-decoder."""
+def marian_folder(path: Path, draw: random.Random, *, larger: bool = False, eos: float = 0.0, **options: Any) -> Any:
+    """Write a folder of an encoder-decoder, and return its model. A larger `eos` makes outputs shorter."""
     import transformers
 
-    draw = random.Random(seed)
     s = sizes(draw, larger)
     share, tie = draw.choice([(True, True), (False, True), (False, False)])
     n_src, n_tgt = s["rows"], s["rows"] if share or draw.random() < 0.5 else draw.randint(8, 60)
-    sides = {
-        "layers": (s["layers"], draw.randint(1, 3)),
-        "attention_heads": [s["heads"]] * 2,
-        "ffn_dim": [s["inner"]] * 2,
-    }
     pad = draw.choice([min(n_src, n_tgt) - 1, 2])
-    config = transformers.MarianConfig(
-        d_model=s["width"],
-        **{
-            f"{side}_{key}": values[i] for i, side in enumerate(("encoder", "decoder")) for key, values in sides.items()
-        },
-        activation_function=draw.choice(ACTIVATIONS),
-        scale_embedding=draw.random() < 0.5,
-        share_encoder_decoder_embeddings=share,
-        tie_word_embeddings=tie,
-        vocab_size=n_src,
-        decoder_vocab_size=n_tgt,
-        max_position_embeddings=s["longest"],
-        pad_token_id=pad,
-        decoder_start_token_id=pad,
-        eos_token_id=0,
-        forced_eos_token_id=0,
-        attn_implementation=draw.choice(["eager", "sdpa"]),
-    )
-    theirs = randomized(transformers.MarianMTModel(config), seed)
-    theirs.final_logits_bias.copy_(torch.randn(theirs.final_logits_bias.shape))
+    chosen = {
+        "d_model": s["width"],
+        "encoder_layers": s["layers"],
+        "decoder_layers": draw.randint(1, 3),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), s["heads"]),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), s["inner"]),
+        "activation_function": draw.choice(ACTIVATIONS),
+        "scale_embedding": draw.random() < 0.5,
+        "share_encoder_decoder_embeddings": share,
+        "tie_word_embeddings": tie,
+        "vocab_size": n_src,
+        "decoder_vocab_size": n_tgt,
+        "max_position_embeddings": s["longest"],
+        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), pad),
+        **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), 0),
+        "attn_implementation": draw.choice(["eager", "sdpa"]),
+    }
+    seed = draw.randrange(1 << 30)
+    theirs = randomized(transformers.MarianMTModel(transformers.MarianConfig(**chosen | options)), seed)
+    bias = theirs.final_logits_bias
+    bias.copy_(torch.randn(bias.shape, generator=torch.Generator().manual_seed(seed)))
+    bias[0, 0] += eos
     theirs.save_pretrained(path)
     for name, n in (("vocab.json", n_src), ("target_vocab.json", n_tgt)):
         pieces = {("</s>", "<unk>")[i] if i < 2 else "<pad>" if i == pad else f"p{i}": i for i in range(n)}
@@ -178,31 +172,44 @@ def marian_twins(path: Path, seed: int, larger: bool) -> Twins:
     (path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": n_src != n_tgt}))
     for side in ("source", "target"):
         (path / f"{side}.spm").write_bytes(tokenizers().src.model)
-    found, ours = brought_in("marian", path)
-    src, tgt = (Rows(torch.tensor([-1, 1, pad, 0, *(i for i in range(2, n) if i != pad)]), n) for n in (n_src, n_tgt))
-    ids = batch(draw, range(EOS, n_src + 1), s["longest"])
-    out = batch(draw, range(EOS, n_tgt + 1), s["longest"])
+    return theirs
+
+
+def marian_rows(config: Any) -> tuple[Rows, Rows]:
+    """Their row of each of our ids, of source and target, computed independently."""
+    pad, sizes = config.pad_token_id, (config.vocab_size, config.decoder_vocab_size)
+    src, tgt = (Rows(torch.tensor([-1, 1, pad, 0, *(i for i in range(2, n) if i != pad)]), n) for n in sizes)
+    return src, tgt
+
+
+def moved(ids: Tensor, rows: Rows, pad: int) -> Tensor:
+    """Our ids as theirs."""
+    return rows.index[ids].masked_fill(ids == PAD, pad)
+
+
+def marian_twins(path: Path, seed: int, larger: bool) -> Twins:
+    """An encoder-decoder."""
+    draw = random.Random(seed)
+    theirs = marian_folder(path, draw, larger=larger)
+    config, (src, tgt), (found, ours) = theirs.config, marian_rows(theirs.config), brought_in("marian", path)
+    pad, longest = config.pad_token_id, config.max_position_embeddings
+    ids = batch(draw, range(EOS, src.n_theirs + 1), longest)
+    out = batch(draw, range(EOS, tgt.n_theirs + 1), longest)
     tgt_in = torch.cat([torch.full((len(out), 1), BOS), out[:, :-1]], 1)
     real = out != PAD
-
-    def moved(ours: Tensor, rows: Rows) -> Tensor:
-        return rows.index[ours].masked_fill(ours == PAD, pad)
-
-    logits = theirs(
-        input_ids=moved(ids, src), attention_mask=(ids != PAD).long(), decoder_input_ids=moved(tgt_in, tgt)
-    ).logits[real]
+    given = {"input_ids": moved(ids, src, pad), "decoder_input_ids": moved(tgt_in, tgt, pad)}
+    logits = theirs(**given, attention_mask=(ids != PAD).long()).logits[real]
     own = ours.logits(ours(ids, tgt_in))[real]
     here = range(1, tgt.n_theirs + 1)
+    tables = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
     outputs = Found(
         [own[:, here]],
         [logits[:, tgt.index[here]]],
         F.cross_entropy(own, out[real]),
         F.cross_entropy(logits, tgt.index[out[real]]),
-        silent={name: pad for name in ("model.shared.weight", "model.encoder.embed_tokens.weight",
-                                       "model.decoder.embed_tokens.weight")},
-    )  # fmt: skip
-    model = found.settings.model
-    return Twins(theirs, ours, marian.entries(model, src=src, tgt=tgt), outputs)
+        silent=dict.fromkeys(tables, pad),
+    )
+    return Twins(theirs, ours, marian.entries(found.settings.model, src=src, tgt=tgt), outputs)
 
 
 def words(n: int) -> list[str]:

@@ -103,7 +103,6 @@ def test_translate_reads_stdin_and_writes_stdout(run: Path) -> None:
         ("translate RUN", "<&-", 0),
         ("translate RUN", ">&-", 1),
         ("verify RUN --files", ">&-", 1),
-        ("train", "2>&-", 0),
         ("train", "<&- >&- 2>&-", 0),
     ],
 )

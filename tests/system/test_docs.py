@@ -73,21 +73,14 @@ def test_linked_functions_are_defined_in_the_linked_file(page: Path) -> None:
         assert re.search(rf"^(?:def|class) {name}\b", source, re.MULTILINE), f"{page.name}: {target} defines no {name}"
 
 
-def test_map_of_the_code_lists_every_package() -> None:
+def test_index_names_every_package_every_page_and_the_public_api() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     packages = {path.parent.name for path in (ROOT / "src" / "transduce").glob("*/__init__.py")}
-    missing = [name for name in packages if f"](../src/transduce/{name})" not in index]
-    assert not missing, f"docs/README.md does not list {missing}"
-
-
-def test_index_names_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").glob("**/*.md")]
-    missing = [page for page in pages if page != "README.md" and page not in LINK.findall(index)]
-    assert not missing, f"docs/README.md does not name {missing}"
-
-
-def test_index_names_the_public_api() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    missing = [name for name in transduce.__all__ if name != "__version__" and f"`{name}`" not in index]
-    assert not missing, f"docs/README.md does not name {missing}"
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").glob("**/*.md")} - {"README.md"}
+    wanted = [
+        *(f"](../src/transduce/{name})" for name in packages),
+        *(f"]({page})" for page in pages),
+        *(f"`{name}`" for name in transduce.__all__ if name != "__version__"),
+    ]
+    missing = [part for part in wanted if part not in index]
+    assert not missing, f"docs/README.md does not contain {missing}"

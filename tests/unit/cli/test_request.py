@@ -41,11 +41,8 @@ def test_a_file_with_both_sides_is_added_to_pairs_of_files(texts: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request(), "no training text"),
-        (Request(src=[Path("a"), Path("b")], tgt=[Path("a")]), "the number of --src is 2 and of --tgt 1"),
         (Request(valid_tgt=[Path("a")]), "the number of --valid-src is 0 and of --valid-tgt 1"),
         (Request(text=[Path("a")], path=[Path("a.tsv")]), "train text is given as plain text and as sentence pairs"),
-        (Request(src=[Path("no.en")], tgt=[Path("no.de")], run=Path("r")), "there is no file .*no.en"),
         (Request(overrides=["data=3"]), "data = 3: a section, not a value"),
         (Request(text=[Path("a")], overrides=["data.train.0.weight=2"]), "'train' is not a section"),
     ],

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from oracle import numpy_transformer as oracle
 from oracle.adapter import numpy_weights, options_of
 from oracle.cases import MIXED, SINGLE, make, pad, sentences
+from oracle.differences import assert_gradients
 from transduce.config.model import ModelSettings
 from transduce.nn.positions import POSITIONS
 
@@ -117,19 +118,13 @@ def test_gradients_equal_the_oracles_finite_differences(options: dict[str, Any])
 
     state, oracle_options = dict(model.state_dict(keep_vars=True)), options_of(settings)
 
-    def loss(replaced: nn.Parameter, value: Tensor) -> float:
-        changed = {name: value if weight is replaced else weight for name, weight in state.items()}
+    def loss(name: str, value: Tensor) -> float:
+        changed = {
+            other: value if weight is state[name] else weight for other, weight in state.items()
+        }  # tied ones too
         weights = numpy_weights(changed, settings)
         pairs = zip(srcs, tgts, golds, strict=True)
         rows = ((oracle.transformer(s.numpy(), t.numpy(), weights, oracle_options), g.numpy()) for s, t, g in pairs)
         return sum(oracle.label_smoothed(row, g, 0.1)[0] for row, g in rows)
 
-    generator, step = torch.Generator().manual_seed(3), 1e-6
-    for name, weight in model.named_parameters():
-        direction = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-        value = weight.detach()
-        rise = loss(weight, value + step * direction) - loss(weight, value - step * direction)
-        ours = (
-            0.0 if weight.grad is None else (weight.grad * direction).sum().item()
-        )  # the scheme of a stack without blocks
-        assert ours == pytest.approx(rise / (2 * step), rel=1e-4, abs=1e-5), name
+    assert_gradients(model.named_parameters(), loss, rel=1e-4, abs=1e-5)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from oracle import numpy_convs2s as oracle
 from oracle.adapter import randomize
+from oracle.differences import assert_gradients
 from transduce.nn.convolutional import ConvDecoder, ConvEncoder, GatedConvolution, windows
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -89,11 +90,7 @@ def test_gradients_equal_the_oracles_finite_differences() -> None:
         hidden, _ = oracle.decode(g, oracle.encode(e, weights), e, weights)
         return float((hidden * direction.numpy()).sum())
 
-    for n, (name, weight) in enumerate(named.items()):
-        along, value = vectors(*weight.shape, seed=n + 9), weight.detach()
-        rise = output(name, value + 1e-6 * along) - output(name, value - 1e-6 * along)
-        assert weight.grad is not None
-        assert (weight.grad * along).sum().item() == pytest.approx(rise / 2e-6, rel=1e-5, abs=1e-7), name
+    assert_gradients(named.items(), output, rel=1e-5, abs=1e-7)
 
 
 def test_the_gradient_of_the_encoders_stack_is_divided_by_its_uses() -> None:

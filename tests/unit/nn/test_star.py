@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oracle import numpy_star as oracle
 from oracle.adapter import randomize
+from oracle.differences import assert_gradients
 from transduce.nn.masks import attention_bias
 from transduce.nn.star import Ring, StarBlock, StarEncoder, pool_star
 
@@ -68,11 +69,7 @@ def test_gradients_equal_the_oracles_finite_differences() -> None:
         h, s = oracle.star(known.pop("x"), oracle.from_layers(known), 2, 2)
         return float((np.concatenate([h, s[None]]) * toward.numpy()).sum())
 
-    for seed, (name, weight) in enumerate(named.items()):
-        along, value = vectors(*weight.shape, seed=seed + 9), weight.detach()
-        rise = output(name, value + 1e-6 * along) - output(name, value - 1e-6 * along)
-        assert weight.grad is not None
-        assert (weight.grad * along).sum().item() == pytest.approx(rise / 2e-6, rel=1e-4, abs=1e-7), name
+    assert_gradients(named.items(), output, rel=1e-4, abs=1e-7)
 
 
 def test_neighbours_of_a_ring() -> None:

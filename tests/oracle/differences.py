@@ -1,0 +1,26 @@
+"""Gradients compared with finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import Tensor
+
+STEP = 1e-6
+
+
+def assert_gradients(
+    weights: Iterable[tuple[str, Tensor]], value: Callable[[str, Tensor], float], *, rel: float, abs: float
+) -> None:
+    """Along a random direction of each tensor, `value` must rise as the gradient says.
+
+    `value` takes the name of a tensor and what replaces it.
+    """
+    generator = torch.Generator().manual_seed(3)
+    for name, weight in weights:
+        along = STEP * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        rise = (value(name, weight.detach() + along) - value(name, weight.detach() - along)) / 2
+        ours = 0.0 if weight.grad is None else (weight.grad * along).sum().item()
+        assert ours / STEP == pytest.approx(rise / STEP, rel=rel, abs=abs), name
