@@ -1,4 +1,4 @@
-"""Small random BERT models of transformers, and their folders."""
+"""Folders of small random BERT and GPT-2 models, written by transformers."""
 
 from __future__ import annotations
 
@@ -54,4 +54,21 @@ def make_folder(path: Path, architecture: str, *, seed: int = 0, **options: Any)
     model.save_pretrained(path)
     (path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
     transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
+    return path
+
+
+def make_gpt2(path: Path, lines: list[str], *, seed: int = 0, **options: Any) -> Path:
+    """Write a folder of GPT-2 as transformers does, with a byte-level vocabulary of these lines."""
+    import transformers
+    from tokenizers.implementations import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(lines, vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    path.mkdir(parents=True)
+    files = tokenizer.save_model(str(path))
+    n_rows = -(-tokenizer.get_vocab_size() // 8) * 8  # of a round number, as is usual
+    sizes = {"vocab_size": n_rows, "n_embd": 16, "bos_token_id": 0, "eos_token_id": 0}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes | options))
+    randomize(model, seed).save_pretrained(path)
+    transformers.GPT2TokenizerFast(**dict(zip(("vocab", "merges"), files, strict=True))).save_pretrained(path)
     return path

@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 import zstandard
 
+import berts
 import marians
 from system.commands import sets, transduce, write_corpus
 
@@ -91,13 +92,8 @@ def translation(folder: Path) -> None:
 
 def causal(folder: Path) -> None:
     (folder / "text.txt").write_text(TEXT * 20, encoding="utf-8")
-    _train(
-        folder,
-        ["--text", folder / "text.txt"],
-        "model.n_decoder_layers=1",
-        "data.context=16",
-        "tokenizer.vocab_size=300",
-    )
+    sizes = ("model.n_decoder_layers=1", "data.context=16", "tokenizer.vocab_size=300")
+    _train(folder, ["--text", folder / "text.txt"], *sizes)
 
 
 def _recipe(folder: Path, task: str, name: str) -> Path:
@@ -127,94 +123,13 @@ def marian_pickled(folder: Path) -> None:
 
 
 def bert(folder: Path) -> None:
-    from transduce.config.kinds import model_settings
-    from transduce.convert import bert
-    from transduce.convert.weight_map import Rows
-    from transduce.models.registry import build_model
-
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "the",
-        "a",
-        "cat",
-        "dog",
-        "sat",
-        "on",
-        "mat",
-        "un",
-        "##able",
-        "##s",
-        "run",
-        ",",
-        ".",
-        "capital",
-        "of",
-    ]
-    settings = model_settings(
-        kind="bert", d_model=16, d_ff=16, n_heads=2, n_encoder_layers=1, n_segments=2, positions="learned", max_positions=20,
-        embedding_norm=True, scale_embeddings=False, output_bias=True, activation="gelu", norm_eps=1e-12,
-    )  # fmt: skip
-    theirs = _theirs(folder, build_model(settings, n_src=len(words), n_tgt=len(words)),
-                     bert.entries(settings, rows=Rows(torch.arange(len(words)), len(words))))  # fmt: skip
-    config = dict(
-        model_type="bert", architectures=["BertForMaskedLM"], vocab_size=len(words), hidden_size=16, intermediate_size=16,
-        num_attention_heads=2, num_hidden_layers=1, max_position_embeddings=20, type_vocab_size=2, hidden_act="gelu",
-        hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, layer_norm_eps=1e-12,
-    )  # fmt: skip
-    (theirs / "config.json").write_text(json.dumps(config))
-    (theirs / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    from tokenizers.implementations import BertWordPieceTokenizer
-
-    made = BertWordPieceTokenizer(str(theirs / "vocab.txt"))
-    made.add_special_tokens(words[:5])
-    made.save(str(theirs / "tokenizer.json"))
-    done("import", "bert", theirs, folder / "finished")
+    berts.make_folder(folder / "theirs", "BertForMaskedLM", seed=1)
+    done("import", "bert", folder / "theirs", folder / "finished")
 
 
 def gpt2(folder: Path) -> None:
-    from tokenizers import pre_tokenizers
-
-    from transduce.config.kinds import model_settings
-    from transduce.convert import gpt2
-    from transduce.convert.weight_map import Rows
-    from transduce.models.registry import build_model
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    ids = {piece: i for i, piece in enumerate([*letters, "Ġt", "he", "Ġthe", "<|endoftext|>"])}
-    settings = model_settings(
-        kind="gpt", d_model=16, d_ff=32, n_heads=2, n_decoder_layers=1, residual="pre", positions="learned",
-        max_positions=24, scale_embeddings=False, activation="gelu_tanh",
-    )  # fmt: skip
-    rows = Rows(torch.tensor([-1, -1, len(ids) - 1, len(ids) - 1, *range(len(ids) - 1)]), len(ids))
-    model = build_model(settings, n_src=len(rows.index), n_tgt=len(rows.index))
-    theirs = _theirs(folder, model, gpt2.entries(settings, rows=rows))
-    config = dict(
-        model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=len(ids), n_embd=16, n_head=2, n_layer=1, n_positions=24,
-        n_inner=32,
-    )  # fmt: skip
-    (theirs / "config.json").write_text(json.dumps(config))
-    (theirs / "vocab.json").write_text(json.dumps(ids))
-    (theirs / "merges.txt").write_text("#version: 0.2\nĠ t\nh e\nĠt he\n", encoding="utf-8")
-    done("import", "gpt2", theirs, folder / "finished")
-
-
-def _theirs(folder: Path, model: Any, lines: Any) -> Path:
-    """A folder with the weights of our model under their names."""
-    from safetensors.torch import save_file
-
-    from transduce.convert.weight_map import write
-
-    theirs = folder / "theirs"
-    theirs.mkdir()
-    known = {line.ours for line in lines}
-    ours = {name: value for name, value in model.state_dict().items() if name in known}
-    assert known == ours.keys(), known ^ ours.keys()
-    save_file(write(ours, lines), theirs / "model.safetensors")
-    return theirs
+    berts.make_gpt2(folder / "theirs", [TEXT], n_layer=1, n_head=2, n_positions=24, n_inner=32)
+    done("import", "gpt2", folder / "theirs", folder / "finished")
 
 
 def recipes(folder: Path) -> None:

@@ -36,27 +36,6 @@ N_MODELS = int(os.environ.get("TRANSDUCE_HUB_MODELS", "12"))
 LEARNED = {"positions": "learned", "scale_embeddings": False}
 
 
-def gpt2_folder(path: Path) -> Path:
-    """A folder as transformers writes it, with a byte-level vocabulary."""
-    from tokenizers.implementations import ByteLevelBPETokenizer
-
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(
-        text_runs.LINES, vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False
-    )
-    path.mkdir(parents=True)
-    tokenizer.save_model(str(path))
-    config = transformers.GPT2Config(
-        vocab_size=304, n_embd=16, n_layer=2, n_head=4, n_positions=60, bos_token_id=0,
-        eos_token_id=0,
-    )  # fmt: skip
-    berts.randomize(transformers.GPT2LMHeadModel(config), 3).save_pretrained(path)
-    transformers.GPT2TokenizerFast(vocab=str(path / "vocab.json"), merges=str(path / "merges.txt")).save_pretrained(
-        path
-    )
-    return path
-
-
 def comes_back(kind: str, theirs: Path, tmp_path: Path) -> None:
     """Import, export, import: the same weights, the same run, the same outputs."""
     list(import_run(kind, theirs, tmp_path / "run"))
@@ -87,7 +66,8 @@ def comes_back(kind: str, theirs: Path, tmp_path: Path) -> None:
 
 
 def test_gpt2_round_trip(tmp_path: Path) -> None:
-    comes_back("gpt2", gpt2_folder(tmp_path / "theirs"), tmp_path)
+    theirs = berts.make_gpt2(tmp_path / "theirs", text_runs.LINES, seed=3, n_layer=2, n_head=4, n_positions=60)
+    comes_back("gpt2", theirs, tmp_path)
 
 
 @pytest.mark.parametrize(

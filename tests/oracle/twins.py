@@ -95,8 +95,8 @@ def sizes(draw: random.Random, larger: bool) -> dict[str, int]:
     heads = draw.choice([2, 3, 6, 8] if larger else [1, 2, 3, 4])
     return {
         "heads": heads,
-        "width": heads
-        * draw.choice([16, 24, 31] if larger else [3, 5, 8]),  # of two numbers, a norm's gradient is noise
+        # not 2: the gradient of a norm over two numbers is only rounding
+        "width": heads * draw.choice([16, 24, 31] if larger else [3, 5, 8]),
         "inner": draw.choice([97, 256, 512] if larger else [1, 5, 16, 33]),
         "layers": draw.randint(2, 6) if larger else draw.randint(1, 3),
         "rows": draw.randint(100, 700) if larger else draw.randint(9, 40),

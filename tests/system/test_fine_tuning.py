@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import berts
 import toys
 from marians import make_folder, make_run
 from system.commands import assert_refused, sets, small, transduce, write_corpus
@@ -168,23 +169,10 @@ def test_a_language_model_is_fine_tuned(tmp_path: Path) -> None:
 
 
 def test_an_imported_gpt2_is_fine_tuned(tmp_path: Path) -> None:
-    transformers: Any = pytest.importorskip("transformers")
-    tokenizers: Any = pytest.importorskip("tokenizers")
-    text = tmp_path / "text.txt"
-    text.write_text("the cat sleeps all day long\n" * 60)
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(text.read_text().splitlines(), trainer)
-    config = transformers.GPT2Config(
-        vocab_size=bpe.get_vocab_size(), n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "theirs")
-    bpe.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    pytest.importorskip("transformers")
+    lines, text = ["the cat sleeps all day long"] * 60, tmp_path / "text.txt"
+    text.write_text("".join(f"{line}\n" for line in lines))
+    berts.make_gpt2(tmp_path / "theirs", lines, n_layer=1, n_head=2, n_positions=32)
     done = transduce("import", "gpt2", tmp_path / "theirs", tmp_path / "start")
     assert done.code == 0, done.err
     command = ["train", "--text", text, "--from", tmp_path / "start", "--run", tmp_path / "run", *sets(*SHORT)]

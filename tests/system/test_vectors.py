@@ -31,15 +31,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pairs(data: Path, run: Path, *more: str) -> list[str]:
-    files = {
-        "--src": "train.safetensors",
-        "--tgt": "train.txt",
-        "--valid-src": "valid.safetensors",
-        "--valid-tgt": "valid.txt",
-        "--test-src": "test.safetensors",
-        "--test-tgt": "test.txt",
-    }
-    named = [part for option, file in files.items() for part in (option, str(data / file))]
+    named = []
+    for prefix, name in (("--", "train"), ("--valid-", "valid"), ("--test-", "test")):
+        named += [f"{prefix}src", str(data / f"{name}.safetensors"), f"{prefix}tgt", str(data / f"{name}.txt")]
     return ["train", *named, "--run", str(run), *small(*MODEL, *more)]
 
 

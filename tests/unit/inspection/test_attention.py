@@ -53,24 +53,6 @@ def test_a_decoder_with_ssru_has_no_self_attention() -> None:
     assert len(names) == 2 and not any("decoder" in name for name in names)
 
 
-def test_weights_follow_the_equation() -> None:
-    """The first encoder layer by hand: softmax(Q K^T / sqrt(d_k)) in NumPy, from the model's own matrices."""
-    model = a_model().eval()
-    maps = attention_maps(model, SRC, TGT_IN)
-    attention = model.encoder.blocks[0].self_attention
-    with torch.no_grad():
-        x = model.src_embedding(SRC)[0].double().numpy()  # [S, D]
-    weight = attention.query_key_value.weight.detach().double().numpy()
-    bias = attention.query_key_value.bias.detach().double().numpy()
-    query, key, _ = (x @ w.T + b for w, b in zip(np.split(weight, 3), np.split(bias, 3), strict=True))
-    assert maps.encoder is not None
-    for head in range(4):
-        columns = slice(4 * head, 4 * head + 4)
-        scores = query[:, columns] @ key[:, columns].T / 2.0  # d_k = 4
-        expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-        np.testing.assert_allclose(maps.encoder[0, head], expected, atol=1e-5)
-
-
 @pytest.mark.parametrize("options", OPTIONS)
 def test_weights_times_values_give_the_output_of_each_attention(options: dict[str, Any]) -> None:
     """For every attention of the model: its output is W^O of the captured weights times the values."""

@@ -119,9 +119,8 @@ def test_gradients_equal_the_oracles_finite_differences(options: dict[str, Any])
     state, oracle_options = dict(model.state_dict(keep_vars=True)), options_of(settings)
 
     def loss(name: str, value: Tensor) -> float:
-        changed = {
-            other: value if weight is state[name] else weight for other, weight in state.items()
-        }  # tied ones too
+        tied = {other for other, weight in state.items() if weight is state[name]}
+        changed = {other: value if other in tied else weight for other, weight in state.items()}
         weights = numpy_weights(changed, settings)
         pairs = zip(srcs, tgts, golds, strict=True)
         rows = ((oracle.transformer(s.numpy(), t.numpy(), weights, oracle_options), g.numpy()) for s, t, g in pairs)

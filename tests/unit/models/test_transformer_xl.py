@@ -120,9 +120,8 @@ def test_gradients_equal_the_oracles_finite_differences(options: dict[str, Any])
     state = dict(model.state_dict(keep_vars=True))
 
     def loss(name: str, value: Tensor) -> float:
-        changed = {
-            other: value if weight is state[name] else weight for other, weight in state.items()
-        }  # tied ones too
+        tied = {other for other, weight in state.items() if weight is state[name]}
+        changed = {other: value if other in tied else weight for other, weight in state.items()}
         weights = weights_of(changed)
         x = weights["embedding"][ids[0].numpy()] * (np.sqrt(12) if o.scale_embeddings else 1.0)
         logits = oracle.segment(x, memory, weights, o)[0] @ weights["output"].T + weights.get("output_bias", 0.0)

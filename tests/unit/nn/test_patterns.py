@@ -220,24 +220,3 @@ def test_cached_steps_beyond_the_window_equal_one_forward(options: dict[str, Any
     steps = [model.advance(part, state) for part in ids.split(cuts, dim=1)]
     torch.testing.assert_close(torch.cat(steps, 1), model(ids), rtol=0, atol=1e-9)
     assert (state.skipped > 70) == (options["decoder_pattern"] == "local")
-
-
-@pytest.mark.parametrize("pattern", ["local", "strided", "fixed"])
-@torch.no_grad()
-def test_beams_after_a_prompt_beyond_the_window_equal_one_forward(pattern: str) -> None:
-    model = make("gpt", positions="t5", decoder_pattern=pattern, window=7)
-    ids = torch.randint(1, VOCAB, (2, 90)).repeat_interleave(3, 0)
-    ids[:, 80:] = torch.randint(1, VOCAB, (6, 10))
-    state = model.start(ids[::3, :80], capacity=10, n_beams=3)
-    steps = [model.advance(part, state) for part in ids[:, 80:].split([1] * 8 + [2], dim=1)]
-    torch.testing.assert_close(torch.cat(steps, 1), model(ids)[:, 80:], rtol=0, atol=1e-9)
-
-
-@torch.no_grad()
-def test_a_token_beyond_the_reach_of_all_layers_changes_nothing() -> None:
-    model = make("gpt", decoder_pattern="local", window=4)
-    ids = torch.randint(1, VOCAB, (1, 90))
-    changed = ids.clone()
-    changed[0, 10] = ids[0, 10] % (VOCAB - 1) + 1
-    differs = (model(ids) != model(changed)).any(-1)[0]
-    assert differs.nonzero()[:, 0].tolist() == list(range(10, 10 + 2 * 3 + 1))  # two layers, three tokens back each

@@ -11,16 +11,8 @@ from transduce.nn.linear import Linear, rounded_rows
 
 
 def test_row_counts_are_rounded_to_few_values() -> None:
-    assert [rounded_rows(n) for n in (1, 16, 17, 256, 257, 1700, 2048, 2049)] == [
-        16,
-        16,
-        32,
-        256,
-        272,
-        1728,
-        2048,
-        2176,
-    ]
+    rounded = {1: 16, 16: 16, 17: 32, 256: 256, 257: 272, 1700: 1728, 2048: 2048, 2049: 2176}
+    assert {n: rounded_rows(n) for n in rounded} == rounded
     assert len({rounded_rows(n) for n in range(1024, 2049)}) <= 18
     assert all(n <= rounded_rows(n) <= 1.07 * n for n in range(256, 20_000, 7))
 
