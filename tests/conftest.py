@@ -77,6 +77,12 @@ def _same_seed_for_every_test() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop of tests with the mark `anyio`, which are coroutines."""
+    return "asyncio"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` on a machine without one."""
     if torch.cuda.is_available():

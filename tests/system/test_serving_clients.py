@@ -22,7 +22,7 @@ from transduce.serving.routes import RunSpec
 from transduce.serving.server import _reload_when_asked
 from transduce.serving.service import Service
 
-pytestmark = [pytest.mark.loopback]
+pytestmark = [pytest.mark.loopback, pytest.mark.anyio]
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 UNFINISHED = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n123"
@@ -80,18 +80,15 @@ def test_a_problem_of_a_watched_run_is_logged_once(capsys: pytest.CaptureFixture
     assert log.count("stays in service") == 1 and "/nowhere/x" in log and "/nowhere/y" in log
 
 
-def test_a_content_length_may_have_leading_zeros() -> None:
-    async def main() -> None:
-        async with serving(make_app(make_service(), empty)) as (_, connect):
-            fields = f"Host: x\r\nContent-Length: {'0' * 5000}2\r\n\r\n{{}}"
-            reader, _ = await connect(b"POST / HTTP/1.1\r\n" + fields.encode())
-            assert await status_of(reader) == 200
-
-    asyncio.run(main())
+async def test_a_content_length_may_have_leading_zeros() -> None:
+    async with serving(make_app(make_service(), empty)) as (_, connect):
+        fields = f"Host: x\r\nContent-Length: {'0' * 5000}2\r\n\r\n{{}}"
+        reader, _ = await connect(b"POST / HTTP/1.1\r\n" + fields.encode())
+        assert await status_of(reader) == 200
 
 
 @pytest.mark.parametrize("offered", ["h2c", "websocket"])
-def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
+async def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
     async def echo(call: Call) -> Response:
         return Response(call.body, media_type="text/plain")
 
@@ -99,19 +96,15 @@ def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
     head = f"POST / HTTP/1.1\r\nHost: x\r\n{fields}".encode()
     chunked = head + b"Transfer-Encoding: chunked\r\n\r\n5\r\nA dog\r\n0\r\n\r\n"
     whole = head + b"Content-Length: 5\r\n\r\nA cat"
-
-    async def main() -> None:
-        async with serving(make_app(make_service(), echo)) as (_, connect):
-            for packets in ([chunked + whole + GET], [whole[:-3], whole[-3:] + chunked], [whole[:90], whole[90:]]):
-                reader, writer = await connect(b"")
-                for packet in packets:
-                    writer.write(packet)
-                    await asyncio.sleep(0.02)
-                sent = b"".join(packets)
-                for body in sorted((x for x in (b"A dog", b"A cat") if x in sent), key=sent.index):
-                    assert (await asyncio.wait_for(reader.readuntil(body), 5)).startswith(b"HTTP/1.1 200")
-
-    asyncio.run(main())
+    async with serving(make_app(make_service(), echo)) as (_, connect):
+        for packets in ([chunked + whole + GET], [whole[:-3], whole[-3:] + chunked], [whole[:90], whole[90:]]):
+            reader, writer = await connect(b"")
+            for packet in packets:
+                writer.write(packet)
+                await asyncio.sleep(0.02)
+            sent = b"".join(packets)
+            for body in sorted((x for x in (b"A dog", b"A cat") if x in sent), key=sent.index):
+                assert (await asyncio.wait_for(reader.readuntil(body), 5)).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
@@ -119,21 +112,18 @@ def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
     [GET[:-2] + b"X: ", b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "],
     ids=["headers", "trailers"],
 )
-def test_headers_and_trailers_are_bounded(start: bytes) -> None:
-    async def main() -> None:
-        async with serving(make_app(make_service(), empty)) as (_, connect):
-            reader, writer = await connect(start)
-            n_sent, line = 0, b"a" * 1000 + b"\r\nX: "
-            while n_sent < 1 << 27 and not reader.at_eof():  # 128 MiB
-                try:
-                    writer.write(100 * line)
-                    await writer.drain()
-                except ConnectionError:
-                    break
-                n_sent += 100 * len(line)
-            assert n_sent < 1 << 25  # what the buffers of both sockets contain
-
-    asyncio.run(main())
+async def test_headers_and_trailers_are_bounded(start: bytes) -> None:
+    async with serving(make_app(make_service(), empty)) as (_, connect):
+        reader, writer = await connect(start)
+        n_sent, line = 0, b"a" * 1000 + b"\r\nX: "
+        while n_sent < 1 << 27 and not reader.at_eof():  # 128 MiB
+            try:
+                writer.write(100 * line)
+                await writer.drain()
+            except ConnectionError:
+                break
+            n_sent += 100 * len(line)
+        assert n_sent < 1 << 25  # what the buffers of both sockets contain
 
 
 @pytest.mark.parametrize(
@@ -141,81 +131,65 @@ def test_headers_and_trailers_are_bounded(start: bytes) -> None:
     [b"", GET[:-2] + b"X-Slow: ", POST + b"GET / HT", POST, POST + b"\r\n", UNFINISHED],
     ids=["nothing", "half a head", "half of a second head", "idle", "line end after the response", "half a body"],
 )
-def test_connections_without_progress_are_closed(sent: bytes) -> None:
-    async def main() -> None:
-        service = make_service(body_seconds=0.3)
-        async with serving(make_app(service, empty), seconds=0.3) as (_, connect):
-            reader, _ = await connect(sent)
-            answer = await asyncio.wait_for(reader.read(), 5)  # to the end of the connection
-            assert answer.startswith(b"HTTP/1.1 200") == sent.startswith(POST)
-            assert answer.startswith(b"HTTP/1.1 408") == (sent == UNFINISHED)
-
-    asyncio.run(main())
+async def test_connections_without_progress_are_closed(sent: bytes) -> None:
+    service = make_service(body_seconds=0.3)
+    async with serving(make_app(service, empty), seconds=0.3) as (_, connect):
+        reader, _ = await connect(sent)
+        answer = await asyncio.wait_for(reader.read(), 5)  # to the end of the connection
+        assert answer.startswith(b"HTTP/1.1 200") == sent.startswith(POST)
+        assert answer.startswith(b"HTTP/1.1 408") == (sent == UNFINISHED)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of the operating system")
 @pytest.mark.parametrize("handler", [endless, large])
-def test_a_client_that_does_not_read_loses_its_place_and_its_connection(handler: Any) -> None:
-    async def main() -> None:
-        service = make_service()
-        app = make_app(service, handler)
-        async with serving(app, seconds=0.5) as (_, connect):
-            reader, writer = await connect(POST)
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
-            await until(lambda: app.metrics.text().count(b'route="/",status="') > 0)  # it has ended
-            assert not service.admission.n_requests
-            await asyncio.sleep(2)  # more than the time limit
-            writer.transport.resume_reading()  # type: ignore[attr-defined]
-            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await asyncio.wait_for(reader.readexactly(1 << 30), 5)
-        assert app.metrics.cancelled._value.get() == (handler is endless)  # the other response is on its way
-
-    asyncio.run(main())
+async def test_a_client_that_does_not_read_loses_its_place_and_its_connection(handler: Any) -> None:
+    service = make_service()
+    app = make_app(service, handler)
+    async with serving(app, seconds=0.5) as (_, connect):
+        reader, writer = await connect(POST)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await until(lambda: app.metrics.text().count(b'route="/",status="') > 0)  # it has ended
+        assert not service.admission.n_requests
+        await asyncio.sleep(2)  # more than the time limit
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(reader.readexactly(1 << 30), 5)
+    assert app.metrics.cancelled._value.get() == (handler is endless)  # the other response is on its way
 
 
-def test_a_stream_whose_client_leaves_is_counted_as_cancelled() -> None:
-    async def main() -> None:
-        service = make_service()
-        app = make_app(service, endless)
-        async with serving(app) as (_, connect):
-            reader, writer = await connect(POST)
-            await reader.read(1)
-            writer.close()
-            await until(lambda: not service.admission.n_requests)
-        assert app.metrics.cancelled._value.get() == 1 and b'status="499"' in app.metrics.text()
-
-    asyncio.run(main())
+async def test_a_stream_whose_client_leaves_is_counted_as_cancelled() -> None:
+    service = make_service()
+    app = make_app(service, endless)
+    async with serving(app) as (_, connect):
+        reader, writer = await connect(POST)
+        await reader.read(1)
+        writer.close()
+        await until(lambda: not service.admission.n_requests)
+    assert app.metrics.cancelled._value.get() == 1 and b'status="499"' in app.metrics.text()
 
 
-def test_bodies_that_do_not_arrive_keep_nobody_out() -> None:
-    async def main() -> None:
-        service = make_service(max_requests=1, max_arriving=3)
-        arriving = service.admission._arriving
-        async with serving(make_app(service, empty)) as (_, connect):
-            slow = [await connect(UNFINISHED) for _ in range(2)]
-            await until(lambda: arriving["127.0.0.1"] == 2)
-            assert await status_of((await connect(POST))[0]) == 200
-            slow.append(await connect(UNFINISHED))
-            await until(lambda: arriving["127.0.0.1"] == 3)
-            assert await status_of((await connect(UNFINISHED))[0]) == 429  # of one address
-            for reader, writer in slow:
-                writer.write(b"45")
-                assert await status_of(reader) == 200
-
-    asyncio.run(main())
-
-
-def test_a_body_without_a_valid_key_is_not_read(tmp_path: Path) -> None:
-    secret, line = new_key("alice")
-    (tmp_path / "keys").write_text(line, encoding="utf-8")
-
-    async def main() -> None:
-        app = make_app(make_service(), empty, ApiKeys.load(tmp_path / "keys"))
-        async with serving(app) as (_, connect):
-            reader, _ = await connect(UNFINISHED.replace(b"Host", b"X-API-Key: wrong\r\nHost"))
-            assert await status_of(reader) == 401
-            body = json.dumps({"key": secret}).encode()
-            reader, _ = await connect(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+async def test_bodies_that_do_not_arrive_keep_nobody_out() -> None:
+    service = make_service(max_requests=1, max_arriving=3)
+    arriving = service.admission._arriving
+    async with serving(make_app(service, empty)) as (_, connect):
+        slow = [await connect(UNFINISHED) for _ in range(2)]
+        await until(lambda: arriving["127.0.0.1"] == 2)
+        assert await status_of((await connect(POST))[0]) == 200
+        slow.append(await connect(UNFINISHED))
+        await until(lambda: arriving["127.0.0.1"] == 3)
+        assert await status_of((await connect(UNFINISHED))[0]) == 429  # of one address
+        for reader, writer in slow:
+            writer.write(b"45")
             assert await status_of(reader) == 200
 
-    asyncio.run(main())
+
+async def test_a_body_without_a_valid_key_is_not_read(tmp_path: Path) -> None:
+    secret, line = new_key("alice")
+    (tmp_path / "keys").write_text(line, encoding="utf-8")
+    app = make_app(make_service(), empty, ApiKeys.load(tmp_path / "keys"))
+    async with serving(app) as (_, connect):
+        reader, _ = await connect(UNFINISHED.replace(b"Host", b"X-API-Key: wrong\r\nHost"))
+        assert await status_of(reader) == 401
+        body = json.dumps({"key": secret}).encode()
+        reader, _ = await connect(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        assert await status_of(reader) == 200

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from transduce.serving.async_generator import AsyncTextGenerator, Completions
 from transduce.serving.concurrency import in_parts
 from transduce.serving.limits import Admission, Limits, OverloadedError
 
+pytestmark = pytest.mark.anyio
 PROMPTS = ["Der Hund 😀", ""]
 OPTIONS = DecodingOptions(max_length=44, sample=True, temperature=1.2, top_k=50, top_p=0.95, seed=7)  # context 40
 
@@ -37,62 +39,54 @@ def generator(request: pytest.FixtureRequest, runs: dict[str, Path]) -> Generato
     return Generator.load(runs["gpt" if request.param == "native" else "transformer-xl"], device="cpu")
 
 
-def serve(
-    generator: Generator, work: Callable[[AsyncTextGenerator], Awaitable[None]], admission: Admission | None = None
-) -> None:
-    async def main() -> None:
-        served = AsyncTextGenerator(generator, admission or Admission(Limits()))
+@asynccontextmanager
+async def served(generator: Generator, admission: Admission | None = None) -> AsyncIterator[AsyncTextGenerator]:
+    """The generator in this event loop, for a minute at most."""
+    model = AsyncTextGenerator(generator, admission or Admission(Limits()))
+    async with asyncio.timeout(60):
         try:
-            await served.warm_up()
-            await asyncio.wait_for(work(served), 60)
+            await model.warm_up()
+            yield model
         finally:
-            await served.close()
-
-    asyncio.run(main())
+            await model.close()
 
 
-def test_texts_are_those_of_the_generator(generator: Generator) -> None:
+async def test_texts_are_those_of_the_generator(generator: Generator) -> None:
     expected = generator.generate(PROMPTS, OPTIONS.model_copy(update={"n_best": 2}))
     alone = generator.generate(PROMPTS[1:2], OPTIONS)[0]
-
-    async def work(served: AsyncTextGenerator) -> None:
+    async with served(generator) as model:
         together, other = await asyncio.gather(
-            served.generate(PROMPTS, OPTIONS.model_copy(update={"n_best": 2})), served.generate(PROMPTS[1:2], OPTIONS)
+            model.generate(PROMPTS, OPTIONS.model_copy(update={"n_best": 2})), model.generate(PROMPTS[1:2], OPTIONS)
         )
         assert [(one.text, one.ids) for one in together.texts] == [(one.text, one.ids) for one in expected]
         assert (other.texts[0].text, other.texts[0].finished, other.n_prompt) == (alone.text, alone.finished, 1)
         assert together.n_new == sum(len(one.ids) for one in expected) and max(len(one.ids) for one in expected) > 40
 
-    serve(generator, work)
 
-
-def test_a_stop_string_ends_a_text(generator: Generator) -> None:
+async def test_a_stop_string_ends_a_text(generator: Generator) -> None:
     whole = [one.text for one in generator.generate(PROMPTS, OPTIONS)]
     stop = [text[len(text) // 2 : len(text) // 2 + 2] for text in whole]
-
-    async def work(served: AsyncTextGenerator) -> None:
-        found = await served.generate(PROMPTS, OPTIONS, stop=stop)
+    async with served(generator) as model:
+        found = await model.generate(PROMPTS, OPTIONS, stop=stop)
         for one, text in zip(found.texts, whole, strict=True):
             assert one.text == text[: min(place for s in stop if (place := text.find(s)) >= 0)]
             assert one.finished and generator.tokenizer.decode(one.ids).startswith(one.text)
-        assert served.queue.workload()["n_open"] == 0 or not isinstance(load_library(), str)
-
-    serve(generator, work)
+        assert model.queue.workload()["n_open"] == 0 or not isinstance(load_library(), str)
 
 
-def test_limits_and_callers_that_leave(runs: dict[str, Path]) -> None:
+async def test_limits_and_callers_that_leave(runs: dict[str, Path]) -> None:
     generator = Generator.load(runs["gpt"], device="cpu")
-
-    async def work(served: AsyncTextGenerator) -> None:
+    admission = Admission(Limits(max_tokens=250))
+    async with served(generator, admission) as model:
         with pytest.raises(ExpiredError):
-            await served.generate(PROMPTS, OPTIONS, end=0.0)
+            await model.generate(PROMPTS, OPTIONS, end=0.0)
         with pytest.raises(DataError, match="prompt 2 has"):
-            await served.generate(["", "x y " * 30], OPTIONS)
-        calls = [asyncio.ensure_future(served.generate(PROMPTS, OPTIONS)) for _ in range(4)]
+            await model.generate(["", "x y " * 30], OPTIONS)
+        calls = [asyncio.ensure_future(model.generate(PROMPTS, OPTIONS)) for _ in range(4)]
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(found[0], Completions) and isinstance(found[-1], OverloadedError)
-        stream = in_parts(lambda on_part: served.generate(PROMPTS, OPTIONS, on_part=on_part))
-        task = asyncio.ensure_future(served.generate(PROMPTS, OPTIONS))
+        stream = in_parts(lambda on_part: model.generate(PROMPTS, OPTIONS, on_part=on_part))
+        task = asyncio.ensure_future(model.generate(PROMPTS, OPTIONS))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -101,6 +95,3 @@ def test_limits_and_callers_that_leave(runs: dict[str, Path]) -> None:
             break
         await stream.aclose()
         assert admission.n_tokens == 0
-
-    admission = Admission(Limits(max_tokens=250))
-    serve(generator, work, admission)

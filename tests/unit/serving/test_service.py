@@ -6,8 +6,8 @@ import asyncio
 import math
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -31,6 +31,7 @@ from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.translating import TextFormat, translate_formatted
 from transduce.serving.texts import translate_texts
 
+pytestmark = pytest.mark.anyio
 LINES = marians.LINES[:20]
 OPTIONS = DecodingOptions(beam=2, n_best=2)
 PATIENT = Limits(seconds=50)  # on a busy machine
@@ -57,16 +58,16 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
         yield str(request.param)
 
 
-def serve(work: Callable[[Service], Awaitable[None]], *specs: str, **options: object) -> None:
-    async def main() -> None:
-        service = Service([RunSpec.parse(spec) for spec in specs], **{"limits": PATIENT, **options})  # type: ignore[arg-type]
+@asynccontextmanager
+async def served(*specs: str, **options: Any) -> AsyncIterator[Service]:
+    """A service of these runs, for a minute at most."""
+    service = Service([RunSpec.parse(spec) for spec in specs], **{"limits": PATIENT, **options})
+    async with asyncio.timeout(60):
         await service.start()
         try:
-            await asyncio.wait_for(work(service), 60)
+            yield service
         finally:
             await service.close()
-
-    asyncio.run(main())
 
 
 async def as_request(service: Service, work: Awaitable[ResultT]) -> ResultT:
@@ -74,10 +75,9 @@ async def as_request(service: Service, work: Awaitable[ResultT]) -> ResultT:
         return await work
 
 
-def test_concurrent_callers_get_their_own_translations(run: Path, engine: str) -> None:
+async def test_concurrent_callers_get_their_own_translations(run: Path, engine: str) -> None:
     expected = Translator.load(run).translate(LINES, OPTIONS)
-
-    async def work(service: Service) -> None:
+    async with served(f"en-de={run}") as service:
         calls = (service.translate([line], service.route(), OPTIONS) for line in LINES * 3)
         found = [one.sentences[0] for one in await asyncio.gather(*calls)]
         assert found == expected * 3
@@ -85,24 +85,19 @@ def test_concurrent_callers_get_their_own_translations(run: Path, engine: str) -
         assert rest == expected and first.text == last.text == ""
         assert service.workload() == {"requests": 0, "tokens": 0}
 
-    serve(work, f"en-de={run}")
 
-
-def test_options_that_are_not_given_are_those_of_the_run(brief: Path, engine: str) -> None:
+async def test_options_that_are_not_given_are_those_of_the_run(brief: Path, engine: str) -> None:
     translator = Translator.load(brief)
     for options, most in ((DecodingOptions(), 3), (DecodingOptions(n_best=8), 3), (DecodingOptions(max_length=5), 5)):
         expected = translator.translate(LINES[:3], options)
         assert max(len(candidate.ids) for one in expected for candidate in one.candidates) == most
-
-        async def work(service: Service, options: DecodingOptions = options, expected: object = expected) -> None:
+        async with served(f"en-de={brief}") as service:
             found = await service.translate(LINES[:3], service.route(), options)
             assert list(found.sentences) == expected
 
-        serve(work, f"en-de={brief}")
 
-
-def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
-    async def work(service: Service) -> None:
+async def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
+    async with served(f"en-de={run}") as service:
         with pytest.raises(ExpiredError):
             await service.translate(LINES, service.route(), end=service.deadline(1e-9))
         tasks = [asyncio.ensure_future(service.translate(LINES, service.route())) for _ in range(5)]
@@ -113,11 +108,9 @@ def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
         assert all(task.cancelled() for task in tasks) and service.workload()["tokens"] == 0
         assert (await service.translate(LINES[:1], service.route())).sentences[0].text
 
-    serve(work, f"en-de={run}")
 
-
-def test_parts_of_a_translation_as_it_grows(run: Path) -> None:
-    async def work(service: Service) -> None:
+async def test_parts_of_a_translation_as_it_grows(run: Path) -> None:
+    async with served(f"en-de={run}") as service:
         for options in (DecodingOptions(beam=1), OPTIONS):
             (expected,) = (await service.translate(LINES[:1], service.route(), options)).sentences
             parts = list[str]()
@@ -126,11 +119,9 @@ def test_parts_of_a_translation_as_it_grows(run: Path) -> None:
             assert len(parts) > 1 or options.beam != 1 or isinstance(load_library(), str)
             assert not parts or expected.text.startswith(parts[0])
 
-    serve(work, f"en-de={run}")
 
-
-def test_more_than_the_limits_is_refused(run: Path) -> None:
-    async def work(service: Service) -> None:
+async def test_more_than_the_limits_is_refused(run: Path) -> None:
+    async with served(f"en-de={run}", limits=Limits(max_tokens=10_000, drain_seconds=0.5)) as service:
         tasks = [asyncio.ensure_future(service.translate(LINES, service.route())) for _ in range(4)]
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert not isinstance(found[0], BaseException) and isinstance(found[-1], OverloadedError)
@@ -147,14 +138,11 @@ def test_more_than_the_limits_is_refused(run: Path) -> None:
         with service.request():
             assert not await service.drain()
 
-    serve(work, f"en-de={run}", limits=Limits(max_tokens=10_000, drain_seconds=0.5))
 
-
-def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
+async def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "y"))
     first, second = Translator.load(run), Translator.load(other)
-
-    async def work(service: Service) -> None:
+    async with served(f"en-de={run}", f"de-fr={other}", pivot=True) as service:
         assert [(r.source, r.target, r.name) for r in service.routes()] == [
             ("en", "de", "x"),
             ("de", "fr", "y"),
@@ -169,14 +157,11 @@ def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="did you mean 'x'"):
             service.route(name="xx")
 
-    serve(work, f"en-de={run}", f"de-fr={other}", pivot=True)
 
-
-def test_a_replaced_run_is_swapped_without_a_failed_request(tmp_path: Path) -> None:
+async def test_a_replaced_run_is_swapped_without_a_failed_request(tmp_path: Path) -> None:
     path = marians.make_run(tmp_path / "x", seed=1)
     old = Translator.load(path).translate(LINES)
-
-    async def work(service: Service) -> None:
+    async with served(f"en-de={path}") as service:
         assert await service.reload() == []
         shutil.rmtree(path)
         with pytest.raises(RunFolderError):  # the old run stays
@@ -189,15 +174,12 @@ def test_a_replaced_run_is_swapped_without_a_failed_request(tmp_path: Path) -> N
         assert (await running).sentences == old != new
         assert (await service.translate(LINES, service.route())).sentences == new
 
-    serve(work, f"en-de={path}")
 
-
-def test_a_run_that_cannot_be_loaded_does_not_keep_others_from_being_replaced(
+async def test_a_run_that_cannot_be_loaded_does_not_keep_others_from_being_replaced(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = copy_of(run)
-
-    async def work(service: Service) -> None:
+    async with served(f"en-de={run}", f"de-fr={other}") as service:
         old, load = service.runs, service._load
 
         async def failing(spec: RunSpec) -> ServedRun:
@@ -211,23 +193,19 @@ def test_a_run_that_cannot_be_loaded_does_not_keep_others_from_being_replaced(
             await service.reload()
         assert [new is before for new, before in zip(service.runs, old, strict=True)] == [True, False]
 
-    serve(work, f"en-de={run}", f"de-fr={other}")
 
-
-def test_a_language_model_has_no_languages(tmp_path: Path) -> None:
-    async def work(service: Service) -> None:
-        assert list(service.generators()) == ["gpt"] and not service.routes()
-
+async def test_a_language_model_has_no_languages(tmp_path: Path) -> None:
     path = text_runs.make_run(tmp_path / "gpt", **text_runs.GPT)
-    serve(work, str(path))
+    async with served(str(path)) as service:
+        assert list(service.generators()) == ["gpt"] and not service.routes()
     with pytest.raises(SettingsError, match="language model"):
-        serve(work, f"en-de={path}")
+        async with served(f"en-de={path}"):
+            pass
 
 
-def test_texts_keep_their_form(run: Path) -> None:
+async def test_texts_keep_their_form(run: Path) -> None:
     translator = Translator.load(run)
-
-    async def work(service: Service) -> None:
+    async with served(f"en-de={run}") as service:
         text = "  A man reads the ball. Two women schläft books.\n\n- A man reads.\n"
         route = service.route()
         found = await translate_texts(service, [text, "", "A man reads."], [route] * 3, OPTIONS)
@@ -239,8 +217,6 @@ def test_texts_keep_their_form(run: Path) -> None:
         for space in (" ", "\n\n", ""):
             (begun,) = await translate_texts(service, [f"{space}A man reads."], [route], OPTIONS, prefixes=["wei"])
             assert begun.text.startswith(f"{space}wei")
-
-    serve(work, f"en-de={run}")
 
 
 @pytest.mark.parametrize("text", ["en=runs/x", "-de=runs/x", "en-de=", "en-=x"])
@@ -263,11 +239,10 @@ def copy_of(run: Path) -> Path:
     return second
 
 
-def test_alignments(run: Path, engine: str) -> None:
+async def test_alignments(run: Path, engine: str) -> None:
     translator = Translator.load(run)
     text = f"{LINES[0]}\n\n{LINES[1]}"
-
-    async def work(service: Service) -> None:
+    async with served(f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True) as service:
         (found,) = await translate_texts(service, [text], [service.route("en", "de")], SHORT, align=[0])
         best = [one.text for one in found.sentences]
         assert list(found.links) == translator.align(found.parts[::2], best)
@@ -280,14 +255,11 @@ def test_alignments(run: Path, engine: str) -> None:
         links = await sentences.align(service.deadline(), [False, True, True, True, True])
         assert list(map(bool, links)) == [False, True, True, False, False] and service.workload()["tokens"] == 0
 
-    serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
 
-
-def test_scores_are_those_of_the_tokens_that_were_found(run: Path) -> None:
+async def test_scores_are_those_of_the_tokens_that_were_found(run: Path) -> None:
     translator = Translator.load(run)
     lines = [*LINES[:3], "", ""]
-
-    async def work(service: Service) -> None:
+    async with served(f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True) as service:
         route = service.route("en", "fr")
         (found,) = await translate_texts(service, ["\n".join(lines[:3])], [service.route("en", "de")], scores=True)
         expected = translator.score(lines[:3], [one.ids for one in found.sentences])
@@ -302,18 +274,15 @@ def test_scores_are_those_of_the_tokens_that_were_found(run: Path) -> None:
         expected = translator.score(texts, [one.ids for one in middle])
         assert [one.scores[0] for one in pivoted[: len(lines[:3])]] == expected
 
-    serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
-
 
 @pytest.mark.parametrize("extra", ["alignment", "scores"])
-def test_scoring_stops_soon_when_its_time_is_up_or_its_caller_leaves(
+async def test_scoring_stops_soon_when_its_time_is_up_or_its_caller_leaves(
     tmp_path: Path, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = marians.make_run(tmp_path / "x", max_positions=2000)
     text = " ".join(LINES * 2)
     texts = [text] if extra == "alignment" else [text] * 10
-
-    async def work(service: Service) -> None:
+    async with served(f"en-de={path}") as service:
         engine = service.runs[0].translator.translator.engine
         score, sizes, go = engine.score, list[int](), threading.Event()
         started = asyncio.Semaphore(0)
@@ -345,11 +314,9 @@ def test_scoring_stops_soon_when_its_time_is_up_or_its_caller_leaves(
         with pytest.raises(ExpiredError):
             await find(service.deadline(0))
 
-    serve(work, f"en-de={path}")
 
-
-def test_others_proceed_while_a_request_has_many_sentences(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(service: Service) -> None:
+async def test_others_proceed_while_a_request_has_many_sentences(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(f"en-de={run}") as service:
         model = service.runs[0].translator
         batcher, decode, counts, threads = model.queue._batcher, model.translator.decode, [0], set[int]()
         submit = batcher.submit
@@ -375,11 +342,9 @@ def test_others_proceed_while_a_request_has_many_sentences(run: Path, monkeypatc
         assert len(found.sentences) == 2000 == sum(counts) and max(counts) <= BURST
         assert threading.get_ident() not in threads
 
-    serve(work, f"en-de={run}")
 
-
-def test_work_of_a_request_that_has_begun_is_not_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(service: Service) -> None:
+async def test_work_of_a_request_that_has_begun_is_not_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True) as service:
         pivot, first = service.route("en", "fr"), service.runs[0].translator
         with ExitStack() as stack:
             translate = first.translate
@@ -395,15 +360,12 @@ def test_work_of_a_request_that_has_begun_is_not_refused(run: Path, monkeypatch:
                 await service.translate(LINES[:1], pivot, SHORT)
             assert (await service.translate(LINES[:1], service.route(), SHORT, refuse=False)).sentences[0].text
 
-    serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
 
-
-def test_documents_and_kept_parts(run: Path, engine: str) -> None:
+async def test_documents_and_kept_parts(run: Path, engine: str) -> None:
     second = f"<p>{LINES[1]} <b>{LINES[2]}</b> http://x.y/z &amp; {LINES[3]}<br/> </p>"
     html = f"<p>{LINES[0]}</p>\n  {second}<pre>{LINES[4]}</pre>"
     plain = f"{LINES[0]}\n\n{LINES[1]} {LINES[2]}"
-
-    async def work(service: Service) -> None:
+    async with served(f"en-de={run}") as service:
         route = service.route()
         (first,) = await translate_texts(service, [LINES[0]], [route])
         (found,) = await translate_formatted(service, [html], [route], TextFormat(MarkupRules(kind="html")))
@@ -421,5 +383,3 @@ def test_documents_and_kept_parts(run: Path, engine: str) -> None:
             (kept,) = await translate_formatted(service, [text], [route], form)
             assert kept.endswith(f"\n\n {expected} ")
             assert await translate_formatted(service, [alone], [route], form) == [expected]
-
-    serve(work, f"en-de={run}")

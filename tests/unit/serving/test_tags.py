@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
 import pytest
@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from transduce.decoding.alignment import Link
 from transduce.errors import SettingsError
 from transduce.serving.tags.markup import MarkupRules, Segment, parse_markup
 from transduce.serving.tags.protected import DEFAULT_KINDS, KINDS, Kind, find_kinds, find_terms
-from transduce.serving.tags.transfer import MOST_PARTS, Element, Word, project, words_of
+from transduce.serving.tags.transfer import MOST_PARTS, Element, project, words_of
 
 HTML, XML = MarkupRules(kind="html"), MarkupRules(kind="xml")
 
@@ -24,27 +25,34 @@ def quoted(text: str) -> str:
     return escape(text, quote=False)
 
 
-def protect(root: Element, text: str, quote: Callable[[str], str], kinds: Collection[Kind] = DEFAULT_KINDS) -> None:
-    root.keep(find_kinds(text, kinds), quote)
+def kept(
+    text: str, kinds: Collection[Kind] = DEFAULT_KINDS, terms: Mapping[str, str] = {}, root: Element | None = None
+) -> Element:
+    """The root of a text of which the terms of a glossary and parts of these kinds are kept."""
+    root = root or Element(0, len(text))
+    root.keep(find_terms(text, terms), quoted)
+    root.keep(find_kinds(text, kinds), quoted)
+    return root
 
 
-def use_glossary(root: Element, text: str, terms: dict[str, str], quote: Callable[[str], str]) -> None:
-    root.keep(find_terms(text, terms), quote)
-
-
-def words(source: str, target: str, order: list[int]) -> list[Word]:
-    """The target's words; number i is linked to word order[i] of the source, -1: to none."""
+def in_order(source: str, target: str, order: list[int]) -> list[Link]:
+    """Link word number i of the target to word order[i] of the source, -1: to none."""
     places = [m.span() for m in re.finditer(r"\S+", source)]
     found = zip((m.span() for m in re.finditer(r"\S+", target)), order, strict=True)
-    links = [(*places[i], *place) for place, i in found if i >= 0]
-    return words_of(target, links, src=0, tgt=0, number=0)
+    return [Link(*places[i], *place) for place, i in found if i >= 0]
 
 
-def translated(document: str, target: str, order: list[int], rules: MarkupRules = HTML) -> str:
-    (segment,) = parse_markup(document, rules)
+def projected(root: Element, source: str, target: str, links: Sequence[Link]) -> str:
+    """The target, a translation of one sentence with these links, with the elements of the source."""
+    words = words_of(target, links, src=0, tgt=0, number=0)
+    return project(root, source, target, words, [(0, len(source))], quoted)
+
+
+def translated(document: str, target: str, order: list[int], kinds: Collection[Kind] = ()) -> str:
+    (segment,) = parse_markup(document, HTML)
     assert isinstance(segment, Segment)
-    source = segment.text
-    return project(segment.root, source, target, words(source, target, order), [(0, len(source))], quoted)
+    root = kept(segment.text, kinds, root=segment.root)
+    return projected(root, segment.text, target, in_order(segment.text, target, order)).strip()
 
 
 @pytest.mark.parametrize(
@@ -68,22 +76,11 @@ def translated(document: str, target: str, order: list[int], rules: MarkupRules 
     ],
 )  # fmt: skip
 def test_tags_follow_their_words(document: str, target: str, order: list[int], expected: str) -> None:
-    assert translated(document, target, order).strip() == expected
-
-
-def test_protected_parts_appear_once() -> None:
-    source = "Dear {name}, see http://x.y/z or %s."
-    for target in ("Liebe , siehe.", "{name} {name} http://x.y/z und http://x.y/z %s", "{Name}: http x y. %d."):
-        for shift in range(4):
-            order = [(i + shift) % 6 for i in range(len(target.split()))]
-            root = Element(0, len(source))
-            protect(root, source, str)
-            found = project(root, source, target, words(source, target, order), [(0, len(source))])
-            assert [found.count(part) for part in ("{name}", "http://x.y/z", "%s")] == [1, 1, 1], found
+    assert translated(document, target, order) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "parts"),
     [
         ("see https://a.b/c?d=1#e, or (www.x.org).", ["https://a.b/c?d=1#e", "www.x.org"]),
         ("mail a.b+c@d-e.co.uk.", ["a.b+c@d-e.co.uk"]),
@@ -93,15 +90,13 @@ def test_protected_parts_appear_once() -> None:
         ("%s " * 200, MOST_PARTS),
     ],
 )
-def test_what_is_protected(text: str, kept: list[str] | int) -> None:
-    root = Element(0, len(text))
-    protect(root, text, str)
-    found = [leaf.verbatim for leaf in root.leaves()]
-    assert found == kept or len(found) == kept
+def test_what_is_protected(text: str, parts: list[str] | int) -> None:
+    found = [leaf.copy for leaf in kept(text).leaves()]
+    assert found == parts or len(found) == parts
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "parts"),
     [
         ("1 or 22, 3.5; 1,000.50 (7) and 1.000,5.", ["1", "22", "3.5", "1,000.50", "7", "1.000,5"]),
         ("50% of 12.5 %, -3 and \u22124; 3-4 kg, +7", ["50%", "12.5 %", "-3", "\u22124", "3-4", "+7"]),
@@ -112,14 +107,10 @@ def test_what_is_protected(text: str, kept: list[str] | int) -> None:
         ("\u0661\u0662\u066b\u0665 \uff11\uff12", ["\u0661\u0662\u066b\u0665", "\uff11\uff12"]),
     ],
 )
-def test_numbers_are_kept_if_asked_for(text: str, kept: list[str]) -> None:
-    root = Element(0, len(text))
-    protect(root, text, str, KINDS)
-    assert [leaf.verbatim for leaf in root.leaves()] == kept
-    plain = Element(0, len(text))
-    protect(plain, text, str)
-    assert not any(re.match(r"[-+\d]", leaf.copy) for leaf in plain.leaves())
-    protect(plain, text, str, ())
+def test_numbers_are_kept_if_asked_for(text: str, parts: list[str]) -> None:
+    assert [leaf.copy for leaf in kept(text, KINDS).leaves()] == parts
+    assert not any(re.match(r"[-+\d]", leaf.copy) for leaf in kept(text).leaves())
+    assert not list(kept(text, ()).leaves())
 
 
 @pytest.mark.parametrize(
@@ -134,33 +125,27 @@ def test_numbers_are_kept_if_asked_for(text: str, kept: list[str]) -> None:
     ],
 )
 def test_numbers_replace_what_the_model_wrote(source: str, target: str, order: list[int], expected: str) -> None:
-    root = Element(0, len(source))
-    protect(root, source, str, ["numbers"])
-    assert project(root, source, target, words(source, target, order), [(0, len(source))]) == expected
+    root = kept(source, ["numbers"])
+    assert projected(root, source, target, in_order(source, target, order)) == expected
 
 
 def test_glossary_terms_are_whole_words() -> None:
-    source, root = "the red hat of Hattie, a hat", Element(0, 28)
-    use_glossary(root, source, {"hat": "Mütze", "red hat": "Rotkappe & Co"}, quoted)
+    source = "the red hat of Hattie, a hat"
+    root = kept(source, (), {"hat": "Mütze", "red hat": "Rotkappe & Co"})
     assert [(leaf.start, leaf.end, leaf.verbatim) for leaf in root.leaves()] == [
         (4, 11, "Rotkappe &amp; Co"), (25, 28, "Mütze"),
     ]  # fmt: skip
     target = "der rote Hut von Hattie, eine Mütze"
-    order = [0, 1, 2, 3, 4, 5, 6]
-    found = project(root, source, target, words(source, target, order), [(0, 28)], quoted)
+    found = projected(root, source, target, in_order(source, target, list(range(7))))
     assert found == "der Rotkappe &amp; Co von Hattie, eine Mütze"
 
 
 def test_scripts_without_spaces_between_words() -> None:
-    source, root = "用户{n}有3个红帽子", Element(0, 11)
-    use_glossary(root, source, {"帽子": "HUT", "用户{": "no"}, str)
-    protect(root, source, str, KINDS)
+    root = kept("用户{n}有3个红帽子", KINDS, {"帽子": "HUT", "用户{": "no"})
     assert [leaf.copy for leaf in root.leaves()] == ["no", "3", "HUT"]
-    source, root = "user {n} has 3 files", Element(0, 20)
-    protect(root, source, str, KINDS)
-    target = "用户{n}有3个文件"
-    found = words_of(target, [(0, 4, 0, 2), (5, 8, 2, 5), (9, 12, 5, 6), (15, 20, 8, 10)], src=0, tgt=0, number=0)
-    assert project(root, source, target, found, [(0, 20)]) == target
+    source, target = "user {n} has 3 files", "用户{n}有3个文件"
+    links = [Link(0, 4, 0, 2), Link(5, 8, 2, 5), Link(9, 12, 5, 6), Link(15, 20, 8, 10)]
+    assert projected(kept(source, KINDS), source, target, links) == target
 
 
 @pytest.mark.parametrize(
@@ -178,11 +163,7 @@ def test_scripts_without_spaces_between_words() -> None:
     ],
 )
 def test_parts_side_by_side_keep_their_distance(document: str, target: str, order: list[int], expected: str) -> None:
-    (segment,) = parse_markup(document, HTML)
-    assert isinstance(segment, Segment)
-    protect(segment.root, segment.text, quoted)
-    found = words(segment.text, target, order)
-    assert project(segment.root, segment.text, target, found, [(0, len(segment.text))], quoted).strip() == expected
+    assert translated(document, target, order, DEFAULT_KINDS) == expected
 
 
 @hypothesis_settings(max_examples=100, deadline=None)
@@ -191,20 +172,19 @@ def test_kept_parts_never_touch_words_or_each_other(tokens: list[str], draw: st.
     document = "".join(f"{{{i}}} " if one == "{}" else f"{one} " for i, one in enumerate(tokens))
     for segment in parse_markup(document, HTML):
         if isinstance(segment, Segment):
-            protect(segment.root, segment.text, quoted)
-            source = segment.text
-            parts = [leaf.copy for leaf in segment.root.leaves()]
+            source, root = segment.text, kept(segment.text, root=segment.root)
+            parts = [leaf.copy for leaf in root.leaves()]
             target = " ".join(draw.draw(st.lists(st.sampled_from(["x", "y.", *parts]), max_size=8, unique=True)))
             n = len(target.split())
             order = draw.draw(st.lists(st.integers(-1, len(source.split()) - 1), min_size=n, max_size=n))
-            found = project(segment.root, source, target, words(source, target, order), [(0, len(source))], quoted)
+            found = projected(root, source, target, in_order(source, target, order))
             visible = re.sub(r"<[^>]*>", "", found.replace("<br>", " "))
             assert sorted(re.findall(r"\{\d+\}", visible)) == sorted(parts)
             assert not re.search(r"\w\{|\}\w|\}\{", visible), (document, target, found)
 
 
 @hypothesis_settings(max_examples=300, deadline=None)
-@given(draw=st.data(), part=st.sampled_from(["{name}", "${x}", "http://a.b/c", "a@b.cd", "dog"]))
+@given(draw=st.data(), part=st.sampled_from(["{name}", "${x}", "%s", "http://a.b/c", "a@b.cd", "dog"]))
 def test_kept_parts_do_not_touch_other_words(draw: st.DataObject, part: str) -> None:
     """Also where they replace a comma, or a part of a word with hyphens."""
     inside = draw.draw(st.lists(st.sampled_from(["one", "two,", "U-Bahn"]), max_size=4))
@@ -215,14 +195,10 @@ def test_kept_parts_do_not_touch_other_words(draw: st.DataObject, part: str) -> 
     )
     places = [m.span() for m in re.finditer(r"\w+|[^\w\s]", target)]
     sources = [m.span() for m in re.finditer(r"\S+", source)]
-    links = [(*draw.draw(st.sampled_from(sources)), *one) for one in places if draw.draw(st.booleans())]
-    root = Element(0, len(source))
-    use_glossary(root, source, {"dog": "üb5"}, str)
-    protect(root, source, str)
-    kept = "üb5" if part == "dog" else part
-    words = words_of(target, links, src=0, tgt=0, number=0)
-    found = project(root, source, target, words, [(0, len(source))], str)
-    assert len(re.findall(rf"(?<!\w){re.escape(kept)}(?!\w)", found)) == 1, (source, target, found)
+    links = [Link(*draw.draw(st.sampled_from(sources)), *one) for one in places if draw.draw(st.booleans())]
+    found = projected(kept(source, terms={"dog": "üb5"}), source, target, links)
+    copy = "üb5" if part == "dog" else part
+    assert len(re.findall(rf"(?<!\w){re.escape(copy)}(?!\w)", found)) == 1, (source, target, found)
 
 
 @pytest.mark.parametrize(
@@ -230,11 +206,9 @@ def test_kept_parts_do_not_touch_other_words(draw: st.DataObject, part: str) -> 
     [("A{x}b c", "C-D", "C{x}D"), ("a {x} b", "模型好", "模{x}好"), ("a {x} b", "A-में", "A {x} में")],
 )
 def test_kept_parts_touch_words_as_in_the_source(source: str, target: str, expected: str) -> None:
-    root, (first, last) = Element(0, len(source)), (source.index("{"), source.index("}") + 1)
-    protect(root, source, str)
-    links = [(0, 1, 0, 1), (first, last, 1, 2), (last, len(source), 2, len(target))]
-    found = project(root, source, target, words_of(target, links, src=0, tgt=0, number=0), [(0, len(source))], str)
-    assert found == expected
+    first, last = source.index("{"), source.index("}") + 1
+    links = [Link(0, 1, 0, 1), Link(first, last, 1, 2), Link(last, len(source), 2, len(target))]
+    assert projected(kept(source), source, target, links) == expected
 
 
 def test_only_running_text_is_cut_out() -> None:
@@ -265,9 +239,7 @@ def restored(parts: list[str | Segment]) -> str:
             out.append(part)
             continue
         text = part.text
-        places = [(m.start(), m.end()) for m in re.finditer(r"\S+", text)]
-        same = [Word(*place, place, 0) for place in places]
-        found = project(part.root, text, text, same, [(0, len(text))], quoted)
+        found = projected(part.root, text, text, [Link(*m.span(), *m.span()) for m in re.finditer(r"\S+", text)])
         before, after = part.spaces
         out.append(before + found.strip() + after if before or after else found)
     return "".join(out)
@@ -322,7 +294,7 @@ def test_documents_keep_their_elements(content: str, draw: st.DataObject, kind: 
         if isinstance(part, str):
             out.append(part)
             continue
-        protect(part.root, part.text, quoted)
+        kept(part.text, root=part.root)
         n_source = len(part.text.split())
         n_kept = sum(leaf.copy == "{name}" for leaf in part.root.leaves())
         copies = ["{name}"] if n_kept and n_kept == part.text.count("{name}") else []
@@ -330,14 +302,13 @@ def test_documents_keep_their_elements(content: str, draw: st.DataObject, kind: 
         order = draw.draw(
             st.lists(st.integers(-1, n_source - 1), min_size=len(target.split()), max_size=len(target.split()))
         )
-        found = words(part.text, target, order)
-        out.append(project(part.root, part.text, target, found, [(0, len(part.text))], quoted))
+        out.append(projected(part.root, part.text, target, in_order(part.text, target, order)))
     result = "".join(out)
     entity = '<!DOCTYPE d [<!ENTITY own "own">]>'
     before, after = (ET.fromstring(f"{entity}<d>{text.replace('&own;', 'own')}</d>") for text in (content, result))
     assert outline(before) == outline(after)
-    kept = [sorted("".join(e.itertext()) for e in document.iter("code")) for document in (before, after)]
-    assert kept[0] == kept[1]
+    codes = [sorted("".join(e.itertext()) for e in document.iter("code")) for document in (before, after)]
+    assert codes[0] == codes[1]
     assert kind == "html" or result.count("&own;") == content.count("&own;")
     assert result.count("<!-- x -->") == content.count("<!-- x -->")
     assert result.count("{name}") == content.count("{name}"), (content, result)
