@@ -1,4 +1,4 @@
-"""Processes from a server that has already imported PyTorch, which starts them a hundred times faster."""
+"""Runs that tests of the service share, and processes from a server that has already imported PyTorch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import marians
+import text_runs
+
 
 @pytest.fixture(scope="session")
 def processes() -> ForkServerContext:
-    """Its processes have one thread each if their target is a function of `toys`."""
+    """Starts processes a hundred times faster; they have one thread each if their target is a function of `toys`."""
     context = multiprocessing.get_context("forkserver")
     with pytest.MonkeyPatch.context() as patch:
         tests = Path(__file__).parents[1]
@@ -23,3 +26,15 @@ def processes() -> ForkServerContext:
         first.start()
         first.join()
     return context
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that translates."""
+    return marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
+
+
+@pytest.fixture(scope="session")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model."""
+    return text_runs.make_run(tmp_path_factory.mktemp("runs") / "gpt", **text_runs.GPT)

@@ -16,7 +16,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 import marians
-import text_runs
 from servers import Server
 from transduce import DecodingOptions, Generator, Translator
 
@@ -36,11 +35,6 @@ TEXT = f"{marians.LINES[0]}\n\n{marians.LINES[1]}"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     path = tmp_path_factory.mktemp("runs")
     return marians.make_run(path / "there", seed=2), marians.make_run(path / "back", seed=7)
-
-
-@pytest.fixture(scope="module")
-def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_runs.make_run(tmp_path_factory.mktemp("runs") / "gpt", **text_runs.GPT)
 
 
 @pytest.fixture(scope="module")

@@ -25,13 +25,8 @@ LONG = "long " * 100
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
-
-
-@pytest.fixture(scope="module")
-def server(run: Path) -> Iterator[Server]:
-    server = Server(f"en-de={run}")
+def server(toy: Path) -> Iterator[Server]:
+    server = Server(f"en-de={toy}")
     yield server
     assert server.stop() == 0
     assert not any("Traceback" in line or LINES[0][:20] in line for line in server.log)
@@ -47,8 +42,8 @@ def short_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def translator(run: Path) -> Translator:
-    return Translator.load(run)
+def translator(toy: Path) -> Translator:
+    return Translator.load(toy)
 
 
 def test_our_protocol(server: Server, translator: Translator) -> None:
@@ -288,9 +283,9 @@ def test_nul_and_other_control_characters_are_text(server: Server) -> None:
     assert server.request("/v1/translate", {"text": "a\x00b \x1c c\u2028d \U0010ffff"})[0] == 200
 
 
-def test_texts_in_the_access_log_contain_nothing_that_a_terminal_obeys(run: Path) -> None:
+def test_texts_in_the_access_log_contain_nothing_that_a_terminal_obeys(toy: Path) -> None:
     text = "a\x1b[2J\x7f\x9b31m\u0085\u2028\u202e\u2066\U000e0001\nzwölf 猫"
-    server = Server(f"en-de={run}", "--log-text")
+    server = Server(f"en-de={toy}", "--log-text")
     assert server.request("/v1/translate", {"text": text, "target": "de"})[0] == 200
     server.wait_for_log("{")  # it is written after the response
     assert server.stop() == 0
@@ -298,13 +293,13 @@ def test_texts_in_the_access_log_contain_nothing_that_a_terminal_obeys(run: Path
     assert escape(line) == line and "zwölf 猫" in line and json.loads(line)["texts"] == [text]
 
 
-def test_api_keys(run: Path, tmp_path: Path) -> None:
+def test_api_keys(toy: Path, tmp_path: Path) -> None:
     import deepl
 
     made = transduce("serve", "--new-api-key", "alice")
     (secret,) = re.findall(r"key: (\S+)", made.err)
     (tmp_path / "keys").write_text(made.out, encoding="utf-8")
-    server = Server(f"en-de={run}", "--api-key-file", tmp_path / "keys")
+    server = Server(f"en-de={toy}", "--api-key-file", tmp_path / "keys")
     body = {"q": "a", "source": "en", "target": "de"}
     try:
         assert server.request("/translate", body)[0] == 401
@@ -340,11 +335,11 @@ def test_api_keys(run: Path, tmp_path: Path) -> None:
         (["RUN", "--glossary-file", "/nowhere/x.json"], "/nowhere/x.json"),
     ],
 )
-def test_bad_arguments(run: Path, arguments: list[str], message: str) -> None:
-    done = transduce("serve", *(run if a == "RUN" else a for a in arguments), "--port", "0")
+def test_bad_arguments(toy: Path, arguments: list[str], message: str) -> None:
+    done = transduce("serve", *(toy if a == "RUN" else a for a in arguments), "--port", "0")
     assert done.code == 2 and message in done.err and "Traceback" not in done.err
 
 
-def test_a_taken_port_is_refused(server: Server, run: Path) -> None:
-    done = transduce("serve", run, "--port", server.port)
+def test_a_taken_port_is_refused(server: Server, toy: Path) -> None:
+    done = transduce("serve", toy, "--port", server.port)
     assert done.code == 2 and "give another host or port" in done.err

@@ -10,7 +10,6 @@ import openai
 import pytest
 
 import marians
-import text_runs
 from servers import Server
 from transduce import DecodingOptions, Generator, Translator
 
@@ -23,18 +22,8 @@ TEXT = f"{LINES[0]}\n\n{LINES[1]}\n"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
-
-
-@pytest.fixture(scope="module")
-def translator(run: Path) -> Translator:
-    return Translator.load(run)
-
-
-@pytest.fixture(scope="module")
-def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_runs.make_run(tmp_path_factory.mktemp("runs") / "gpt", **text_runs.GPT)
+def translator(toy: Path) -> Translator:
+    return Translator.load(toy)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +32,8 @@ def generator(gpt: Path) -> Generator:
 
 
 @pytest.fixture(scope="module")
-def server(run: Path, gpt: Path) -> Iterator[Server]:
-    server = Server(gpt, f"en-de={run}")
+def server(toy: Path, gpt: Path) -> Iterator[Server]:
+    server = Server(gpt, f"en-de={toy}")
     yield server
     assert server.stop() == 0
     assert not any("Traceback" in line for line in server.log)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import marians
 from http_load import request
 from servers import Server
 
@@ -25,13 +24,8 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
-
-
-def test_a_hangup_while_the_runs_are_loaded_does_not_end_the_service(run: Path) -> None:
-    command = [sys.executable, "-c", _HANGUP_WHILE_LOADING, str(run)]
+def test_a_hangup_while_the_runs_are_loaded_does_not_end_the_service(toy: Path) -> None:
+    command = [sys.executable, "-c", _HANGUP_WHILE_LOADING, str(toy)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "listening on" in done.stderr and "stopped" in done.stderr, done.stderr
 
@@ -55,8 +49,8 @@ sys.exit(main())
 """
 
 
-def test_a_second_signal_says_that_requests_were_aborted(run: Path) -> None:
-    server = Server(f"en-de={run}", "--deadline=60", "--max-tokens=10000000")
+def test_a_second_signal_says_that_requests_were_aborted(toy: Path) -> None:
+    server = Server(f"en-de={toy}", "--deadline=60", "--max-tokens=10000000")
     body = {"text": ["a man reads " * 12] * 128, "beam": 16, "max_length": 1024}
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(request("/v1/translate", body))
@@ -76,9 +70,9 @@ def _metrics(server: Server) -> bytes:
         return content
 
 
-def test_a_log_reader_that_stalls_does_not_stop_the_service(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_reader_that_stalls_does_not_stop_the_service(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # then Python waits for the reader at its exit
-    server = Server(f"en-de={run}", "--log-text")
+    server = Server(f"en-de={toy}", "--log-text")
     may_read = threading.Event()
     server.log = _Stalling(may_read)  # type: ignore[assignment]
     try:
@@ -100,11 +94,11 @@ class _Stalling(list[str]):
         super().append(line)
 
 
-def test_tls(run: Path, tmp_path: Path) -> None:
+def test_tls(toy: Path, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
     subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-    server = Server(f"en-de={run}", "--certificate", certificate, "--certificate-key", key)
+    server = Server(f"en-de={toy}", "--certificate", certificate, "--certificate-key", key)
     try:
         context = ssl.create_default_context(cafile=str(certificate))
         context.check_hostname = False

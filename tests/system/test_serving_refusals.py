@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import marians
 from http_load import request
 from servers import serving
 from transduce.serving.access_log import AccessLog
@@ -27,16 +26,11 @@ pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 BODY = {"text": "two women"}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
-
-
-def with_service(run: Path, check: Callable[[int], None], *, is_full: bool, log: AccessLog | None = None) -> None:
+def with_service(toy: Path, check: Callable[[int], None], *, is_full: bool, log: AccessLog | None = None) -> None:
     """Call `check` with the port of a service whose only place is taken, or free, and require that it works then."""
 
     async def main() -> None:
-        service = Service([RunSpec(run, "en", "de")], limits=Limits(max_requests=1))
+        service = Service([RunSpec(toy, "en", "de")], limits=Limits(max_requests=1))
         await service.start()
         try:
             async with serving(make_app(service, cors=("https://example.org",), log=log)) as (port, _):
@@ -70,7 +64,7 @@ def answers(connection: socket.socket, data: bytes, n: int) -> list[tuple[int, b
     return found
 
 
-def test_a_refused_request_leaves_its_connection_usable(run: Path) -> None:
+def test_a_refused_request_leaves_its_connection_usable(toy: Path) -> None:
     def check(port: int) -> None:
         with connect(port) as connection:
             large = request("/translate", b" " * 300_000)
@@ -86,24 +80,24 @@ def test_a_refused_request_leaves_its_connection_usable(run: Path) -> None:
             other = [request("/models/x", BODY), request("/v1/translate", method="GET"), request("/none", BODY)]
             assert [answers(connection, data, 1)[0][0] for data in other] == [429, 405, 404]
 
-    with_service(run, check, is_full=True)
+    with_service(toy, check, is_full=True)
 
 
-def test_refusals_are_logged_once_per_second(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_logged_once_per_second(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def check(port: int) -> None:
         with connect(port) as connection:
             for _ in range(50):
                 answers(connection, request("/detect", {"q": "a"}), 1)
 
     log = AccessLog(with_texts=False)
-    with_service(run, check, is_full=True, log=log)
+    with_service(toy, check, is_full=True, log=log)
     log.flush()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     lines = [line for line in lines if line["route"] == "POST /detect"]
     assert sum(line["requests"] for line in lines) == 50 and len(lines) < 10 and lines[0]["status"] == 429
 
 
-def test_clients_report_that_they_were_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_report_that_they_were_refused(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import deepl
     import libretranslatepy
     import openai
@@ -128,7 +122,7 @@ def test_clients_report_that_they_were_refused(run: Path, monkeypatch: pytest.Mo
             InferenceClient(model=url).translation("a man")
         assert refused.value.response.status_code == 429
 
-    with_service(run, check, is_full=True)
+    with_service(toy, check, is_full=True)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +135,7 @@ def test_clients_report_that_they_were_refused(run: Path, monkeypatch: pytest.Mo
         ([], 201),
     ],
 )
-def test_foreign_pages_change_nothing(run: Path, headers: list[str], status: int) -> None:
+def test_foreign_pages_change_nothing(toy: Path, headers: list[str], status: int) -> None:
     glossary = {"name": "x", "source_lang": "en", "target_lang": "de", "entries_format": "tsv", "entries": "a\tb"}
 
     def check(port: int) -> None:
@@ -154,4 +148,4 @@ def test_foreign_pages_change_nothing(run: Path, headers: list[str], status: int
             connection.sendall(request("/v2/glossaries", method="GET"))
             assert connection.recv(4096).count(b"glossary_id") == (status == 201)
 
-    with_service(run, check, is_full=False)
+    with_service(toy, check, is_full=False)
