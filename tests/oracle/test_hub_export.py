@@ -18,12 +18,13 @@ import text_runs
 from oracle.cases import combination
 from text_runs import BERT, GPT, vocabulary
 from transduce.config.decoding import DecodingOptions
+from transduce.convert import bert, gpt2
 from transduce.convert.exporting import export_run, open_outgoing
 from transduce.convert.importing import import_run
 from transduce.convert.tokenizer_json import hard_texts
 from transduce.decoding.generator import Generator
 from transduce.decoding.mask_filler import MaskFiller
-from transduce.errors import UserError
+from transduce.errors import TransduceError, UserError
 from transduce.runs.tensors import load_tensors
 from transduce.text.special import UNK
 
@@ -208,5 +209,16 @@ def test_every_configuration_is_exported_or_refused_by_name(tmp_path: Path, seed
 def test_unsupported_settings_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     run = text_runs.make_run(tmp_path / "run", **options)
     with pytest.raises(UserError, match=said):
+        list(export_run(run, "huggingface", tmp_path / "out"))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(("module", "options"), [(gpt2, GPT), (bert, BERT)])
+def test_export_that_differs_is_removed(
+    tmp_path: Path, module: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, write = text_runs.make_run(tmp_path / "run", **options), module.write
+    monkeypatch.setattr(module, "write", lambda *given, **more: {k: -v for k, v in write(*given, **more).items()})
+    with pytest.raises(TransduceError, match="not the same"):
         list(export_run(run, "huggingface", tmp_path / "out"))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -25,6 +25,7 @@ from transduce.convert import parity
 from transduce.convert.exporting import export_run, open_outgoing
 from transduce.decoding.generator import Generator
 from transduce.decoding.translator import Translator
+from transduce.errors import TransduceError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -116,8 +117,17 @@ def test_translators(tmp_path: Path, options: dict[str, Any]) -> None:
     assert translator_difference(run, out) <= BOUND, options
     texts = [*LINES[::24], "ein Buch , two books", "猫"]
     expected = Translator.load(run).translate(texts, DecodingOptions(beam=1))
+    assert len({found.text for found in expected}) > 1, "the model does not look at its source"
     assert translate(out, texts) == [found.text for found in expected]
     assert b"onnx_graphs.py" not in (out / "encoder.onnx").read_bytes(), "a stack trace"
+
+
+def test_export_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = onnx_graphs._encode_source
+    monkeypatch.setattr(onnx_graphs, "_encode_source", lambda model, ids, mask: encode(model, ids.clamp_max(9), mask))
+    with pytest.raises(TransduceError, match="not the same"):
+        export(marians.make_run(tmp_path / "run"))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize("seed", range(max(1, N_MODELS // 3)))

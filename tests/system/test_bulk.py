@@ -224,7 +224,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     for options, message in (
         (("x", "-o", "y", "--output-dir", "z"), "--output and --output-dir"),
         (("x", "--ray", "auto"), "--ray is for --output-dir"),
-        (("--output-dir", "z"), "needs the names of files"),
+        (("--output-dir", "z"), "output_dir needs the names of files to translate (output_dir: --output-dir)"),
     ):
         done = transduce("translate", tmp_path / "run", *options)
         assert done.code == 2 and message in done.err and done.out == ""

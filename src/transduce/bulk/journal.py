@@ -137,7 +137,7 @@ class Shard:
     def _foreign_output(self) -> DataError:
         return DataError(
             f"{self.output} exists, and is not the complete translation of {self.source} by this command; remove it, "
-            "or name another --output-dir"
+            "or name another output_dir"
         )
 
     def _check(self, saved: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ class Shard:
         if other:
             begun, remove = ("made", self.output) if self.output.exists() else ("begun", self._journal)
             raise DataError(
-                f"{self.output} was {begun} with {', '.join(other)}; undo the change, name another --output-dir, or "
+                f"{self.output} was {begun} with {', '.join(other)}; undo the change, name another output_dir, or "
                 f"remove {remove} to translate the file again"
             )
 

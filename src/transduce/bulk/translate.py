@@ -131,18 +131,18 @@ def _translate(
 def _check_files(sources: Sequence[Path], folder: Path) -> None:
     """Raises `UserError` before anything is written or loaded."""
     if not sources:
-        raise SettingsError("--output-dir needs the names of files to translate")
+        raise SettingsError("output_dir needs the names of files to translate")
     names: dict[str, Path] = {}
     for source in sources:
         if str(source) == "-":
-            raise SettingsError("--output-dir cannot resume standard input; write the text to a file first")
+            raise SettingsError("output_dir: standard input cannot be resumed; write the text to a file first")
         check_is_text(source)
         if not source.exists():
             raise DataError(f"there is no file {source}")
         if is_vectors(source):
-            raise DataError(f"{source} is a file of vectors; --output-dir is for text: translate it with -o FILE")
+            raise DataError(f"{source} is a file of vectors; output_dir is for text: translate it into a file")
         if source.resolve().is_relative_to(folder.resolve()):
-            raise DataError(f"{source} is inside --output-dir {folder}; name another folder")
+            raise DataError(f"{source} is inside output_dir {folder}; name another folder")
         if names.setdefault(source.name, source) is not source:
             raise DataError(
                 f"{names[source.name]} and {source} have the same name; translate them into different folders"

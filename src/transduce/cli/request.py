@@ -21,6 +21,7 @@ FLAGS = {
     "data.test": "--test-src and --test-tgt, or --test-text",
     "data.root": "--data",
     "training.start": "--from",
+    "output_dir": "--output-dir",
     "tokenizer.extend": "--extend-vocabulary",
     "sample = true": "--sample",
     "cut_prompt": "--cut-prompt",

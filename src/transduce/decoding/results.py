@@ -92,7 +92,7 @@ class Notes:
         """Warn of the number of notes if some were not shown."""
         if self._n > self._most:
             self._log.warn(
-                f"{self._n:,} of {n_lines:,} lines have notes; the first {self._most} are shown, --json shows all"
+                f"{self._n:,} of {n_lines:,} lines have notes; the first {self._most} are shown, JSON has all"
             )
 
 

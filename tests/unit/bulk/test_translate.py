@@ -259,10 +259,10 @@ def test_an_input_that_changes_while_it_is_translated_is_refused(tmp_path: Path,
 def test_another_model_or_option_is_refused_for_partial_and_finished_files(
     how: dict[str, Any], message: str, interrupted: Path, tmp_path: Path, out: Path
 ) -> None:
-    with pytest.raises(DataError, match=rf"begun with {message}.*--output-dir.*remove {interrupted}"):
+    with pytest.raises(DataError, match=rf"begun with {message}.*output_dir.*remove {interrupted}"):
         translate_shard(Numbering(**how), tmp_path / "a.en", out)
     done = translate_shard(Numbering(), tmp_path / "a.en", out)
-    with pytest.raises(DataError, match=rf"made with {message}.*--output-dir.*remove {done}"):
+    with pytest.raises(DataError, match=rf"made with {message}.*output_dir.*remove {done}"):
         translate_shard(Numbering(**how), tmp_path / "a.en", out)
     done.unlink()
     translator = Numbering(**how)
@@ -425,7 +425,7 @@ def places(tmp_path: Path) -> Iterator[Path]:
     [
         (["a.en", "sub/a.en"], r"sub/a\.en have the same name"),
         (["a.en", "a.en"], "the same name"),
-        (["a.en", "out/b.en"], r"out/b\.en is inside --output-dir"),
+        (["a.en", "out/b.en"], r"out/b\.en is inside output_dir"),
         (["sub"], "is a folder"),
         (["none.en"], r"there is no file .*none\.en"),
         ([], "needs the names of files"),
