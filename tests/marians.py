@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -60,3 +61,9 @@ def make_folder(path: Path, run: Path) -> Path:
 
 def state_of(run: Path) -> dict[str, torch.Tensor]:
     return RunFolder.open(run).load_model()
+
+
+def change(path: Path, **values: Any) -> None:
+    """Set values of a JSON file, or remove them (`...`)."""
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))

@@ -15,7 +15,7 @@ from torch import nn
 from oracle.stand_in import untrained
 from transduce.config.settings import Settings
 from transduce.decoding.native_engine import NativeEngine
-from transduce.decoding.native_library import load_library
+from transduce.decoding.native_library import instruction_set, load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision
 from transduce.decoding.torch_engine import TorchEngine
 
@@ -39,6 +39,12 @@ GPTS: dict[str, dict[str, Any]] = {
     "gpt2": {"positions": "learned", "max_positions": 150, "one_end": True, "activation": "gelu_tanh"},
     "rotary": {"positions": "rotary", "n_heads": 8, "n_kv_heads": 2, "norm": "rms", "bias": False, "tie": "none"},
 }
+
+
+def instruction_sets() -> list[str]:
+    """Those that this CPU has, the fastest last."""
+    known = ["portable", "avx2", "avx512", "avx512_vnni", "amx"]
+    return known[: known.index(instruction_set()) + 1]
 
 
 def translator_settings(**model: Any) -> Settings:

@@ -1,29 +1,24 @@
-"""Forced prefixes: what every output of a sentence starts with."""
+"""Forced prefixes: what every output of a sentence starts with. test_search.py compares them with a search on lists."""
 
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from native_engines import engine_for
-from oracle import search as oracle
-from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
+from native_engines import engine_for, needs_library
+from oracle.stand_in import BOS, EOS, PAD, untrained
 from transduce.cli.app import app
 from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
 from transduce.data.examples import Example
 from transduce.decoding.engine import DecodingInput
-from transduce.decoding.search import beam_search
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
 
-needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 SETTINGS = Settings.from_mapping(
     {"model": {"d_model": 32, "d_ff": 48, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 2}}
 )
@@ -38,29 +33,7 @@ def sources(n: int) -> list[DecodingInput]:
     ]
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("seed", range(6))
-def test_beam_search_equals_one_on_lists(seed: int, beam: int) -> None:
-    model, pick = StandIn(9, seed=seed, end=0.5), random.Random(seed)
-    srcs = [[pick.randrange(4, 9) for _ in range(3)] + [EOS] for _ in range(5)]
-    prefixes = [[pick.randrange(4, 9) for _ in range(n)] for n in (0, 1, 2, 4, 6)]
-    found = beam_search(
-        model,
-        torch.tensor(srcs),
-        DecodingOptions(beam=beam, n_best=beam, length_penalty=0.7),
-        max_length=6,
-        prefixes=prefixes,
-    )
-    for src, prefix, ours in zip(srcs, prefixes, found, strict=True):
-        theirs = oracle.beam_search(
-            model.next_log_probs, src, beam=beam, max_length=6, alpha=0.7, n_best=beam, forced=prefix
-        )
-        assert [h.ids for h in ours] == [ids for ids, *_ in theirs]
-        assert [h.log_prob for h in ours] == pytest.approx([one[1] for one in theirs], abs=1e-4)
-        assert all(h.ids[: len(prefix)] == tuple(prefix) for h in ours)
-
-
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("beam", [1, 2, 5])
 def test_both_engines_force_the_same_and_count_the_prefix_in_the_score(beam: int) -> None:
     native, pytorch = engine_for(MODEL, SETTINGS, n_threads=2), TorchEngine(MODEL)

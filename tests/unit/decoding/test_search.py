@@ -183,30 +183,6 @@ def test_beam_one_is_greedy() -> None:
             assert found.log_prob == pytest.approx(total, abs=1e-4)
 
 
-def test_n_best_is_sorted_and_distinct() -> None:
-    model = StandIn(9, end=1.0)
-    for found in beam_search(
-        model, pad(sources(3, 1, 5)), DecodingOptions(beam=6, n_best=6, length_penalty=1.3), max_length=10
-    ):
-        assert len(found) == 6
-        assert len({h.ids for h in found}) == 6
-        scores = [h.score for h in found]
-        assert scores == sorted(scores, reverse=True)
-
-
-def test_scores_are_sums_of_the_tokens_log_probabilities() -> None:
-    model = StandIn(9, end=0.5)
-    srcs = sources(3, 1, 5)
-    for src, found in zip(
-        srcs, beam_search(model, pad(srcs), DecodingOptions(beam=4, n_best=4), max_length=8), strict=True
-    ):
-        for h in found:
-            tokens = (*h.ids, EOS) if h.finished else h.ids
-            total = sum(model.next_log_probs(src, tokens[:t])[token] for t, token in enumerate(tokens))
-            assert h.log_prob == pytest.approx(total, abs=1e-4)
-            assert h.score == pytest.approx(total / len(tokens), abs=1e-4)
-
-
 def test_cut_off_outputs_are_marked_and_follow_finished_ones() -> None:
     model = StandIn(9, end=-30.0)
     (found,) = beam_search(model, pad(sources(3)), DecodingOptions(beam=3, n_best=3), max_length=5)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import torch
 
 from fuzz.cases import update_checksum
 from fuzz.mutations import BYTES, TENSORS
-from native_engines import engine_for, needs_library
+from native_engines import engine_for, instruction_sets, needs_library
 from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
 from transduce import Translator
 from transduce.config.decoding import DecodingOptions
@@ -125,23 +123,13 @@ def test_a_list_of_all_tokens_gives_the_tokens_of_the_whole_vocabulary(precision
 
 @needs_library
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
-def test_other_instruction_sets(isa: str) -> None:
-    code = (
-        "import test_shortlist as t\n"
-        "from transduce.decoding.native_library import load_library\n"
-        "from transduce.errors import SettingsError\n"
-        "try: load_library()\n"
-        "except SettingsError: raise SystemExit(77)\n"
-        "t.test_both_engines_find_the_same(t.SETTINGS, 2)\n"
-        "for precision in t.PRECISIONS: t.test_company_and_threads_change_no_bit(precision, 5)\n"
-    )
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parents[1])])
-    environment = {**os.environ, "TRANSDUCE_NATIVE_ISA": isa, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    if done.returncode == 77:
+def test_other_instruction_sets(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isa not in instruction_sets():
         pytest.skip(f"this CPU has no {isa}")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", isa)
+    test_both_engines_find_the_same(SETTINGS, 2)
+    for precision in PRECISIONS:
+        test_company_and_threads_change_no_bit(precision, 5)
 
 
 @needs_library

@@ -18,7 +18,6 @@ from transduce.decoding.results import Translation
 from transduce.decoding.torch_engine import TorchEngine, make_batches
 from transduce.decoding.translator import Translator, chunks
 from transduce.errors import DataError, RunFolderError, SettingsError
-from transduce.text.tokenizer import EOS
 
 
 class Untouched(nn.Linear):
@@ -163,25 +162,6 @@ def test_samples_are_a_function_of_seed_and_place(translator: Translator, texts:
     assert len({t.ids for t in same_text}) > 1
 
 
-def test_threads_do_not_change_translations(translator: Translator, texts: list[str]) -> None:
-    """An error in a thread reaches the caller, and the number of threads does not change."""
-    n_threads = torch.get_num_threads()
-    alone = translator.translate(texts[:40], DecodingOptions(beam=2, batch_tokens=1, max_length=12))
-    try:
-        torch.set_num_threads(2)
-        together = translator.translate(texts[:40], DecodingOptions(beam=2, batch_tokens=30, max_length=12))
-        assert torch.get_num_threads() == 2
-        with pytest.raises(AssertionError, match="asked to start"):
-            Translator(TorchEngine(Untouched(1, 1).eval()), translator.tokenizers).translate(
-                texts[:40], DecodingOptions(batch_tokens=30)
-            )
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(n_threads)
-    assert [t.ids for t in together] == [t.ids for t in alone]
-    assert [t.score for t in together] == pytest.approx([t.score for t in alone], rel=1e-5)
-
-
 def test_bfloat16_is_close(run: Path, texts: list[str]) -> None:
     full, half = (Translator.load(run, device="cpu", precision=p) for p in ("float32", "bfloat16"))
     assert half.model.output_weight.dtype == torch.bfloat16
@@ -229,10 +209,6 @@ def test_a_long_text_needs_no_more_memory_than_a_short_one(
     monkeypatch.setattr(translator_module, "CHUNK_LINES", 64)
     peak(128)  # warm up
     assert peak(1500) < 2.5 * peak(128)  # for twelve times the lines
-
-
-def test_ids_do_not_contain_eos(translator: Translator, texts: list[str]) -> None:
-    assert all(EOS not in t.ids for t in translator.translate(texts[:20]))
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "t5"])
