@@ -20,9 +20,12 @@ import torch
 from torch import nn
 
 import transduce
+from oracle import cases
+from oracle.cases import VOCAB
 from transduce.__main__ import main
 from transduce.config.kinds import MODEL_SETTINGS
-from transduce.config.settings import Settings
+from transduce.config.settings import Settings, TrainingSettings
+from transduce.data.examples import Example
 from transduce.data.store import TokenStore
 from transduce.distributed.environment import this_process
 from transduce.distributed.group import join_ranks
@@ -35,6 +38,7 @@ from transduce.runs.folder import RunFolder
 from transduce.training import loop
 from transduce.training.feed import DataPosition, Feed, PairFeeder
 from transduce.training.loop import Trainer
+from transduce.training.loss import predict_tokens
 from transduce.training.ranks import SINGLE_RANK, Ranks
 from transduce.training.session import TrainingState
 from transduce.training.step import Updater
@@ -99,6 +103,33 @@ def settings(*, model: Mapping[str, Any] | None = None, **training: Any) -> Sett
     fields = MODEL_SETTINGS[sizes.get("kind", "transformer")].model_fields
     own = {key: value for key, value in sizes.items() if key in fields}
     return Settings.from_mapping({"model": own, "training": {**TRAINING, **training}})
+
+
+def examples(n: int, *, seed: int = 0) -> list[Example]:
+    """Pairs of 1 to 9 random tokens of the oracle's vocabulary."""
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(1, 10, size=(n, 2)).tolist()
+    return [Example(*(draw.integers(FIRST, VOCAB, size=length).tolist() for length in pair)) for pair in lengths]
+
+
+def updater(
+    *,
+    dropout: float = 0.0,
+    precision: str = "float32",
+    device: torch.device = CPU,
+    criterion: Any = predict_tokens,
+    **training: Any,
+) -> Updater:
+    """An update of a model that is small enough for the oracle; the same weights in every call."""
+    torch.manual_seed(7)
+    model = build_model(cases.settings(dropout=dropout, residual="pre"), n_src=VOCAB, n_tgt=VOCAB).to(device)
+    chosen = TrainingSettings(**({"optimizer": "adam", "lr": 5e-3, "matrix_lr": 1e-2} | training))
+    return Updater(model, chosen, device=device, precision=precision, criterion=criterion)
+
+
+def weights_of(updater: Updater) -> torch.Tensor:
+    """All weights of its model in one row."""
+    return torch.cat([weight.detach().flatten() for weight in updater.model.parameters()])
 
 
 def run(

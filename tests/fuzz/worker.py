@@ -101,10 +101,8 @@ def outcome_of(case: Any, scratch: Path, guard: Guard) -> tuple[str, str]:
         done = transduce(*case.arguments)
     except BaseException as error:  # any error, panics of native code included
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return (
-            "TRACEBACK",
-            f"{type(error).__name__}: {str(error)[:300]} at {where.filename.split('transduce/')[-1]}:{where.lineno}",
-        )
+        place = f"{where.filename.split('transduce/')[-1]}:{where.lineno}"
+        return "TRACEBACK", f"{type(error).__name__}: {str(error)[:300]} at {place}"
     finally:
         guard.folder = None
     last = done.err.strip().splitlines()[-1] if done.err.strip() else ""
@@ -112,11 +110,9 @@ def outcome_of(case: Any, scratch: Path, guard: Guard) -> tuple[str, str]:
         return "MEMORY", f"{(high_water() - base) >> 20} MiB: {last[:200]}"
     if guard.seen:
         return "TOUCHED", "; ".join(guard.seen[:3])
-    if state_of(canary) != before:
-        return (
-            "TOUCHED",
-            f"{[key for key, value in state_of(canary).items() if before.get(key) != value]} {before.keys() - state_of(canary).keys()}",
-        )
+    if (after := state_of(canary)) != before:
+        changed = [key for key, value in after.items() if before.get(key) != value]
+        return "TOUCHED", f"{changed} {before.keys() - after.keys()}"
     if "Traceback" in done.err or "panicked" in done.err:
         return "TRACEBACK", done.err[-300:]
     if done.code == 0:
@@ -125,24 +121,16 @@ def outcome_of(case: Any, scratch: Path, guard: Guard) -> tuple[str, str]:
         return "UNCLEAR", f"{done.code}: {last[:300]}"
     if len(last) > 3000:
         return "UNCLEAR", f"{len(last)} characters: {last[:200]}"
-    if (
-        done.code == 2
-        and case.file.name not in last
-        and "/case" not in last
-        and "/canary" not in last
-        and "/dev/zero" not in last
-        and not _names_settings(case, last)
-    ):
+    names = (case.file.name, "/case", "/canary", "/dev/zero")
+    if done.code == 2 and not any(name in last for name in names) and not _names_settings(case, last):
         return "UNNAMED", f"{done.code}: {last[:300]}"
     return ("refused" if done.code == 2 else "failed"), last[:300]
 
 
 def _names_settings(case: Any, output: str) -> bool:
     """Errors in a recipe name settings instead of files."""
-    return case.file.name == "recipe.toml" and any(
-        f"{part}" in output
-        for part in ("data", "model", "training", "tokenizer", "decoding", "task", "evaluation", "name")
-    )
+    parts = ("data", "model", "training", "tokenizer", "decoding", "task", "evaluation", "name")
+    return case.file.name == "recipe.toml" and any(part in output for part in parts)
 
 
 def main() -> None:

@@ -23,19 +23,14 @@ DEMO = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", [f"kind={kind}" for kind in KINDS])
-def test_the_demo_trains_any_translator(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "model", [*([f"model.kind={kind}"] for kind in KINDS), ["model.kind=rnn", "model.attention=none"]], ids=" ".join
+)
+def test_the_demo_trains_any_translator(model: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.demo.sources.HELD_OUT", 4)
-    values = sets(f"model.{model}", *DEMO)
-    done = transduce("demo", "--run", tmp_path / "demo", "--updates", 2, "-q", *values)
-    assert done.code == 0 and "Cross-attention" in done.out, done.err
-
-
-def test_the_demo_without_cross_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.demo.sources.HELD_OUT", 4)
-    values = sets("model.kind=rnn", "model.attention=none", *DEMO)
-    done = transduce("demo", "--run", tmp_path / "demo", "--updates", 2, "-q", *values)
-    assert done.code == 0 and "Scores:" in done.out and "Cross-attention" not in done.out, done.err
+    done = transduce("demo", "--run", tmp_path / "demo", "--updates", 2, "-q", *sets(*model, *DEMO))
+    assert done.code == 0 and "Scores:" in done.out, done.err
+    assert ("Cross-attention" in done.out) == ("model.attention=none" not in model)
 
 
 @pytest.mark.parametrize("setting", ["model.kind=gpt", "model.kind=bert", "task=causal"])

@@ -56,11 +56,6 @@ def test_the_page_contains_the_weights() -> None:
     assert figures.count("<option") == (2 + 1) + (4 + 1)
 
 
-def test_a_wrong_shape_fails_an_assertion() -> None:
-    with pytest.raises(AssertionError):
-        HeatMap("a map", ("r0",), ("c0",), np.zeros((1, 1, 2, 1), np.float32))
-
-
 # --- pages
 
 

@@ -12,7 +12,7 @@ import marians
 from transduce.runs import manifest as manifest_module
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import check_file, fingerprint, seal_folder
-from transduce.verification.files import FileStatus, summary, verify_files
+from transduce.verification.files import summary, verify_files
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +109,6 @@ def test_a_run_before_its_first_validation_has_no_model_yet(
         folder.checkpoints.save(7, {"w": torch.ones(3)}, {"training": {"validated": validated}})
     (run / "model.safetensors").unlink()
     assert status(run).get("model.safetensors") == status_of_model
-
-
-def test_a_name_for_every_status() -> None:
-    assert FileStatus("a", "MISSING").line().split() == ["MISSING", "a"]
-    assert FileStatus("a", "changed", "why").line().split() == ["changed", "a:", "why"]
 
 
 def test_a_file_of_another_size_is_never_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,40 +8,24 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import transduce
-from oracle.cases import VOCAB, settings
-from transduce.config.settings import TrainingSettings
+from toys import examples, updater, weights_of
 from transduce.data.batch import Batch, LabelBatch, MaskedBatch, RowBatch, TrainingBatch, collate
-from transduce.data.examples import Example
-from transduce.models.registry import build_model
 from transduce.training.loss import predict_tokens
-from transduce.training.step import DoesNotFit, Updater, slots_of
+from transduce.training.step import DoesNotFit, slots_of
 
-CPU = torch.device("cpu")
+make = partial(updater, dropout=0.3)
 
 
 def batch_of(n: int, *, seed: int = 0) -> Batch:
-    draw = np.random.default_rng(seed)
-    ids = lambda: draw.integers(4, VOCAB, size=draw.integers(1, 10)).tolist()
-    return collate([Example(src=ids(), tgt=ids()) for _ in range(n)])
-
-
-def make(criterion: Any = predict_tokens, **training: Any) -> Updater:
-    torch.manual_seed(7)
-    model = build_model(settings(dropout=0.3), n_src=VOCAB, n_tgt=VOCAB)
-    chosen = TrainingSettings(**{"optimizer": "adam", "lr": 5e-3, **training})
-    return Updater(model, chosen, device=CPU, precision="float32", criterion=criterion)
-
-
-def weights(updater: Updater) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in updater.model.parameters()])
+    return collate(examples(n, seed=seed))
 
 
 class EndsInBackward(torch.autograd.Function):
@@ -77,14 +61,14 @@ def test_an_update_that_did_not_fit_is_bit_identical_to_one_with_halves() -> Non
     """Gradients of an earlier batch are present, and half of those of the failed one."""
     small, large = batch_of(3, seed=1), batch_of(12, seed=2)
     tried: list[int] = []
-    cut, whole = make(ends_above(slots_of(large), tried)), make()
+    cut, whole = make(criterion=ends_above(slots_of(large), tried)), make()
     torch.manual_seed(3)
     one = cut.update([small, large, small], 0.5)
     after = torch.get_rng_state()
     torch.manual_seed(3)
     other = whole.update([small, large.part(0, 6), large.part(6, 12), small], 0.5)
     assert tried == [3, 12, 3, 6, 6, 3]
-    assert torch.equal(weights(cut), weights(whole))
+    assert torch.equal(weights_of(cut), weights_of(whole))
     assert (one.loss_sum, one.grad_norm) == (other.loss_sum, other.grad_norm)
     assert one.n_targets == 2 * small.n_targets + large.n_targets
     assert torch.equal(torch.get_rng_state(), after), "as many random numbers were drawn"
@@ -96,10 +80,10 @@ def test_an_update_that_did_not_fit_is_bit_identical_to_one_with_halves() -> Non
 
 def test_the_size_that_did_not_fit_is_part_of_the_state() -> None:
     tried: list[int] = []
-    updater = make(ends_above(slots_of(batch_of(12)), tried))
-    updater.update([batch_of(12)], 0.5)
-    tensors, state = updater.state()
-    again = make(ends_above(10**9, tried))
+    one = make(criterion=ends_above(slots_of(batch_of(12)), tried))
+    one.update([batch_of(12)], 0.5)
+    tensors, state = one.state()
+    again = make(criterion=ends_above(10**9, tried))
     again.load_state(tensors, json.loads(json.dumps(state)))
     tried.clear()
     again.update([batch_of(12)], 0.5)
@@ -107,14 +91,14 @@ def test_the_size_that_did_not_fit_is_part_of_the_state() -> None:
 
 
 def test_a_single_sentence_that_does_not_fit_is_an_error_and_changes_nothing() -> None:
-    updater = make(ends_above(1, []))
-    before, generator = weights(updater), torch.get_rng_state()
+    one = make(criterion=ends_above(1, []))
+    before, generator = weights_of(one), torch.get_rng_state()
     with pytest.raises(DoesNotFit) as caught:
-        updater.update([batch_of(5)], 0.5)
+        one.update([batch_of(5)], 0.5)
     assert caught.value.batch.n_rows == 1
-    assert torch.equal(weights(updater), before)
+    assert torch.equal(weights_of(one), before)
     assert torch.equal(torch.get_rng_state(), generator)
-    assert all(p.grad is None for p in updater.model.parameters())
+    assert all(p.grad is None for p in one.model.parameters())
 
 
 def test_other_errors_are_raised() -> None:
@@ -122,7 +106,7 @@ def test_other_errors_are_raised() -> None:
         raise RuntimeError("shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        make(wrong).update([batch_of(4)], 0.5)
+        make(criterion=wrong).update([batch_of(4)], 0.5)
 
 
 def test_parts_of_every_kind_of_batch_add_up_to_the_whole() -> None:
@@ -203,11 +187,6 @@ def test_a_gpu_out_of_memory_continues() -> None:
             torch.empty(1 << 60, dtype=torch.uint8, device=device)  # the allocator's own error
         return predict_tokens(forward, model, batch, smoothing=smoothing)
 
-    torch.manual_seed(7)
-    model = build_model(settings(dropout=0.3), n_src=VOCAB, n_tgt=VOCAB).to(device)
-    updater = Updater(
-        model, TrainingSettings(optimizer="adam", lr=1e-3), device=device, precision="float32", criterion=criterion
-    )
-    result = updater.update([batch_of(8).to(device)], 0.5)
+    result = make(device=device, criterion=criterion).update([batch_of(8).to(device)], 0.5)
     assert tried == [8, 4, 4]
     assert not result.skipped

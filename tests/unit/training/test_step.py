@@ -8,26 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oracle.cases import VOCAB, settings
-from transduce.config.settings import TrainingSettings
+import toys
+from toys import examples, weights_of
 from transduce.data.batch import Batch, collate
 from transduce.data.examples import Example
-from transduce.models.registry import build_model
 from transduce.training.optim import OPTIMIZERS
-from transduce.training.step import Updater
-
-CPU = torch.device("cpu")
-
-
-def examples(n: int, *, seed: int = 0) -> list[Example]:
-    """Pairs of 1 to 9 random tokens."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def ids() -> list[int]:
-        length = int(torch.randint(1, 10, (), generator=generator))
-        return torch.randint(4, VOCAB, (length,), generator=generator).tolist()
-
-    return [Example(src=ids(), tgt=ids()) for _ in range(n)]
 
 
 def cut(pairs: list[Example], sizes: list[int]) -> list[Batch]:
@@ -36,17 +21,6 @@ def cut(pairs: list[Example], sizes: list[int]) -> list[Batch]:
         parts.append(collate(rest[:size]))
         rest = rest[size:]
     return parts
-
-
-def make(*, dropout: float = 0.0, precision: str = "float32", **training: Any) -> Updater:
-    torch.manual_seed(7)
-    model = build_model(settings(dropout=dropout, residual="pre"), n_src=VOCAB, n_tgt=VOCAB)
-    chosen = {"optimizer": "adam", "lr": 5e-3, "matrix_lr": 1e-2}
-    return Updater(model, TrainingSettings(**(chosen | training)), device=CPU, precision=precision)
-
-
-def weights(updater: Updater) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in updater.model.parameters()])
 
 
 def reference(model: nn.Module, batch: Batch) -> Tensor:
@@ -61,8 +35,8 @@ def reference(model: nn.Module, batch: Batch) -> Tensor:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_update_does_not_depend_on_its_micro_batches(optimizer: str, sizes: list[int]) -> None:
     """It is not the mean of the parts' means: their sizes and lengths differ."""
-    whole, parted = make(optimizer=optimizer), make(optimizer=optimizer)
-    before = weights(whole)
+    whole, parted = toys.updater(optimizer=optimizer), toys.updater(optimizer=optimizer)
+    before = weights_of(whole)
     for seed in range(2):
         pairs = examples(12, seed=seed)
         one, many = whole.update([collate(pairs)], 0.1), parted.update(cut(pairs, sizes), 0.1)
@@ -70,18 +44,18 @@ def test_an_update_does_not_depend_on_its_micro_batches(optimizer: str, sizes: l
         torch.testing.assert_close(many.loss_sum, one.loss_sum, rtol=1e-4, atol=1e-3)
         torch.testing.assert_close(many.nll_sum, one.nll_sum, rtol=1e-4, atol=1e-3)
         torch.testing.assert_close(many.grad_norm, one.grad_norm, rtol=1e-4, atol=1e-5)
-    way = weights(whole) - before
+    way = weights_of(whole) - before
     # Adam divides by the size of a gradient; for one near zero, as of the bias of keys, the step is rounding noise
-    assert (weights(parted) - weights(whole)).norm() < (0.1 if optimizer == "muon" else 0.05) * way.norm()
+    assert (weights_of(parted) - weights_of(whole)).norm() < (0.1 if optimizer == "muon" else 0.05) * way.norm()
 
 
 def test_the_gradient_is_that_of_the_mean_loss_and_is_clipped_by_its_norm() -> None:
     """Plain gradient descent shows the gradient that the optimizer got."""
     batch = collate(examples(8))
     for clip_norm in (0.0, 0.5, 1e6):
-        updater = make(clip_norm=clip_norm)
+        updater = toys.updater(clip_norm=clip_norm)
         updater.optimizer = torch.optim.SGD([{"params": list(updater.model.parameters()), "peak_lr": 2.0}], lr=2.0)
-        before, model = weights(updater), make().model
+        before, model = weights_of(updater), toys.updater().model
         loss = reference(model, batch) / batch.n_targets
         loss.backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -89,14 +63,14 @@ def test_the_gradient_is_that_of_the_mean_loss_and_is_clipped_by_its_norm() -> N
         assert result.grad_norm == pytest.approx(gradient.norm().item(), rel=1e-4)  # as it was before clipping
         assert result.loss_sum == pytest.approx(loss.item() * batch.n_targets, rel=1e-5)
         scale = min(1.0, clip_norm / gradient.norm().item()) if clip_norm else 1.0
-        torch.testing.assert_close(weights(updater), before - 2.0 * 0.25 * scale * gradient, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(weights_of(updater), before - 2.0 * 0.25 * scale * gradient, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_update_that_is_not_finite_changes_neither_weights_nor_state(optimizer: str) -> None:
-    updater, batch = make(optimizer=optimizer, weight_decay=0.1), collate(examples(4))
+    updater, batch = toys.updater(optimizer=optimizer, weight_decay=0.1), collate(examples(4))
     updater.update([batch], 1.0)
-    before, state = weights(updater), {name: t.clone() for name, t in updater.state()[0].items()}
+    before, state = weights_of(updater), {name: t.clone() for name, t in updater.state()[0].items()}
     loss = updater.criterion
 
     def overflows(*args: Any, **kwargs: Any) -> Any:
@@ -106,42 +80,42 @@ def test_an_update_that_is_not_finite_changes_neither_weights_nor_state(optimize
     updater.criterion = overflows
     assert updater.update([batch], 1.0).skipped
     after = updater.state()[0]
-    assert torch.equal(weights(updater), before)
+    assert torch.equal(weights_of(updater), before)
     assert all(torch.equal(t, after[name]) for name, t in state.items() if name.startswith("optimizer"))
     assert all(p.grad is None for p in updater.model.parameters())
 
 
 def test_an_update_without_any_target_changes_nothing_but_momentum() -> None:
     """A small BERT batch may have no masked token."""
-    updater = make()
+    updater = toys.updater()
 
     def criterion(forward: Any, model: Any, batch: Batch, *, smoothing: float, carry: Any = ()) -> Any:
         loss = forward(*batch.inputs).sum() * 0.0
         return loss, loss.detach(), ()
 
     updater.criterion = criterion
-    before = weights(updater)
+    before = weights_of(updater)
     assert not updater.update([collate(examples(4))], 1.0, 0).skipped
-    assert torch.equal(weights(updater), before)
+    assert torch.equal(weights_of(updater), before)
 
 
 def test_gradients_are_removed_after_the_update() -> None:
-    updater, batch = make(), collate(examples(4))
+    updater, batch = toys.updater(), collate(examples(4))
     updater.update([batch], 1.0)
     assert all(p.grad is None for p in updater.model.parameters())
 
 
 def test_learning_rates_are_their_peaks_times_the_factor() -> None:
-    updater = make(optimizer="muon", lr=0.003, matrix_lr=0.02)
+    updater = toys.updater(optimizer="muon", lr=0.003, matrix_lr=0.02)
     updater.update([collate(examples(4))], 0.5)
     assert {group["lr"] for group in updater.optimizer.param_groups} == {0.0015, 0.01}
-    before = weights(updater)
+    before = weights_of(updater)
     updater.update([collate(examples(4))], 0.0)
-    assert torch.equal(weights(updater), before)
+    assert torch.equal(weights_of(updater), before)
 
 
 def test_dropout_is_on_in_updates() -> None:
-    updater, batch = make(dropout=0.5), collate(examples(8))
+    updater, batch = toys.updater(dropout=0.5), collate(examples(8))
     updater.model.eval()
     losses = {updater.update([batch], 0.0).loss_sum for _ in range(3)}
     assert len(losses) == 3
@@ -152,7 +126,7 @@ def test_bfloat16_learns_as_float32_does(optimizer: str) -> None:
     """The same tiny task and seed: the losses stay within 5 % of each other."""
     batch, curves = collate(examples(8)), {}
     for precision in ("float32", "bfloat16"):
-        updater = make(optimizer=optimizer, precision=precision, lr=0.003, matrix_lr=0.01)
+        updater = toys.updater(optimizer=optimizer, precision=precision, lr=0.003, matrix_lr=0.01)
         results = [updater.update([batch], 1.0) for _ in range(25)]
         assert all(p.dtype == torch.float32 for p in updater.model.parameters())
         curves[precision] = torch.tensor([result.loss_sum for result in results])

@@ -41,11 +41,6 @@ def test_the_loss_equals_that_of_all_pairs_one_by_one(model: nn.Module) -> None:
     assert scores["perplexity"] == pytest.approx(math.exp(nll / n), rel=1e-4)
 
 
-def test_batches_of_another_size_give_the_same(model: nn.Module) -> None:
-    one, two = (Validator(model, held_out(batch_tokens=n).batches, smoothing=0.1)() for n in (32, 4096))
-    assert one == pytest.approx(two, rel=1e-5)
-
-
 def test_validation_does_not_affect_training(model: nn.Module) -> None:
     """Mode, weights and random state are as before, even if the judge draws random numbers."""
     weights = [p.detach().clone() for p in model.parameters()]
