@@ -77,27 +77,15 @@ def check_at_most(name: str, value: int | None, most: int) -> None:
 
 
 class Admission:
-    """Counts the requests that have not ended and their tokens, and refuses more than the limits allow.
+    """Counts bodies that have not arrived and tokens that are being computed, and refuses more than the limits allow.
 
     Used from one thread, that of the event loop.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.n_requests = 0
         self.n_tokens = 0
         self._arriving = Counter[str]()  # requests whose bodies have not arrived, by address
-
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request until the block ends; raises `OverloadedError`."""
-        if self.n_requests >= self._limits.max_requests:
-            raise OverloadedError("too many requests are waiting; try again later")
-        self.n_requests += 1
-        try:
-            yield
-        finally:
-            self.n_requests -= 1
 
     @contextmanager
     def arriving(self, address: str) -> Iterator[None]:

@@ -200,10 +200,10 @@ async def _run(
         if serving.done():
             await serving
             raise TransduceError("the HTTP server has ended")
-        log.say(f"{asked.result()}: no new requests; {service.admission.n_requests} are running")
+        log.say(f"{asked.result()}: no new requests; {service.n_requests} are running")
         draining, again = asyncio.create_task(service.drain()), asyncio.create_task(signals.get())
         await asyncio.wait([draining, again], return_when=asyncio.FIRST_COMPLETED)
-        is_complete = service.admission.n_requests == 0
+        is_complete = service.n_requests == 0
         server.stop()
         await asyncio.wait([serving, again], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     for task in (reloading, draining, again):

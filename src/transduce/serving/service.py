@@ -18,7 +18,7 @@ from transduce.runs.folder import RunFolder
 from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.async_translator import AsyncTranslator
 from transduce.serving.glossaries import Glossaries
-from transduce.serving.limits import Admission, DrainingError, Limits, check_at_most
+from transduce.serving.limits import Admission, DrainingError, Limits, OverloadedError, check_at_most
 from transduce.serving.routes import Route, RouteTranslation, RunSpec, ServedRun, find_routes
 from transduce.text.languages import base_language
 
@@ -67,6 +67,11 @@ class Service:
     def is_ready(self) -> bool:
         """Whether the runs are loaded, and no shutdown has begun."""
         return bool(self.runs) and not self.is_draining
+
+    @property
+    def n_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
 
     def _use(self, runs: tuple[ServedRun, ...]) -> None:
         self.runs, self._routes = runs, find_routes(runs, pivot=self._pivot)
@@ -166,14 +171,15 @@ class Service:
         """Around all work for one request; raises `OverloadedError` or `DrainingError`."""
         if self.is_draining:
             raise DrainingError("the service is shutting down")
-        with self.admission.request():
-            ended = asyncio.Event()
-            self._requests.add(ended)
-            try:
-                yield
-            finally:
-                ended.set()
-                self._requests.discard(ended)
+        if self.n_requests >= self.limits.max_requests:
+            raise OverloadedError("too many requests are waiting; try again later")
+        ended = asyncio.Event()
+        self._requests.add(ended)
+        try:
+            yield
+        finally:
+            ended.set()
+            self._requests.discard(ended)
 
     def deadline(self, seconds: float | None = None) -> float:
         """The time of the event loop at which a request expires. `seconds`: shorter than the limits' time, if given."""
@@ -226,7 +232,7 @@ class Service:
 
     def workload(self) -> Mapping[str, int]:
         """What waits now: requests, and tokens of their sources."""
-        return {"requests": self.admission.n_requests, "tokens": self.admission.n_tokens}
+        return {"requests": self.n_requests, "tokens": self.admission.n_tokens}
 
 
 def _identity(path: Path) -> str:
