@@ -1,4 +1,4 @@
-"""What the folders of BERT and GPT-2 share: their vocabulary, their card, and the comparison with transformers."""
+"""What the folders of BERT and GPT-2 share: their vocabulary, and the files of an export."""
 
 from __future__ import annotations
 

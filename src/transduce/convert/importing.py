@@ -10,12 +10,7 @@ from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.convert import bert, gpt2, hub_folder, marian
 from transduce.convert.download import download, hub_name
-from transduce.convert.folder import (
-    PICKLED,
-    SAFE,
-    Imported,
-    prepare_place,
-)
+from transduce.convert.folder import PICKLED, SAFE, Imported, prepare_place
 from transduce.convert.marian_folder import import_marian
 from transduce.errors import RunFolderError, SettingsError, check_known
 from transduce.evaluation.card import plain

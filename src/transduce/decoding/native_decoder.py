@@ -116,7 +116,8 @@ class NativeDecoder:
         with self._lock:
             while len(self._threads) < self.n_threads:
                 # Daemons: they stay in C until `_free` ends them.
-                thread = threading.Thread(target=_decode, args=(self.library, handle), name="decode", daemon=True)
+                serve = self.library.transduce_serve
+                thread = threading.Thread(target=serve, args=(handle,), name="decode", daemon=True)
                 thread.start()
                 self._threads.append(thread)
 
@@ -167,10 +168,6 @@ class NativeDecoder:
             caller.free()
 
 
-def _decode(library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
-    library.transduce_serve(handle)
-
-
 def _free(library: ctypes.CDLL, model: Any, handle: ctypes.c_void_p, threads: list[threading.Thread], pid: int) -> None:
     """End and free a queue. `model` is an argument so that it lives until then."""
     if os.getpid() != pid:
@@ -190,7 +187,6 @@ class NativeCaller:
         self._decoder, self._library, self._pid = decoder, decoder.library, os.getpid()
         self._handle = ctypes.c_void_p()
         check(self._library, self._library.transduce_client_new(decoder.handle, ctypes.byref(self._handle)))
-        self.closed = False
         self._sizes = (ctypes.c_int64 * 3)()  # of events, hypotheses and tokens
         first = ctypes.addressof(self._sizes)
         self._size_addresses = tuple(first + i * ctypes.sizeof(ctypes.c_int64) for i in range(3))
@@ -220,10 +216,8 @@ class NativeCaller:
         n = len(sources)
         ids = packed([self._decoder.read_ids(source.ids) for source in sources])
         limits = array("i", [source.limit for source in sources])
-        prefixes: _Arrays
-        allowed: _Arrays
-        numbers: _Arrays
-        prefixes, allowed, numbers = (None, None), (None, None), (None,)
+        none: _Arrays = (None, None)
+        prefixes, allowed, numbers = none, none, none[:1]
         given = dict(options)
         if given.get("sample"):
             numbers = (_numbers(sources, int(given["n_best"]), seed),)
@@ -271,7 +265,6 @@ class NativeCaller:
 
     def close(self) -> None:
         """Cancel all and take no more; `collect` no longer waits."""
-        self.closed = True
         if os.getpid() == self._pid:
             self._library.transduce_client_close(self._handle)
 

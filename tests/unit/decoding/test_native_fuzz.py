@@ -14,15 +14,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 
+from native_engines import needs_library
 from native_fuzzing import Session, damage_pairs, damage_request, fine_pairs, fine_request, score
 from oracle.stand_in import untrained
 from transduce.config.settings import Settings
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import PRECISIONS, Config, NamedTensor, native_config, plain_weights
 
-pytestmark = pytest.mark.skipif(isinstance(load_library(), str), reason="the native library is not built")
+pytestmark = needs_library
 N_INPUTS = int(os.environ.get("TRANSDUCE_NATIVE_FUZZ", "600"))
 N_TOKENS = 90
 SIZES: dict[str, Any] = {"d_model": 42, "d_ff": 33, "n_heads": 6, "n_kv_heads": 3, "n_decoder_layers": 2}

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from transduce.decoding import loading, native_library
+from native_engines import needs_library
+from transduce.decoding import loading
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
@@ -17,7 +18,6 @@ from transduce.evaluation.result_files import read_record, render_record
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 
-NATIVE = pytest.mark.skipif(isinstance(native_library.load_library(), str), reason="the native library is not built")
 MEASURED = {
     "float32": {"bleu": 30.11, "sentences_per_second": 500.0},
     "int8": {"bleu": 30.06, "sentences_per_second": 950.0},
@@ -41,7 +41,7 @@ def test_the_report_compares_each_precision_with_float32(folder: RunFolder) -> N
         render_record(folder, score_tables)
 
 
-@NATIVE
+@needs_library
 @pytest.mark.parametrize("instructions", ["amx", "avx512_vnni", "avx2"])
 def test_each_precision_that_the_cpu_has_is_measured(
     folder: RunFolder, texts: list[str], instructions: str, monkeypatch: pytest.MonkeyPatch
