@@ -176,7 +176,7 @@ def test_settings_that_do_not_fit_the_task_are_refused(
     [
         (b"", ["no text found"]),
         (b"a\n\xe4\n", ["a.txt, line 2", "not valid UTF-8"]),
-        (b"one line\n", ["too little text", "--valid-text"]),
+        (b"one line\n", ["too little text", "data.valid"]),
     ],
     ids=["empty", "not UTF-8", "one line"],
 )

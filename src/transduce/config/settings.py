@@ -188,7 +188,7 @@ class Settings(Section):
 
     @classmethod
     def from_toml(cls, path: Path, overrides: Sequence[str] = ()) -> Settings:
-        """Read a recipe with `--set` overrides; data paths are relative to `data.root`, or to the recipe's folder."""
+        """Read a recipe with overrides. Data paths are relative to `data.root`, or to the folder of the recipe."""
         values = read_recipe(path)
         apply_overrides(values, overrides)
         return cls.from_mapping(values, origin=str(path)).resolve_paths(path.parent)

@@ -162,7 +162,7 @@ def read_plain_texts(
     stream = _spooled_pieces(meter.watch(part_of(everything.read(), held, held_out=True)), spool_in)
     n_held, files = sum(meter.sizes), everything.files
     if not 0 < n_held < everything.size:
-        raise DataError(f"{', '.join(files)}: too little text to hold some out; give --valid-text")
+        raise DataError(f"{', '.join(files)}: too little text to hold some out; give data.valid")
     which = "documents drawn by seed" if whole else "the end of each file"
     log.say(f"no validation text given: holding out {n_held:,} of {everything.size:,} bytes ({which})")
     return Texts(

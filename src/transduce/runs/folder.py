@@ -77,7 +77,7 @@ class RunFolder:
                 return cls._resume(path, settings, recipe, lock)
             if others := sorted(p.name for p in path.iterdir() if p.name != ".lock"):
                 raise RunFolderError(
-                    f"{path} is no run folder and not empty: it contains {others[0]}; name another folder with --run"
+                    f"{path} is no run folder and not empty: it contains {others[0]}; name another folder"
                 )
             # The manifest comes first: with it the folder is a run, which a kill between two files leaves resumable.
             manifest = Manifest(path, settings.model_dump(mode="json"))
@@ -241,7 +241,7 @@ def _make_and_lock(path: Path) -> FolderLock:
             refuse_outside_links(path)
         return FolderLock(path)
     except FileExistsError:
-        raise RunFolderError(f"{path} is a file; name a folder with --run") from None
+        raise RunFolderError(f"{path} is a file; name a folder") from None
     except OSError as error:
         what = "write to" if path.is_dir() else "make"
         raise RunFolderError(f"cannot {what} the run folder {path}: {error.strerror or error}") from error

@@ -184,7 +184,7 @@ class TrialRuns:
             last = words.splitlines()[-1].removeprefix("transduce: error: ") if words else f"exit code {code}"
             raise TrainingError(f"a training with these settings fails here: {last}")
         if any("by the clock" in e.get("reason", "") for e in MetricsFile(self.folder / name / "metrics.jsonl").read()):
-            raise TrainingError("training.max_minutes ended the trial before its last update; give fewer --updates")
+            raise TrainingError("training.max_minutes ended the trial before its last update; give fewer updates")
         return self.folder / name
 
     def kill_at(self, name: str, update: int, *, more: float) -> int | None:

@@ -20,7 +20,7 @@ from sacrebleu.tokenizers import tokenizer_spm
 
 from transduce.config.settings import EvaluationSettings
 from transduce.errors import DataError, UserError
-from transduce.evaluation.metrics import Scores, evaluate, metrics
+from transduce.evaluation.metrics import evaluate, metrics
 from transduce.evaluation.significance import Difference, compare_translations
 
 TEXT = "Ein kleiner Hund läuft über die grüne Wiese , und zwei Kinder schauen ihm zu ."
@@ -109,11 +109,6 @@ def test_lowercase_ignores_case() -> None:
     upper = [line.upper() for line in corpus()]
     assert evaluate(upper, corpus(), lowercase=True).bleu.value == pytest.approx(100)
     assert evaluate(upper, corpus()).bleu.value < 60
-
-
-def test_scores_survive_json() -> None:
-    scores = evaluate(worse(corpus(), 0.3), corpus(), tokenize="none")
-    assert Scores.from_json(json.loads(json.dumps(scores.to_json()))) == scores
 
 
 def test_bad_input_is_refused() -> None:
