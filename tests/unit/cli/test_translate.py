@@ -49,7 +49,7 @@ def test_many_notes_become_a_few_and_a_count(
     assert len(notes) == n_lines
     assert notes[:5] == [f"warning: line {i}: output cut off" for i in range(2, 2 + min(n, 5))]
     if n > 5:
-        assert f"{n:,} of {n + 1:,} lines" in notes[5] and "first 5" in notes[5] and "--json" in notes[5]
+        assert f"{n:,} of {n + 1:,} lines" in notes[5] and "first 5" in notes[5] and "JSON" in notes[5]
 
 
 def test_json_contains_its_notes(translate: Translate, capsys: pytest.CaptureFixture[str]) -> None:
