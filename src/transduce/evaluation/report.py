@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from markupsafe import Markup, escape
 
+import transduce
 from transduce.evaluation.charts import TEMPLATES, Curve, line_chart, smooth
 from transduce.evaluation.metrics import compare_with_float32
-from transduce.evaluation.result_files import Record, SetScores, Wording, render_record, versions
+from transduce.evaluation.result_files import Record, SetScores, Wording, render_record
 from transduce.inspection.heatmap import heat_map_figures
 from transduce.inspection.html import render
 from transduce.logging import duration
@@ -249,8 +251,8 @@ def _provenance(record: Record) -> list[tuple[str, str]]:
         restarts = record.of("restart")
         places = ", ".join(f"after update {event.get('update', 0):,}" for event in restarts)
         rows.append(("restarts", f"{len(restarts)}: {places}" if restarts else "none"))
-    here = versions()
-    return [*rows, ("this page", f"written by transduce {here['transduce']}, sacrebleu {here['sacrebleu']}")]
+    software = f"transduce {transduce.__version__}, sacrebleu {metadata.version('sacrebleu')}"
+    return [*rows, ("this page", f"written by {software}")]
 
 
 def score_tables(record: Record) -> list[Table]:

@@ -21,15 +21,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from typing import Any, Literal, TypeVar
 
 from jinja2 import UndefinedError
 
-import transduce
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
@@ -42,7 +39,6 @@ from transduce.runs.tensor_file import shapes
 T = TypeVar("T")
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError,
                AssertionError, UndefinedError)  # fmt: skip
-_PACKAGES = ("torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,6 @@ class Record:
         found: dict[str, str] = {"transduce": self.made_by} if self.made_by else {}
         for event in starts:
             found |= {key: str(event[key]) for key in ("torch", "device", "threads") if key in event}
-            found |= event.get("versions", {})
         return found
 
 
@@ -226,10 +221,3 @@ def save_generated(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], 
 def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> None:
     """Save the attention of a few held-out sentences; earlier ones are replaced."""
     run.write_record("attention.json", {"sentences": [one.to_json() for one in sentences]})
-
-
-def versions() -> dict[str, str]:
-    """The versions of this software, for the `start` event."""
-    found = {"transduce": transduce.__version__, "python": platform.python_version()}
-    found |= {package: metadata.version(package) for package in _PACKAGES}
-    return found | {"platform": platform.platform()}

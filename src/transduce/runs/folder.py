@@ -6,7 +6,7 @@
     tokenizer*.model     vocabulary
     model.safetensors    weights for translation, with their own checksum
     shortlist.safetensors    made by `transduce shortlist`, likewise
-    metrics.jsonl, data.json, scores.json, precision_scores.json, samples.json, attention.json    records of the run
+    metrics.jsonl, data.json, *scores.json, samples.json, attention.json    records of the run
     report.html, README.md   report and model card, made from the records; the card may be edited
     time_limit.json      the number of updates that a limit in minutes became
     skipped.jsonl        the sentences of updates that were skipped because the loss or its gradient was not finite

@@ -18,7 +18,7 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `evaluate` scores a finished run on files, with the options of its class in `evaluation.options`;
 - `scored_model` scores a finished run once more, example by example, for comparisons.
 
-Tasks on one-sided text start from `one_sided.OneSidedTask`, which defines the steps that depend on the text only.
+Tasks on one-sided text start from `monolingual.OneSidedTask`, which defines the steps that depend on the text only.
 """
 
 from __future__ import annotations

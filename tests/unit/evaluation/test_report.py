@@ -25,7 +25,6 @@ from transduce.evaluation.result_files import (
     read_record,
     save_attention,
     save_set,
-    versions,
 )
 from transduce.inspection.attention import SentenceAttention
 from transduce.inspection.heatmap import HeatMap
@@ -59,7 +58,7 @@ def fill(run: RunFolder, text: str = "") -> None:
     """Fill a run folder, with `text` wherever text can come from outside."""
     run.save_model({"w": torch.zeros(10, 7)})
     metrics = MetricsFile(run.path / "metrics.jsonl")
-    metrics.append({"event": "start", "update": 0, "seconds": 0.0, "versions": versions() | {"torch": "9.9" + text}})
+    metrics.append({"event": "start", "update": 0, "seconds": 0.0, "torch": "9.9" + text})
     for update in range(10, 101, 10):
         loss = 9.0 / update if update != 50 else float("nan")
         row = {"loss": loss, "lr": 0.001, "tokens_per_second": 100.0, "grad_norm": 1.0}
