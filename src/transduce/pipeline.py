@@ -76,15 +76,15 @@ def _train_in(
         end = _end_of(folder)
         has_prepared = (path / "tokens").exists()
         if end is not None and not has_prepared:
-            # Opening the folder names a file that is missing or damaged and cannot be made again.
             wording = task.wording.of(folder.settings)
+            # Opening the folder names a file that is missing or damaged and cannot be made again.
             restore_pages(RunFolder.open(path), task.wording, log=log)
             log.say(f"{path} is finished; its model {wording.usage}; name another folder to train again")
             return
         if end is None and has_read_text(path) and not has_prepared:
             raise RunFolderError(
                 f"{path / 'metrics.jsonl'} is damaged: it records no end of training, but the encoded text was removed "
-                "as after the end; the model can be used; to train, name another folder"
+                "as after the end; the model can be used; to train, name another run folder"
             )
         if end is None:
             prepared = _prepare(task, folder, asked=settings, start=start, machine=machine, log=log)

@@ -165,6 +165,14 @@ def test_bad_input_of_a_finished_run(
     assert_refused(done, *parts)
 
 
+def test_the_folder_of_another_run_is_not_changed(trained: Path) -> None:
+    before = {path: path.read_bytes() for path in (trained / "run").rglob("*") if path.is_file()}
+    sides = ["--src", trained / "train.en", "--tgt", trained / "train.de", "--run", trained / "run"]
+    done = transduce("train", *sides, *small("training.seed=2"))
+    assert_refused(done, "another run: training.seed is 1 in the folder and 2 here", "--run")
+    assert {path: path.read_bytes() for path in (trained / "run").rglob("*") if path.is_file()} == before
+
+
 def test_a_sentence_longer_than_training_saw_is_translated_with_a_warning(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "long.en").write_text("dog " * 700 + "\nA dog.\n")
     done = transduce("translate", trained / "run", tmp_path / "long.en", "--max-length", "5")

@@ -22,6 +22,8 @@ FLAGS = {
     "data.root": "--data",
     "training.start": "--from",
     "output_dir": "--output-dir",
+    "another run folder": "--run FOLDER",
+    "override": "--set KEY=VALUE",
     "tokenizer.extend": "--extend-vocabulary",
     "sample = true": "--sample",
     "cut_prompt": "--cut-prompt",

@@ -65,7 +65,7 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str] | None) -> 
 def _apply(values: dict[str, Any], override: str) -> None:
     key, sign, text = override.partition("=")
     if not sign or not key.strip():
-        raise SettingsError(f"{override}: expected key=value, as in training.lr=0.001")
+        raise SettingsError(f"override {override!r}: expected key=value, as in training.lr=0.001")
     try:
         value = tomllib.loads(f"x = {text}")["x"]
     except (ValueError, RecursionError):
@@ -74,7 +74,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     for part in path:
         values = values.setdefault(part, {})
         if not isinstance(values, dict):
-            raise SettingsError(f"{override}: '{part}' is not a section")
+            raise SettingsError(f"override {override!r}: '{part}' is not a section")
     values[last] = value
 
 

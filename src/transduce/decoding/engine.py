@@ -146,7 +146,8 @@ class Engine(Protocol):
     ) -> list[list[Hypothesis]]:
         """`options.n_best` hypotheses per source, best first, or samples. All options count, given or not.
 
-        A language model draws one continuation per source, whose tokens `on_token` sees as they are drawn.
+        A language model draws one continuation per source, whose tokens `on_token` sees as they are drawn. Of a search,
+        only the native library calls it, for the sources that it translates itself.
         """
 
     def open_batcher(self, deliver: Deliver) -> Batcher:

@@ -93,9 +93,9 @@ def evaluate_translations(run: Path, options: TranslationEvaluation, *, device: 
     scores = evaluate(ours, references, tokenize=tokenize, lowercase=lowercase)
     if options.output is not None:
         write_text(options.output, "".join(f"{line}\n" for line in ours))
-    rows = list[SystemComparison]()
-    for theirs in others:
-        rows = compare_translations(ours, theirs, references, tokenize=tokenize, lowercase=lowercase)
+    rows: Sequence[SystemComparison] = ()
+    if others:
+        rows = compare_translations(ours, others[0], references, tokenize=tokenize, lowercase=lowercase)
     return Evaluation(scores, options.against, rows, " and ".join(dict.fromkeys(used)), precisions)
 
 

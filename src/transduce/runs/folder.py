@@ -77,7 +77,7 @@ class RunFolder:
                 return cls._resume(path, settings, recipe, lock)
             if others := sorted(p.name for p in path.iterdir() if p.name != ".lock"):
                 raise RunFolderError(
-                    f"{path} is no run folder and not empty: it contains {others[0]}; name another folder"
+                    f"{path} is no run folder and not empty: it contains {others[0]}; name another run folder"
                 )
             # The manifest comes first: with it the folder is a run, which a kill between two files leaves resumable.
             manifest = Manifest(path, settings.model_dump(mode="json"))

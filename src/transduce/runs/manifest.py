@@ -105,7 +105,7 @@ class Manifest:
         if found := difference(self.asked_settings(), asked):
             raise RunFolderError(
                 f"{self.folder} contains another run: {found}; give the same settings to resume it, or name another "
-                "folder"
+                "run folder"
             )
 
     def settings(self) -> Settings:

@@ -19,11 +19,11 @@ from transduce.serving.access_log import AccessLog
 from transduce.serving.http import Call, Endpoint, RequestError, describe_error, header_key, json_response, read_body
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.metrics import Metrics
-from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, transduce
+from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, own
 from transduce.serving.service import Service
 from transduce.serving.web_page import ENDPOINTS as PAGE
 
-_PROTOCOLS = (transduce, libretranslate, deepl, huggingface, openai)
+_PROTOCOLS = (own, libretranslate, deepl, huggingface, openai)
 _ENDPOINTS = tuple(endpoint for protocol in (PAGE, *(one.ENDPOINTS for one in _PROTOCOLS)) for endpoint in protocol)
 _CHANGE_TYPES = "application/json", "application/x-www-form-urlencoded", ""
 _STATUS_LEFT = 499  # nginx's status for a client that left; it appears in the log only

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ import marians
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding import torch_engine
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
+from transduce.decoding.native_library import load_library
 from transduce.decoding.precision import TorchPrecision
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
@@ -149,3 +152,9 @@ def test_sources_beyond_any_memory_are_refused(precision: TorchPrecision, run: P
     engine = Translator.load(run, device="cpu", precision=precision).engine
     with pytest.raises(SettingsError, match=r"70,000 tokens: at most 65,535"):
         engine.translate([DecodingInput((0,), [5] * 70_000, 5)], DecodingOptions())
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="there is no C++ compiler")
+def test_the_native_library_loads_where_it_can_be_compiled() -> None:
+    """The tests of the library are skipped where it does not load."""
+    assert not isinstance(found := load_library(), str), found

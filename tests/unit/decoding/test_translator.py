@@ -162,6 +162,25 @@ def test_samples_are_a_function_of_seed_and_place(translator: Translator, texts:
     assert len({t.ids for t in same_text}) > 1
 
 
+def test_threads_do_not_change_translations(translator: Translator, texts: list[str]) -> None:
+    """An error in a thread reaches the caller, and the number of threads does not change."""
+    n_threads = torch.get_num_threads()
+    alone = translator.translate(texts[:40], DecodingOptions(beam=2, batch_tokens=1, max_length=12))
+    try:
+        torch.set_num_threads(2)
+        together = translator.translate(texts[:40], DecodingOptions(beam=2, batch_tokens=30, max_length=12))
+        assert torch.get_num_threads() == 2
+        with pytest.raises(AssertionError, match="asked to start"):
+            Translator(TorchEngine(Untouched(1, 1).eval()), translator.tokenizers).translate(
+                texts[:40], DecodingOptions(batch_tokens=30)
+            )
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(n_threads)
+    assert [t.ids for t in together] == [t.ids for t in alone]
+    assert [t.score for t in together] == pytest.approx([t.score for t in alone], rel=1e-5)
+
+
 def test_bfloat16_is_close(run: Path, texts: list[str]) -> None:
     full, half = (Translator.load(run, device="cpu", precision=p) for p in ("float32", "bfloat16"))
     assert half.model.output_weight.dtype == torch.bfloat16

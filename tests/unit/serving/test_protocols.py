@@ -18,8 +18,8 @@ from transduce.decoding.queue import ExpiredError
 from transduce.errors import SettingsError
 from transduce.serving.http import Call, Handler, stream_response
 from transduce.serving.limits import OverloadedError
-from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, transduce
-from transduce.serving.protocols.transduce import token_ends
+from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, own
+from transduce.serving.protocols.own import token_ends
 from transduce.serving.service import Service
 
 FORM = b"application/x-www-form-urlencoded"
@@ -110,10 +110,10 @@ def test_ends_of_tokens_in_a_text() -> None:
 @pytest.mark.parametrize(
     ("model", "field", "item"),
     [
-        (transduce.TransduceRequest, "text", 1),
-        (transduce.TransduceRequest, "protect", 1),
-        (transduce.TransduceRequest, "prefix", 1),
-        (huggingface.TranslationRequest, "inputs", 1),
+        (own.TranslationRequest, "text", 1),
+        (own.TranslationRequest, "protect", 1),
+        (own.TranslationRequest, "prefix", 1),
+        (huggingface.HuggingFaceRequest, "inputs", 1),
         (deepl.DeepLRequest, "text", 1),
         (deepl.DeepLRequest, "ignore_tags", 1),
         (libretranslate.LibreTranslateRequest, "q", 1),
@@ -130,7 +130,7 @@ def test_the_first_wrong_item_of_a_list_ends_the_validation(model: type[BaseMode
 
 def test_other_fields_of_a_translation_are_decoding_options() -> None:
     def options(fields: dict[str, Any]) -> Any:
-        return call(body=json.dumps({"text": "a", **fields}).encode()).parse(transduce.TransduceRequest).options()
+        return call(body=json.dumps({"text": "a", **fields}).encode()).parse(own.TranslationRequest).options()
 
     given = {"beam": 3, "n_best": 2, "no_repeat_ngram": 2}
     found = options({**given, "length_penalty": None})

@@ -125,6 +125,7 @@ async def test_more_than_the_limits_is_refused(run: Path) -> None:
         tasks = [asyncio.ensure_future(service.translate(LINES, service.route())) for _ in range(4)]
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert not isinstance(found[0], BaseException) and isinstance(found[-1], OverloadedError)
+        assert "too much text" in str(found[-1])
         with pytest.raises(SettingsError, match="at most 10,000 are allowed"):  # more than its place alone
             await service.translate(LINES, service.route(), DecodingOptions(max_length=1000))
         with service.request():
@@ -356,7 +357,7 @@ async def test_work_of_a_request_that_has_begun_is_not_refused(run: Path, monkey
 
             monkeypatch.setattr(first, "translate", then_busy)
             assert (await service.translate(LINES[:1], pivot, SHORT)).sentences[0].text
-            with pytest.raises(OverloadedError):
+            with pytest.raises(OverloadedError, match="too much text"):
                 await service.translate(LINES[:1], pivot, SHORT)
             assert (await service.translate(LINES[:1], service.route(), SHORT, refuse=False)).sentences[0].text
 

@@ -18,13 +18,13 @@ class Parameters(BaseModel):
     tgt_lang: str | None = None
 
 
-class TranslationRequest(BaseModel):
+class HuggingFaceRequest(BaseModel):
     inputs: Texts
     parameters: Parameters | None = None
 
 
 async def translation(call: Call) -> Response:
-    asked = call.parse(TranslationRequest)
+    asked = call.parse(HuggingFaceRequest)
     call.take_texts(asked.inputs)
     parameters = asked.parameters or Parameters()
     name: Any = call.request.path_params.get("model")

@@ -33,7 +33,7 @@ def _kinds(value: Any) -> Any:
     return _SWITCHES.get(given, [value] if given else value)
 
 
-class TransduceRequest(BaseModel):
+class TranslationRequest(BaseModel):
     """What is asked for.
 
     text: one text or several. prefix: what the translation of each starts with. split: into sentences. words: with the
@@ -78,7 +78,7 @@ class TransduceRequest(BaseModel):
 
 async def translate(call: Call) -> Response:
     """Answer with `{"translations": [...]}`, or with a stream of server-sent events for one text."""
-    asked = call.parse(TransduceRequest)
+    asked = call.parse(TranslationRequest)
     texts, end = asked.text, call.deadline()
     prefixes = [asked.prefix] if isinstance(asked.prefix, str) else asked.prefix
     if asked.prefix != "" and len(prefixes) != len(texts):
