@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from transduce.decoding.queue import ExpiredError, QueueClosedError
+from transduce.decoding.queue import EXPIRED, ExpiredError, QueueClosedError
 from transduce.errors import SettingsError, TransduceError, UserError
 from transduce.logging import print_exception
 from transduce.serving.glossaries import StorageError, UnknownGlossaryError
@@ -23,6 +23,7 @@ from transduce.serving.service import Service
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ItemT = TypeVar("ItemT")
+_SENDING = 2.0  # seconds after its deadline in which the rest of a stream can be read
 _READ_ON = 16  # times the limit of a body: read and drop it, as most clients read the response only after sending
 _MOST_FIELDS = 1000  # of a form
 _LONGEST_LENGTH = 20  # digits of a Content-Length
@@ -138,14 +139,21 @@ def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str]
     return Response(to_json(content), status_code=status, headers=dict(headers or {}), media_type="application/json")
 
 
-async def stream_response(parts: AsyncIterator[Any], error: FormatError = format_error, *, last: str = "") -> Response:
-    """JSON as server-sent events, and `last` after them. What is raised before the first one becomes a status."""
-    first = await anext(parts)
+async def stream_response(
+    parts: AsyncIterator[Any], error: FormatError = format_error, *, end: float, last: str = ""
+) -> Response:
+    """JSON as server-sent events, and `last` after them. What is raised before the first one becomes a status.
+
+    A client that has not read everything shortly after `end`, the request's deadline, does not get the rest.
+    """
+    first, time = await anext(parts), asyncio.get_running_loop().time
 
     async def events() -> AsyncIterator[bytes]:
         yield _event(to_json(first))
         try:
             async for part in parts:
+                if time() > end + _SENDING:
+                    raise ExpiredError(EXPIRED)
                 yield _event(to_json(part))
             if last:
                 yield _event(last.encode())

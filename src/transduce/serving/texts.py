@@ -12,7 +12,7 @@ from typing import Any
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.alignment import Link
 from transduce.decoding.results import TextLogProbs, Translation
-from transduce.serving.concurrency import offload
+from transduce.serving.concurrency import expiring, offload
 from transduce.serving.routes import Route
 from transduce.serving.service import Service
 from transduce.text.languages import base_language, guess_language
@@ -193,13 +193,19 @@ def source_languages(service: Service, target: str | None = None) -> list[str]:
 
 
 async def choose_routes(
-    service: Service, texts: Sequence[str], source: str | None, target: str
+    service: Service, texts: Sequence[str], source: str | None, target: str, *, end: float
 ) -> tuple[list[Route], list[Guess]]:
-    """The route of each text; without a source language, by the text, and with the best guess for each."""
+    """The route of each text; without a source language, by the text, and with the best guess for each.
+
+    Raises `ExpiredError` at `end`, a time of the event loop.
+    """
     if source is not None:
         return [service.route(source, target)] * len(texts), []
     codes = source_languages(service, target)
-    guesses = [(await detect(text, codes))[0] for text in texts]
+    guesses = list[Guess]()
+    async with expiring(end):
+        for text in texts:
+            guesses.append((await detect(text, codes))[0])
     return [service.route(guess["language"], target) for guess in guesses], guesses
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from starlette.responses import StreamingResponse
 import marians
 from transduce.decoding.queue import ExpiredError
 from transduce.errors import SettingsError
+from transduce.serving import http
 from transduce.serving.http import Call, Handler, stream_response
 from transduce.serving.limits import OverloadedError
 from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, own
@@ -48,11 +50,28 @@ def test_an_error_inside_a_stream_has_one_line_and_its_kind(error: Exception, st
         return [json.loads(bytes(event).removeprefix(b"data: ")) async for event in streamed.body_iterator]
 
     async def main() -> None:
-        assert await read(await stream_response(parts())) == [{"a": 1}, {"error": "too late"}]
-        found = (await read(await stream_response(parts(), openai.format_error)))[-1]
+        assert await read(await stream_response(parts(), end=math.inf)) == [{"a": 1}, {"error": "too late"}]
+        found = (await read(await stream_response(parts(), openai.format_error, end=math.inf)))[-1]
         assert found == openai.format_error(status, "too late") and found["error"]["type"] == kind
 
     asyncio.run(main())
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_is_not_read_ends_after_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_SENDING", 0.0)
+
+    async def parts() -> AsyncIterator[int]:
+        for number in range(100):
+            yield number
+
+    end = asyncio.get_running_loop().time() + 0.2
+    response: Any = await stream_response(parts(), end=end)
+    events = []
+    async for event in response.body_iterator:
+        events.append(bytes(event))
+        await asyncio.sleep(0.05)  # a slow reader
+    assert 2 <= len(events) < 10 and b"error" in events[-1]
 
 
 def test_forms_have_a_limit_of_fields() -> None:

@@ -262,6 +262,14 @@ def test_well_formed_xml_may_have_several_roots() -> None:
         parse_markup("<a>\n A & B</a>", XML)
 
 
+@pytest.mark.parametrize(
+    ("number", "character"), [("9" * 5000, "\ufffd"), ("0" * 5000 + "65", "A"), ("0" * 9, "\ufffd")]
+)
+def test_long_character_references_are_read_as_browsers_do(number: str, character: str) -> None:
+    (segment,) = parse_markup(f"a &#{number}; b", HTML)
+    assert isinstance(segment, Segment) and segment.text == f"a {character} b"
+
+
 def test_entities_of_a_document_type_are_never_resolved() -> None:
     bomb = '<!DOCTYPE a [<!ENTITY b "lol"><!ENTITY c "&b;&b;&b;">]><a>x &c; and &eacute; y</a>'
     assert restored(parse_markup(bomb, XML)) == bomb

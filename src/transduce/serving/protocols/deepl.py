@@ -60,7 +60,7 @@ async def translate(call: Call) -> Response:
     refuse_unsupported(asked, _UNSUPPORTED)
     call.take_texts(asked.text)
     texts, end = asked.texts(), call.deadline()
-    routes, _ = await choose_routes(call.service, texts, asked.source_lang, asked.target_lang)
+    routes, _ = await choose_routes(call.service, texts, asked.source_lang, asked.target_lang, end=end)
     split = str(asked.split_sentences) not in ("0", "False")
     if (form := _format(call, asked)) is not None:
         found = await translate_formatted(call.service, texts, routes, form, end=end, split=split)

@@ -45,7 +45,7 @@ async def translate(call: Call) -> Response:
     options, end = DecodingOptions(n_best=asked.alternatives + 1), call.deadline()
     call.service.limits.check_options(options)
     source = None if asked.source == "auto" else asked.source
-    routes, guesses = await choose_routes(call.service, texts, source, asked.target)
+    routes, guesses = await choose_routes(call.service, texts, source, asked.target, end=end)
     answer: dict[str, list[Any]] = {}
     if asked.format == "html":
         answer["translatedText"] = await translate_formatted(call.service, texts, routes, _HTML, end=end)

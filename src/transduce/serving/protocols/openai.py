@@ -98,9 +98,10 @@ class GenerationRequest(BaseModel, extra="allow"):
     def respond(self, choices: Sequence[dict[str, Any]], usage: dict[str, int]) -> Response:
         return json_response({**self._head(), "object": self.object, "choices": choices, "usage": usage})
 
-    async def respond_in_parts(self, chunks: AsyncIterator[dict[str, Any]]) -> Response:
+    async def respond_in_parts(self, chunks: AsyncIterator[dict[str, Any]], end: float) -> Response:
         head = {**self._head(), "object": self.chunk_object}
-        return await stream_response(({**head, **one} async for one in chunks), format_error, last="[DONE]")
+        parts = ({**head, **one} async for one in chunks)
+        return await stream_response(parts, format_error, end=end, last="[DONE]")
 
     def _head(self) -> dict[str, Any]:
         return {"id": f"{self.kind}-{next(_numbers)}", "created": int(time.time()), "model": self.model}
@@ -227,12 +228,12 @@ async def chat(call: Call) -> Response:
     text, options = asked.source(), asked.search()
     call.take_texts([text])
     call.service.limits.check_options(options)
-    route = call.service.route(name=asked.model)
+    route, end = call.service.route(name=asked.model), call.deadline()
     if asked.stream:
         if options.n_best > 1:
             raise SettingsError(f"n = {options.n_best}: a stream has one translation; leave n out")
-        return await asked.respond_in_parts(_translation_chunks(call, asked, text, route, options))
-    (found,) = await translate_texts(call.service, [text], [route], options, end=call.deadline())
+        return await asked.respond_in_parts(_translation_chunks(call, asked, text, route, options, end), end)
+    (found,) = await translate_texts(call.service, [text], [route], options, end=end)
     choices = [
         _choice(place, asked.content(found.alternative(place)), finished=_finished(found.sentences, place))
         for place in range(options.n_best)
@@ -249,13 +250,11 @@ async def _generate(
     options, stops = asked.sampling(generator.generator.settings.decoding.max_length, limits), asked.stops()
     if len(prompts) * options.n_best > limits.max_texts:
         raise SettingsError(f"{len(prompts)} prompts, n = {options.n_best}: more than {limits.max_texts} texts")
-    generate = partial(
-        generator.generate, prompts, options, cut_prompt=asked.cut_prompt, stop=stops, end=call.deadline()
-    )
+    end = call.deadline()
+    generate = partial(generator.generate, prompts, options, cut_prompt=asked.cut_prompt, stop=stops, end=end)
     if asked.stream:
-        return await asked.respond_in_parts(
-            _generation_chunks(asked, in_parts(lambda on_part: generate(on_part=on_part)))
-        )
+        chunks = _generation_chunks(asked, in_parts(lambda on_part: generate(on_part=on_part)))
+        return await asked.respond_in_parts(chunks, end)
     found = await generate()
     choices = [_choice(place, asked.content(one.text), finished=one.finished) for place, one in enumerate(found.texts)]
     return asked.respond(choices, _usage(found.n_prompt, found.n_new))
@@ -275,11 +274,11 @@ async def _generation_chunks(
 
 
 async def _translation_chunks(
-    call: Call, asked: ChatRequest, text: str, route: Route, options: DecodingOptions
+    call: Call, asked: ChatRequest, text: str, route: Route, options: DecodingOptions, end: float
 ) -> AsyncIterator[dict[str, Any]]:
     """The chunks of a translation: a few sentences at a time, with the space before them."""
     parts = await offload(len(text) // SHORTEST, split_sentences, text, route.source)
-    sentences, found, end = parts[::2], list[Translation](), call.deadline()
+    sentences, found = parts[::2], list[Translation]()
     for first in range(0, len(sentences), _GROUP):
         last = first + _GROUP
         group = await call.service.translate(sentences[first:last], route, options, end=end, refuse=not first)

@@ -101,7 +101,7 @@ async def translate(call: Call) -> Response:
         async def work(on_part: Callable[[str], object]) -> RouteTranslation:
             return await call.service.translate(texts, route, options, end=end, prefixes=prefixes, on_part=on_part)
 
-        return await stream_response(_events(in_parts(work)))
+        return await stream_response(_events(in_parts(work)), end=end)
     found = await translate_texts(
         call.service,
         texts,

@@ -38,6 +38,7 @@ _PROLOG = re.compile(r"<!DOCTYPE\b|\A<\?xml\b")
 _TEXTS = ("#text", "#entity")
 _SPACES = " \t\r\n\f"
 _SPACE = re.compile(r"[ \t\r\n\f]+")
+_LONG_NUMBER = re.compile(r"&#(\d{8,});?")
 _ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9A-Fa-f]+);)[A-Za-z_][\w.-]*;")  # of a document type
 
 
@@ -285,6 +286,8 @@ class _Segments:
 
 def _plain(raw: str) -> str:
     """Text of a document as plain text."""
+    # Eight digits are beyond Unicode already, and Python refuses thousands of them.
+    raw = _LONG_NUMBER.sub(lambda found: f"&#{found[1].lstrip('0')[:8] or 0};", raw)
     return _SPACE.sub(" ", html.unescape(raw))
 
 

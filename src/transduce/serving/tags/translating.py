@@ -62,7 +62,8 @@ async def translate_formatted(
 ) -> list[str]:
     """Translate texts; arguments as for `translate_texts`. Only segments with tags or kept parts are aligned."""
     end = service.deadline() if end is None else end
-    parsed = [await asyncio.to_thread(form.parse, text) for text in texts]
+    async with expiring(end):
+        parsed = [await asyncio.to_thread(form.parse, text) for text in texts]
     segments = [
         (part, route)
         for parts, route in zip(parsed, routes, strict=True)
