@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
@@ -12,10 +13,12 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from transduce.decoding.queue import EXPIRED, ExpiredError, QueueClosedError
 from transduce.errors import SettingsError, TransduceError, UserError
 from transduce.logging import print_exception
+from transduce.serving.concurrency import expiring
 from transduce.serving.glossaries import StorageError, UnknownGlossaryError
 from transduce.serving.keys import UnauthorizedError
 from transduce.serving.limits import DrainingError, OverloadedError
@@ -160,7 +163,20 @@ async def stream_response(
         except TransduceError as problem:
             yield _event(to_json(error(*describe_error(problem))))
 
-    return StreamingResponse(events(), media_type="text/event-stream")
+    return _EventStream(events(), end=end + 2 * _SENDING)
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events, until `end` at most: then the connection of a client that does not read is closed."""
+
+    def __init__(self, events: AsyncIterator[bytes], *, end: float) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self.end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ExpiredError):
+            async with expiring(self.end):
+                await super().__call__(scope, receive, send)
 
 
 def _event(content: bytes) -> bytes:
