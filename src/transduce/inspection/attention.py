@@ -1,34 +1,26 @@
 """The attention weights of a model for a given sentence and translation.
 
-Normal forward passes do not keep the weights (fused kernels never form them), so they are computed again here from the
-inputs of attention in one forward pass (`nn.attention.Attention`).
+Normal forward passes do not keep the weights (fused kernels never form them): see `recording`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.decoding.translator import Translator
 from transduce.inspection.heatmap import HeatMap, SentenceAttention
+from transduce.inspection.recording import record
 from transduce.models.registry import architecture_of
-from transduce.nn.attention import Attention
 from transduce.nn.masks import SourceInput
-
-Attend = Callable[..., Tensor]
-_ONE_AT_A_TIME = threading.Lock()  # the attention modules are wrapped during a recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,19 +62,16 @@ def attention_maps(model: nn.Module, src: SourceInput, tgt_in: Int[Tensor, "1 T"
     training = model.training
     model.eval()
     try:
-        with recorded(model) as weights:
+        with record(model, "*.weights") as found:
             model(src, tgt_in)
     finally:
         model.train(training)
     patterns = architecture_of(model).attention
-    layers: dict[str, list[np.ndarray]] = defaultdict(list)  # by module; several where a decoder goes step by step
-    for name, layer in weights:
-        layers[name].append(layer[0].float().cpu().numpy())
-    found: dict[str, list[np.ndarray]] = {"encoder": [], "relay": [], "decoder": [], "cross": []}
-    for name, steps in layers.items():
-        part = next(part for part, pattern in patterns.items() if fnmatch(name, pattern))
-        found[part].append(np.concatenate(steps, axis=1))
-    return AttentionMaps(**{part: np.stack(layers) if layers else None for part, layers in found.items()})
+    parts: dict[str, list[np.ndarray]] = {"encoder": [], "relay": [], "decoder": [], "cross": []}
+    for name in found:
+        part = next(part for part, pattern in patterns.items() if fnmatch(name, f"{pattern}.weights"))
+        parts[part].append(found.value(name)[0].float().cpu().numpy())
+    return AttentionMaps(**{part: np.stack(layers) if layers else None for part, layers in parts.items()})
 
 
 def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:
@@ -100,32 +89,3 @@ def attention_of(translator: Translator, src: str, *, tgt: str | None = None) ->
     src_pieces = tokenizers.src.pieces(batch.src[0].tolist())
     tgt_pieces = (tokenizers.tgt.pieces(side[0].tolist()) for side in (batch.tgt_in, batch.tgt_out))
     return SentenceAttention(src, tgt, tuple(maps.heat_maps(src_pieces, *tgt_pieces)))
-
-
-@contextmanager
-def recorded(model: nn.Module) -> Iterator[list[tuple[str, Float[Tensor, "B H T S"]]]]:
-    """Yield a list that collects (module name, weights [B, H, T, S]) in the order of computation.
-
-    The model's output does not change. Only calls of this thread are recorded; a second recording waits.
-    """
-    weights: list[tuple[str, Tensor]] = []
-    modules = [(name, m) for name, m in model.named_modules() if isinstance(m, Attention)]
-    with _ONE_AT_A_TIME:
-        for name, module in modules:
-            module.attend = _recording(name, module, weights)  # type: ignore[method-assign]
-        try:
-            yield weights
-        finally:
-            for _, module in modules:
-                del module.attend
-
-
-def _recording(name: str, module: Attention, weights: list[tuple[str, Tensor]]) -> Attend:
-    attend, thread = module.attend, threading.get_ident()
-
-    def attend_and_record(*inputs: Any, **options: Any) -> Tensor:
-        if threading.get_ident() == thread:
-            weights.append((name, module.weights(*inputs, **options)))
-        return attend(*inputs, **options)
-
-    return attend_and_record

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.nn.bias import Bias, CausalBias, attended, dense_bias, fuses_on_cpu
+from transduce.nn.bias import Bias, CausalBias, RelativeBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear, batched_product, wide
@@ -192,6 +192,14 @@ class Attention(nn.Module, ABC):
     def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:
         """The weights that `attend` uses for the same arguments, without dropout; rows sum to 1."""
 
+    @abstractmethod
+    def raw_scores(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:
+        """The scores before the bias, for the same arguments."""
+
+    @abstractmethod
+    def combine(self, weights: Float[Tensor, "B H T S"], *args: Any, **kwargs: Any) -> Tensor:
+        """The result of attention with these weights in place of its own."""
+
 
 class MultiHeadAttention(Attention):
     """What self- and cross-attention share: heads, grouping, and the output projection W^O (paper 3.2.2).
@@ -239,8 +247,24 @@ class MultiHeadAttention(Attention):
     def weights(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
     ) -> Float[Tensor, "B H T S"]:
-        keys = key.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)
-        return attention_weights(query, keys, dense_bias(bias, query))
+        return attention_weights(query, self._of_each_head(key), dense_bias(bias, query))
+
+    def raw_scores(
+        self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
+    ) -> Float[Tensor, "B H T S"]:
+        scores = batched_product(query, self._of_each_head(key).transpose(-1, -2))
+        return wide(scores) * (1 / math.sqrt(query.shape[-1]))
+
+    def combine(
+        self, weights: Float[Tensor, "B H T S"], query: Tensor, key: Tensor, value: Tensor, *, bias: Bias
+    ) -> Float[Tensor, "B T D"]:
+        heads = batched_product(weights.to(value.dtype), self._of_each_head(value))
+        if isinstance(bias, RelativeBias):
+            heads = heads + bias.relations.values(weights)
+        return self.output(merge_heads(heads))
+
+    def _of_each_head(self, x: Float[Tensor, "B G S K"]) -> Float[Tensor, "B H S K"]:
+        return x.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)
 
 
 class SelfAttention(MultiHeadAttention):

@@ -130,13 +130,27 @@ class MemoryAttention(Attention):
         self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B Q C"]:
         """The hidden states after attention; `scores`: the products g_i . z_j."""
-        return (hidden + batched_product(self.weights(hidden, scores, memory)[:, 0], memory["values"])) * _HALF
+        return self.combine(self.weights(hidden, scores, memory), hidden, scores, memory)
+
+    def combine(
+        self, weights: Float[Tensor, "B 1 Q S"], hidden: Tensor, scores: Tensor, memory: Mapping[str, Tensor]
+    ) -> Float[Tensor, "B Q C"]:
+        return (hidden + batched_product(weights[:, 0], memory["values"])) * _HALF
 
     def weights(
         self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        products = scores + batched_product(hidden, memory["keys"].transpose(1, 2))
-        return softmax_over_keys(torch.add(memory["bias"], products, alpha=_HALF))[:, None]
+        return softmax_over_keys(torch.add(memory["bias"], self._products(hidden, scores, memory), alpha=_HALF))[
+            :, None
+        ]
+
+    def raw_scores(
+        self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
+    ) -> Float[Tensor, "B 1 Q S"]:
+        return self._products(hidden, scores, memory)[:, None] * _HALF
+
+    def _products(self, hidden: Tensor, scores: Tensor, memory: Mapping[str, Tensor]) -> Float[Tensor, "B Q S"]:
+        return scores + batched_product(hidden, memory["keys"].transpose(1, 2))
 
 
 class ConvDecoder(nn.Module):

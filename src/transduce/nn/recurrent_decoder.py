@@ -44,10 +44,18 @@ class StateAttention(Attention):
         self, query: Float[Tensor, "B Q H"], keys: Tensor, memory: Float[Tensor, "B S H"], bias: Tensor
     ) -> Float[Tensor, "B Q H"]:
         """The contexts of states; `bias` [B, 1, S] hides padding."""
-        return batched_product(self.weights(query, keys, memory, bias)[:, 0], memory)
+        return self.combine(self.weights(query, keys, memory, bias), query, keys, memory, bias)
 
     def weights(self, query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor) -> Float[Tensor, "B 1 Q S"]:
         return softmax_over_keys(self.scores(query, keys) + bias)[:, None]
+
+    def raw_scores(self, query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor) -> Float[Tensor, "B 1 Q S"]:
+        return self.scores(query, keys)[:, None]
+
+    def combine(
+        self, weights: Float[Tensor, "B 1 Q S"], query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor
+    ) -> Float[Tensor, "B Q H"]:
+        return batched_product(weights[:, 0], memory)
 
 
 class DotAttention(StateAttention):

@@ -13,8 +13,9 @@ import torch
 
 from transduce.config.kinds import model_settings
 from transduce.errors import UserError
-from transduce.inspection.attention import attention_maps, recorded
+from transduce.inspection.attention import attention_maps
 from transduce.inspection.heatmap import attention_page, heat_map_png, heat_map_svg, save_picture
+from transduce.inspection.recording import record
 from transduce.models.registry import build_model
 
 SRC = torch.tensor([[5, 9, 11, 7, 3]])
@@ -61,7 +62,7 @@ def test_weights_times_values_give_the_output_of_each_attention(options: dict[st
     modules = [m for m in model.modules() if type(m).__name__ in ("SelfAttention", "CrossAttention")]
     hooks = [m.register_forward_hook(lambda _m, _i, out: seen.append(out)) for m in modules]
     values: list[torch.Tensor] = []
-    with torch.no_grad(), recorded(model) as weights:
+    with torch.no_grad(), record(model, "*.weights") as weights:
         for module in modules:
             inner = module.attend
 
@@ -74,17 +75,19 @@ def test_weights_times_values_give_the_output_of_each_attention(options: dict[st
     for hook in hooks:
         hook.remove()
     assert len(weights) == len(modules) == len(seen) == len(values)
-    for (name, w), value, out in zip(weights, values, seen, strict=True):
+    for (name, (w,)), value, out in zip(weights.items(), values, seen, strict=True):
         heads = value.repeat_interleave(4 // value.shape[1], dim=1)
         merged = (w @ heads).transpose(1, 2).flatten(2)
-        torch.testing.assert_close(model.get_submodule(name).output(merged), out, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            model.get_submodule(name.removesuffix(".weights")).output(merged), out, atol=1e-5, rtol=1e-5
+        )
 
 
 def test_recording_does_not_change_the_model() -> None:
     model = a_model(dropout=0.3).eval()
     with torch.no_grad():
         before = model(SRC, TGT_IN)
-        with recorded(model):
+        with record(model):
             assert torch.equal(model(SRC, TGT_IN), before)
         assert torch.equal(model(SRC, TGT_IN), before)
     model.train()
@@ -104,11 +107,11 @@ def test_an_error_restores_the_model() -> None:
 
 def test_other_threads_are_not_recorded() -> None:
     model = a_model().eval()
-    with torch.no_grad(), recorded(model) as weights:
+    with torch.no_grad(), record(model, "*.weights") as weights:
         thread = threading.Thread(target=lambda: model(SRC, TGT_IN))
         thread.start()
         thread.join()
-        assert weights == []
+        assert not weights
         model(SRC, TGT_IN)
     assert len(weights) == 2 + 2 * 2
 

@@ -1,0 +1,259 @@
+"""Record, replace or switch off any intermediate value of a model, by name.
+
+Every module has its output under its own name (`encoder.blocks.0.feed_forward`) and its first input under
+`NAME.input`. Attention has more (`nn.attention.Attention`): the arguments of `attend` (`NAME.query`, `.key`, `.value`,
+`.bias`), `NAME.scores` before the bias, and `NAME.weights`. Nothing is computed or kept while nobody records.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from functools import cache, partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from transduce.errors import SettingsError
+from transduce.nn.attention import Attention
+from transduce.nn.bias import SpecialBias
+from transduce.nn.patterns import FullPattern
+from transduce.nn.positions import Positions
+
+Change = Callable[[Tensor], Tensor]
+"""From a value [B, ...] to the one that takes its place."""
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+_ONE_AT_A_TIME = threading.RLock()  # modules have hooks meanwhile
+
+
+class Recording(dict[str, list[Tensor]]):
+    """Values by name, in the order of computation; a name has several where a decoder goes step by step."""
+
+    def value(self, name: str) -> Tensor:
+        """One value [B, ...]; the steps of a decoder together along the axis of positions.
+
+        Attention has positions on the axis before the last one; units without such an axis get one after the batch.
+        """
+        if name not in self:
+            raise SettingsError(f"{name}: not recorded; recorded are {', '.join(self) or 'no values'}")
+        steps = self[name]
+        if steps[0].dim() == 2:
+            return torch.stack(steps, 1)
+        return steps[0] if len(steps) == 1 else torch.cat(steps, -2)
+
+
+@contextmanager
+def record(model: nn.Module, names: str | Iterable[str] = "*") -> Iterator[Recording]:
+    """Record the values that the model computes inside, in this thread. The model's output does not change.
+
+    Args:
+        model: Any model or layer of this package.
+        names: Patterns of names, such as "encoder.blocks.*.weights".
+
+    >>> with record(model, "decoder.blocks.*.cross_attention.weights") as found:     # doctest: +SKIP
+    ...     model(src, tgt_in)
+    >>> found.value("decoder.blocks.0.cross_attention.weights").shape                # doctest: +SKIP
+    torch.Size([1, 4, 7, 9])
+    """
+    patterns = (names,) if isinstance(names, str) else tuple(names)
+    found, thread = Recording(), threading.get_ident()
+
+    @cache
+    def is_wanted(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    def keep(name: str, value: Callable[[], Any]) -> None:
+        if threading.get_ident() == thread and is_wanted(name) and isinstance(found_value := value(), Tensor):
+            found.setdefault(name, []).append(found_value)
+
+    with _ONE_AT_A_TIME, ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hooks.enter_context(_recorded(name, module, keep))
+        yield found
+
+
+@contextmanager
+def _recorded(name: str, module: nn.Module, keep: Callable[[str, Callable[[], Any]], None]) -> Iterator[None]:
+    def after(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if inputs:
+            keep(f"{name}.input", lambda: inputs[0])
+        keep(name, lambda: output)
+
+    with ExitStack() as changes:
+        changes.callback(module.register_forward_hook(after).remove)
+        if isinstance(module, Attention):
+            attend, signature = module.attend, inspect.signature(module.attend)
+
+            def attend_and_record(*inputs: Any, **options: Any) -> Tensor:
+                for argument, value in signature.bind(*inputs, **options).arguments.items():
+                    keep(f"{name}.{argument}", partial(_plain, value, inputs))
+                keep(f"{name}.scores", partial(module.raw_scores, *inputs, **options))
+                keep(f"{name}.weights", partial(module.weights, *inputs, **options))
+                return attend(*inputs, **options)
+
+            changes.enter_context(_replaced(module, "attend", attend_and_record))
+        yield
+
+
+def _plain(value: Any, inputs: tuple[Any, ...]) -> Any:
+    """An argument of attention as a tensor."""
+    return value.dense(inputs[0]) if isinstance(value, SpecialBias) else value
+
+
+@contextmanager
+def intervene(model: nn.Module, changes: Mapping[str, Change | Tensor | None]) -> Iterator[None]:
+    """Replace values that the model computes inside, in every thread: meant for a model of one's own, see `twin`.
+
+    Args:
+        model: Any model or layer of this package.
+        changes: By name: a function of the value, its replacement, or None for zeros. Names are those of `record`
+            except `NAME.scores`; replaced weights are used as they are.
+
+    Raises:
+        SettingsError: The model has no such value.
+
+    >>> with intervene(model, {"encoder.blocks.0.feed_forward": None}):     # doctest: +SKIP
+    ...     model(src, tgt_in)
+    """
+    modules = dict(model.named_modules())
+    with _ONE_AT_A_TIME, ExitStack() as hooks:
+        for name, change in changes.items():
+            hooks.enter_context(_changed(modules, name, _as_function(change)))
+        yield
+
+
+def _as_function(change: Change | Tensor | None) -> Change:
+    if change is None:
+        return torch.zeros_like
+    return (lambda _: change) if isinstance(change, Tensor) else change
+
+
+@contextmanager
+def _changed(modules: Mapping[str, nn.Module], name: str, change: Change) -> Iterator[None]:
+    owner, _, point = name.rpartition(".")
+    if name in modules:
+        handle = modules[name].register_forward_hook(lambda _module, _inputs, output: change(output))
+    elif point == "input" and owner in modules:
+        handle = modules[owner].register_forward_pre_hook(lambda _module, inputs: (change(inputs[0]), *inputs[1:]))
+    else:
+        module = modules.get(owner)
+        signature = inspect.signature(module.attend) if isinstance(module, Attention) else None
+        if not isinstance(module, Attention) or signature is None or point not in (*signature.parameters, "weights"):
+            raise SettingsError(f"{name}: the model has no such value; list them with record(model)")
+        with _replaced(module, "attend", _with_change(module, signature, point, change)):
+            yield
+        return
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _with_change(module: Attention, signature: inspect.Signature, point: str, change: Change) -> Callable[..., Tensor]:
+    attend = module.attend
+
+    def attend_changed(*inputs: Any, **options: Any) -> Tensor:
+        if point == "weights":
+            return module.combine(change(module.weights(*inputs, **options)), *inputs, **options)
+        bound = signature.bind(*inputs, **options)
+        bound.arguments[point] = change(bound.arguments[point])
+        return attend(*bound.args, **bound.kwargs)
+
+    return attend_changed
+
+
+@contextmanager
+def _replaced(module: nn.Module, method: str, function: Callable[..., Tensor]) -> Iterator[None]:
+    before = module.__dict__.get(method)
+    setattr(module, method, function)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(module, method)
+        else:
+            setattr(module, method, before)
+
+
+def twin(model: ModuleT) -> ModuleT:
+    """A copy of the model that shares its weights: what is hooked or switched off in it stays out of the model."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
+
+
+# --- switching parts off ----------------------------------------------------------------------------------------------
+
+
+def switches(model: nn.Module) -> dict[str, str]:
+    """What can be switched off in a model: titles by name, for `switched_off`."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        heads = getattr(module, "n_heads", 0)
+        if isinstance(module, Attention) and heads:
+            found |= {f"{name}.heads.{h}": f"{title(name)}, head {h + 1}" for h in range(heads)}
+        elif name.endswith(".feed_forward"):
+            found[name] = title(name)
+        elif isinstance(module, Positions) and type(module) is not Positions:
+            found[name] = f"{title(name.rpartition('.')[0])}: positions"
+        elif getattr(module, "patterns", ()) and name == "decoder":
+            found["decoder.mask"] = "causal mask of the decoder"
+    return found
+
+
+def title(name: str) -> str:
+    """A module's name for people.
+
+    >>> title("encoder.blocks.0.self_attention")
+    'encoder layer 1, self-attention'
+    """
+    words = name.replace("blocks.", "").replace("attentions.", "attention.").split(".")
+    stack, *rest = words
+    layer = [f" layer {int(word) + 1}" for word in rest if word.isdigit()][:1]
+    what = " ".join(word.replace("_", "-") for word in rest if not word.isdigit() and word != "layers")
+    stack = stack.replace("src_", "source ").replace("tgt_", "target ").replace("_", " ")
+    return "".join((stack, *layer)) + (f", {what}" if what else "")
+
+
+def switched_off(model: ModuleT, names: Sequence[str]) -> ModuleT:
+    """A twin of the model without these parts (names of `switches`); without names, the model itself.
+
+    A head is switched off by zeros in place of its output; a feed-forward network likewise, so that only the residual
+    connection stays; positions by the scheme that does nothing; the causal mask by a pattern that hides nothing.
+
+    Raises:
+        SettingsError: The model has no such part.
+    """
+    if not names:
+        return model
+    known, found = switches(model), twin(model)
+    for name in names:
+        if name not in known:
+            raise SettingsError(f"{name}: cannot be switched off; allowed are {', '.join(known)}")
+        owner, _, last = name.rpartition(".")
+        if owner.endswith(".heads"):
+            module: Any = found.get_submodule(owner.removesuffix(".heads"))
+            module.output.register_forward_pre_hook(_without_head(int(last), module.d_head))
+        elif name == "decoder.mask":
+            found.get_submodule("decoder").patterns = (FullPattern(),)  # type: ignore[assignment]
+        elif last == "positions":
+            scheme: Any = found.get_submodule(name)
+            plain = Positions(d_model=scheme.d_model, d_head=scheme.d_head, max_positions=scheme.max_positions)
+            setattr(found.get_submodule(owner), last, plain)
+        else:
+            found.get_submodule(name).register_forward_hook(lambda _module, _inputs, output: torch.zeros_like(output))
+    return found
+
+
+def _without_head(head: int, width: int) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
+    def clear(_: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        merged = inputs[0].clone()
+        merged[..., head * width : (head + 1) * width] = 0
+        return merged
+
+    return clear
