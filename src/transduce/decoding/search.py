@@ -28,6 +28,10 @@ _DEFAULT = DecodingOptions()
 _COLUMNS = 64  # tokens that the first stage of finding the best represents by their maximum
 
 
+Continuations = tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]
+"""The best continuations of every sentence, best first: sums of log-probabilities, beams, tokens."""
+
+
 @runtime_checkable
 class Stepper(Protocol):
     """What search needs of a model; of its state it uses `reorder` and `select`. Rows: sentence * n_beams + beam."""
@@ -51,6 +55,7 @@ def beam_search(
     patience: float = 1.0,
     prefixes: Sequence[Sequence[int]] | None = None,
     allowed: Sequence[np.ndarray | None] | None = None,
+    watch: Callable[[Continuations], None] | None = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` hypotheses of every sentence, best first; fewer where the search found fewer.
 
@@ -70,6 +75,7 @@ def beam_search(
 
     `prefixes`: of each sentence, the tokens that all its hypotheses start with; they count in scores and lengths.
     `allowed`: of each sentence, the tokens that have a probability, its prefix included; None: all.
+    `watch`: called at each step with the best continuations, before the search chooses among them.
 
     Outside prefixes, no n-gram of `options.no_repeat_ngram` tokens occurs twice in a hypothesis (Paulus et al. 2018,
     2.5): tokens that would repeat one are never chosen, though their probability counts.
@@ -85,6 +91,7 @@ def beam_search(
         search = _BeamState(limits.to(src.device), options, patience=patience)
         search.prefixes = pad_prefixes(prefixes, src)
         search.allowed = pad_lists(allowed, src)
+        search.watch = watch
         state = model.start(src, capacity=search.capacity, n_beams=options.beam)
         while True:
             rows = search.extend(model.logits, model.advance(search.last_ids, state)[:, -1])
@@ -131,11 +138,14 @@ class _BeamState:
         self.prefixes = limits.new_empty((*size, 0))  # tokens that come first; padding: any
         self.allowed = self.prefixes
         self._n_done, self._any_ended = 0, False
+        self.watch: Callable[[Continuations], None] | None = None
 
     def extend(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Int[Tensor, " N"] | None:
         """Extend every live hypothesis by a token; return the rows that they continue (None: itself)."""
         beam = self.beam
-        values, parent, token = self._continuations(logits, hidden)
+        values, parent, token = found = self._continuations(logits, hidden)
+        if self.watch is not None:
+            self.watch(found)
         self.length += 1
         ends = token == EOS
         if ends.any():
@@ -148,10 +158,8 @@ class _BeamState:
         self._mark_done()
         return rows
 
-    def _continuations(
-        self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]
-    ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]:
-        """The 2 * beam best continuations of every sentence: sums, beams, tokens. What is done gets no logits."""
+    def _continuations(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Continuations:
+        """The 2 * beam best continuations of every sentence. What is done gets no logits."""
         n, search = 2 * self.beam, _best_continuations
         banned = torch.tensor([PAD, BOS], device=hidden.device).expand(self.n_sentences, self.beam, 2)
         if self.no_repeat_ngram:

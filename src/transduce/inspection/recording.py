@@ -1,8 +1,9 @@
 """Record, replace or switch off any intermediate value of a model, by name.
 
 Every module has its output under its own name (`encoder.blocks.0.feed_forward`) and its first input under
-`NAME.input`. Attention has more (`nn.attention.Attention`): the arguments of `attend` (`NAME.query`, `.key`, `.value`,
-`.bias`), `NAME.scores` before the bias, and `NAME.weights`. Nothing is computed or kept while nobody records.
+`NAME.input`; several outputs are `NAME.0`, `NAME.1`. Attention has more (`nn.attention.Attention`): the arguments of
+`attend` (`NAME.query`, `.key`, `.value`, `.bias`), `NAME.scores` before the bias, and `NAME.weights`. Recurrent units
+have `NAME.gates.i` and so on. Nothing is computed or kept while nobody records.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from transduce.nn.attention import Attention
 from transduce.nn.bias import SpecialBias
 from transduce.nn.patterns import FullPattern
 from transduce.nn.positions import Positions
+from transduce.nn.recurrent import GRU, LSTM
 
 Change = Callable[[Tensor], Tensor]
 """From a value [B, ...] to the one that takes its place."""
@@ -84,6 +86,8 @@ def _recorded(name: str, module: nn.Module, keep: Callable[[str, Callable[[], An
         if inputs:
             keep(f"{name}.input", lambda: inputs[0])
         keep(name, lambda: output)
+        for n, part in enumerate(output if isinstance(output, tuple) else ()):
+            keep(f"{name}.{n}", lambda: part)  # noqa: B023
 
     with ExitStack() as changes:
         changes.callback(module.register_forward_hook(after).remove)
@@ -98,6 +102,16 @@ def _recorded(name: str, module: nn.Module, keep: Callable[[str, Callable[[], An
                 return attend(*inputs, **options)
 
             changes.enter_context(_replaced(module, "attend", attend_and_record))
+        elif isinstance(module, (LSTM, GRU)):
+            gates, letters = module.gates, module.gate_names
+
+            def gates_and_record(x: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+                values = gates(x, hidden)
+                for letter, value in zip(letters, values, strict=True):
+                    keep(f"{name}.gates.{letter}", lambda: value)  # noqa: B023
+                return values
+
+            changes.enter_context(_replaced(module, "gates", gates_and_record))
         yield
 
 
@@ -169,7 +183,7 @@ def _with_change(module: Attention, signature: inspect.Signature, point: str, ch
 
 
 @contextmanager
-def _replaced(module: nn.Module, method: str, function: Callable[..., Tensor]) -> Iterator[None]:
+def _replaced(module: nn.Module, method: str, function: Callable[..., Any]) -> Iterator[None]:
     before = module.__dict__.get(method)
     setattr(module, method, function)
     try:

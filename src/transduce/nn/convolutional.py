@@ -127,30 +127,30 @@ class MemoryAttention(Attention):
         return {"keys": self.key(memory), "values": self.value(values * n_tokens.sqrt()), "bias": bias}
 
     def attend(
-        self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
+        self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B Q C"]:
-        """The hidden states after attention; `scores`: the products g_i . z_j."""
-        return self.combine(self.weights(hidden, scores, memory), hidden, scores, memory)
+        """The hidden states after attention; `of_embedding`: the products g_i . z_j."""
+        return self.combine(self.weights(hidden, of_embedding, memory), hidden, of_embedding, memory)
 
     def combine(
-        self, weights: Float[Tensor, "B 1 Q S"], hidden: Tensor, scores: Tensor, memory: Mapping[str, Tensor]
+        self, weights: Float[Tensor, "B 1 Q S"], hidden: Tensor, of_embedding: Tensor, memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B Q C"]:
         return (hidden + batched_product(weights[:, 0], memory["values"])) * _HALF
 
     def weights(
-        self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
+        self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        return softmax_over_keys(torch.add(memory["bias"], self._products(hidden, scores, memory), alpha=_HALF))[
+        return softmax_over_keys(torch.add(memory["bias"], self._products(hidden, of_embedding, memory), alpha=_HALF))[
             :, None
         ]
 
     def raw_scores(
-        self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
+        self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        return self._products(hidden, scores, memory)[:, None] * _HALF
+        return self._products(hidden, of_embedding, memory)[:, None] * _HALF
 
-    def _products(self, hidden: Tensor, scores: Tensor, memory: Mapping[str, Tensor]) -> Float[Tensor, "B Q S"]:
-        return scores + batched_product(hidden, memory["keys"].transpose(1, 2))
+    def _products(self, hidden: Tensor, of_embedding: Tensor, memory: Mapping[str, Tensor]) -> Float[Tensor, "B Q S"]:
+        return of_embedding + batched_product(hidden, memory["keys"].transpose(1, 2))
 
 
 class ConvDecoder(nn.Module):

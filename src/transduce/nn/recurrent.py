@@ -23,14 +23,20 @@ class LSTM(nn.LSTMCell):
     """
 
     n_states: ClassVar[int] = 2
+    gate_names: ClassVar[str] = "ifgo"
+
+    def gates(self, x: Float[Tensor, "N I"], hidden: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], ...]:
+        """i, f, g and o for the input x and the state before it."""
+        inputs = wide_linear(x, self.weight_ih, self.bias_ih)
+        i, f, g, o = (inputs + wide_linear(hidden, self.weight_hh, self.bias_hh)).chunk(4, 1)
+        return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
 
     def forward(self, x: Float[Tensor, "N I"], state: State) -> State:  # type: ignore[override]
         """The state after the input x."""
         hidden, cell = state
-        inputs = wide_linear(x, self.weight_ih, self.bias_ih)
-        i, f, g, o = (inputs + wide_linear(hidden, self.weight_hh, self.bias_hh)).chunk(4, 1)
-        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
-        return o.sigmoid() * cell.tanh(), cell
+        i, f, g, o = self.gates(x, hidden)
+        cell = f * cell + i * g
+        return o * cell.tanh(), cell
 
 
 class GRU(nn.GRUCell):
@@ -40,14 +46,19 @@ class GRU(nn.GRUCell):
     """
 
     n_states: ClassVar[int] = 1
+    gate_names: ClassVar[str] = "rzn"
+
+    def gates(self, x: Float[Tensor, "N I"], hidden: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], ...]:
+        """r, z and n for the input x and the state before it."""
+        x_r, x_z, x_n = wide_linear(x, self.weight_ih, self.bias_ih).chunk(3, 1)
+        h_r, h_z, h_n = wide_linear(hidden, self.weight_hh, self.bias_hh).chunk(3, 1)
+        r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
+        return r, z, (x_n + r * h_n).tanh()
 
     def forward(self, x: Float[Tensor, "N I"], state: State) -> State:  # type: ignore[override]
         """The state after the input x."""
         (hidden,) = state
-        x_r, x_z, x_n = wide_linear(x, self.weight_ih, self.bias_ih).chunk(3, 1)
-        h_r, h_z, h_n = wide_linear(hidden, self.weight_hh, self.bias_hh).chunk(3, 1)
-        r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
-        n = (x_n + r * h_n).tanh()
+        _, z, n = self.gates(x, hidden)
         return ((1 - z) * n + z * hidden,)
 
 

@@ -1,0 +1,240 @@
+"""Look into a model on one sentence: `look`, whose result is data, arrays by name, and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from transduce.inspection.arrays import NamedArray, pack
+from transduce.inspection.parts import Part, cell, parts_of
+from transduce.inspection.recording import switched_off, switches
+from transduce.inspection.replay import replay
+from transduce.inspection.subjects import Sentence, Subject, TranslationSubject
+from transduce.inspection.views import (
+    RULES,
+    attention_view,
+    lens_view,
+    masks_view,
+    positions_view,
+    recorded_run,
+    saliency_view,
+    tokens_view,
+)
+from transduce.models.registry import count_parameters
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inspection:
+    """What a model computes for one sentence: `views`, plain data but for arrays, and the parts with their values."""
+
+    sentence: Sentence
+    parts: tuple[Part, ...]
+    views: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def arrays(self) -> dict[str, NamedArray]:
+        """All values by name, such as "encoder.blocks.0.self_attention.weights"."""
+        return {name: value for part in self.parts for name, value in part.values.items()}
+
+    def __getitem__(self, name: str) -> NamedArray:
+        return self.arrays[name]
+
+    def to_json(self, values: Sequence[str] = ()) -> dict[str, Any]:
+        """Plain data for the page; with the matrices of the parts whose names are in `values`."""
+        return {**self.views, "parts": [_part_data(part, part.name in values) for part in self.parts]}
+
+    def cell(self, name: str, index: Sequence[int]) -> dict[str, Any] | None:
+        """The dot product behind one cell of a value; None if it is none."""
+        part = next(part for part in self.parts if name in part.values)
+        return cell(part, name, tuple(index))
+
+    def _repr_html_(self) -> str:
+        """A notebook shows the page in a frame."""
+        import html
+
+        from transduce.inspection.page import kept_page
+
+        page = html.escape(kept_page([self]), quote=True)
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" width="100%" height="720"></iframe>'
+
+
+def look(
+    subject: Subject,
+    text: str,
+    target: str | None = None,
+    *,
+    prefix: Sequence[int] = (),
+    off: Sequence[str] = (),
+) -> Inspection:
+    """Run the model on a sentence and keep all that can be shown.
+
+    Args:
+        subject: The model.
+        text: What it reads.
+        target: A translation to look at (default: the model's).
+        prefix: Token ids that the translation starts with.
+        off: Names of parts to switch off (`recording.switches`).
+
+    Raises:
+        DataError: The text is too long or empty.
+        SettingsError: A part cannot be switched off.
+    """
+    model = switched_off(subject.model, off)
+    with torch.no_grad():
+        sentence = subject.read(model, text, target, prefix)
+        found, log_probs = recorded_run(subject, model, sentence)
+        parts = tuple(parts_of(model, found, subject.side_of))
+        lens = lens_view(subject, model, found, sentence)
+        steps = _steps(subject, model, sentence, prefix)
+        original = subject.read(subject.model, text, target, prefix) if off else None
+    sides = sentence.sides
+    predicted = sides[subject.predicted]
+    attention = list(attention_view(parts, sides))
+    views = {
+        "version": VERSION,
+        "model": _model_data(subject),
+        "off": list(off),
+        "original": None if original is None else {"text": original.sides[subject.predicted].text},
+        "can_switch": [_switch(name, label) for name, label in switches(subject.model).items()],
+        "sides": {name: {"text": s.text, "tokens": s.tokens, "words": s.words} for name, s in sides.items()},
+        "attention": attention,
+        "rules": RULES,
+        "positions": list(positions_view(model, sentence, subject)),
+        "masks": list(masks_view(parts)),
+        "tokens": tokens_view(log_probs, sentence, predicted),
+        "saliency": saliency_view(subject, model, sentence),
+        "lens": lens,
+        "steps": steps,
+    }
+    views["absent"] = _absent(subject, views)
+    return Inspection(sentence, parts, views)
+
+
+def _model_data(subject: Subject) -> dict[str, Any]:
+    settings = {} if subject.folder is None else subject.folder.settings.model.model_dump()
+    scalars = {key: value for key, value in settings.items() if isinstance(value, (int, float, str, bool))}
+    task = "translation" if subject.folder is None else subject.folder.settings.task
+    return {
+        "name": subject.name,
+        "kind": scalars.get("kind", type(subject.model).__name__),
+        "task": task,
+        "n_parameters": count_parameters(subject.model) or sum(p.numel() for p in subject.model.parameters()),
+        "settings": scalars,
+    }
+
+
+def _switch(name: str, label: str) -> dict[str, str]:
+    group = next(g for g in ("heads", "feed_forward", "positions", "mask") if g in name.rsplit(".", 2)[-2:])
+    return {"name": name, "title": label, "group": group}
+
+
+def _part_data(part: Part, with_values: bool) -> dict[str, Any]:
+    def product(name: str) -> dict[str, Any] | None:
+        found = part.point(name).product
+        if found is None or found.weight is not None:
+            return None
+        names = {"left": f"{part.name}.{found.left}", "right": f"{part.name}.{found.right}"}
+        return {**names, "scale": found.scale(part.module), "transposed": found.transposed}
+
+    values = [
+        {
+            "name": name,
+            "title": value.title,
+            "axes": value.axes,
+            "shape": value.shape,
+            "rows": value.rows,
+            "columns": value.columns,
+            "product": product(name),
+            "data": pack(value.array) if with_values else None,
+        }
+        for name, value in part.values.items()
+    ]
+    return {
+        "name": part.name,
+        "kind": part.kind.kind,
+        "title": part.title,
+        "stack": part.stack,
+        "layer": part.layer,
+        "shape": values[-1]["shape"] if values else [],
+        "equation": part.kind.equation,
+        "text": part.kind.text,
+        "source": part.source(),
+        "values": values,
+    }
+
+
+def _steps(subject: Subject, model: Any, sentence: Sentence, prefix: Sequence[int]) -> dict[str, Any] | None:
+    """The search for the translation, step by step."""
+    if not isinstance(subject, TranslationSubject):
+        return None
+    options, src = subject.options(), sentence.inputs[0]
+    found = replay(model, src, options, limit=max(subject.limit(src), len(prefix) + 1), prefix=prefix)
+    vocabulary = subject.tokenizers.tgt
+    steps = [
+        {
+            "live": [
+                {
+                    "id": node.number,
+                    "parent": node.parent,
+                    "token": vocabulary.pieces([node.token])[0],
+                    "token_id": node.token,
+                    "log_prob": node.log_prob,
+                    "fate": node.fate,
+                    "top": [[vocabulary.pieces([token])[0], token, p] for token, p in node.top],
+                }
+                for node in step
+            ]
+        }
+        for step in found.steps
+    ]
+    results = [
+        {
+            "id": end,
+            "text": vocabulary.decode(one.ids),
+            "log_prob": one.log_prob,
+            "length": len(one.ids) + one.finished,
+            "score": one.score,
+        }
+        for one, end in zip(found.results, found.ends, strict=True)
+    ]
+    return {
+        "beam": options.beam,
+        "length_penalty": options.length_penalty,
+        "steps": steps,
+        "results": results,
+        "why": _why(results, options.length_penalty),
+    }
+
+
+def _why(results: Sequence[dict[str, Any]], penalty: float) -> str:
+    """One sentence on why the best hypothesis won."""
+    if not results:
+        return "The search found no hypothesis of finite probability."
+    best, *others = results
+    text = f"The winner has the best score, log-probability / length^{penalty:g}: "
+    text += f"{best['log_prob']:.3f} / {best['length']}^{penalty:g} = {best['score']:.3f}"
+    if not others:
+        return f"{text}; no other hypothesis was finished."
+    second = others[0]
+    text += f"; the next one has {second['log_prob']:.3f} / {second['length']}^{penalty:g} = {second['score']:.3f}."
+    if second["log_prob"] > best["log_prob"]:
+        text += " By log-probability alone the next one would have won: the length penalty favours the longer one."
+    return text
+
+
+def _absent(subject: Subject, views: Mapping[str, Any]) -> dict[str, str]:
+    """The views that this model does not have, and why."""
+    reasons = {
+        "heads": "This model has no attention.",
+        "positions": "This model has no positional scheme: it reads one position after the other.",
+        "steps": "This view replays the search for a translation; this model does not translate.",
+        "lens": "This view needs residual connections of one width from the embedding to the predictions.",
+        "saliency": "Nothing is attributed.",
+    }
+    keys = {"heads": "attention", "positions": "positions", "steps": "steps", "lens": "lens", "saliency": "saliency"}
+    return {"layers" if view == "lens" else view: reasons[view] for view, key in keys.items() if not views[key]}

@@ -1,0 +1,278 @@
+"""Models that can be looked into: from a run folder and texts to inputs, and from inputs to predictions.
+
+SUBJECTS has an entry per task. All take one sentence at a time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transduce.config.decoding import DecodingOptions, DecodingSettings
+from transduce.config.section import resolved
+from transduce.data.batch import collate
+from transduce.data.examples import Example
+from transduce.data.sentence_pairs import pack
+from transduce.decoding.alignment import words_of_tokens
+from transduce.decoding.loading import open_model
+from transduce.errors import DataError, SettingsError
+from transduce.nn.embedding import TokenEmbedding
+from transduce.runs.folder import RunFolder
+from transduce.text.special import BOS, EOS, MASK, Vocabulary, encode_with_masks
+from transduce.text.tokenizer import Tokenizers
+
+MOST_TOKENS = 256
+"""Tokens of a sentence that can be looked into: what is shown grows with their square."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a sentence: its text, its tokens with special ones, and the word of each token."""
+
+    text: str
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    words: tuple[int, ...]
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, ids: Sequence[int], text: str) -> Side:
+        """A side from its ids; each special token is a word."""
+        pieces = vocabulary.pieces(ids)
+        owners, n = list[int](), 0
+        plain = [i for i, token in enumerate(ids) if token not in (BOS, EOS)]
+        again, places = vocabulary.encode_with_offsets(text)
+        inside = words_of_tokens(text, places)[0] if again == [ids[i] for i in plain] else list(range(len(plain)))
+        for i in range(len(ids)):
+            owners.append(inside[plain.index(i)] + n if i in plain else (owners[-1] + 1 if owners else 0))
+            n += i not in plain and not i
+        return cls(text, tuple(ids), tuple(pieces), tuple(owners))
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """What is looked into: the inputs of the model, the tokens that it should predict, and the sides by name.
+
+    inputs: of `Subject.hidden`. targets: [T], a token to predict for each row of the logits; empty for a classifier.
+    """
+
+    inputs: tuple[Tensor, ...]
+    targets: Int[Tensor, " T"]
+    sides: dict[str, Side]
+    is_given: bool
+
+
+class Subject(ABC):
+    """A model with its vocabularies, ready to be looked into.
+
+    embedding: the name of the module that embeds what predictions are attributed to, whose side is `read_side`.
+    stack: the name of the stack whose layers the predictions come from. predicted: the side of the logits' rows.
+    """
+
+    embedding: str
+    read_side: str
+    stack: str
+    predicted: str = "tgt_out"
+
+    def __init__(self, model: nn.Module, folder: RunFolder | None, tokenizers: Tokenizers) -> None:
+        self.model: Any = model
+        self.folder, self.tokenizers = folder, tokenizers
+        self.name = "model" if folder is None else folder.path.name
+        self.device = next(model.parameters()).device
+        self.settings = DecodingSettings() if folder is None else folder.settings.decoding
+
+    @abstractmethod
+    def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
+        """The sentence; a target that is not given is what the model writes after the prefix."""
+
+    @abstractmethod
+    def hidden(self, model: Any, *inputs: Tensor) -> Float[Tensor, "B T D"]:
+        """The hidden states that `logits` takes, with gradients where they are asked for."""
+
+    def logits(self, model: Any, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """The logits of hidden states."""
+        return model.logits(hidden)
+
+    def side_of(self, part: str) -> tuple[str, str]:
+        """The sides that a part's positions and its keys belong to."""
+        return self.predicted, self.predicted
+
+    def _checked(self, ids: Sequence[int], what: str) -> list[int]:
+        if len(ids) > MOST_TOKENS:
+            raise DataError(f"{what}: {len(ids)} tokens; at most {MOST_TOKENS} can be shown; give a shorter text")
+        return list(ids)
+
+
+class TranslationSubject(Subject):
+    """An encoder-decoder."""
+
+    embedding, read_side, stack = "src_embedding", "src", "decoder"
+
+    def options(self, beam: int | None = None) -> DecodingOptions:
+        """How it decodes: as the run does."""
+        given = {} if beam is None else {"beam": beam}
+        options = DecodingOptions(**given).over(self.settings)
+        return options.model_copy(update={"n_best": options.beam, "sample": False})
+
+    def source(self, text: str) -> tuple[list[int], Tensor]:
+        """The ids of a source, and as the model reads them, [1, S]."""
+        ids = self._checked(self.tokenizers.src.encode(text), "source")
+        return ids, collate([Example(ids, [])]).src.to(self.device)
+
+    def limit(self, src: Tensor) -> int:
+        """Most tokens of a translation."""
+        return min(2 * src.shape[1] + 16, MOST_TOKENS)
+
+    def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
+        from transduce.decoding.search import beam_search
+
+        src_ids, src = self.source(text)
+        if target is None:
+            options = self.options()
+            limit = max(self.limit(src), len(prefix) + 1)
+            (found,) = beam_search(model, src, options, max_length=limit, prefixes=[prefix])
+            tgt = list(found[0].ids) if found else []
+        else:
+            tgt = self._checked(self.tokenizers.tgt.encode(target), "translation")
+        batch = collate([Example(src_ids, tgt)]).to(self.device)
+        tgt_text = self.tokenizers.tgt.decode(tgt) if target is None else target
+        sides = {"src": self._source_side(batch.src[0].tolist(), text)}
+        for name, ids in (("tgt_in", batch.tgt_in), ("tgt_out", batch.tgt_out)):
+            sides[name] = Side.of(self.tokenizers.tgt, ids[0].tolist(), tgt_text)
+        return Sentence((batch.src, batch.tgt_in), batch.tgt_out[0], sides, target is not None)
+
+    def _source_side(self, ids: list[Any], text: str) -> Side:
+        if isinstance(self.model.src_embedding, TokenEmbedding):
+            return Side.of(self.tokenizers.src, ids, text)
+        places = tuple(range(len(ids)))  # vectors
+        return Side(text, places, tuple(self.tokenizers.src.pieces(ids)), places)
+
+    def hidden(self, model: Any, *inputs: Tensor) -> Tensor:
+        return model(*inputs)
+
+    def side_of(self, part: str) -> tuple[str, str]:
+        if part.startswith(("src_embedding", "encoder", "bridge")):
+            return "src", "src"
+        return "tgt_out", "src" if "cross" in part or part.startswith("decoder.attention") else "tgt_in"
+
+
+class CausalSubject(Subject):
+    """A language model: the text is what it should predict, token by token."""
+
+    embedding, read_side, stack = "embedding", "tgt_in", "decoder"
+
+    def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
+        _refuse_target(target, "a language model reads one text")
+        vocabulary = self.tokenizers.tgt
+        ids = self._checked(vocabulary.encode(text), "text")
+        if not ids:
+            raise DataError("the text is empty; give at least one word")
+        row = [BOS, *ids]
+        sides = {
+            "tgt_in": Side.of(vocabulary, row[:-1], vocabulary.decode(row[1:-1])),
+            "tgt_out": Side.of(vocabulary, row[1:], text),
+        }
+        tensor = torch.tensor([row], device=self.device)
+        return Sentence((tensor[:, :-1],), tensor[0, 1:], sides, True)
+
+    def hidden(self, model: Any, *inputs: Tensor) -> Tensor:
+        state = model.start(inputs[0][:, :0], capacity=inputs[0].shape[1])
+        return model.advance(inputs[0], state)
+
+    def side_of(self, part: str) -> tuple[str, str]:
+        return "tgt_out", "tgt_in"
+
+
+class MaskedSubject(Subject):
+    """A masked language model: predictions for every token, those behind <mask> among them."""
+
+    embedding, read_side, stack, predicted = "embedding", "src", "encoder", "tgt_out"
+
+    def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
+        _refuse_target(target, "a masked language model reads one text")
+        vocabulary = self.tokenizers.tgt
+        framed = [int(i) for i in pack(self._checked(encode_with_masks(vocabulary, text), "text")).ids]
+        rows = torch.tensor([framed], device=self.device)
+        hidden = self.hidden(model, rows)
+        best = self.logits(model, hidden)[0, :, MASK + 1 :].argmax(-1) + MASK + 1
+        targets = torch.where(rows[0] == MASK, best, rows[0])
+        sides = {
+            "src": Side.of(vocabulary, framed, text),
+            "tgt_out": Side.of(vocabulary, targets.tolist(), vocabulary.decode(targets.tolist())),
+        }
+        return Sentence((rows,), targets, sides, False)
+
+    def hidden(self, model: Any, *inputs: Tensor) -> Tensor:
+        encoded = model.encode(inputs[0], torch.zeros_like(inputs[0]))
+        return model.head(encoded)
+
+    def side_of(self, part: str) -> tuple[str, str]:
+        return "src", "src"
+
+
+class ClassifierSubject(Subject):
+    """A text classifier: one prediction, the label."""
+
+    embedding, read_side, stack, predicted = "embedding", "src", "encoder", "label"
+
+    def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
+        _refuse_target(target, "a classifier reads one text")
+        vocabulary = self.tokenizers.tgt
+        framed = [int(i) for i in pack(self._checked(vocabulary.encode(text), "text")).ids]
+        rows = torch.tensor([framed], device=self.device)
+        best = self.hidden(model, rows).argmax(-1)[0]
+        label = self.labels[int(best[0])]
+        sides = {
+            "src": Side.of(vocabulary, framed, text),
+            "label": Side(label, (int(best[0]),), (label,), (0,)),
+        }
+        return Sentence((rows,), best, sides, False)
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The labels, in the order of the logits."""
+        assert self.folder is not None
+        return resolved(self.folder.settings.data.labels, "data.labels")
+
+    def hidden(self, model: Any, *inputs: Tensor) -> Tensor:
+        return model(inputs[0], torch.zeros_like(inputs[0]))[:, None]
+
+    def logits(self, model: Any, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def side_of(self, part: str) -> tuple[str, str]:
+        return "src", "src"
+
+
+SUBJECTS: dict[str, Callable[..., Subject]] = {
+    "translation": TranslationSubject,
+    "causal": CausalSubject,
+    "masked": MaskedSubject,
+    "classification": ClassifierSubject,
+}
+"""By task."""
+
+
+def open_subject(path: str | Path, *, device: str = "auto") -> Subject:
+    """The model of a run folder of any task.
+
+    Raises:
+        RunFolderError: The folder is missing or damaged.
+        SettingsError: It is of a task that cannot be shown.
+    """
+    task = RunFolder.open(Path(path)).settings.task
+    if task not in SUBJECTS:
+        raise SettingsError(f"{path} is a run of task '{task[:40]}', which cannot be shown; {', '.join(SUBJECTS)} can")
+    folder, model, tokenizers = open_model(path, task=task, device=device, precision="float32")
+    return SUBJECTS[task](model, folder, tokenizers)
+
+
+def _refuse_target(target: str | None, why: str) -> None:
+    if target is not None:
+        raise DataError(f"{why}; leave out the translation")

@@ -1,0 +1,303 @@
+"""Views of recorded values: labels of heads, positions and masks, predictions, attribution, layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transduce.inspection.arrays import pack, to_numpy
+from transduce.inspection.parts import Part
+from transduce.inspection.recording import Recording, intervene, record, title
+from transduce.inspection.subjects import Sentence, Side, Subject
+from transduce.nn.embedding import TokenEmbedding
+from transduce.nn.positions import Positions, RotaryPositions, ShawPositions
+
+_LEAST = 0.4  # mean weight from which a head gets the label of what it attends to
+
+# --- heads ------------------------------------------------------------------------------------------------------------
+
+
+def _diagonal(offset: int) -> Callable[[np.ndarray, Side], float]:
+    def score(weights: np.ndarray, keys: Side) -> float:
+        places = [(i, i + offset) for i in range(weights.shape[0]) if 0 <= i + offset < weights.shape[1]]
+        return float(np.mean([weights[place] for place in places])) if places else 0.0
+
+    return score
+
+
+def _separators(weights: np.ndarray, keys: Side) -> float:
+    columns = [i for i, token in enumerate(keys.tokens) if not any(c.isalnum() for c in token) or token[:1] == "<"]
+    return float(weights[:, columns].sum(1).mean())
+
+
+def _sharpness(weights: np.ndarray, keys: Side) -> float:
+    return float(weights.max(1).mean())
+
+
+def _breadth(weights: np.ndarray, keys: Side) -> float:
+    """Mean entropy of the rows over that of even weights on the keys that they may attend to."""
+    allowed = np.maximum((weights > 0).sum(1), 2)
+    entropy = -(weights * np.log(np.maximum(weights, 1e-12))).sum(1)
+    return float((entropy / np.log(allowed)).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRule:
+    """A label of heads: it holds if its score is at least `least`; of several, the one with the largest score."""
+
+    text: str
+    score: Callable[[np.ndarray, Side], float]
+    least: float = _LEAST
+
+
+_SELF_RULES = {
+    "previous token": HeadRule("mean weight on the token before: at least 0.4", _diagonal(-1)),
+    "next token": HeadRule("mean weight on the token after: at least 0.4", _diagonal(1)),
+    "same token": HeadRule("mean weight on the token itself: at least 0.4", _diagonal(0)),
+    "separator": HeadRule("mean weight on punctuation and special tokens: at least 0.4", _separators),
+    "broad": HeadRule("mean entropy of a row: at least 0.8 of that of even weights", _breadth, 0.8),
+}
+_CROSS_RULES = {
+    "alignment": HeadRule("mean of each row's largest weight: at least 0.6", _sharpness, 0.6),
+    "separator": _SELF_RULES["separator"],
+    "broad": _SELF_RULES["broad"],
+}
+RULES = {"mixed": "no other rule holds"} | {k: r.text for k, r in (_SELF_RULES | _CROSS_RULES).items()}
+"""The labels of heads, with the rule of each."""
+
+
+def label_head(weights: np.ndarray, keys: Side, *, is_cross: bool) -> dict[str, Any]:
+    """The label of a head with weights [T, S], and its score."""
+    rules = _CROSS_RULES if is_cross else _SELF_RULES
+    scores = {label: rule.score(weights, keys) for label, rule in rules.items()}
+    fitting = [label for label, rule in rules.items() if scores[label] >= rule.least]
+    label = max(fitting, key=scores.__getitem__, default="mixed")
+    return {"label": label, "score": round(scores.get(label, max(scores.values())), 4)}
+
+
+def attention_view(parts: Sequence[Part], sides: dict[str, Side]) -> Iterator[dict[str, Any]]:
+    """All layers with attention weights, and what each head does."""
+    for part in parts:
+        found = part.values.get(f"{part.name}.weights")
+        if found is None:
+            continue
+        assert found.rows is not None and found.columns is not None
+        rows, columns = (
+            _fitted(sides[side], n) for side, n in ((found.rows, found.shape[1]), (found.columns, found.shape[2]))
+        )
+        is_cross = found.rows != found.columns and found.columns == "src"
+        stack = "relay" if "relay" in part.name else "cross" if is_cross else part.stack
+        yield {
+            "name": part.name,
+            "kind": stack,
+            "layer": part.layer or 0,
+            "rows": found.rows,
+            "columns": found.columns,
+            "row_tokens": rows.tokens,
+            "column_tokens": columns.tokens,
+            "weights": pack(found.array),
+            "labels": [label_head(head, columns, is_cross=is_cross) for head in found.array],
+        }
+
+
+def _fitted(side: Side, n: int) -> Side:
+    """A side with as many tokens as an axis: a star's memory begins with its relay node, which is one row too."""
+    if len(side.tokens) == n:
+        return side
+    if n == 1:
+        return Side("", (0,), ("relay",), (0,))
+    tokens = ("relay", *side.tokens) if len(side.tokens) + 1 == n else tuple(f"{i}" for i in range(n))
+    return Side(side.text, tuple(range(n)), tokens, tuple(range(n)))
+
+
+# --- positions and masks ----------------------------------------------------------------------------------------------
+
+
+def positions_view(model: nn.Module, sentence: Sentence, subject: Subject) -> Iterator[dict[str, Any]]:
+    """The positional scheme of each stack, as pictures."""
+    for name, module in model.named_modules():
+        scheme = getattr(module, "positions", None)
+        if not isinstance(module, TokenEmbedding) or not isinstance(scheme, Positions) or type(scheme) is Positions:
+            continue
+        side = "src" if name == "src_embedding" or "tgt_in" not in sentence.sides else "tgt_in"
+        n = len(sentence.sides[side].tokens)
+        places = torch.arange(n, device=subject.device)
+        table: Tensor | None = scheme.add(torch.zeros(1, n, scheme.d_model, device=subject.device))[0]
+        text = "added to the embeddings"
+        if isinstance(scheme, RotaryPositions):
+            ones = torch.ones(1, 1, n, scheme.d_head, device=subject.device)
+            table, text = scheme.rotation(places)(ones)[0, 0], "a vector of ones after the rotation of each position"
+        elif isinstance(scheme, ShawPositions):
+            table, text = scheme.key_vectors.weight, "a vector per clipped distance, added to the keys"
+        elif table is not None and not table.any():
+            table, text = None, "added to the scores of attention"
+        bias = scheme.score_bias(places, places)
+        yield {
+            "stack": "encoder" if side == "src" else "decoder",
+            "scheme": type(scheme).__name__.removesuffix("Positions").lower(),
+            "text": text,
+            "table": None if table is None else pack(table),
+            "dots": None if table is None or isinstance(scheme, ShawPositions) else pack(table @ table.T),
+            "bias": None if bias is None else pack(bias),
+            "side": side,
+        }
+
+
+def masks_view(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+    """The mask of the first layer of each kind of attention: which keys a query may attend to."""
+    seen = set()
+    for part in parts:
+        bias = part.values.get(f"{part.name}.bias")
+        key = (part.stack, part.kind.kind)
+        if bias is None or key in seen or part.kind.kind not in ("self_attention", "cross_attention"):
+            continue
+        seen.add(key)
+        mask = np.isfinite(bias.array[0])
+        hidden = "every position sees all that are not padding" if mask.all() else "later positions are hidden"
+        if not mask.all() and part.stack == "encoder":
+            hidden = "only the positions of the pattern are seen"
+        yield {
+            "title": f"{part.stack} {part.kind.kind.replace('_', '-')}",
+            "text": hidden,
+            "rows": bias.rows,
+            "columns": bias.columns,
+            "mask": pack(mask),
+        }
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def tokens_view(log_probs: Tensor, sentence: Sentence, side: Side) -> list[dict[str, Any]]:
+    """The probability and the rank of each predicted token."""
+    rows = torch.arange(len(sentence.targets), device=log_probs.device)
+    known = log_probs[rows, sentence.targets]
+    ranks = (log_probs > known[:, None]).sum(1) + 1
+    columns = side.tokens, side.ids, known.exp().tolist(), ranks.tolist()
+    return [dict(zip(("token", "id", "probability", "rank"), one, strict=True)) for one in zip(*columns, strict=True)]
+
+
+def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
+    """The gradient of each prediction's log-probability times the embedded tokens, summed over the width, [T, S].
+
+    One pass: the sentence is repeated for each prediction (Simonyan et al. 2014; Shrikumar et al. 2017).
+    """
+    n = len(sentence.targets)
+    embedded = list[Tensor]()
+
+    def keep(value: Tensor) -> Tensor:
+        embedded.append(value.detach().requires_grad_())
+        return embedded[-1]
+
+    repeated = [x.repeat(n, *[1] * (x.dim() - 1)) for x in sentence.inputs]
+    with torch.enable_grad(), intervene(model, {subject.embedding: keep}):
+        hidden = subject.hidden(model, *repeated)
+        own = hidden[torch.arange(n), torch.arange(n)]
+        known = subject.logits(model, own).float().log_softmax(-1)
+        known[torch.arange(n), sentence.targets].sum().backward()
+    (x,) = embedded
+    assert x.grad is not None
+    return to_numpy((x.grad * x).sum(-1))
+
+
+def leave_out(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
+    """How much each prediction's log-probability falls without each word that the model reads, [T, S].
+
+    All tokens of a word are left out together, and share its result (Li et al. 2016).
+    """
+    side = sentence.sides[subject.read_side]
+    source = sentence.inputs[0]
+    words = sorted(set(side.words))
+    rows, owners = [source[0]], [-1]
+    for word in words:
+        keep = torch.tensor([owner != word for owner in side.words], device=source.device)
+        if keep.any():
+            rows.append(source[0][keep])
+            owners.append(word)
+    padding = float("nan") if source.is_floating_point() else 0
+    batch = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+    others = [x.expand(len(rows), *x.shape[1:]) for x in sentence.inputs[1:]]
+    log_probs = subject.logits(model, subject.hidden(model, batch, *others)).float().log_softmax(-1)
+    index = sentence.targets.expand(len(rows), -1)[:, :, None]
+    known = log_probs.gather(2, index)[:, :, 0]  # [1 + words, T]
+    loss = {word: to_numpy(known[0] - row) for word, row in zip(owners[1:], known[1:], strict=True)}
+    nothing = np.zeros(len(sentence.targets), dtype=np.float32)
+    return np.stack([loss.get(word, nothing) for word in side.words], 1)
+
+
+_GRADIENT = (
+    "gradient x input",
+    "How a small change of each embedded token would change the prediction: exact for small changes, and no "
+    "statement about the word's absence.",
+)
+_LEAVE_OUT = (
+    "leaving words out",
+    "How many nats the prediction loses without the word: what happens on a sentence that the model may find odd.",
+)
+
+
+def saliency_view(subject: Subject, model: Any, sentence: Sentence) -> list[dict[str, Any]]:
+    """Which input tokens matter for each prediction, by two methods."""
+    # Leaving out a token of a language model, or of the text to predict, would move the targets.
+    separate = (subject.read_side == "src" and subject.predicted != "tgt_out") or "tgt_in" in sentence.sides
+    found = [(*_GRADIENT, gradient_times_input(subject, model, sentence))]
+    if separate and subject.read_side == "src":
+        found.append((*_LEAVE_OUT, leave_out(subject, model, sentence)))
+    sides = {"rows": subject.predicted, "columns": subject.read_side}
+    return [{"title": title_, "text": text, **sides, "values": pack(values)} for title_, text, values in found]
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def lens_view(
+    subject: Subject, model: Any, found: Recording, sentence: Sentence, *, top: int = 5
+) -> dict[str, Any] | None:
+    """What the model would predict after each layer, and how much each sub-layer changes the stream.
+
+    The state after each layer passes the stack's final norm and the output matrix (nostalgebraist 2020, "logit lens").
+    None for a model without residual stream of the predictions.
+    """
+    stack = getattr(model, subject.stack, None)
+    blocks = [name for name in found if name.startswith(f"{subject.stack}.blocks.") and name.count(".") == 2]
+    blocks = [name for name in blocks if f"{name}.feed_forward_residual" in found]
+    if not blocks or stack is None or subject.predicted == "label":
+        return None
+    first = found.value(f"{blocks[0]}.input")
+    layers = [("embedding", first), *((f"after {title(name)}", found.value(name)) for name in blocks)]
+    vocabulary, shown = subject.tokenizers.tgt, []
+    rows = torch.arange(len(sentence.targets), device=first.device)
+    for name, stream in layers:
+        hidden = stack.norm(stream)
+        head = getattr(model, "head", None)
+        probabilities = subject.logits(model, hidden if head is None else head(hidden))[0].float().softmax(-1)
+        best = probabilities.topk(top)
+        pieces = [vocabulary.pieces(row) for row in best.indices.tolist()]
+        pairs = [[list(x) for x in zip(*y, strict=True)] for y in zip(pieces, best.values.tolist(), strict=True)]
+        shown.append({"title": name, "top": pairs, "probability": pack(probabilities[rows, sentence.targets])})
+    changes = []
+    for name in found:
+        if (
+            name.endswith("_residual")
+            and name.startswith(f"{subject.stack}.")
+            and name.removesuffix("_residual") in found
+        ):
+            added = found.value(name.removesuffix("_residual")).float()
+            before = found.value(f"{name}.input").float()
+            share = added.reshape(before.shape).norm(dim=-1) / before.norm(dim=-1)
+            changes.append({"title": title(name.removesuffix("_residual")), "values": pack(share[0])})
+    text = "The stream after each layer, read by the final norm and the output matrix as if it were the last."
+    return {"text": text, "layers": shown, "changes": changes, "rows": subject.predicted}
+
+
+def recorded_run(subject: Subject, model: Any, sentence: Sentence) -> tuple[Recording, Tensor]:
+    """Everything that the model computes for a sentence, and the log-probabilities [T, V] of its predictions."""
+    with torch.no_grad(), record(model) as found:
+        hidden = subject.hidden(model, *sentence.inputs)
+        log_probs = subject.logits(model, hidden)[0].float().log_softmax(-1)
+    return found, log_probs
