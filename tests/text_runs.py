@@ -24,7 +24,7 @@ BERT: dict[str, Any] = {
 }  # fmt: skip
 TASKS = {
     "gpt": "causal", "transformer-xl": "causal", "bert": "masked", "bert-classifier": "classification",
-    "bert-encoder": "encoding",
+    "bert-encoder": "encoding", "star-classifier": "classification",
 }  # fmt: skip
 LABELS = ["no", "yes", "perhaps"]
 
@@ -36,7 +36,7 @@ def vocabulary(kind: str = "unigram", size: int = 120, **options: Any) -> Tokeni
 
 def make_run(path: Path, *, tokenizer: Tokenizer | None = None, seed: int = 1, **options: Any) -> Path:
     """Create a run folder whose weights are all random and non-zero; `options` are model settings, with the kind."""
-    task = TASKS[options["kind"]]
+    task = TASKS.get(options["kind"], "translation")
     exact = task == "causal"
     tokenizer = tokenizer or vocabulary(exact=exact, mask=not exact, size=400 if exact else 120)
     labels = {"labels": LABELS} if task == "classification" else {}

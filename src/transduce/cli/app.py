@@ -17,11 +17,12 @@ from transduce.cli.convert import export_model, import_model
 from transduce.cli.demo import demo
 from transduce.cli.distill import distill
 from transduce.cli.evaluate import evaluate
+from transduce.cli.inspect import inspect
 from transduce.cli.serve import serve
 from transduce.cli.shortlist import shortlist
 from transduce.cli.text import classify, fill, generate
 from transduce.cli.train import doctor, train, verify
-from transduce.cli.translate import inspect, score, translate
+from transduce.cli.translate import score, translate
 from transduce.errors import DataError
 
 app = typer.Typer(

@@ -42,6 +42,7 @@ class ServeRequest:
     ] = None
     certificate: Annotated[Path | None, opt.option(metavar="FILE", help="TLS certificate (PEM).")] = None
     certificate_key: Annotated[Path | None, opt.option(metavar="FILE", help="Its private key (PEM).")] = None
+    inspect: Annotated[bool, Option("--inspect", help="Also serve the page that shows the inside of the runs.")] = False
     log_text: Annotated[bool, Option("--log-text", help="Log the texts of requests too.")] = False
     glossary_file: Annotated[
         Path | None,
@@ -65,11 +66,12 @@ def serve(request: ServeRequest) -> None:
     transduce serve --new-api-key alice >> keys.txt
     transduce serve runs/x --host 0.0.0.0 --api-key-file keys.txt
     """
-    _require_packages()
+    require_packages()
     from transduce.logging import Log
     from transduce.process import raise_file_limit
     from transduce.serving.access_log import background_stderr
     from transduce.serving.glossaries import Glossaries
+    from transduce.serving.inspection_page import InspectionPage, named_runs
     from transduce.serving.keys import ApiKeys
     from transduce.serving.limits import Limits
     from transduce.serving.routes import RunSpec
@@ -102,12 +104,15 @@ def serve(request: ServeRequest) -> None:
         pivot=request.pivot,
         glossaries=Glossaries(request.glossary_file),
     )
+    inspection = InspectionPage(named_runs(service.paths), device=request.device) if request.inspect else None
+    if inspection is not None and request.api_key_file is not None:
+        raise SettingsError("inspect = true: its page has no API key; leave out api_key_file, or inspect")
     raise_file_limit()
     with background_stderr():
-        run_server(service, options, Log(quiet=request.quiet))
+        run_server(service, options, Log(quiet=request.quiet), inspection)
 
 
-def _require_packages() -> None:
+def require_packages() -> None:
     for name in ("granian", "prometheus_client", "sentencex", "starlette"):
         if find_spec(name) is None:
             raise SettingsError(f"{name} is not installed; pip install 'transduce[serve]'")

@@ -1,4 +1,4 @@
-"""`transduce translate`, `score` and `inspect`: what a translator does with text."""
+"""`transduce translate` and `score`: what a translator does with text."""
 
 from __future__ import annotations
 
@@ -136,45 +136,6 @@ def score(
         print_lines(to_json({key: getattr(one, key) for key in keys}) for one in found)
     else:
         print_lines(f"{one.log_prob:.4f}" for one in found)
-
-
-def inspect(
-    run: opt.Run,
-    sentence: Annotated[str, opt.argument("SENTENCE", "Source sentence.")],
-    tgt: Annotated[str | None, opt.option(help="Translation to show (default: the model's translation).")] = None,
-    html: Annotated[
-        Path | None, opt.option(metavar="FILE", help="Write a page with every layer and head; works offline.")
-    ] = None,
-    svg: Annotated[
-        Path | None,
-        opt.option(
-            metavar="FILE", help="Write the cross-attention to a .svg or .png file (PNG needs transduce[plot])."
-        ),
-    ] = None,
-    device: opt.Device = "auto",
-) -> None:
-    """Show the attention weights of a translation.
-
-    \b
-    transduce inspect runs/x "A dog runs."
-    transduce inspect runs/x "A dog runs." --html dog.html
-    """
-    from transduce.decoding.translator import Translator
-    from transduce.errors import SettingsError
-    from transduce.inspection.attention import attention_of
-    from transduce.inspection.heatmap import attention_page, save_picture
-    from transduce.inspection.terminal import show_attention
-    from transduce.runs.atomic import write_text
-
-    seen = attention_of(Translator.load(run, device=device), sentence, tgt=tgt)
-    if not seen.maps:
-        raise SettingsError(f"{run}: this model has no attention, so there is nothing to show")
-    if html is not None:
-        write_text(html, attention_page(seen.src, seen.tgt, seen.maps))
-    if svg is not None:
-        save_picture(svg, seen.maps[0])
-    files = [f"written: {path}" for path in (html, svg) if path is not None]
-    print_lines([f"{seen.src}\n{seen.tgt}\n", show_attention(seen.maps[0]), *files], colours=True)
 
 
 def load_with_notes(load: Callable[..., DecoderT], run: Path, device: str, precision: str) -> DecoderT:

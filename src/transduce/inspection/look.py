@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from transduce.inspection.arrays import NamedArray, pack
+from transduce.inspection.heatmap import HeatMap
 from transduce.inspection.parts import Part, cell, parts_of
 from transduce.inspection.recording import switched_off, switches
 from transduce.inspection.replay import replay
@@ -113,6 +115,26 @@ def look(
     }
     views["absent"] = _absent(subject, views)
     return Inspection(sentence, parts, views)
+
+
+_MAPS = {
+    "cross": "cross-attention: predicted token to source",
+    "relay": "relay node to source",
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention: predicted token to previous tokens",
+}
+
+
+def heat_maps(found: Inspection) -> list[HeatMap]:
+    """The attention of all layers as pictures, cross-attention first."""
+    maps = []
+    for kind, name in _MAPS.items():
+        layers = [view for view in found.views["attention"] if view["kind"] == kind]
+        if layers:
+            rows, columns = (tuple(layers[0][side]) for side in ("row_tokens", "column_tokens"))
+            weights = np.stack([found[f"{view['name']}.weights"].array for view in layers])
+            maps.append(HeatMap(name, rows, columns, weights))
+    return maps
 
 
 def _model_data(subject: Subject) -> dict[str, Any]:

@@ -443,7 +443,7 @@ def cell(part: Part, name: str, index: tuple[int, ...]) -> dict[str, Any] | None
     scale = product.scale(part.module)
     result = float(scale * (a.astype("f8") @ b.astype("f8")) + (bias or 0.0))
     shown = float(part.values[name].array[index])
-    if abs(result - shown) > 1e-3 * (1 + abs(shown)):
+    if abs(result - shown) > 1e-4 * (1 + abs(shown)):
         return None
     terms = [[float(x), float(y)] for x, y in zip(a, b, strict=True)]
     text = f"{product.left} · {product.right or 'weights'}"

@@ -127,7 +127,8 @@ class TranslationSubject(Subject):
 
     def limit(self, src: Tensor) -> int:
         """Most tokens of a translation."""
-        return min(2 * src.shape[1] + 16, MOST_TOKENS)
+        most = None if self.folder is None else self.folder.settings.model.position_limit
+        return min(2 * src.shape[1] + 16, MOST_TOKENS, most or MOST_TOKENS)
 
     def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
         from transduce.decoding.search import beam_search

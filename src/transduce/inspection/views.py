@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from transduce.inspection.arrays import pack, to_numpy
 from transduce.inspection.parts import Part
-from transduce.inspection.recording import Recording, intervene, record, title
+from transduce.inspection.recording import Recording, intervene, record, title, twin
 from transduce.inspection.subjects import Sentence, Side, Subject
+from transduce.nn.convolutional import ConvEncoder
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.positions import Positions, RotaryPositions, ShawPositions
 
@@ -188,7 +189,10 @@ def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np
     One pass: the sentence is repeated for each prediction (Simonyan et al. 2014; Shrikumar et al. 2017).
     """
     n = len(sentence.targets)
-    embedded = list[Tensor]()
+    embedded, model = list[Tensor](), twin(model)
+    for module in model.modules():
+        if isinstance(module, ConvEncoder):
+            module.gradient_scale = 1.0  # the paper's, for training
 
     def keep(value: Tensor) -> Tensor:
         embedded.append(value.detach().requires_grad_())

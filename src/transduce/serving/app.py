@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.serving.access_log import AccessLog
 from transduce.serving.http import Call, Endpoint, RequestError, describe_error, header_key, json_response, read_body
+from transduce.serving.inspection_page import InspectionPage
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.metrics import Metrics
 from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, own
@@ -31,7 +32,12 @@ _WATCH_AFTER = 0.05  # seconds until a client that leaves is noticed; most respo
 
 
 def make_app(
-    service: Service, *, keys: ApiKeys = NO_KEYS, cors: tuple[str, ...] = (), log: AccessLog | None = None
+    service: Service,
+    *,
+    keys: ApiKeys = NO_KEYS,
+    cors: tuple[str, ...] = (),
+    log: AccessLog | None = None,
+    inspection: InspectionPage | None = None,
 ) -> ASGIApp:
     """The application for a service.
 
@@ -40,6 +46,7 @@ def make_app(
         keys: Who may use it.
         cors: Origins whose pages may use it from a browser.
         log: Has a line per request.
+        inspection: The page that shows the inside of runs.
     """
 
     async def health(call: Call) -> Response:
@@ -56,7 +63,8 @@ def make_app(
         Endpoint("GET", "/ready", ready, is_open=True),
         Endpoint("GET", "/metrics", numbers, is_open=True),
     )
-    app = App(service, (*_ENDPOINTS, *state), keys=keys, cors=cors, log=log)
+    more = () if inspection is None else inspection.endpoints()
+    app = App(service, (*_ENDPOINTS, *state, *more), keys=keys, cors=cors, log=log)
     return CORSMiddleware(app, allow_origins=cors, allow_methods=["*"], allow_headers=["*"]) if cors else app
 
 

@@ -25,6 +25,7 @@ from transduce.process import handle_signals
 from transduce.serving.access_log import AccessLog
 from transduce.serving.app import make_app
 from transduce.serving.async_generator import AsyncTextGenerator
+from transduce.serving.inspection_page import InspectionPage
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.service import Service
 
@@ -79,13 +80,13 @@ def _check_certificate(certificate: Path, key: Path | None) -> None:
         raise SettingsError(f"{files}: {problem}; give both files") from None
 
 
-def serve(service: Service, options: ServerOptions, log: Log) -> None:
+def serve(service: Service, options: ServerOptions, log: Log, inspection: InspectionPage | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests end."""
     with asyncio.Runner(loop_factory=_loop_factory) as runner:
-        runner.run(_serve(service, options, log))
+        runner.run(_serve(service, options, log, inspection))
 
 
-async def _serve(service: Service, options: ServerOptions, log: Log) -> None:
+async def _serve(service: Service, options: ServerOptions, log: Log, inspection: InspectionPage | None) -> None:
     host, port = find_address(options.host, options.port)
     loop, hangup = asyncio.get_running_loop(), asyncio.Event()
     # From here on, as SIGHUP ends a process that does not handle it, also while the runs are loaded.
@@ -94,10 +95,10 @@ async def _serve(service: Service, options: ServerOptions, log: Log) -> None:
             await service.start()
             _settle_garbage()
             access_log = AccessLog(with_texts=options.log_text) if options.log else None
-            app = make_app(service, keys=options.keys, cors=options.cors, log=access_log)
+            app = make_app(service, keys=options.keys, cors=options.cors, log=access_log, inspection=inspection)
             host, port = find_address(host, port)  # again: loading takes seconds
             server = make_server(app, (host, port), service.limits.body_seconds, options)
-            await _run(server, service, options, (host, port), hangup, log)
+            await _run(server, service, options, (host, port), hangup, log, inspection)
             if access_log is not None:
                 access_log.flush()
         finally:
@@ -183,7 +184,13 @@ def _set_write_timeout(address: tuple[str, int], seconds: float) -> None:
 
 
 async def _run(
-    server: Server, service: Service, options: ServerOptions, address: tuple[str, int], hangup: asyncio.Event, log: Log
+    server: Server,
+    service: Service,
+    options: ServerOptions,
+    address: tuple[str, int],
+    hangup: asyncio.Event,
+    log: Log,
+    inspection: InspectionPage | None,
 ) -> None:
     """Serve until a signal, then drain; a second signal ends at once."""
     loop, signals = asyncio.get_running_loop(), asyncio.Queue[str]()
@@ -195,6 +202,8 @@ async def _run(
     ):
         serving = await start(server, address, service.limits.body_seconds)
         _greet(service, options, address[1], log)
+        if inspection is not None:
+            inspection.greet(f"{_url(options, address[1])}/inspect/", log)
         asked = asyncio.create_task(signals.get())
         await asyncio.wait([serving, asked], return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
@@ -248,10 +257,14 @@ def _settle_garbage() -> None:
     gc.set_threshold(_GARBAGE)
 
 
-def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> None:
+def _url(options: ServerOptions, port: int) -> str:
     scheme = "https" if options.certificate else "http"
     host = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"{scheme}://{host}:{port}"
+    return f"{scheme}://{host}:{port}"
+
+
+def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> None:
+    address = _url(options, port)
     for run in service.runs:
         model = run.model
         choice = (model.generator if isinstance(model, AsyncTextGenerator) else model.translator).choice

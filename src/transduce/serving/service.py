@@ -66,7 +66,12 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Whether the runs are loaded, and no shutdown has begun."""
-        return bool(self.runs) and not self.is_draining
+        return len(self.runs) == len(self._specs) and not self.is_draining
+
+    @property
+    def paths(self) -> list[Path]:
+        """The run folders to serve."""
+        return [spec.path for spec in self._specs]
 
     @property
     def n_requests(self) -> int:

@@ -12,8 +12,8 @@ from transduce.serving.http import Call, Endpoint
 
 _SHARED = ("style.css", "shared.js", "app.js", "files.js", "generate.js")
 _FILES = {"/": "index.html", "/generate": "generate.html", **{f"/{name}": name for name in _SHARED}}
-_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-_HEADERS = {
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -28,10 +28,10 @@ async def page(call: Call) -> Response:
     if name == "index.html" and not any(call.service.routes()):
         name = "generate.html"
     content, tag = _read(name)
-    headers = {**_HEADERS, "etag": tag}
+    headers = {**HEADERS, "etag": tag}
     if call.header("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
-    return Response(content, headers=headers, media_type=_TYPES[name.rpartition(".")[2]])
+    return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])
 
 
 @cache

@@ -1,0 +1,144 @@
+"""`transduce inspect`: what a model computes for a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from transduce.cli import options as opt
+from transduce.cli.output import print_lines, to_json
+from transduce.errors import SettingsError
+
+if TYPE_CHECKING:
+    from transduce.inspection.look import Inspection
+
+
+def inspect(
+    run: opt.Run,
+    text: Annotated[str | None, opt.argument("TEXT", "What the model reads; without it a live page is served.")] = None,
+    target: Annotated[str | None, opt.option(help="Translation to look at (default: the model's).")] = None,
+    compare: Annotated[
+        Path | None, opt.option(metavar="RUN", help="Another run, shown side by side with the first one.")
+    ] = None,
+    off: Annotated[
+        list[str] | None, opt.option(metavar="NAME", help="Switch off a part, such as decoder.mask; repeatable.")
+    ] = None,
+    html: Annotated[
+        Path | None, opt.option(metavar="FILE", help="Write the page with the recorded values inside; works offline.")
+    ] = None,
+    json: Annotated[bool, Option("--json", help="Print all values as JSON.")] = False,
+    svg: Annotated[
+        Path | None,
+        opt.option("--svg", "--png", metavar="FILE", help="Write the first attention map (.svg or .png)."),
+    ] = None,
+    port: Annotated[int, Option(help="Port of the live page; 0 takes a free one.", min=0, max=65535)] = 0,
+    browser: Annotated[bool, Option("--browser/--no-browser", help="Open the live page in a browser.")] = True,
+    ablate_heads: Annotated[
+        Path | None,
+        opt.option(
+            metavar="FILE",
+            help="Switch off each head in turn; write loss and BLEU on --src and --ref. Resumes.",
+        ),
+    ] = None,
+    src: Annotated[Path | None, opt.option(metavar="FILE", help="Sources for --ablate-heads.")] = None,
+    ref: Annotated[Path | None, opt.option(metavar="FILE", help="References for --ablate-heads.")] = None,
+    device: opt.Device = "auto",
+) -> None:
+    """Look inside a model.
+
+    Without a text, serves a page on this machine on which one can type a sentence, see what the model computes for it
+    and switch parts of the model off. With a text, prints the attention.
+
+    \b
+    transduce inspect runs/x
+    transduce inspect runs/x "A dog runs."
+    transduce inspect runs/x "A dog runs." --html dog.html
+    transduce inspect runs/x --compare runs/y
+    transduce inspect runs/x --ablate-heads heads.jsonl --src test.en --ref test.de
+    """
+    runs = [run] if compare is None else [run, compare]
+    if ablate_heads is not None:
+        if src is None or ref is None:
+            raise SettingsError("ablate_heads needs src and ref: files with sources and their reference translations")
+        _ablate_heads(run, src, ref, ablate_heads, device)
+    elif text is None:
+        _serve(runs, port, browser, device)
+    else:
+        _show(runs, text, target, tuple(off or ()), html, json, svg, device)
+
+
+def _show(
+    runs: Sequence[Path],
+    text: str,
+    target: str | None,
+    off: Sequence[str],
+    html: Path | None,
+    json: bool,
+    svg: Path | None,
+    device: str,
+) -> None:
+    from transduce.inspection.heatmap import save_picture
+    from transduce.inspection.look import heat_maps, look
+    from transduce.inspection.page import kept_page
+    from transduce.inspection.subjects import open_subject
+    from transduce.runs.atomic import write_text
+
+    found = [look(open_subject(run, device=device), text, target, off=off) for run in runs]
+    if html is not None:
+        write_text(html, kept_page(found))
+    if svg is not None:
+        maps = heat_maps(found[0])
+        if not maps:
+            raise SettingsError(f"{runs[0]}: this model has no attention, so there is no picture of it; leave out svg")
+        save_picture(svg, maps[0])
+    if json:
+        print_lines(to_json(one.to_json([part.name for part in one.parts])) for one in found)
+        return
+    for one in found:
+        print_lines(_lines(one), colours=True)
+    print_lines(f"written: {path}" for path in (html, svg) if path is not None)
+
+
+def _lines(found: Inspection) -> list[str]:
+    """A sentence and the attention to it, for the terminal."""
+    from transduce.inspection.look import heat_maps
+    from transduce.inspection.terminal import show_attention
+
+    texts = dict.fromkeys(
+        found.sentence.sides[side].text for side in ("src", "tgt_out", "label") if side in found.sentence.sides
+    )
+    maps = heat_maps(found)
+    return [*texts, "", show_attention(maps[0]) if maps else "This model has no attention.", ""]
+
+
+def _serve(runs: Sequence[Path], port: int, browser: bool, device: str) -> None:
+    from transduce.cli.serve import require_packages
+
+    require_packages()
+    from transduce.logging import Log
+    from transduce.runs.folder import RunFolder
+    from transduce.serving.inspection_page import InspectionPage, named_runs
+    from transduce.serving.server import ServerOptions, serve
+    from transduce.serving.service import Service
+
+    for run in runs:
+        RunFolder.open(run)  # an error now rather than on the page
+    page = InspectionPage(named_runs(runs), device=device, together=len(runs) > 1, browse=browser)
+    serve(Service([]), ServerOptions(port=port, log=False), Log(), page)
+
+
+def _ablate_heads(run: Path, src: Path, ref: Path, output: Path, device: str) -> None:
+    from transduce.data.lines import read_parallel
+    from transduce.evaluation.head_ablation import ablate_heads, format_ablation
+    from transduce.inspection.subjects import TranslationSubject, open_subject
+    from transduce.logging import Log
+
+    subject = open_subject(run, device=device)
+    if not isinstance(subject, TranslationSubject):
+        raise SettingsError(f"{run}: heads are compared by translations; give a run of task 'translation'")
+    sources, references = read_parallel(src, ref, subject.tokenizers.src)
+    rows = ablate_heads(subject, sources, references, output, Log())
+    print_lines(format_ablation(rows))

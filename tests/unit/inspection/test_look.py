@@ -1,0 +1,257 @@
+"""What is shown is what the model computes: every view against an independent computation, for every architecture."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from text_runs import make_run
+from transduce.config.decoding import DecodingOptions
+from transduce.data.batch import collate
+from transduce.data.examples import Example
+from transduce.decoding.search import beam_search
+from transduce.decoding.translator import Translator
+from transduce.errors import DataError, SettingsError
+from transduce.inspection.arrays import pack, unpack
+from transduce.inspection.look import Inspection, heat_maps, look
+from transduce.inspection.recording import intervene, switches
+from transduce.inspection.replay import replay
+from transduce.inspection.subjects import Subject, TranslationSubject, open_subject
+from transduce.inspection.views import gradient_times_input
+
+TEXT = "the cat sat on a mat"
+RUNS: dict[str, dict[str, Any]] = {
+    "paper": {"kind": "transformer"},
+    "pre-norm, rotary, gated": {
+        "kind": "transformer",
+        "residual": "pre",
+        "positions": "rotary",
+        "feed_forward": "gated",
+        "norm": "rms",
+    },
+    "grouped heads, ALiBi": {"kind": "transformer", "n_kv_heads": 1, "positions": "alibi"},
+    "Shaw": {"kind": "transformer", "positions": "shaw"},
+    "T5": {"kind": "transformer", "positions": "t5"},
+    "SSRU": {"kind": "transformer", "decoder_self": "ssru"},
+    "sparse": {"kind": "transformer", "encoder_pattern": "local", "decoder_pattern": "local", "window": 2},
+    "star": {"kind": "star"},
+    "RNN": {"kind": "rnn"},
+    "GRU": {"kind": "rnn", "cell": "gru", "attention": "bahdanau"},
+    "ConvS2S": {"kind": "convs2s"},
+    "GPT": {"kind": "gpt"},
+    "XL": {"kind": "transformer-xl"},
+    "BERT": {"kind": "bert"},
+    "BERT classifier": {"kind": "bert-classifier"},
+    "star classifier": {"kind": "star-classifier"},
+}
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def open_one(name: str) -> Subject:
+        return open_subject(make_run(folder / name.replace(" ", "-"), **RUNS[name]))
+
+    return open_one
+
+
+def logits_of(subject: Subject, found: Inspection) -> torch.Tensor:
+    with torch.no_grad():
+        return subject.logits(subject.model, subject.hidden(subject.model, *found.sentence.inputs))[0].double()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_probabilities_are_those_of_the_model(name: str, subjects: Any) -> None:
+    subject = subjects(name)
+    found = look(subject, TEXT)
+    expected = logits_of(subject, found).softmax(-1)
+    shown = found.views["tokens"]
+    assert len(shown) == len(expected)
+    for row, token in zip(expected, shown, strict=True):
+        assert token["probability"] == pytest.approx(float(row[token["id"]]), rel=1e-4)
+        assert token["rank"] == 1 + int((row > row[token["id"]]).sum())
+    assert found.views["absent"].keys() <= {"heads", "positions", "steps", "layers", "saliency"}
+    json.dumps(found.to_json([part.name for part in found.parts]))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_cell_is_the_dot_product_that_is_written_out(name: str, subjects: Any) -> None:
+    found = look(subjects(name), TEXT)
+    checked = 0
+    for value, array in found.arrays.items():
+        index = tuple(n // 2 for n in array.shape)
+        one = found.cell(value, index)
+        if one is not None:
+            terms = np.array(one["terms"])
+            result = one["scale"] * (terms[:, 0] * terms[:, 1]).sum() + (one["bias"] or 0.0)
+            assert result == pytest.approx(float(array.array[index]), abs=1e-4, rel=1e-3), value
+            checked += 1
+    if "RNN" not in name and "GRU" not in name and "ConvS2S" not in name:
+        assert checked
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in ("RNN", "GRU", "ConvS2S", "SSRU")])
+def test_scores_and_mask_give_the_weights(name: str, subjects: Any) -> None:
+    """NumPy, in float64."""
+    found = look(subjects(name), TEXT)
+    for view in found.views["attention"]:
+        part = view["name"]
+        scores = found[f"{part}.scores"].array.astype("f8")
+        if f"{part}.bias" in found.arrays:  # there is none for one token
+            scores += found[f"{part}.bias"].array
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        np.testing.assert_allclose(found[f"{part}.weights"].array, weights, atol=1e-5)
+        np.testing.assert_allclose(unpack(view["weights"]), weights, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_gradient_view_sums_to_a_directional_derivative(name: str, subjects: Any) -> None:
+    """Sum of gradient x input = d/ds log p at s = 1 of the embeddings times s, by finite differences in float64."""
+    subject = copy.copy(subjects(name))
+    subject.model = copy.deepcopy(subject.model).double()
+    target = "a mat" if isinstance(subject, TranslationSubject) else None  # random weights write long ones
+    sentence = subject.read(subject.model, TEXT, target, ())
+    shown = gradient_times_input(subject, subject.model, sentence).sum(1)
+
+    def log_probs(scale: float) -> torch.Tensor:
+        with torch.no_grad(), intervene(subject.model, {subject.embedding: lambda x: x * scale}):
+            hidden = subject.hidden(subject.model, *sentence.inputs)
+            rows = subject.logits(subject.model, hidden)[0].log_softmax(-1)
+        return rows[torch.arange(len(sentence.targets)), sentence.targets]
+
+    step = 1e-6
+    expected = (log_probs(1 + step) - log_probs(1 - step)) / (2 * step)
+    np.testing.assert_allclose(shown, expected.numpy(), atol=2e-3, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, options in RUNS.items() if options["kind"] in ("transformer", "rnn", "star", "convs2s")]
+)
+def test_leaving_words_out_is_the_score_of_the_shorter_source(name: str, subjects: Any) -> None:
+    subject = subjects(name)
+    found = look(subject, TEXT, "a mat")
+    side, targets = found.sentence.sides["src"], found.sentence.targets.tolist()[:-1]
+    shown = unpack(found.views["saliency"][1]["values"])
+    translator = Translator.load(subject.folder.path)
+    for word in (0, 2):
+        shorter = [i for i, owner in zip(side.ids, side.words, strict=True) if owner != word][:-1]
+        pairs = [Example(list(side.ids)[:-1], targets), Example(shorter, targets)]
+        whole, without = (np.array(row) for row in translator.engine.score(pairs))
+        column = side.words.index(word)
+        np.testing.assert_allclose(shown[:, column], whole - without, atol=5e-3, rtol=2e-3)
+
+
+def test_the_tree_is_the_search(subjects: Any) -> None:
+    subject = subjects("paper")
+    assert isinstance(subject, TranslationSubject)
+    for beam, penalty in ((1, 1.0), (4, 0.6), (6, 0.0)):
+        options = DecodingOptions(beam=beam, length_penalty=penalty, n_best=beam).over(subject.settings)
+        _, src = subject.source(TEXT)
+        (expected,) = beam_search(subject.model, src, options, max_length=12)
+        found = replay(subject.model, src, options, limit=12)
+        assert found.results == expected
+        nodes = {node.number: node for step in found.steps for node in step}
+        for one, end in zip(expected, found.ends, strict=True):
+            assert nodes[end].log_prob == pytest.approx(one.log_prob)
+            tokens, node = [], nodes[end]
+            while True:
+                tokens.append(node.token)
+                if not node.parent:
+                    break
+                parent = nodes[node.parent]
+                # A hypothesis is the log-probability of its parent and of the token that the parent offered.
+                offered = dict(parent.top).get(node.token)
+                if offered is not None:
+                    assert node.log_prob == pytest.approx(parent.log_prob + np.log(offered), abs=1e-4)
+                node = parent
+            assert tuple(reversed(tokens))[: len(one.ids)] == one.ids
+
+
+def test_forcing_the_chosen_tokens_gives_the_translation(subjects: Any) -> None:
+    subject = copy.copy(subjects("paper"))
+    subject.settings = subject.settings.model_copy(update={"beam": 1})
+    whole = look(subject, TEXT)
+    ids = whole.sentence.sides["tgt_out"].ids[:-1]
+    for n in range(len(ids) + 1):
+        assert look(subject, TEXT, prefix=ids[:n]).sentence.sides["tgt_out"].ids[:-1] == ids
+    other = 20 if ids[0] != 20 else 21
+    assert look(subject, TEXT, prefix=[other]).sentence.sides["tgt_out"].ids[0] == other
+
+
+def test_a_given_translation_is_scored_as_it_is(subjects: Any) -> None:
+    subject = subjects("paper")
+    found = look(subject, TEXT, "a mat")
+    expected = Translator.load(subject.folder.path).score([TEXT], ["a mat"])[0].token_log_probs
+    shown = [np.log(token["probability"]) for token in found.views["tokens"]]
+    np.testing.assert_allclose(shown, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["paper", "GPT", "BERT", "star", "RNN"])
+def test_what_is_switched_off_is_said_and_leaves_the_model_alone(name: str, subjects: Any) -> None:
+    subject = subjects(name)
+    before = look(subject, TEXT)
+    for switch in list(switches(subject.model))[:4]:
+        changed = look(subject, TEXT, off=[switch])
+        assert changed.views["off"] == [switch] and changed.views["original"] is not None
+    after = look(subject, TEXT)
+    assert after.views["tokens"] == before.views["tokens"]
+    assert all(np.array_equal(after[key].array, before[key].array) for key in before.arrays)
+
+
+def test_the_last_layer_of_the_lens_is_the_prediction(subjects: Any) -> None:
+    for name in ("paper", "pre-norm, rotary, gated", "GPT", "BERT", "star"):
+        found = look(subjects(name), TEXT)
+        last = unpack(found.views["lens"]["layers"][-1]["probability"])
+        np.testing.assert_allclose(last, [token["probability"] for token in found.views["tokens"]], atol=1e-3)
+
+
+def test_words_join_the_tokens_of_a_side(subjects: Any) -> None:
+    sides = look(subjects("paper"), TEXT).sentence.sides
+    for side in sides.values():
+        assert len(side.words) == len(side.tokens) and side.words[0] == 0
+        assert all(later - earlier in (0, 1) for earlier, later in zip(side.words, side.words[1:], strict=False))
+
+
+def test_too_much_and_nothing_are_refused(subjects: Any) -> None:
+    with pytest.raises(DataError, match="at most 256"):
+        look(subjects("paper"), "cat " * 300)
+    with pytest.raises(DataError, match="one text"):
+        look(subjects("GPT"), TEXT, "b")
+    with pytest.raises(SettingsError, match="cannot be switched off"):
+        look(subjects("paper"), TEXT, off=["decoder"])
+    assert look(subjects("paper"), "").views["tokens"]
+
+
+def test_arrays_survive_their_json() -> None:
+    values = np.random.default_rng(1).normal(size=(2, 3, 4)).astype("f4")
+    np.testing.assert_allclose(unpack(pack(values)), values, rtol=1e-3)
+    values[0, 0, 0] = 1e6
+    np.testing.assert_array_equal(unpack(pack(values)), values)
+    np.testing.assert_array_equal(unpack(pack(np.array([True, False]))), [1, 0])
+
+
+def test_heat_maps_are_those_of_attention_maps(subjects: Any) -> None:
+    from transduce.inspection.attention import attention_maps
+
+    subject = subjects("paper")
+    found = look(subject, TEXT)
+    batch = collate([Example(found.sentence.sides["src"].ids[:-1], found.sentence.targets.tolist()[:-1])])
+    expected = attention_maps(subject.model, batch.src, batch.tgt_in)
+    cross, encoder, decoder = heat_maps(found)
+    for heat, other in ((cross, expected.cross), (encoder, expected.encoder), (decoder, expected.decoder)):
+        assert other is not None
+        np.testing.assert_allclose(heat.weights, other, atol=1e-6)
+
+
+def test_the_path_of_a_run_is_in_its_name(subjects: Any, tmp_path: Path) -> None:
+    assert look(subjects("paper"), TEXT).views["model"]["name"] == "paper"
