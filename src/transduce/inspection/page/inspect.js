@@ -1,0 +1,204 @@
+// modules: record.js draw.js parts.js heads.js steps.js tokens.js inspect.js
+// The page that shows the inside of a model: of records inside this file, or live from the server's /inspect/look.
+import { page, view } from "./record.js";
+import { el, forgetColours, note, selectBox } from "./draw.js";
+import { matricesSection, pathSection } from "./parts.js";
+import { forgetMaps, headsSection, positionsSection } from "./heads.js";
+import { stepWithKeys, stepsSection } from "./steps.js";
+import { changeSection, layersSection, tokensSection } from "./tokens.js";
+
+const SECTIONS = [
+  pathSection, matricesSection, headsSection, positionsSection, stepsSection, tokensSection, layersSection, changeSection,
+];
+const DEBOUNCE = 120; // milliseconds
+const byId = (id) => document.getElementById(id);
+
+// --- rendering ----------------------------------------------------------------------------------------------------
+
+// A section is absent if the record says so, unless it has another half to show.
+function reasonAgainst(record, id) {
+  if (id === "positions" && record.masks?.length) return null;
+  if (record.absent?.[id]) return record.absent[id];
+  if (id === "steps" && !record.steps) return "This record has no search.";
+  if (id === "layers" && !record.lens) return "This record has no view of the layers.";
+  if (id === "heads" && !record.attention?.length) return "This record has no attention.";
+  return null;
+}
+
+function fillPanel(section, record, panel) {
+  const focused = panel.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const scrolled = [...panel.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
+  panel.replaceChildren();
+  if (page.records.length > 1) panel.append(el("p", { className: "model-name", textContent: record.model.name }));
+  const reason = reasonAgainst(record, section.id);
+  try {
+    if (reason) panel.append(note(reason));
+    else section.render(record, panel);
+  } catch (error) {
+    console.error(error);
+    panel.append(note(`This section cannot be drawn: ${error.message}`));
+  }
+  panel.querySelectorAll(".scroll").forEach((box, i) => {
+    box.scrollLeft = box.dataset.center ? Number(box.dataset.center) - box.clientWidth / 2 : scrolled[i] || 0;
+  });
+  if (focused) panel.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
+page.render = (keys) => {
+  for (const section of SECTIONS) {
+    if (keys && !section.uses.some((key) => keys.includes(key))) continue;
+    const panels = byId(section.id).querySelector(".panels");
+    while (panels.children.length < page.records.length) panels.append(el("div", { className: "panel" }));
+    while (panels.children.length > page.records.length) panels.lastChild.remove();
+    panels.classList.toggle("two", page.records.length > 1);
+    page.records.forEach((record, i) => fillPanel(section, record, panels.children[i]));
+  }
+};
+
+function showRecords(records) {
+  page.records = records;
+  byId("sections").hidden = false;
+  document.querySelector("nav").hidden = false;
+  const parts = ({ model, off, sides }) => {
+    const facts = [model.kind, model.task, `${model.n_parameters.toLocaleString("en")} parameters`].filter(Boolean).join(", ");
+    const texts = Object.values(sides).map((side) => side.text).filter((text, i, all) => text && all.indexOf(text) === i);
+    return el("div", { className: "summary" }, el("p", {}, el("b", { textContent: model.name }), ` ${facts}`),
+      el("p", { className: "sentence", textContent: texts.join(" → ") }),
+      off.length ? el("p", { className: "soft", textContent: `${off.length} parts are switched off.` }) : null, settingsOf(model));
+  };
+  byId("models").replaceChildren(...records.map(parts));
+  page.render(null);
+}
+
+function settingsOf(model) {
+  const rows = Object.entries(model.settings || {}).map(([name, value]) =>
+    el("span", {}, `${name} `, el("code", { textContent: String(value) })));
+  return el("details", {}, el("summary", { textContent: "Settings" }), el("p", { className: "facts" }, ...rows));
+}
+
+function buildSections() {
+  const current = new IntersectionObserver((entries) => entries.forEach((entry) => {
+    document.querySelector(`nav a[href="#${entry.target.id}"]`).toggleAttribute("aria-current", entry.isIntersecting);
+  }), { rootMargin: "-45% 0px -50% 0px" });
+  for (const [i, section] of SECTIONS.entries()) {
+    const node = el("section", { id: section.id }, el("h2", { textContent: `${i + 1}. ${section.title}` }),
+      section.text ? el("p", { textContent: section.text }) : null, el("div", { className: "panels" }));
+    byId("sections").append(node);
+    document.querySelector("nav").append(el("a", { href: `#${section.id}`, textContent: section.title }));
+    current.observe(node);
+  }
+}
+
+// Canvases hold colours and sizes, so they are drawn again when the theme or the width changes.
+function redraw() {
+  forgetColours();
+  forgetMaps(page.records);
+  if (page.records.length) page.render(null);
+}
+
+function watchAppearance() {
+  let { width } = document.documentElement.getBoundingClientRect();
+  let timer = 0;
+  addEventListener("resize", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      const now = document.documentElement.getBoundingClientRect().width;
+      if (now !== width) { width = now; redraw(); }
+    }, 150);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; redraw(); });
+  addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; redraw(); });
+  document.addEventListener("keydown", stepWithKeys);
+}
+
+// --- the live page ------------------------------------------------------------------------------------------------
+
+let running = null; // AbortController of the request that is under way
+let timer = 0;
+let answered = ""; // the request that the page shows
+const bodies = new WeakMap(); // from a record to the request for it
+
+function showStatus(message, isError = false) {
+  byId("status").textContent = message;
+  byId("status").classList.toggle("error", isError);
+}
+
+async function ask(path, body, signal) {
+  const request = body ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal } : { signal };
+  const response = await fetch(path, request).catch((error) => {
+    if (signal?.aborted) throw error;
+    throw new Error("The server cannot be reached. Start it again with `transduce inspect`.");
+  });
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(answer?.error?.message || answer?.error || `The server answered with status ${response.status}.`);
+  return answer;
+}
+
+const chosenModels = () => [byId("model")?.value, byId("other")?.value].filter((name, i, all) => name && all.indexOf(name) === i);
+
+async function look(values = []) {
+  clearTimeout(timer);
+  const text = byId("text").value;
+  running?.abort();
+  if (!text.trim()) return showStatus("Type a sentence.");
+  const target = byId("target").value.trim() ? byId("target").value : null;
+  const { prefix, off, part } = view;
+  const wanted = chosenModels().map((run) => ({ run, text, target, prefix, off, values: [...new Set([part, ...values])].filter(Boolean) }));
+  const key = JSON.stringify(wanted);
+  if (values.length && key === answered) return undefined;
+  const own = (running = new AbortController());
+  const slow = setTimeout(() => showStatus("Computing ..."), 400);
+  const began = performance.now();
+  try {
+    const records = await Promise.all(wanted.map((body) => ask("/inspect/look", body, own.signal)));
+    answered = key;
+    records.forEach((record, i) => bodies.set(record, wanted[i]));
+    const taken = performance.now() - began;
+    showRecords(records);
+    showStatus(`${Math.round(taken)} ms`);
+  } catch (error) {
+    if (!own.signal.aborted) showStatus(error.message, true);
+  }
+  clearTimeout(slow);
+  return undefined;
+}
+
+function lookSoon() {
+  clearTimeout(timer);
+  view.prefix = [];
+  timer = setTimeout(() => look(), DEBOUNCE);
+}
+
+page.look = look;
+page.cell = (record, value, index) => {
+  const { values, ...body } = bodies.get(record);
+  return ask("/inspect/cell", { ...body, value, index });
+};
+
+async function startLive() {
+  page.live = true;
+  byId("form").hidden = false;
+  byId("form").addEventListener("submit", (event) => { event.preventDefault(); look(); });
+  for (const id of ["text", "target"]) byId(id).addEventListener("input", lookSoon);
+  try {
+    const models = await ask("/inspect/models");
+    const options = models.map((one) => [`${one.name} (${one.kind}, ${one.task})`, one.name]);
+    const change = () => { Object.assign(view, { off: [], prefix: [] }); look(); };
+    const first = selectBox("model", "model", options, models[0]?.name, change);
+    first.lastChild.id = "model";
+    const second = selectBox("compare with", "other", [["none", ""], ...options], models[0]?.together ? models[1]?.name : "", change);
+    second.lastChild.id = "other";
+    byId("choices").append(first, second);
+    byId("choices").hidden = models.length < 2;
+    look();
+    byId("text").focus();
+  } catch (error) {
+    showStatus(error.message, true);
+  }
+}
+
+buildSections();
+watchAppearance();
+if (byId("records")) showRecords(JSON.parse(byId("records").textContent));
+else startLive();

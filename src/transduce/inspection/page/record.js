@@ -1,0 +1,143 @@
+// Records: their arrays, sides and parts, and the choices that all sections share.
+
+export const page = { live: false, records: [], render: () => {}, look: () => {}, cell: null };
+
+// Choices of the reader. A record without the chosen part, head or token shows its nearest one.
+export const view = {
+  part: "", head: 0, src: 0, tgt: 0, map: "", order: "layer", unit: "subwords", drawing: "lines", bias: 0, step: 0,
+  off: [], prefix: [],
+};
+
+export function set(changes) {
+  Object.assign(view, changes);
+  page.render(Object.keys(changes));
+}
+
+// --- arrays -------------------------------------------------------------------------------------------------------
+
+const decoded = new WeakMap(); // from an array of a record to its decoded form
+let halves = null; // all float16 numbers
+
+function halfTable() {
+  halves = new Float32Array(65536);
+  for (let i = 0; i < 65536; i++) {
+    const exponent = (i >> 10) & 31;
+    const fraction = i & 1023;
+    const size = exponent === 31 ? (fraction ? NaN : Infinity)
+      : exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction;
+    halves[i] = i >> 15 ? -size : size;
+  }
+  return halves;
+}
+
+// {shape, data: numbers in C order} of an array of a record.
+export function decode(array) {
+  if (decoded.has(array)) return decoded.get(array);
+  const text = atob(array.data);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  let data = bytes;
+  if (array.dtype === "float32") data = new Float32Array(bytes.buffer);
+  if (array.dtype === "float16") {
+    const table = halves || halfTable();
+    data = Float32Array.from(new Uint16Array(bytes.buffer), (half) => table[half]);
+  }
+  const found = { shape: array.shape, data };
+  decoded.set(array, found);
+  return found;
+}
+
+// The matrix of the last two axes at `index` of the earlier axes: {rows, columns, data}.
+export function matrix(array, index = []) {
+  const { shape, data } = decode(array);
+  const rows = shape.length > 1 ? shape.at(-2) : 1;
+  const columns = shape.at(-1) ?? 1;
+  let place = 0;
+  shape.slice(0, -2).forEach((size, axis) => { place = place * size + Math.min(index[axis] ?? 0, size - 1); });
+  return { rows, columns, data: data.subarray(place * rows * columns, (place + 1) * rows * columns) };
+}
+
+export const at = (m, row, column) => m.data[row * m.columns + column];
+
+export function meanOverHeads(array) {
+  const [heads, rows, columns] = array.shape;
+  const { data } = decode(array);
+  const mean = new Float32Array(rows * columns);
+  for (let i = 0; i < data.length; i++) mean[i % mean.length] += data[i] / heads;
+  return { rows, columns, data: mean };
+}
+
+export function largest(data) {
+  let most = 0;
+  for (const x of data) if (Number.isFinite(x) && Math.abs(x) > most) most = Math.abs(x);
+  return most;
+}
+
+export const isSigned = (data) => data.some((x) => x < 0 && Number.isFinite(x));
+
+// Weights between words: summed over the columns of a word, averaged over its rows.
+export function mergeWords(m, rowWords, columnWords) {
+  const rowPlaces = places(rowWords);
+  const columnPlaces = places(columnWords);
+  const merged = { rows: Math.max(...rowPlaces) + 1, columns: Math.max(...columnPlaces) + 1 };
+  merged.data = new Float32Array(merged.rows * merged.columns);
+  const sizes = rowPlaces.reduce((all, row) => { all[row] = (all[row] || 0) + 1; return all; }, []);
+  for (let i = 0; i < m.rows; i++) {
+    for (let j = 0; j < m.columns; j++) {
+      merged.data[rowPlaces[i] * merged.columns + columnPlaces[j]] += at(m, i, j) / sizes[rowPlaces[i]];
+    }
+  }
+  return merged;
+}
+
+// Word numbers without gaps, in order of their first token.
+export function places(words) {
+  const known = new Map();
+  return words.map((word) => { if (!known.has(word)) known.set(word, known.size); return known.get(word); });
+}
+
+export function wordLabels(tokens, words) {
+  const labels = [];
+  places(words).forEach((place, i) => { labels[place] = (labels[place] || "") + tokens[i]; });
+  return labels.map((label) => label.replace(/^[▁Ġ]|@@ ?/g, "") || label);
+}
+
+// --- numbers ------------------------------------------------------------------------------------------------------
+
+// A number with 3 significant digits.
+export function format(x) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "not a number";
+  if (x === 0) return "0";
+  if (!Number.isFinite(x)) return x < 0 ? "−∞" : "∞";
+  const size = Math.abs(x);
+  const text = size >= 1000 && size < 1e6 ? String(Math.round(size)) : size.toPrecision(3);
+  return (x < 0 ? "−" : "") + (text.includes("e") ? size.toExponential(2).replace("e-", "e−").replace("e+", "e") : text);
+}
+
+export const percent = (p) => (p >= 0.9995 || p === 0 ? `${(100 * p).toFixed(0)} %` : p < 0.0005 ? "< 0.1 %"
+  : `${(100 * p).toFixed(1)} %`);
+
+export const shapeText = (shape) => `[${shape.join(", ")}]`;
+
+// --- sides and parts ----------------------------------------------------------------------------------------------
+
+// The choice that holds the chosen token of a side: tokens of tgt_in and tgt_out are chosen together.
+export const choiceOf = (side) => (side === "src" || side === "memory" ? "src" : "tgt");
+
+export const chosen = (side, size) => Math.min(view[choiceOf(side)], size - 1);
+
+// Tokens of an axis; null where its length is not that of its side, as behind a convolution.
+export function labelsOf(record, side, size) {
+  const tokens = side && record.sides[side]?.tokens;
+  return tokens && tokens.length === size ? tokens : null;
+}
+
+export const predictedSide = (record) => ["tgt_out", "label"].find((side) => record.sides[side]) || Object.keys(record.sides)[0];
+
+export function chosenPart(record) {
+  const { parts } = record;
+  return parts.find((part) => part.name === view.part) || parts.find((part) => /self_attention$/.test(part.kind))
+    || parts[0];
+}
+
+export const partNamed = (record, name) => record.parts.find((part) => part.name === name);
