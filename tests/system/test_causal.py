@@ -135,7 +135,6 @@ def test_commands_and_options_of_other_tasks_are_refused(run: Path, text: Path) 
     for command in (
         ["translate", run, text],
         ["score", run, "--src", text, "--tgt", text],
-        ["inspect", run, "a"],
         ["evaluate", run, "--src", text, "--ref", text],
     ):
         assert_refused(transduce(*command), "task 'causal'")

@@ -277,10 +277,32 @@ def test_evaluate_against_another_run_or_its_output(run: Path, texts: Path) -> N
 
 def test_inspect_draws_in_the_terminal_and_into_files(run: Path, tmp_path: Path) -> None:
     page, drawing = tmp_path / "a.html", tmp_path / "a.svg"
-    done = transduce("inspect", run, "The dog sleeps.", "--tgt", "Der Hund schläft.", "--html", page, "--svg", drawing)
+    done = transduce(
+        "inspect", run, "The dog sleeps.", "--target", "Der Hund schläft.", "--html", page, "--svg", drawing
+    )
     assert done.code == 0 and "Der Hund schläft." in done.out and "</s>" in done.out
     assert drawing.read_text().startswith("<svg")
-    assert "https:" not in page.read_text() and "default-src 'none'" in page.read_text()
+    text = page.read_text()
+    assert "https:" not in text and "default-src 'none'" in text and len(text) < 3_000_000
+    record = json.loads(transduce("inspect", run, "The dog sleeps.", "--json").out)
+    assert record["sides"]["src"]["text"] == "The dog sleeps." and record["parts"][0]["values"][0]["data"]
+    changed = transduce("inspect", run, "The dog sleeps.", "--off", "src_embedding.positions", "--json")
+    assert json.loads(changed.out)["off"] == ["src_embedding.positions"]
+    refused = transduce("inspect", run, "The dog sleeps.", "--off", "everything")
+    assert refused.code == 2 and "cannot be switched off" in refused.err
+
+
+def test_the_worth_of_heads_is_measured_and_resumed(run: Path, texts: Path, tmp_path: Path) -> None:
+    for side in ("en", "de"):
+        (tmp_path / side).write_text("".join((texts / f"test.{side}").read_text().splitlines(keepends=True)[:4]))
+    files = ["--src", tmp_path / "en", "--ref", tmp_path / "de"]
+    done = transduce("inspect", run, "--ablate-heads", tmp_path / "heads", *files)
+    assert done.code == 0 and "all heads" in done.out and "cross-attention, head 1" in done.out
+    rows = (tmp_path / "heads").read_text().splitlines()
+    (tmp_path / "heads").write_text("\n".join(rows[:3]) + "\n" + rows[3][:20])  # as a kill leaves it
+    assert transduce("inspect", run, "--ablate-heads", tmp_path / "heads", *files).out == done.out
+    refused = transduce("inspect", run, "--ablate-heads", tmp_path / "heads", "--src", tmp_path / "de", *files[2:])
+    assert refused.code == 2 and "another model or other texts" in refused.err
 
 
 def test_a_dry_run_prints_settings_and_writes_nothing(texts: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from transduce.inspection.recording import switched_off, switches
 from transduce.inspection.subjects import TranslationSubject
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
+from transduce.runs.atomic import write_text
 
 _ALL = ""  # the name of the row with all heads
 
@@ -42,6 +43,8 @@ def ablate_heads(
     key = _key(subject, srcs, refs)
     known = {row["name"]: row for row in _read(path, key)}
     file = MetricsFile(path)
+    if path.exists() and not path.read_bytes().endswith(b"\n"):  # a run was killed in mid-line
+        write_text(path, path.read_text(encoding="utf-8") + "\n")
     names = {_ALL: "all heads", **heads}
     with log.progress("heads") as bar:
         for number, (name, title) in enumerate(names.items()):

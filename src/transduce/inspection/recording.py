@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from transduce.errors import SettingsError
 from transduce.nn.attention import Attention
@@ -46,7 +48,19 @@ class Recording(dict[str, list[Tensor]]):
         steps = self[name]
         if steps[0].dim() == 2:
             return torch.stack(steps, 1)
+        if len({step.shape[-1] for step in steps}) > 1:
+            steps = _aligned(steps)
         return steps[0] if len(steps) == 1 else torch.cat(steps, -2)
+
+
+def _aligned(steps: Sequence[Tensor]) -> list[Tensor]:
+    """Scores or weights [B, H, Q, C] of segments, whose last keys are their queries, with a column for every key."""
+    total, end, found = sum(step.shape[-2] for step in steps), 0, []
+    for step in steps:
+        end += step.shape[-2]
+        nothing = 0.0 if step.min() >= 0 else -math.inf
+        found.append(F.pad(step, (end - step.shape[-1], total - end), value=nothing))
+    return found
 
 
 @contextmanager

@@ -103,10 +103,10 @@ class Subject(ABC):
         """The sides that a part's positions and its keys belong to."""
         return self.predicted, self.predicted
 
-    def _checked(self, ids: Sequence[int], what: str) -> list[int]:
+    def _checked(self, ids: Any, what: str) -> Any:
         if len(ids) > MOST_TOKENS:
             raise DataError(f"{what}: {len(ids)} tokens; at most {MOST_TOKENS} can be shown; give a shorter text")
-        return list(ids)
+        return ids
 
 
 class TranslationSubject(Subject):
@@ -120,8 +120,8 @@ class TranslationSubject(Subject):
         options = DecodingOptions(**given).over(self.settings)
         return options.model_copy(update={"n_best": options.beam, "sample": False})
 
-    def source(self, text: str) -> tuple[list[int], Tensor]:
-        """The ids of a source, and as the model reads them, [1, S]."""
+    def source(self, text: str) -> tuple[Any, Tensor]:
+        """The ids (or vectors) of a source, and as the model reads them, [1, S]."""
         ids = self._checked(self.tokenizers.src.encode(text), "source")
         return ids, collate([Example(ids, [])]).src.to(self.device)
 

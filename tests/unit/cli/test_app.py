@@ -157,7 +157,7 @@ def test_help_imports_no_heavy_module() -> None:
         ["generate", "RUN", "--prompt", "a \udcff b"],
         ["generate", "RUN", "--prompt", "a", "-p", "a \udcff b", "--json"],
         ["inspect", "RUN", "a \udcff b"],
-        ["inspect", "RUN", "a", "--tgt", "a \udcff b"],
+        ["inspect", "RUN", "a", "--target", "a \udcff b"],
         ["fill", "RUN", "<mask>", "a \udcff b"],
         ["train", "--set", "a \udcff b"],
     ],

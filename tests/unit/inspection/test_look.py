@@ -182,7 +182,7 @@ def test_forcing_the_chosen_tokens_gives_the_translation(subjects: Any) -> None:
     subject.settings = subject.settings.model_copy(update={"beam": 1})
     whole = look(subject, TEXT)
     ids = whole.sentence.sides["tgt_out"].ids[:-1]
-    for n in range(len(ids) + 1):
+    for n in range(min(len(ids), 6)):
         assert look(subject, TEXT, prefix=ids[:n]).sentence.sides["tgt_out"].ids[:-1] == ids
     other = 20 if ids[0] != 20 else 21
     assert look(subject, TEXT, prefix=[other]).sentence.sides["tgt_out"].ids[0] == other
