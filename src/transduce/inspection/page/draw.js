@@ -57,15 +57,33 @@ function inkOn(colour) {
   return light > 140 ? "#111111" : "#ffffff";
 }
 
+const LEVELS = 255; // on each side of 0
+
+// The colours of all levels from −LEVELS to LEVELS, then of hidden cells, as numbers of 4 bytes.
+function levelTable(signed) {
+  const all = palette();
+  const name = signed ? "signedLevels" : "levels";
+  if (!all[name]) {
+    const bytes = new Uint8ClampedArray(4 * (2 * LEVELS + 2)).fill(255);
+    for (let i = 0; i <= 2 * LEVELS; i++) bytes.set(shade((i - LEVELS) / LEVELS, 1, signed), 4 * i);
+    bytes.set(all.hidden, 4 * (2 * LEVELS + 1));
+    all[name] = new Uint32Array(bytes.buffer);
+  }
+  return all[name];
+}
+
 // One pixel for each cell.
 export function paint(m, most, signed, canvas = document.createElement("canvas")) {
   canvas.width = m.columns;
   canvas.height = m.rows;
   const context = canvas.getContext("2d");
   const image = context.createImageData(m.columns, m.rows);
-  for (let i = 0; i < m.data.length; i++) {
-    const colour = shade(m.data[i], most, signed);
-    image.data.set([colour[0], colour[1], colour[2], 255], 4 * i);
+  const table = levelTable(signed);
+  const pixels = new Uint32Array(image.data.buffer);
+  const scale = LEVELS / (most || 1);
+  for (let i = 0; i < pixels.length; i++) {
+    const level = Math.round(m.data[i] * scale);
+    pixels[i] = Number.isFinite(level) ? table[LEVELS + Math.max(-LEVELS, Math.min(LEVELS, level))] : table[2 * LEVELS + 1];
   }
   context.putImageData(image, 0, 0);
   return canvas;
@@ -158,7 +176,8 @@ function widest(labels) {
 }
 
 // A matrix as a picture with a readout of the cell under the pointer; arrow keys move over the cells.
-// options: title, width, rows and columns (labels or null), rowName, columnName, mark (a row), most, signed, say, pick, key.
+// options: title, width, rows and columns (labels or null), rowName, columnName, mark (a row), largest (cell), most,
+// signed, range and say (texts of the legend and of a value), pick, key.
 export function heatMap(m, options) {
   const signed = options.signed ?? isSigned(m.data);
   const most = options.most ?? largest(m.data);
@@ -212,7 +231,7 @@ export function heatMap(m, options) {
   box.style.width = `${size.width}px`;
   const caption = options.title && el("figcaption", {}, el("b", { textContent: options.title }),
     options.shape ? el("code", { textContent: ` ${shapeText(options.shape)}` }) : null);
-  const range = signed ? `−${format(most)} to ${format(most)}` : `0 to ${format(most)}`;
+  const range = options.range || (signed ? `−${format(most)} to ${format(most)}` : `0 to ${format(most)}`);
   const legend = el("span", { className: signed ? "legend signed" : "legend", textContent: range });
   return el("figure", {}, caption, el("div", { className: "scroll" }, box), el("div", { className: "under" }, legend, readout));
 }
@@ -263,5 +282,6 @@ function drawMap(canvas, m, { rows, columns, mark, left, top, across, down, size
   }
 }
 
-// The inner width of a panel.
-export const widthOf = (panel) => Math.max(240, panel.clientWidth || page.width || 340);
+// The width of a map in a figure, two of which share a wide panel.
+const FIGURE = 28; // padding and border
+export const mapWidth = (inHalf = true) => (page.width > 900 && inHalf ? (page.width - 18) / 2 : page.width) - FIGURE;

@@ -1,6 +1,6 @@
 // What each head attends to, positions and masks.
 import { at, choiceOf, chosen, format, labelsOf, largest, matrix, mergeWords, partNamed, percent, places, set, view, wordLabels } from "./record.js";
-import { buttonRow, el, facts, heatMap, note, paint, rove, selectBox, svg, widthOf } from "./draw.js";
+import { buttonRow, el, facts, heatMap, mapWidth, note, paint, rove, selectBox, svg } from "./draw.js";
 
 const KINDS = { encoder: "encoder self-attention", decoder: "decoder self-attention", cross: "cross-attention", relay: "relay node" };
 
@@ -19,7 +19,7 @@ export const headsSection = {
       buttonRow("order", "order", [["by layer", "layer"], ["by label", "label"]], view.order, (order) => set({ order })),
       buttonRow("units", "unit", [["subwords", "subwords"], ["words", "words"]], view.unit, (unit) => set({ unit })),
       buttonRow("large head", "drawing", [["lines", "lines"], ["map", "map"]], view.drawing, (drawing) => set({ drawing }))));
-    panel.append(el("div", { className: "split" }, smallMaps(record, layer, head), largeHead(record, layer, head, widthOf(panel))));
+    panel.append(el("div", { className: "split" }, smallMaps(record, layer, head), largeHead(record, layer, head)));
     panel.append(rulesList(record));
   },
 };
@@ -42,7 +42,7 @@ function smallMaps(record, layer, head) {
     if (byScore) members.sort((a, b) => b.score - a.score);
     const grid = el("div", { className: byScore ? "grid by-label" : "grid" });
     const across = Math.max(...members.map((one) => one.layer.labels.length));
-    if (!byScore) grid.style.gridTemplateColumns = `auto repeat(${across}, minmax(0, 5.5rem))`;
+    if (!byScore) grid.style.gridTemplateColumns = `max-content repeat(${across}, minmax(0, 5.5rem))`;
     let last = null;
     for (const one of members) {
       if (!byScore && one.layer !== last) {
@@ -92,17 +92,17 @@ function inUnits(record, layer, head) {
   };
 }
 
-function largeHead(record, layer, head, width) {
+function largeHead(record, layer, head) {
   const { m, rows, columns, row, rowOf } = inUnits(record, layer, head);
   const { label, score } = layer.labels[head];
   const title = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${head + 1}: ${label}, ${format(score)}`;
   const pick = (i) => set({ [choiceOf(layer.rows)]: rowOf(i) });
-  const room = width > 900 ? width / 2 - 20 : width - 4;
+  const room = mapWidth();
   if (view.drawing === "map") {
-    return heatMap(m, { title, width: room - 24, rows, columns, mark: row, most: 1, signed: false, key: "large-map",
+    return heatMap(m, { title, width: room, rows, columns, mark: row, most: 1, signed: false, key: "large-map",
       rowName: "from", columnName: "to", pick });
   }
-  return el("figure", {}, el("figcaption", {}, el("b", { textContent: title })), lines(m, rows, columns, row, pick, Math.min(room - 24, 460)),
+  return el("figure", {}, el("figcaption", {}, el("b", { textContent: title })), lines(m, rows, columns, row, pick, Math.min(room, 460)),
     readText(m, rows, columns, row));
 }
 
@@ -165,8 +165,7 @@ export const positionsSection = {
   text: "Attention alone does not know the order of the tokens. The positional scheme adds it, and the mask decides which "
     + "positions may be read.",
   render(record, panel) {
-    const width = widthOf(panel);
-    const half = width > 900 ? (width - 24) / 2 - 24 : width - 28;
+    const half = mapWidth();
     for (const one of record.positions || []) panel.append(...positionNodes(record, one, half));
     if (!record.positions?.length && record.absent?.positions) panel.append(note(record.absent.positions));
     if (!record.masks?.length) return;
@@ -176,8 +175,8 @@ export const positionsSection = {
       const m = matrix(one.mask);
       const map = heatMap(m, { title: one.title, shape: one.mask.shape, width: Math.min(half, 360), largest: 24, most: 1, signed: false,
         rows: labelsOf(record, one.rows, m.rows), columns: labelsOf(record, one.columns, m.columns), rowName: "query", columnName: "key",
-        mark: chosen(one.rows, m.rows), say: (x) => (x ? "visible" : "hidden"), key: `mask-${one.title}` });
-      map.append(note(`${one.text}. Filled cells are visible, empty cells are hidden.`));
+        mark: chosen(one.rows, m.rows), range: "hidden to visible", say: (x) => (x ? "visible" : "hidden"), key: `mask-${one.title}` });
+      map.append(note(`${one.text[0].toUpperCase()}${one.text.slice(1)}. Filled cells are visible, empty cells are hidden.`));
       return map;
     })));
   },
@@ -189,7 +188,7 @@ const SCHEMES = {
 };
 
 function positionNodes(record, one, width) {
-  const nodes = [el("h3", { textContent: `${one.stack}: ${one.scheme}` }), el("p", { textContent: `${one.text}.` })];
+  const nodes = [el("h3", { textContent: `${one.stack}: ${one.scheme}` }), el("p", { textContent: `${one.text[0].toUpperCase()}${one.text.slice(1)}.` })];
   const arrays = [["table", one.table], ["dot products", one.dots], ["bias", one.bias]].filter(([, array]) => array);
   nodes.push(facts(SCHEMES[one.scheme], arrays.map(([name, array]) => [name, array.shape]), partNamed(record, `${one.side.slice(0, 3)}_embedding`)?.source));
   const labels = (array, axis) => labelsOf(record, one.side, array.shape.at(axis));

@@ -25,9 +25,20 @@ function reasonAgainst(record, id) {
   return null;
 }
 
-function fillPanel(section, record, panel) {
+// The focus and the scrolled boxes of a panel, as a function that restores them after it was filled again.
+function keepPlace(panel) {
   const focused = panel.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   const scrolled = [...panel.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
+  return () => {
+    panel.querySelectorAll(".scroll").forEach((box, i) => {
+      const place = box.dataset.center ? Number(box.dataset.center) - page.width / 2 : scrolled[i];
+      if (place > 0) box.scrollLeft = place;
+    });
+    if (focused) panel.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  };
+}
+
+function fillPanel(section, record, panel) {
   panel.replaceChildren();
   if (page.records.length > 1) panel.append(el("p", { className: "model-name", textContent: record.model.name }));
   const reason = reasonAgainst(record, section.id);
@@ -38,21 +49,21 @@ function fillPanel(section, record, panel) {
     console.error(error);
     panel.append(note(`This section cannot be drawn: ${error.message}`));
   }
-  panel.querySelectorAll(".scroll").forEach((box, i) => {
-    box.scrollLeft = box.dataset.center ? Number(box.dataset.center) - box.clientWidth / 2 : scrolled[i] || 0;
-  });
-  if (focused) panel.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
 
+// Sizes are read before anything changes, so that the browser computes the layout once.
 page.render = (keys) => {
-  for (const section of SECTIONS) {
-    if (keys && !section.uses.some((key) => keys.includes(key))) continue;
-    const panels = byId(section.id).querySelector(".panels");
-    while (panels.children.length < page.records.length) panels.append(el("div", { className: "panel" }));
-    while (panels.children.length > page.records.length) panels.lastChild.remove();
-    panels.classList.toggle("two", page.records.length > 1);
-    page.records.forEach((record, i) => fillPanel(section, record, panels.children[i]));
+  const wanted = SECTIONS.filter((section) => !keys || section.uses.some((key) => keys.includes(key)));
+  const boxes = wanted.map((section) => byId(section.id).querySelector(".panels"));
+  for (const box of boxes) {
+    while (box.children.length < page.records.length) box.append(el("div", { className: "panel" }));
+    while (box.children.length > page.records.length) box.lastChild.remove();
+    box.classList.toggle("two", page.records.length > 1);
   }
+  page.width = boxes[0]?.firstChild?.clientWidth || 340;
+  const restore = boxes.flatMap((box) => [...box.children].map(keepPlace));
+  wanted.forEach((section, n) => page.records.forEach((record, i) => fillPanel(section, record, boxes[n].children[i])));
+  for (const one of restore) one();
 };
 
 function showRecords(records) {

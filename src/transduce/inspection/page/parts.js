@@ -1,6 +1,6 @@
 // The path through the model, and the matrices of one part.
 import { at, choiceOf, chosen, chosenPart, decode, format, labelsOf, matrix, meanOverHeads, page, set, shapeText, view } from "./record.js";
-import { el, facts, heatMap, note, rove, selectBox, shade, css, sourceLink, svg, tokenRow, widthOf } from "./draw.js";
+import { el, facts, heatMap, mapWidth, note, rove, selectBox, shade, css, sourceLink, svg, tokenRow } from "./draw.js";
 
 const LABELS = {
   embedding: "embedding", self_attention: "self-attention", cross_attention: "cross-attention", feed_forward: "feed-forward",
@@ -9,6 +9,7 @@ const LABELS = {
 const GAP = 6;
 const FRAME = 24; // room for the title of a layer
 const GUTTER = 30; // between the columns
+const NARROW = 220; // a column in which the shape needs its own line
 
 // --- the path -----------------------------------------------------------------------------------------------------
 
@@ -20,7 +21,7 @@ export const pathSection = {
     const part = record.parts[0];
     panel.append(facts("x ← x + Sublayer(x)", [[part?.title || "stream", part?.shape || []]], firstSource(record, "residual")));
     panel.append(...tokenRows(record));
-    if (record.parts.length) panel.append(picture(record, widthOf(panel)));
+    if (record.parts.length) panel.append(picture(record, page.width));
     else panel.append(note("This record has no parts."));
   },
 };
@@ -71,14 +72,14 @@ function drawStack(record, parts, left, width, back, front) {
     const isNew = part.layer !== null && part.layer !== undefined && part.layer !== parts[i - 1]?.layer;
     if (isNew) {
       frame = svg("rect", { x: left + 0.5, y: y + 4, width: width - 1, height: 10, rx: 8, class: "frame" });
-      const name = svg("text", { x: left + 8, y: y + 18 });
+      const name = svg("text", { x: left + width - 24, y: y + 18, "text-anchor": "end" });
       name.textContent = `layer ${part.layer + 1}`;
       back.append(frame);
       front.append(name);
       y += FRAME;
     }
     const isSmall = part.kind === "residual" || part.kind === "norm";
-    const height = isSmall ? 20 : /attention/.test(part.kind) ? 46 : 32;
+    const height = isSmall ? 20 : (/attention/.test(part.kind) ? 46 : 32) + (width < NARROW ? 12 : 0);
     front.append(box(record, part, { left, y, width, height, xOf, place, n, isSmall }));
     if (part.kind === "residual" && from !== null) {
       const edge = left + width - 5;
@@ -107,7 +108,8 @@ function box(record, part, { left, y, width, height, xOf, place, n, isSmall }) {
   const name = svg("text", { x: left + 12, y: y + 14, class: "name" });
   const pre = record.model.settings?.residual === "pre";
   name.textContent = part.kind === "residual" && pre ? "norm, add" : LABELS[part.kind] || part.title;
-  const shape = svg("text", { x: left + width - 24, y: y + 14, "text-anchor": "end" });
+  const lower = width < NARROW && !isSmall ? 12 : 0;
+  const shape = svg("text", { x: left + width - 24, y: y + 14 + lower, "text-anchor": "end" });
   shape.textContent = shapeText(part.shape);
   group.append(name, shape);
   if (isSmall) return group;
@@ -119,7 +121,7 @@ function box(record, part, { left, y, width, height, xOf, place, n, isSmall }) {
       const weight = at(mean, place, j);
       if (weight > 0.01) {
         group.append(svg("path", { class: "reads", "stroke-opacity": Math.min(1, weight * 1.3 + 0.08).toFixed(2),
-          "stroke-width": (0.8 + 3 * weight).toFixed(1), d: `M${xOf(j, mean.columns)} ${y + 19}L${xOf(place)} ${bottom}` }));
+          "stroke-width": (0.8 + 3 * weight).toFixed(1), d: `M${xOf(j, mean.columns)} ${y + 19 + lower}L${xOf(place)} ${bottom}` }));
       }
     }
   }
@@ -178,19 +180,17 @@ export const matricesSection = {
     }
     const detail = el("div", { className: "detail", "aria-live": "polite" });
     const shown = part.values.filter((value) => value.data);
-    const width = widthOf(panel);
-    panel.append(el("div", { className: "maps" }, ...shown.map((value) => valueMap(record, part, value, head, width, detail))), detail);
+    panel.append(el("div", { className: "maps" }, ...shown.map((value) => valueMap(record, part, value, head, detail))), detail);
   },
 };
 
-function valueMap(record, part, value, head, width, detail) {
+function valueMap(record, part, value, head, detail) {
   const index = value.shape.slice(0, -2).map((size, axis) => (axis === 0 && value.axes[0] === "head" ? Math.min(head, size - 1) : 0));
   const m = matrix(value.data, index);
-  const half = width > 900 && m.columns <= 64 ? (width - 24) / 2 : width - 24;
   const rows = labelsOf(record, value.rows, m.rows);
   const where = value.axes[0] === "head" && value.shape.length > 2 ? `, head ${index[0] + 1}` : "";
   return heatMap(m, {
-    title: `${value.title}${where}`, shape: value.shape, width: half, rows, columns: labelsOf(record, value.columns, m.columns),
+    title: `${value.title}${where}`, shape: value.shape, width: mapWidth(m.columns <= 64), rows, columns: labelsOf(record, value.columns, m.columns),
     rowName: value.axes.at(-2), columnName: value.axes.at(-1), mark: rows ? chosen(value.rows, m.rows) : undefined,
     key: `value-${value.name}`,
     pick: (i, j) => showCell(record, part, value, value.shape.length > 1 ? [...index, i, j] : [j], detail),

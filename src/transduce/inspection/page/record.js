@@ -1,6 +1,7 @@
 // Records: their arrays, sides and parts, and the choices that all sections share.
 
-export const page = { live: false, records: [], render: () => {}, look: () => {}, cell: null };
+// width: of a panel, in pixels. look, cell: requests of the live page.
+export const page = { live: false, records: [], width: 340, render: () => {}, look: () => {}, cell: null };
 
 // Choices of the reader. A record without the chosen part, head or token shows its nearest one.
 export const view = {
@@ -40,7 +41,9 @@ export function decode(array) {
   if (array.dtype === "float32") data = new Float32Array(bytes.buffer);
   if (array.dtype === "float16") {
     const table = halves || halfTable();
-    data = Float32Array.from(new Uint16Array(bytes.buffer), (half) => table[half]);
+    const packed = new Uint16Array(bytes.buffer);
+    data = new Float32Array(packed.length);
+    for (let i = 0; i < packed.length; i++) data[i] = table[packed[i]];
   }
   const found = { shape: array.shape, data };
   decoded.set(array, found);
@@ -59,12 +62,18 @@ export function matrix(array, index = []) {
 
 export const at = (m, row, column) => m.data[row * m.columns + column];
 
+const means = new WeakMap();
+
 export function meanOverHeads(array) {
+  if (means.has(array)) return means.get(array);
   const [heads, rows, columns] = array.shape;
   const { data } = decode(array);
   const mean = new Float32Array(rows * columns);
-  for (let i = 0; i < data.length; i++) mean[i % mean.length] += data[i] / heads;
-  return { rows, columns, data: mean };
+  for (let head = 0, i = 0; head < heads; head++) {
+    for (let j = 0; j < mean.length; j++, i++) mean[j] += data[i] / heads;
+  }
+  means.set(array, { rows, columns, data: mean });
+  return means.get(array);
 }
 
 export function largest(data) {

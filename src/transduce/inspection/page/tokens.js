@@ -1,6 +1,6 @@
 // Predicted tokens, layer by layer, and parts that are switched off.
 import { choiceOf, chosen, decode, format, labelsOf, matrix, page, partNamed, percent, predictedSide, set, view } from "./record.js";
-import { bar, el, facts, heatMap, note, svg, widthOf } from "./draw.js";
+import { bar, el, facts, heatMap, mapWidth, note, svg } from "./draw.js";
 import { tokenRows } from "./parts.js";
 
 const tableHead = (...names) => el("thead", {}, el("tr", {}, ...names.map((name) => el("th", { scope: "col", textContent: name }))));
@@ -18,8 +18,7 @@ export const tokensSection = {
     panel.append(facts("p = softmax(W x)", part ? [["x", part.shape]] : [], part?.source));
     const side = predictedSide(record);
     if (record.tokens?.length) panel.append(tokenTable(record, side));
-    const width = widthOf(panel);
-    const half = width > 900 ? (width - 24) / 2 - 24 : width - 28;
+    const half = mapWidth();
     if (!record.saliency?.length) return panel.append(note(record.absent?.saliency || "Nothing is attributed."));
     panel.append(el("h3", { textContent: "Tokens that mattered" }), el("div", { className: "maps" }, ...record.saliency.map((one) => {
       const m = matrix(one.values);
@@ -66,7 +65,7 @@ export const layersSection = {
       tableHead("", `p(${token})`, ...lens.layers[0].top[place].map((_, i) => `${i + 1}.`)), el("tbody", {}, ...rows))));
     panel.append(el("div", { className: "maps" },
       el("figure", {}, el("figcaption", {}, el("b", { textContent: `probability of “${token}” by layer` })),
-        curve(known, lens.layers.map((one) => one.title), Math.min(widthOf(panel) - 28, 420))),
+        curve(known, lens.layers.map((one) => one.title), Math.min(mapWidth(), 420))),
       changeBars(lens.changes, place)));
   },
 };
@@ -111,7 +110,7 @@ export const changeSection = {
   render(record, panel) {
     const side = record.sides[predictedSide(record)];
     const off = new Set(record.off);
-    panel.append(facts("x ← x + 0", record.parts[0] ? [["x", record.parts[0].shape]] : [], partNamed(record, record.can_switch[0]?.name)?.source));
+    panel.append(facts("switched off: Sublayer(x) = 0", record.parts[0] ? [["x", record.parts[0].shape]] : [], partNamed(record, record.can_switch[0]?.name)?.source));
     const texts = el("dl", { className: "texts" });
     if (record.original) texts.append(el("dt", { textContent: "original" }), el("dd", { textContent: record.original.text }));
     texts.append(el("dt", { textContent: record.original ? "changed" : "now" }), el("dd", { textContent: side?.text || "" }));
