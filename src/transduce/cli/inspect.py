@@ -57,7 +57,7 @@ def inspect(
     transduce inspect runs/x "A dog runs."
     transduce inspect runs/x "A dog runs." --html dog.html
     transduce inspect runs/x --compare runs/y
-    transduce inspect runs/x --ablate-heads heads.jsonl --src test.en --ref test.de
+    transduce inspect runs/x --ablate-heads heads --src test.en --ref test.de
     """
     runs = [run] if compare is None else [run, compare]
     if ablate_heads is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from transduce.inspection.arrays import NamedArray, pack
 from transduce.inspection.heatmap import HeatMap
+from transduce.inspection.page import kept_page
 from transduce.inspection.parts import Part, cell, parts_of
 from transduce.inspection.recording import switched_off, switches
 from transduce.inspection.replay import replay
@@ -57,10 +59,6 @@ class Inspection:
 
     def _repr_html_(self) -> str:
         """A notebook shows the page in a frame."""
-        import html
-
-        from transduce.inspection.page import kept_page
-
         page = html.escape(kept_page([self]), quote=True)
         return f'<iframe srcdoc="{page}" sandbox="allow-scripts" width="100%" height="720"></iframe>'
 

@@ -7,10 +7,9 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from transduce.inspection.look import Inspection
+from transduce.inspection.parts import Part
 
 MOST_BYTES = 3_000_000
 """Size of a kept page; the matrices of parts are left out, the last first, where they would not fit."""
@@ -18,6 +17,17 @@ MOST_BYTES = 3_000_000
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 _MODULES = re.compile(r"^// modules: (.*)$", re.MULTILINE)
 _DROPPED = re.compile(r"^import .*\n|^export ", re.MULTILINE)
+
+
+class Recorded(Protocol):
+    """What a page shows: an `Inspection`."""
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The parts of the model."""
+
+    def to_json(self, values: Sequence[str] = ()) -> dict[str, Any]:
+        """Plain data, with the matrices of the parts in `values`."""
 
 
 @cache
@@ -37,7 +47,7 @@ def _modules() -> list[str]:
     return [name for name in listed[1].split() if name != "inspect.js"]
 
 
-def kept_page(inspections: Sequence[Inspection]) -> str:
+def kept_page(inspections: Sequence[Recorded]) -> str:
     """One file without network access, with the recorded values inside; works from file://.
 
     As many parts have their matrices as fit in `MOST_BYTES`: those of the first blocks of encoder and decoder first.
