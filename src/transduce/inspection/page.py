@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from transduce.inspection.parts import Part
 
@@ -19,6 +19,7 @@ _MODULES = re.compile(r"^// modules: (.*)$", re.MULTILINE)
 _DROPPED = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
+@runtime_checkable
 class Recorded(Protocol):
     """What a page shows: an `Inspection`."""
 

@@ -140,9 +140,8 @@ class MemoryAttention(Attention):
     def weights(
         self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        return softmax_over_keys(torch.add(memory["bias"], self._products(hidden, of_embedding, memory), alpha=_HALF))[
-            :, None
-        ]
+        products = self._products(hidden, of_embedding, memory)
+        return softmax_over_keys(torch.add(memory["bias"], products, alpha=_HALF))[:, None]
 
     def raw_scores(
         self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]

@@ -30,12 +30,23 @@ export function svg(tag, attributes = {}, ...children) {
 
 let colours = null; // of the current theme, as [red, green, blue]
 
-export const forgetColours = () => { colours = null; };
+export const forgetColours = () => {
+  colours = null;
+};
 
 function palette() {
   if (colours) return colours;
   const style = getComputedStyle(document.documentElement);
-  const read = (name) => [1, 3, 5].map((i) => parseInt(style.getPropertyValue(name).trim().slice(i, i + 2), 16));
+  const read = (name) =>
+    [1, 3, 5].map((i) =>
+      parseInt(
+        style
+          .getPropertyValue(name)
+          .trim()
+          .slice(i, i + 2),
+        16,
+      ),
+    );
   const names = ["raised", "heat", "one", "two", "hidden", "text", "soft", "line", "surface"];
   colours = Object.fromEntries(names.map((name) => [name, read(`--${name}`)]));
   return colours;
@@ -83,7 +94,9 @@ export function paint(m, most, signed, canvas = document.createElement("canvas")
   const scale = LEVELS / (most || 1);
   for (let i = 0; i < pixels.length; i++) {
     const level = Math.round(m.data[i] * scale);
-    pixels[i] = Number.isFinite(level) ? table[LEVELS + Math.max(-LEVELS, Math.min(LEVELS, level))] : table[2 * LEVELS + 1];
+    pixels[i] = Number.isFinite(level)
+      ? table[LEVELS + Math.max(-LEVELS, Math.min(LEVELS, level))]
+      : table[2 * LEVELS + 1];
   }
   context.putImageData(image, 0, 0);
   return canvas;
@@ -98,19 +111,31 @@ export function selectBox(label, key, options, value, change) {
 }
 
 export function buttonRow(label, key, options, value, change) {
-  const buttons = options.map(([text, one]) => el("button", {
-    type: "button", textContent: text, "aria-pressed": String(one === value), "data-key": `${key}-${one}`,
-    click: () => change(one),
-  }));
+  const buttons = options.map(([text, one]) =>
+    el("button", {
+      type: "button",
+      textContent: text,
+      "aria-pressed": String(one === value),
+      "data-key": `${key}-${one}`,
+      click: () => change(one),
+    }),
+  );
   return el("span", { className: "control", role: "group", "aria-label": label }, `${label} `, ...buttons);
 }
 
 // A row of tokens of which one is chosen; arrow keys move the choice.
 export function tokenRow(label, key, tokens, place, change) {
-  const buttons = tokens.map((token, i) => el("button", {
-    type: "button", className: "token", textContent: token, "aria-pressed": String(i === place),
-    "data-key": i === place ? key : null, tabIndex: i === place ? 0 : -1, click: () => change(i),
-  }));
+  const buttons = tokens.map((token, i) =>
+    el("button", {
+      type: "button",
+      className: "token",
+      textContent: token,
+      "aria-pressed": String(i === place),
+      "data-key": i === place ? key : null,
+      tabIndex: i === place ? 0 : -1,
+      click: () => change(i),
+    }),
+  );
   const moved = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
@@ -118,8 +143,12 @@ export function tokenRow(label, key, tokens, place, change) {
     event.stopPropagation();
     change(Math.min(Math.max(place + step, 0), tokens.length - 1));
   };
-  return el("div", { className: "tokens", role: "group", "aria-label": label, keydown: moved },
-    el("span", { className: "soft", textContent: `${label} ` }), ...buttons);
+  return el(
+    "div",
+    { className: "tokens", role: "group", "aria-label": label, keydown: moved },
+    el("span", { className: "soft", textContent: `${label} ` }),
+    ...buttons,
+  );
 }
 
 // Arrow keys move the focus among the elements that `find` selects; one of them can be reached by tab.
@@ -132,8 +161,15 @@ export function rove(box, find) {
     const here = all.indexOf(event.target);
     if (here < 0) return;
     const next = all[here + (step || 0)];
-    if (step) { event.preventDefault(); event.stopPropagation(); next?.focus(); }
-    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); all[here].dispatchEvent(new Event("click")); }
+    if (step) {
+      event.preventDefault();
+      event.stopPropagation();
+      next?.focus();
+    }
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      all[here].dispatchEvent(new Event("click"));
+    }
   });
 }
 
@@ -143,17 +179,23 @@ export function rove(box, find) {
 export function facts(equation, shapes, source) {
   const line = el("p", { className: "facts" });
   if (equation) line.append(el("code", { className: "equation", textContent: equation }));
-  for (const [name, shape] of shapes || []) line.append(el("span", {}, `${name} `, el("code", { textContent: shapeText(shape) })));
+  for (const [name, shape] of shapes || [])
+    line.append(el("span", {}, `${name} `, el("code", { textContent: shapeText(shape) })));
   if (source) line.append(sourceLink(source));
   return line;
 }
 
 export function sourceLink(source) {
   const text = `${source.file}:${source.line}`;
-  if (source.url && /^https?:/.test(source.url)) return el("a", { href: source.url, textContent: text, rel: "noopener" });
+  if (source.url && /^https?:/.test(source.url))
+    return el("a", { href: source.url, textContent: text, rel: "noopener" });
   if (!source.code) return el("code", { textContent: text });
-  return el("details", { className: "code" }, el("summary", {}, el("code", { textContent: text })),
-    el("pre", { textContent: source.code }));
+  return el(
+    "details",
+    { className: "code" },
+    el("summary", {}, el("code", { textContent: text })),
+    el("pre", { textContent: source.code }),
+  );
 }
 
 export const note = (text) => el("p", { className: "soft", textContent: text });
@@ -198,11 +240,15 @@ export function heatMap(m, options) {
     here = [row, column];
     cursor.hidden = false;
     Object.assign(cursor.style, {
-      left: `${left + column * across}px`, top: `${top + row * down}px`, width: `${across}px`, height: `${down}px`,
+      left: `${left + column * across}px`,
+      top: `${top + row * down}px`,
+      width: `${across}px`,
+      height: `${down}px`,
     });
     const value = at(m, row, column);
-    readout.textContent = `${name(options.rows, row, options.rowName)}, ${name(options.columns, column, options.columnName)}: `
-      + (options.say ? options.say(value) : format(value));
+    readout.textContent =
+      `${name(options.rows, row, options.rowName)}, ${name(options.columns, column, options.columnName)}: ` +
+      (options.say ? options.say(value) : format(value));
   };
   const cellOf = (event) => {
     const place = canvas.getBoundingClientRect();
@@ -211,29 +257,65 @@ export function heatMap(m, options) {
     return row >= 0 && column >= 0 && row < m.rows && column < m.columns ? [row, column] : null;
   };
   const keys = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
-  const box = el("div", {
-    className: "cells", tabIndex: 0, role: "group", "data-key": options.key,
-    "aria-label": `${options.title || "heat map"}, ${m.rows} by ${m.columns}; arrow keys read the cells`,
-    pointermove: (event) => { const cell = cellOf(event); if (cell) point(...cell); },
-    pointerleave: () => { if (document.activeElement !== box) cursor.hidden = true; },
-    click: (event) => { const cell = cellOf(event); if (cell) { point(...cell); options.pick?.(...cell); } },
-    focus: () => point(...here),
-    blur: () => { cursor.hidden = true; },
-    keydown: (event) => {
-      if (event.key === "Enter") options.pick?.(...here);
-      const step = keys[event.key];
-      if (!step) return;
-      event.preventDefault();
-      event.stopPropagation();
-      point(Math.min(Math.max(here[0] + step[0], 0), m.rows - 1), Math.min(Math.max(here[1] + step[1], 0), m.columns - 1));
+  const box = el(
+    "div",
+    {
+      className: "cells",
+      tabIndex: 0,
+      role: "group",
+      "data-key": options.key,
+      "aria-label": `${options.title || "heat map"}, ${m.rows} by ${m.columns}; arrow keys read the cells`,
+      pointermove: (event) => {
+        const cell = cellOf(event);
+        if (cell) point(...cell);
+      },
+      pointerleave: () => {
+        if (document.activeElement !== box) cursor.hidden = true;
+      },
+      click: (event) => {
+        const cell = cellOf(event);
+        if (cell) {
+          point(...cell);
+          options.pick?.(...cell);
+        }
+      },
+      focus: () => point(...here),
+      blur: () => {
+        cursor.hidden = true;
+      },
+      keydown: (event) => {
+        if (event.key === "Enter") options.pick?.(...here);
+        const step = keys[event.key];
+        if (!step) return;
+        event.preventDefault();
+        event.stopPropagation();
+        point(
+          Math.min(Math.max(here[0] + step[0], 0), m.rows - 1),
+          Math.min(Math.max(here[1] + step[1], 0), m.columns - 1),
+        );
+      },
     },
-  }, canvas, cursor);
+    canvas,
+    cursor,
+  );
   box.style.width = `${size.width}px`;
-  const caption = options.title && el("figcaption", {}, el("b", { textContent: options.title }),
-    options.shape ? el("code", { textContent: ` ${shapeText(options.shape)}` }) : null);
+  const caption =
+    options.title &&
+    el(
+      "figcaption",
+      {},
+      el("b", { textContent: options.title }),
+      options.shape ? el("code", { textContent: ` ${shapeText(options.shape)}` }) : null,
+    );
   const range = options.range || (signed ? `−${format(most)} to ${format(most)}` : `0 to ${format(most)}`);
   const legend = el("span", { className: signed ? "legend signed" : "legend", textContent: range });
-  return el("figure", {}, caption, el("div", { className: "scroll" }, box), el("div", { className: "under" }, legend, readout));
+  return el(
+    "figure",
+    {},
+    caption,
+    el("div", { className: "scroll" }, box),
+    el("div", { className: "under" }, legend, readout),
+  );
 }
 
 function drawMap(canvas, m, { rows, columns, mark, left, top, across, down, size, most, signed, say }) {
@@ -272,7 +354,12 @@ function drawMap(canvas, m, { rows, columns, mark, left, top, across, down, size
     for (let i = 0; i < m.data.length; i++) {
       context.fillStyle = inkOn(shade(m.data[i], most, signed));
       const text = say ? say(m.data[i]) : format(m.data[i]);
-      context.fillText(text, left + ((i % m.columns) + 0.5) * across, top + (Math.floor(i / m.columns) + 0.5) * down, across - 3);
+      context.fillText(
+        text,
+        left + ((i % m.columns) + 0.5) * across,
+        top + (Math.floor(i / m.columns) + 0.5) * down,
+        across - 3,
+      );
     }
   }
   if (mark !== undefined && mark >= 0) {

@@ -1,24 +1,71 @@
 // What each head attends to, positions and masks.
-import { at, choiceOf, chosen, format, labelsOf, largest, matrix, mergeWords, partNamed, percent, places, set, view, wordLabels } from "./record.js";
+import { at, choiceOf, chosen, format, labelsOf, largest, matrix, mergeWords } from "./record.js";
+import { partNamed, percent, places, set, view, wordLabels } from "./record.js";
 import { buttonRow, el, facts, heatMap, mapWidth, note, paint, rove, selectBox, svg } from "./draw.js";
 
-const KINDS = { encoder: "encoder self-attention", decoder: "decoder self-attention", cross: "cross-attention", relay: "relay node" };
+const KINDS = {
+  encoder: "encoder self-attention",
+  decoder: "decoder self-attention",
+  cross: "cross-attention",
+  relay: "relay node",
+};
 
 // --- heads --------------------------------------------------------------------------------------------------------
 
 export const headsSection = {
-  id: "heads", title: "Heads", uses: ["map", "head", "order", "unit", "drawing", "src", "tgt"],
-  text: "Each small map is one head: a row for each token that reads, a column for each token that is read, darker for "
-    + "more weight. The label names the rule that the weights fit; it does not say what the head is for.",
+  id: "heads",
+  title: "Heads",
+  uses: ["map", "head", "order", "unit", "drawing", "src", "tgt"],
+  text:
+    "Each small map is one head: a row for each token that reads, a column for each token that is read, darker for " +
+    "more weight. The label names the rule that the weights fit; it does not say what the head is for.",
   render(record, panel) {
     const layer = chosenLayer(record);
     const head = Math.min(view.head, layer.labels.length - 1);
     const part = partNamed(record, layer.name);
-    panel.append(facts(part?.equation.split(" V")[0] || "softmax(Q Kᵀ / √d_k + mask)", [["weights", layer.weights.shape]], part?.source));
-    panel.append(el("p", { className: "controls" },
-      buttonRow("order", "order", [["by layer", "layer"], ["by label", "label"]], view.order, (order) => set({ order })),
-      buttonRow("units", "unit", [["subwords", "subwords"], ["words", "words"]], view.unit, (unit) => set({ unit })),
-      buttonRow("large head", "drawing", [["lines", "lines"], ["map", "map"]], view.drawing, (drawing) => set({ drawing }))));
+    panel.append(
+      facts(
+        part?.equation.split(" V")[0] || "softmax(Q Kᵀ / √d_k + mask)",
+        [["weights", layer.weights.shape]],
+        part?.source,
+      ),
+    );
+    panel.append(
+      el(
+        "p",
+        { className: "controls" },
+        buttonRow(
+          "order",
+          "order",
+          [
+            ["by layer", "layer"],
+            ["by label", "label"],
+          ],
+          view.order,
+          (order) => set({ order }),
+        ),
+        buttonRow(
+          "units",
+          "unit",
+          [
+            ["subwords", "subwords"],
+            ["words", "words"],
+          ],
+          view.unit,
+          (unit) => set({ unit }),
+        ),
+        buttonRow(
+          "large head",
+          "drawing",
+          [
+            ["lines", "lines"],
+            ["map", "map"],
+          ],
+          view.drawing,
+          (drawing) => set({ drawing }),
+        ),
+      ),
+    );
     panel.append(el("div", { className: "split" }, smallMaps(record, layer, head), largeHead(record, layer, head)));
     panel.append(rulesList(record));
   },
@@ -46,7 +93,13 @@ function smallMaps(record, layer, head) {
     let last = null;
     for (const one of members) {
       if (!byScore && one.layer !== last) {
-        grid.append(el("span", { className: "soft row-name", textContent: `${one.layer.layer + 1}`, title: `layer ${one.layer.layer + 1}` }));
+        grid.append(
+          el("span", {
+            className: "soft row-name",
+            textContent: `${one.layer.layer + 1}`,
+            title: `layer ${one.layer.layer + 1}`,
+          }),
+        );
         last = one.layer;
       }
       grid.append(smallMap(one, one.layer === layer && one.head === head));
@@ -62,48 +115,86 @@ function smallMaps(record, layer, head) {
 
 const paintedMaps = new WeakMap(); // canvases that are drawn once, for a layer of a record
 
-export const forgetMaps = (records) => records.forEach((record) => record.attention?.forEach((one) => paintedMaps.delete(one)));
+export const forgetMaps = (records) =>
+  records.forEach((record) => record.attention?.forEach((one) => paintedMaps.delete(one)));
 
 function smallMap({ layer, head, label, score }, isChosen) {
   if (!paintedMaps.has(layer)) paintedMaps.set(layer, []);
   const canvases = paintedMaps.get(layer);
   canvases[head] ??= paint(matrix(layer.weights, [head]), 1, false);
-  const name = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${head + 1}: ${label} ${format(score)}`;
-  return el("button", {
-    type: "button", className: "small-map", title: name, "aria-label": name, "aria-pressed": String(isChosen),
-    "data-key": `map-${layer.name}-${head}`, click: () => set({ map: layer.name, head }),
-  }, canvases[head], el("span", { textContent: label }));
+  const name = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${
+    head + 1
+  }: ${label} ${format(score)}`;
+  return el(
+    "button",
+    {
+      type: "button",
+      className: "small-map",
+      title: name,
+      "aria-label": name,
+      "aria-pressed": String(isChosen),
+      "data-key": `map-${layer.name}-${head}`,
+      click: () => set({ map: layer.name, head }),
+    },
+    canvases[head],
+    el("span", { textContent: label }),
+  );
 }
 
 // Weights and labels of a head, of subwords or words.
 function inUnits(record, layer, head) {
   const m = matrix(layer.weights, [head]);
   const rows = layer.row_tokens || labelsOf(record, layer.rows, m.rows) || [...Array(m.rows).keys()].map(String);
-  const columns = layer.column_tokens || labelsOf(record, layer.columns, m.columns) || [...Array(m.columns).keys()].map(String);
-  const [rowWords, columnWords] = [[layer.rows, rows], [layer.columns, columns]].map(([side, tokens]) => {
+  const columns =
+    layer.column_tokens || labelsOf(record, layer.columns, m.columns) || [...Array(m.columns).keys()].map(String);
+  const [rowWords, columnWords] = [
+    [layer.rows, rows],
+    [layer.columns, columns],
+  ].map(([side, tokens]) => {
     const words = record.sides[side]?.words;
     return words && words.length === tokens.length ? words : tokens.map((_, i) => i);
   });
   if (view.unit === "subwords") return { m, rows, columns, row: chosen(layer.rows, rows.length), rowOf: (i) => i };
   const rowPlaces = places(rowWords);
   return {
-    m: mergeWords(m, rowWords, columnWords), rows: wordLabels(rows, rowWords), columns: wordLabels(columns, columnWords),
-    row: rowPlaces[chosen(layer.rows, rows.length)], rowOf: (i) => rowPlaces.indexOf(i),
+    m: mergeWords(m, rowWords, columnWords),
+    rows: wordLabels(rows, rowWords),
+    columns: wordLabels(columns, columnWords),
+    row: rowPlaces[chosen(layer.rows, rows.length)],
+    rowOf: (i) => rowPlaces.indexOf(i),
   };
 }
 
 function largeHead(record, layer, head) {
   const { m, rows, columns, row, rowOf } = inUnits(record, layer, head);
   const { label, score } = layer.labels[head];
-  const title = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${head + 1}: ${label}, ${format(score)}`;
+  const title = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${
+    head + 1
+  }: ${label}, ${format(score)}`;
   const pick = (i) => set({ [choiceOf(layer.rows)]: rowOf(i) });
   const room = mapWidth();
   if (view.drawing === "map") {
-    return heatMap(m, { title, width: room, rows, columns, mark: row, most: 1, signed: false, key: "large-map",
-      rowName: "from", columnName: "to", pick });
+    return heatMap(m, {
+      title,
+      width: room,
+      rows,
+      columns,
+      mark: row,
+      most: 1,
+      signed: false,
+      key: "large-map",
+      rowName: "from",
+      columnName: "to",
+      pick,
+    });
   }
-  return el("figure", {}, el("figcaption", {}, el("b", { textContent: title })), lines(m, rows, columns, row, pick, Math.min(room, 460)),
-    readText(m, rows, columns, row));
+  return el(
+    "figure",
+    {},
+    el("figcaption", {}, el("b", { textContent: title })),
+    lines(m, rows, columns, row, pick, Math.min(room, 460)),
+    readText(m, rows, columns, row),
+  );
 }
 
 // Lines from the tokens that read, on the left, to the tokens that are read.
@@ -112,16 +203,32 @@ function lines(m, rows, columns, row, pick, width) {
   const height = Math.max(rows.length, columns.length) * step + 24;
   const [left, right] = [width * 0.34, width * 0.66];
   const y = (i) => 24 + (i + 0.5) * step;
-  const drawing = svg("svg", { class: "lines", width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label":
-    "lines from the tokens that read to the tokens that are read" });
-  const head = (x, anchor, text) => { const node = svg("text", { x, y: 11, "text-anchor": anchor }); node.textContent = text; return node; };
+  const drawing = svg("svg", {
+    class: "lines",
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    role: "group",
+    "aria-label": "lines from the tokens that read to the tokens that are read",
+  });
+  const head = (x, anchor, text) => {
+    const node = svg("text", { x, y: 11, "text-anchor": anchor });
+    node.textContent = text;
+    return node;
+  };
   drawing.append(head(left - 6, "end", "reads"), head(right + 6, "start", "is read"));
   const groups = rows.map((_, i) => {
     const group = svg("g", { class: i === row ? "from on" : "from" });
     for (let j = 0; j < m.columns; j++) {
       const weight = at(m, i, j);
       if (weight > 0.03) {
-        group.append(svg("path", { d: `M${left} ${y(i)}L${right} ${y(j)}`, "stroke-opacity": weight.toFixed(2), "stroke-width": (0.6 + 3 * weight).toFixed(1) }));
+        group.append(
+          svg("path", {
+            d: `M${left} ${y(i)}L${right} ${y(j)}`,
+            "stroke-opacity": weight.toFixed(2),
+            "stroke-width": (0.6 + 3 * weight).toFixed(1),
+          }),
+        );
       }
     }
     return group;
@@ -129,9 +236,20 @@ function lines(m, rows, columns, row, pick, width) {
   drawing.append(...groups);
   const light = (i) => groups.forEach((group, place) => group.classList.toggle("on", place === i));
   rows.forEach((label, i) => {
-    const text = svg("text", { x: left - 6, y: y(i) + 4, "text-anchor": "end", class: i === row ? "token on" : "token", role: "button",
-      "aria-pressed": String(i === row), "data-key": i === row ? "line-row" : null, click: () => pick(i),
-      pointerenter: () => light(i), pointerleave: () => light(row), focus: () => light(i), blur: () => light(row) });
+    const text = svg("text", {
+      x: left - 6,
+      y: y(i) + 4,
+      "text-anchor": "end",
+      class: i === row ? "token on" : "token",
+      role: "button",
+      "aria-pressed": String(i === row),
+      "data-key": i === row ? "line-row" : null,
+      click: () => pick(i),
+      pointerenter: () => light(i),
+      pointerleave: () => light(row),
+      focus: () => light(i),
+      blur: () => light(row),
+    });
     text.textContent = label;
     drawing.append(text);
   });
@@ -146,8 +264,14 @@ function lines(m, rows, columns, row, pick, width) {
 
 // The largest weights of a row as text.
 function readText(m, rows, columns, row) {
-  const best = columns.map((label, j) => [label, at(m, row, j)]).sort((a, b) => b[1] - a[1]).slice(0, 3);
-  return el("output", { className: "readout", textContent: `“${rows[row]}” reads ${best.map(([label, p]) => `“${label}” ${percent(p)}`).join(", ")}` });
+  const best = columns
+    .map((label, j) => [label, at(m, row, j)])
+    .sort((a, b) => b[1] - a[1])
+    .slice(0, 3);
+  return el("output", {
+    className: "readout",
+    textContent: `“${rows[row]}” reads ${best.map(([label, p]) => `“${label}” ${percent(p)}`).join(", ")}`,
+  });
 }
 
 function rulesList(record) {
@@ -161,54 +285,145 @@ function rulesList(record) {
 // --- positions and masks ------------------------------------------------------------------------------------------
 
 export const positionsSection = {
-  id: "positions", title: "Positions and masks", uses: ["bias", "src", "tgt"],
-  text: "Attention alone does not know the order of the tokens. The positional scheme adds it, and the mask decides which "
-    + "positions may be read.",
+  id: "positions",
+  title: "Positions and masks",
+  uses: ["bias", "src", "tgt"],
+  text:
+    "Attention alone does not know the order of the tokens. The positional scheme adds it, and the mask decides which " +
+    "positions may be read.",
   render(record, panel) {
     const half = mapWidth();
     for (const one of record.positions || []) panel.append(...positionNodes(record, one, half));
     if (!record.positions?.length && record.absent?.positions) panel.append(note(record.absent.positions));
     if (!record.masks?.length) return;
-    panel.append(el("h3", { textContent: "Masks in force" }), facts("scores + mask, −∞ where a key is hidden", record.masks.map((one) =>
-      [one.title, one.mask.shape]), null));
-    panel.append(el("div", { className: "maps" }, ...record.masks.map((one) => {
-      const m = matrix(one.mask);
-      const map = heatMap(m, { title: one.title, shape: one.mask.shape, width: Math.min(half, 360), largest: 24, most: 1, signed: false,
-        rows: labelsOf(record, one.rows, m.rows), columns: labelsOf(record, one.columns, m.columns), rowName: "query", columnName: "key",
-        mark: chosen(one.rows, m.rows), range: "hidden to visible", say: (x) => (x ? "visible" : "hidden"), key: `mask-${one.title}` });
-      map.append(note(`${one.text[0].toUpperCase()}${one.text.slice(1)}. Filled cells are visible, empty cells are hidden.`));
-      return map;
-    })));
+    panel.append(
+      el("h3", { textContent: "Masks in force" }),
+      facts(
+        "scores + mask, −∞ where a key is hidden",
+        record.masks.map((one) => [one.title, one.mask.shape]),
+        null,
+      ),
+    );
+    panel.append(
+      el(
+        "div",
+        { className: "maps" },
+        ...record.masks.map((one) => {
+          const m = matrix(one.mask);
+          const map = heatMap(m, {
+            title: one.title,
+            shape: one.mask.shape,
+            width: Math.min(half, 360),
+            largest: 24,
+            most: 1,
+            signed: false,
+            rows: labelsOf(record, one.rows, m.rows),
+            columns: labelsOf(record, one.columns, m.columns),
+            rowName: "query",
+            columnName: "key",
+            mark: chosen(one.rows, m.rows),
+            range: "hidden to visible",
+            say: (x) => (x ? "visible" : "hidden"),
+            key: `mask-${one.title}`,
+          });
+          map.append(
+            note(`${one.text[0].toUpperCase()}${one.text.slice(1)}. Filled cells are visible, empty cells are hidden.`),
+          );
+          return map;
+        }),
+      ),
+    );
   },
 };
 
 const SCHEMES = {
-  sinusoidal: "sin(p / 10000^(2i/d)), cos(p / 10000^(2i/d))", learned: "x = E[token] + P[position]", rotary: "q′ = R(p) q, k′ = R(p) k",
-  alibi: "score − slope · distance", shaw: "(q · (k + r[j − i])) / √d_k",
+  sinusoidal: "sin(p / 10000^(2i/d)), cos(p / 10000^(2i/d))",
+  learned: "x = E[token] + P[position]",
+  rotary: "q′ = R(p) q, k′ = R(p) k",
+  alibi: "score − slope · distance",
+  shaw: "(q · (k + r[j − i])) / √d_k",
 };
 
 function positionNodes(record, one, width) {
-  const nodes = [el("h3", { textContent: `${one.stack}: ${one.scheme}` }), el("p", { textContent: `${one.text[0].toUpperCase()}${one.text.slice(1)}.` })];
-  const arrays = [["table", one.table], ["dot products", one.dots], ["bias", one.bias]].filter(([, array]) => array);
-  nodes.push(facts(SCHEMES[one.scheme], arrays.map(([name, array]) => [name, array.shape]), partNamed(record, `${one.side.slice(0, 3)}_embedding`)?.source));
+  const nodes = [
+    el("h3", { textContent: `${one.stack}: ${one.scheme}` }),
+    el("p", { textContent: `${one.text[0].toUpperCase()}${one.text.slice(1)}.` }),
+  ];
+  const arrays = [
+    ["table", one.table],
+    ["dot products", one.dots],
+    ["bias", one.bias],
+  ].filter(([, array]) => array);
+  nodes.push(
+    facts(
+      SCHEMES[one.scheme],
+      arrays.map(([name, array]) => [name, array.shape]),
+      record.parts.find((part) => part.kind === "embedding" && part.stack === one.stack)?.source,
+    ),
+  );
   const labels = (array, axis) => labelsOf(record, one.side, array.shape.at(axis));
   const maps = [];
   if (one.table) {
-    maps.push(heatMap(matrix(one.table), { title: one.scheme === "rotary" ? "after the rotation" : "encoding", shape: one.table.shape, width,
-      rows: labels(one.table, -2), rowName: "position", columnName: "width", signed: true, key: `table-${one.stack}` }));
+    maps.push(
+      heatMap(matrix(one.table), {
+        title: one.scheme === "rotary" ? "after the rotation" : "encoding",
+        shape: one.table.shape,
+        width,
+        rows: labels(one.table, -2),
+        rowName: "position",
+        columnName: "width",
+        signed: true,
+        key: `table-${one.stack}`,
+      }),
+    );
   }
   if (one.dots) {
-    maps.push(heatMap(matrix(one.dots), { title: "dot products of the positions", shape: one.dots.shape, width, largest: 30,
-      rows: labels(one.dots, -2), columns: labels(one.dots, -1), rowName: "position", columnName: "position", key: `dots-${one.stack}` }));
+    maps.push(
+      heatMap(matrix(one.dots), {
+        title: "dot products of the positions",
+        shape: one.dots.shape,
+        width,
+        largest: 30,
+        rows: labels(one.dots, -2),
+        columns: labels(one.dots, -1),
+        rowName: "position",
+        columnName: "position",
+        key: `dots-${one.stack}`,
+      }),
+    );
   }
   if (one.bias) {
     const heads = one.bias.shape.length > 2 ? one.bias.shape[0] : 1;
     const head = Math.min(view.bias, heads - 1);
-    nodes.push(el("p", { className: "controls" }, selectBox("head", `bias-${one.stack}`, Array.from({ length: heads }, (_, i) => [i + 1, i]), head,
-      (i) => set({ bias: +i }))));
+    nodes.push(
+      el(
+        "p",
+        { className: "controls" },
+        selectBox(
+          "head",
+          `bias-${one.stack}`,
+          Array.from({ length: heads }, (_, i) => [i + 1, i]),
+          head,
+          (i) => set({ bias: +i }),
+        ),
+      ),
+    );
     const m = matrix(one.bias, [head]);
-    maps.push(heatMap(m, { title: `bias of head ${head + 1}`, shape: one.bias.shape, width, largest: 30, most: largest(m.data), signed: true,
-      rows: labels(one.bias, -2), columns: labels(one.bias, -1), rowName: "query", columnName: "key", key: `bias-map-${one.stack}` }));
+    maps.push(
+      heatMap(m, {
+        title: `bias of head ${head + 1}`,
+        shape: one.bias.shape,
+        width,
+        largest: 30,
+        most: largest(m.data),
+        signed: true,
+        rows: labels(one.bias, -2),
+        columns: labels(one.bias, -1),
+        rowName: "query",
+        columnName: "key",
+        key: `bias-map-${one.stack}`,
+      }),
+    );
   }
   return [...nodes, el("div", { className: "maps" }, ...maps)];
 }

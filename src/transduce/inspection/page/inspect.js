@@ -8,7 +8,14 @@ import { stepWithKeys, stepsSection } from "./steps.js";
 import { changeSection, layersSection, tokensSection } from "./tokens.js";
 
 const SECTIONS = [
-  pathSection, matricesSection, headsSection, positionsSection, stepsSection, tokensSection, layersSection, changeSection,
+  pathSection,
+  matricesSection,
+  headsSection,
+  positionsSection,
+  stepsSection,
+  tokensSection,
+  layersSection,
+  changeSection,
 ];
 const DEBOUNCE = 120; // milliseconds
 const byId = (id) => document.getElementById(id);
@@ -63,6 +70,9 @@ page.render = (keys) => {
   page.width = boxes[0]?.firstChild?.clientWidth || 340;
   const restore = boxes.flatMap((box) => [...box.children].map(keepPlace));
   wanted.forEach((section, n) => page.records.forEach((record, i) => fillPanel(section, record, boxes[n].children[i])));
+  wanted.forEach((section, n) => {
+    boxes[n].previousElementSibling.hidden = page.records.every((record) => reasonAgainst(record, section.id));
+  });
   for (const one of restore) one();
 };
 
@@ -71,11 +81,20 @@ function showRecords(records) {
   byId("sections").hidden = false;
   document.querySelector("nav").hidden = false;
   const parts = ({ model, off, sides }) => {
-    const facts = [model.kind, model.task, `${model.n_parameters.toLocaleString("en")} parameters`].filter(Boolean).join(", ");
-    const texts = Object.values(sides).map((side) => side.text).filter((text, i, all) => text && all.indexOf(text) === i);
-    return el("div", { className: "summary" }, el("p", {}, el("b", { textContent: model.name }), ` ${facts}`),
+    const facts = [model.kind, model.task, `${model.n_parameters.toLocaleString("en")} parameters`]
+      .filter(Boolean)
+      .join(", ");
+    const texts = Object.values(sides)
+      .map((side) => side.text)
+      .filter((text, i, all) => text && all.indexOf(text) === i);
+    return el(
+      "div",
+      { className: "summary" },
+      el("p", {}, el("b", { textContent: model.name }), ` ${facts}`),
       el("p", { className: "sentence", textContent: texts.join(" → ") }),
-      off.length ? el("p", { className: "soft", textContent: `${off.length} parts are switched off.` }) : null, settingsOf(model));
+      off.length ? el("p", { className: "soft", textContent: `Switched off: ${off.join(", ")}.` }) : null,
+      settingsOf(model),
+    );
   };
   byId("models").replaceChildren(...records.map(parts));
   page.render(null);
@@ -83,17 +102,29 @@ function showRecords(records) {
 
 function settingsOf(model) {
   const rows = Object.entries(model.settings || {}).map(([name, value]) =>
-    el("span", {}, `${name} `, el("code", { textContent: String(value) })));
+    el("span", {}, `${name} `, el("code", { textContent: String(value) })),
+  );
   return el("details", {}, el("summary", { textContent: "Settings" }), el("p", { className: "facts" }, ...rows));
 }
 
 function buildSections() {
-  const current = new IntersectionObserver((entries) => entries.forEach((entry) => {
-    document.querySelector(`nav a[href="#${entry.target.id}"]`).toggleAttribute("aria-current", entry.isIntersecting);
-  }), { rootMargin: "-45% 0px -50% 0px" });
+  const current = new IntersectionObserver(
+    (entries) =>
+      entries.forEach((entry) => {
+        document
+          .querySelector(`nav a[href="#${entry.target.id}"]`)
+          .toggleAttribute("aria-current", entry.isIntersecting);
+      }),
+    { rootMargin: "-45% 0px -50% 0px" },
+  );
   for (const [i, section] of SECTIONS.entries()) {
-    const node = el("section", { id: section.id }, el("h2", { textContent: `${i + 1}. ${section.title}` }),
-      section.text ? el("p", { textContent: section.text }) : null, el("div", { className: "panels" }));
+    const node = el(
+      "section",
+      { id: section.id },
+      el("h2", { textContent: `${i + 1}. ${section.title}` }),
+      el("p", { textContent: section.text }),
+      el("div", { className: "panels" }),
+    );
     byId("sections").append(node);
     document.querySelector("nav").append(el("a", { href: `#${section.id}`, textContent: section.title }));
     current.observe(node);
@@ -114,12 +145,21 @@ function watchAppearance() {
     clearTimeout(timer);
     timer = setTimeout(() => {
       const now = document.documentElement.getBoundingClientRect().width;
-      if (now !== width) { width = now; redraw(); }
+      if (now !== width) {
+        width = now;
+        redraw();
+      }
     }, 150);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; redraw(); });
-  addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; redraw(); });
+  addEventListener("beforeprint", () => {
+    document.documentElement.dataset.theme = "light";
+    redraw();
+  });
+  addEventListener("afterprint", () => {
+    delete document.documentElement.dataset.theme;
+    redraw();
+  });
   document.addEventListener("keydown", stepWithKeys);
 }
 
@@ -136,17 +176,21 @@ function showStatus(message, isError = false) {
 }
 
 async function ask(path, body, signal) {
-  const request = body ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal } : { signal };
+  const request = body
+    ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal }
+    : { signal };
   const response = await fetch(path, request).catch((error) => {
     if (signal?.aborted) throw error;
     throw new Error("The server cannot be reached. Start it again with `transduce inspect`.");
   });
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(answer?.error?.message || answer?.error || `The server answered with status ${response.status}.`);
+  if (!response.ok)
+    throw new Error(answer?.error?.message || answer?.error || `The server answered with status ${response.status}.`);
   return answer;
 }
 
-const chosenModels = () => [byId("model")?.value, byId("other")?.value].filter((name, i, all) => name && all.indexOf(name) === i);
+const chosenModels = () =>
+  [byId("model")?.value, byId("other")?.value].filter((name, i, all) => name && all.indexOf(name) === i);
 
 async function look(values = []) {
   clearTimeout(timer);
@@ -155,24 +199,29 @@ async function look(values = []) {
   if (!text.trim()) return showStatus("Type a sentence.");
   const target = byId("target").value.trim() ? byId("target").value : null;
   const { prefix, off, part } = view;
-  const wanted = chosenModels().map((run) => ({ run, text, target, prefix, off, values: [...new Set([part, ...values])].filter(Boolean) }));
+  const wanted = chosenModels().map((run) => ({
+    run,
+    text,
+    target,
+    prefix,
+    off,
+    values: [...new Set([part, ...values])].filter(Boolean),
+  }));
   const key = JSON.stringify(wanted);
   if (values.length && key === answered) return undefined;
   const own = (running = new AbortController());
   const slow = setTimeout(() => showStatus("Computing ..."), 400);
   const began = performance.now();
-  try {
-    const records = await Promise.all(wanted.map((body) => ask("/inspect/look", body, own.signal)));
-    answered = key;
-    records.forEach((record, i) => bodies.set(record, wanted[i]));
-    const taken = performance.now() - began;
-    showRecords(records);
-    showStatus(`${Math.round(taken)} ms`);
-  } catch (error) {
-    if (!own.signal.aborted) showStatus(error.message, true);
-  }
+  const answers = await Promise.allSettled(wanted.map((body) => ask("/inspect/look", body, own.signal)));
   clearTimeout(slow);
-  return undefined;
+  if (own.signal.aborted) return undefined;
+  answered = key;
+  const taken = performance.now() - began;
+  answers.forEach(({ value }, i) => value && bodies.set(value, wanted[i]));
+  const records = answers.map((one) => one.value).filter(Boolean);
+  if (records.length) showRecords(records);
+  const errors = answers.map((one, i) => one.reason && `${wanted[i].run}: ${one.reason.message}`).filter(Boolean);
+  return showStatus(errors.join(" ") || `${Math.round(taken)} ms`, errors.length > 0);
 }
 
 function lookSoon() {
@@ -190,15 +239,27 @@ page.cell = (record, value, index) => {
 async function startLive() {
   page.live = true;
   byId("form").hidden = false;
-  byId("form").addEventListener("submit", (event) => { event.preventDefault(); look(); });
+  byId("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    look();
+  });
   for (const id of ["text", "target"]) byId(id).addEventListener("input", lookSoon);
   try {
     const models = await ask("/inspect/models");
     const options = models.map((one) => [`${one.name} (${one.kind}, ${one.task})`, one.name]);
-    const change = () => { Object.assign(view, { off: [], prefix: [] }); look(); };
+    const change = () => {
+      Object.assign(view, { off: [], prefix: [] });
+      look();
+    };
     const first = selectBox("model", "model", options, models[0]?.name, change);
     first.lastChild.id = "model";
-    const second = selectBox("compare with", "other", [["none", ""], ...options], models[0]?.together ? models[1]?.name : "", change);
+    const second = selectBox(
+      "compare with",
+      "other",
+      [["none", ""], ...options],
+      models[0]?.together ? models[1]?.name : "",
+      change,
+    );
     second.lastChild.id = "other";
     byId("choices").append(first, second);
     byId("choices").hidden = models.length < 2;

@@ -1,10 +1,16 @@
 // The path through the model, and the matrices of one part.
-import { at, choiceOf, chosen, chosenPart, decode, format, labelsOf, matrix, meanOverHeads, page, set, shapeText, view } from "./record.js";
+import { at, choiceOf, chosen, chosenPart, decode, format, labelsOf } from "./record.js";
+import { matrix, meanOverHeads, page, set, shapeText, view } from "./record.js";
 import { el, facts, heatMap, mapWidth, note, rove, selectBox, shade, css, sourceLink, svg, tokenRow } from "./draw.js";
 
 const LABELS = {
-  embedding: "embedding", self_attention: "self-attention", cross_attention: "cross-attention", feed_forward: "feed-forward",
-  residual: "add, norm", norm: "norm", output: "output",
+  embedding: "embedding",
+  self_attention: "self-attention",
+  cross_attention: "cross-attention",
+  feed_forward: "feed-forward",
+  residual: "add, norm",
+  norm: "norm",
+  output: "output",
 };
 const GAP = 6;
 const FRAME = 24; // room for the title of a layer
@@ -14,12 +20,17 @@ const NARROW = 220; // a column in which the shape needs its own line
 // --- the path -----------------------------------------------------------------------------------------------------
 
 export const pathSection = {
-  id: "path", title: "The path", uses: ["part", "src", "tgt"],
-  text: "The sentence passes these parts from top to bottom. The orange line follows the chosen token; inside attention, "
-    + "the blue lines show where it reads, averaged over the heads. Choose a box to open its matrices.",
+  id: "path",
+  title: "The path",
+  uses: ["part", "src", "tgt"],
+  text:
+    "The sentence passes these parts from top to bottom. The orange line follows the chosen token; inside attention, " +
+    "the blue lines show where it reads, averaged over the heads. Choose a box to open its matrices.",
   render(record, panel) {
     const part = record.parts[0];
-    panel.append(facts("x ← x + Sublayer(x)", [[part?.title || "stream", part?.shape || []]], firstSource(record, "residual")));
+    panel.append(
+      facts("x ← x + Sublayer(x)", [[part?.title || "stream", part?.shape || []]], firstSource(record, "residual")),
+    );
     panel.append(...tokenRows(record));
     if (record.parts.length) panel.append(picture(record, page.width));
     else panel.append(note("This record has no parts."));
@@ -30,18 +41,24 @@ const firstSource = (record, kind) => record.parts.find((part) => part.kind === 
 
 // The tokens of each side, to choose from.
 export function tokenRows(record, only) {
-  const titles = { src: "source", tgt_in: "read by the decoder", tgt_out: "predicted" };
+  const titles = { src: "source", tgt_in: "read", tgt_out: "predicted" };
   const sides = Object.entries(record.sides).filter(([name]) => titles[name] && (!only || only === name));
   const shown = sides.filter(([name]) => name !== "tgt_in" || !record.sides.src || only);
-  return (shown.length ? shown : sides).map(([name, side]) => tokenRow(titles[name], `token-${name}`, side.tokens,
-    chosen(name, side.tokens.length), (i) => set({ [choiceOf(name)]: i })));
+  return (shown.length ? shown : sides).map(([name, side]) =>
+    tokenRow(titles[name], `token-${name}`, side.tokens, chosen(name, side.tokens.length), (i) =>
+      set({ [choiceOf(name)]: i }),
+    ),
+  );
 }
 
-const sideOf = (part) => part.values.findLast((value) => value.rows)?.rows || (part.stack === "encoder" ? "src" : "tgt_out");
+const sideOf = (part) =>
+  part.values.findLast((value) => value.rows)?.rows || (part.stack === "encoder" ? "src" : "tgt_out");
 
 function picture(record, width) {
-  const stacks = [record.parts.filter((part) => part.stack === "encoder"), record.parts.filter((part) => part.stack !== "encoder")]
-    .filter((parts) => parts.length);
+  const stacks = [
+    record.parts.filter((part) => part.stack === "encoder"),
+    record.parts.filter((part) => part.stack !== "encoder"),
+  ].filter((parts) => parts.length);
   const column = Math.min((width - GUTTER * (stacks.length - 1)) / stacks.length, 420);
   const back = svg("g");
   const front = svg("g");
@@ -49,8 +66,19 @@ function picture(record, width) {
   if (stacks.length === 2) drawMemory(record, ends, column, back);
   const height = Math.max(...ends.map((end) => end.y)) + 4;
   const total = stacks.length * column + (stacks.length - 1) * GUTTER;
-  const drawing = svg("svg", { width: total, height, viewBox: `0 0 ${total} ${height}`, class: "path", role: "group",
-    "aria-label": "the parts of the model in the order in which they run" }, back, front);
+  const drawing = svg(
+    "svg",
+    {
+      width: total,
+      height,
+      viewBox: `0 0 ${total} ${height}`,
+      class: "path",
+      role: "group",
+      "aria-label": "the parts of the model in the order in which they run",
+    },
+    back,
+    front,
+  );
   rove(drawing, "g.box");
   return drawing;
 }
@@ -83,7 +111,12 @@ function drawStack(record, parts, left, width, back, front) {
     front.append(box(record, part, { left, y, width, height, xOf, place, n, isSmall }));
     if (part.kind === "residual" && from !== null) {
       const edge = left + width - 5;
-      back.append(svg("path", { class: "bypass", d: `M${left + width - 14} ${from}H${edge}V${y + height / 2}H${left + width - 16}` }));
+      back.append(
+        svg("path", {
+          class: "bypass",
+          d: `M${left + width - 14} ${from}H${edge}V${y + height / 2}H${left + width - 16}`,
+        }),
+      );
     }
     if (part.kind === "residual" || part.kind === "embedding") from = y + height - 4;
     if (part.kind === "cross_attention") crossings.push(y + 10);
@@ -91,7 +124,12 @@ function drawStack(record, parts, left, width, back, front) {
     if (frame && part.layer !== null) frame.setAttribute("height", y + 5 - Number(frame.getAttribute("y")));
     if (parts[i + 1]) {
       const ends = parts[i + 1].layer !== part.layer ? GAP + 4 : GAP;
-      back.append(svg("path", { class: "way", d: `M${xOf(place)} ${y}v${ends + (parts[i + 1].layer !== part.layer ? FRAME : 0)}` }));
+      back.append(
+        svg("path", {
+          class: "way",
+          d: `M${xOf(place)} ${y}v${ends + (parts[i + 1].layer !== part.layer ? FRAME : 0)}`,
+        }),
+      );
       y += ends;
     }
   });
@@ -101,8 +139,12 @@ function drawStack(record, parts, left, width, back, front) {
 function box(record, part, { left, y, width, height, xOf, place, n, isSmall }) {
   const isOpen = part === chosenPart(record);
   const group = svg("g", {
-    class: `box ${part.kind}`, role: "button", "aria-pressed": String(isOpen), "data-key": `box-${part.name}`,
-    "aria-label": `${part.title}, shape ${shapeText(part.shape)}`, click: () => openPart(part.name),
+    class: `box ${part.kind}`,
+    role: "button",
+    "aria-pressed": String(isOpen),
+    "data-key": `box-${part.name}`,
+    "aria-label": `${part.title}, shape ${shapeText(part.shape)}`,
+    click: () => openPart(part.name),
   });
   group.append(svg("rect", { x: left + 6, y, width: width - 24, height, rx: 5 }));
   const name = svg("text", { x: left + 12, y: y + 14, class: "name" });
@@ -120,14 +162,28 @@ function box(record, part, { left, y, width, height, xOf, place, n, isSmall }) {
     for (let j = 0; j < mean.columns; j++) {
       const weight = at(mean, place, j);
       if (weight > 0.01) {
-        group.append(svg("path", { class: "reads", "stroke-opacity": Math.min(1, weight * 1.3 + 0.08).toFixed(2),
-          "stroke-width": (0.8 + 3 * weight).toFixed(1), d: `M${xOf(j, mean.columns)} ${y + 19 + lower}L${xOf(place)} ${bottom}` }));
+        group.append(
+          svg("path", {
+            class: "reads",
+            "stroke-opacity": Math.min(1, weight * 1.3 + 0.08).toFixed(2),
+            "stroke-width": (0.8 + 3 * weight).toFixed(1),
+            d: `M${xOf(j, mean.columns)} ${y + 19 + lower}L${xOf(place)} ${bottom}`,
+          }),
+        );
       }
     }
   }
   const size = Math.max(2, Math.min(10, (width - 40) / n - 1));
   for (let i = 0; i < n; i++) {
-    group.append(svg("rect", { class: i === place ? "tick on" : "tick", x: xOf(i) - size / 2, y: bottom - 1, width: size, height: 5 }));
+    group.append(
+      svg("rect", {
+        class: i === place ? "tick on" : "tick",
+        x: xOf(i) - size / 2,
+        y: bottom - 1,
+        width: size,
+        height: 5,
+      }),
+    );
   }
   return group;
 }
@@ -137,7 +193,12 @@ function drawMemory(record, [encoder, decoder], column, back) {
   if (!decoder.crossings.length) return;
   const x = column + GUTTER / 2;
   const last = decoder.crossings.at(-1);
-  back.append(svg("path", { class: "memory", d: `M${column - 18} ${encoder.bottom}H${x}V${decoder.crossings[0]}M${x} ${encoder.bottom}V${last}` }));
+  back.append(
+    svg("path", {
+      class: "memory",
+      d: `M${column - 18} ${encoder.bottom}H${x}V${decoder.crossings[0]}M${x} ${encoder.bottom}V${last}`,
+    }),
+  );
   for (const y of decoder.crossings) {
     back.append(svg("path", { class: "memory", d: `M${x} ${y}H${column + GUTTER + 5}m-5 -4l5 4l-5 4` }));
   }
@@ -152,46 +213,100 @@ function openPart(name) {
 // --- the matrices -------------------------------------------------------------------------------------------------
 
 export const matricesSection = {
-  id: "matrices", title: "The matrices", uses: ["part", "head", "src", "tgt"],
-  text: "All values of one part, as numbers. Point at a cell, or move over the cells with the arrow keys, to read it. "
-    + "Click it, or press Enter, to see the dot product that it comes from.",
+  id: "matrices",
+  title: "The matrices",
+  uses: ["part", "head", "src", "tgt"],
+  text:
+    "All values of one part, as numbers. Point at a cell, or move over the cells with the arrow keys, to read it. " +
+    "Click it, or press Enter, to see the dot product that it comes from.",
   render(record, panel) {
     const part = chosenPart(record);
     if (!part) return panel.append(note("This record has no parts."));
-    const heads = Math.max(0, ...part.values.filter((value) => value.axes[0] === "head").map((value) => value.shape[0]));
+    const heads = Math.max(
+      0,
+      ...part.values.filter((value) => value.axes[0] === "head").map((value) => value.shape[0]),
+    );
     const head = Math.min(view.head, heads - 1);
-    const bySide = [...new Set(part.values.map((value) => value.rows).filter(Boolean).map(choiceOf))];
+    const bySide = [
+      ...new Set(
+        part.values
+          .map((value) => value.rows)
+          .filter(Boolean)
+          .map(choiceOf),
+      ),
+    ];
     const sides = ["src", "tgt_out", "tgt_in"].filter((name) => record.sides[name] && bySide.includes(choiceOf(name)));
     const shownSides = sides.filter((name) => name !== "tgt_in" || !record.sides.tgt_out);
-    panel.append(el("p", { className: "controls" },
-      selectBox("part", "part", record.parts.map((one) => [one.title, one.name]), part.name, (name) => set({ part: name })),
-      heads ? selectBox("head", "head", Array.from({ length: heads }, (_, i) => [i + 1, i]), head, (i) => set({ head: +i })) : null,
-      ...shownSides.map((name) => selectBox(name === "src" ? "source token" : "target token", `cell-${name}`,
-        record.sides[name].tokens.map((token, i) => [`${i + 1} ${token}`, i]), chosen(name, record.sides[name].tokens.length),
-        (i) => set({ [choiceOf(name)]: +i })))));
+    panel.append(
+      el(
+        "p",
+        { className: "controls" },
+        selectBox(
+          "part",
+          "part",
+          record.parts.map((one) => [one.title, one.name]),
+          part.name,
+          (name) => set({ part: name }),
+        ),
+        heads
+          ? selectBox(
+              "head",
+              "head",
+              Array.from({ length: heads }, (_, i) => [i + 1, i]),
+              head,
+              (i) => set({ head: +i }),
+            )
+          : null,
+        ...shownSides.map((name) =>
+          selectBox(
+            name === "src" ? "source token" : "target token",
+            `cell-${name}`,
+            record.sides[name].tokens.map((token, i) => [`${i + 1} ${token}`, i]),
+            chosen(name, record.sides[name].tokens.length),
+            (i) => set({ [choiceOf(name)]: +i }),
+          ),
+        ),
+      ),
+    );
     panel.append(facts(part.equation, [["output", part.shape]], null), el("p", { textContent: part.text }));
     if (part.source) panel.append(el("div", { className: "source" }, sourceLink(part.source)));
     const missing = part.values.filter((value) => !value.data);
     if (missing.length) {
-      panel.append(note(page.live ? "The server is computing these values ..."
-        : `This kept page leaves out the values of this part: ${missing.map((value) => value.title).join("; ")}. `
-          + "The live page shows them."));
+      panel.append(
+        note(
+          page.live
+            ? "The server is computing these values ..."
+            : `This kept page leaves out the values of this part: ${missing.map((value) => value.title).join("; ")}. ` +
+                "The live page shows them.",
+        ),
+      );
       if (page.live) page.look([part.name]);
     }
     const detail = el("div", { className: "detail", "aria-live": "polite" });
     const shown = part.values.filter((value) => value.data);
-    panel.append(el("div", { className: "maps" }, ...shown.map((value) => valueMap(record, part, value, head, detail))), detail);
+    panel.append(
+      el("div", { className: "maps" }, ...shown.map((value) => valueMap(record, part, value, head, detail))),
+      detail,
+    );
   },
 };
 
 function valueMap(record, part, value, head, detail) {
-  const index = value.shape.slice(0, -2).map((size, axis) => (axis === 0 && value.axes[0] === "head" ? Math.min(head, size - 1) : 0));
+  const index = value.shape
+    .slice(0, -2)
+    .map((size, axis) => (axis === 0 && value.axes[0] === "head" ? Math.min(head, size - 1) : 0));
   const m = matrix(value.data, index);
   const rows = labelsOf(record, value.rows, m.rows);
   const where = value.axes[0] === "head" && value.shape.length > 2 ? `, head ${index[0] + 1}` : "";
   return heatMap(m, {
-    title: `${value.title}${where}`, shape: value.shape, width: mapWidth(m.columns <= 64), rows, columns: labelsOf(record, value.columns, m.columns),
-    rowName: value.axes.at(-2), columnName: value.axes.at(-1), mark: rows ? chosen(value.rows, m.rows) : undefined,
+    title: `${value.title}${where}`,
+    shape: value.shape,
+    width: mapWidth(m.columns <= 64),
+    rows,
+    columns: labelsOf(record, value.columns, m.columns),
+    rowName: value.axes.at(-2),
+    columnName: value.axes.at(-1),
+    mark: rows ? chosen(value.rows, m.rows) : undefined,
     key: `value-${value.name}`,
     pick: (i, j) => showCell(record, part, value, value.shape.length > 1 ? [...index, i, j] : [j], detail),
   });
@@ -201,15 +316,22 @@ async function showCell(record, part, value, index, box) {
   const title = `${value.title}${shapeText(index.map((i) => i))}`;
   const shown = format(decode(value.data).data[flatPlace(value.shape, index)]);
   box.replaceChildren(el("h3", { textContent: `${title} = ${shown}` }));
-  let product = recordedProduct(part, value, index);
-  if (!product && page.live) {
-    try { product = await page.cell(record, value.name, index); } catch (error) { return box.append(note(error.message)); }
-    if (!product) return box.append(note("This value is not a dot product of two recorded rows."));
+  try {
+    const product = page.live ? await page.cell(record, value.name, index) : recordedProduct(part, value, index);
+    if (product) box.append(...productNodes(product));
+    else if (page.live) box.append(note("This value is not a dot product."));
+    else
+      box.append(
+        note("The operands of this cell are not in the kept page. The live page shows those of all products."),
+      );
+    if (product && format(product.result) !== shown) {
+      box.append(
+        note("The record keeps 3 significant digits of each number, so the last digit of the sum can differ."),
+      );
+    }
+  } catch (error) {
+    box.append(note(error.message));
   }
-  if (!product) {
-    return box.append(note("The operands of this cell are not in the kept page. The live page can show all products of its parts."));
-  }
-  box.append(...productNodes(product));
   box.scrollIntoView({ block: "nearest" });
 }
 
@@ -222,7 +344,10 @@ function recordedProduct(part, value, index) {
   if (!left?.data || !right?.data) return null;
   const [i, j] = index.slice(-2);
   const [a, b] = [left, right].map((one) => matrix(one.data, index.slice(0, -2)));
-  const terms = Array.from({ length: a.columns }, (_, k) => [at(a, i, k), value.product.transposed ? at(b, j, k) : at(b, k, j)]);
+  const terms = Array.from({ length: a.columns }, (_, k) => [
+    at(a, i, k),
+    value.product.transposed ? at(b, j, k) : at(b, k, j),
+  ]);
   const sum = terms.reduce((all, [x, y]) => all + x * y, 0);
   const { scale } = value.product;
   return { terms, scale, bias: null, result: scale * sum, text: `${left.title} · ${right.title}` };
@@ -233,14 +358,20 @@ function productNodes({ terms, scale, bias, result, text }) {
   const sum = products.reduce((all, x) => all + x, 0);
   const most = Math.max(...products.map(Math.abs));
   const nodes = terms.map(([a, b], k) => {
-    const term = el("span", { className: "term", title: `${format(a)} × ${format(b)} = ${format(products[k])}` },
-      `${format(a)} × ${format(b)}`);
+    const term = el(
+      "span",
+      { className: "term", title: `${format(a)} × ${format(b)} = ${format(products[k])}` },
+      `${format(a)} × ${format(b)}`,
+    );
     term.style.borderBottomColor = css(shade(products[k], most, true));
     return term;
   });
   const ends = [`sum of ${terms.length} products: ${format(sum)}`];
   if (scale !== 1) ends.push(`× scale ${format(scale)}`);
   if (bias !== null && bias !== undefined) ends.push(`+ bias ${format(bias)}`);
-  return [el("p", {}, el("code", { textContent: text })), el("div", { className: "terms" }, ...nodes),
-    el("p", {}, el("b", { textContent: `${ends.join(" ")} = ${format(result)}` }))];
+  return [
+    el("p", {}, el("code", { textContent: text })),
+    el("div", { className: "terms" }, ...nodes),
+    el("p", {}, el("b", { textContent: `${ends.join(" ")} = ${format(result)}` })),
+  ];
 }

@@ -5,8 +5,18 @@ export const page = { live: false, records: [], width: 340, render: () => {}, lo
 
 // Choices of the reader. A record without the chosen part, head or token shows its nearest one.
 export const view = {
-  part: "", head: 0, src: 0, tgt: 0, map: "", order: "layer", unit: "subwords", drawing: "lines", bias: 0, step: 0,
-  off: [], prefix: [],
+  part: "",
+  head: 0,
+  src: 0,
+  tgt: 0,
+  map: "",
+  order: "layer",
+  unit: "subwords",
+  drawing: "lines",
+  bias: 0,
+  step: 0,
+  off: [],
+  prefix: [],
 };
 
 export function set(changes) {
@@ -24,8 +34,14 @@ function halfTable() {
   for (let i = 0; i < 65536; i++) {
     const exponent = (i >> 10) & 31;
     const fraction = i & 1023;
-    const size = exponent === 31 ? (fraction ? NaN : Infinity)
-      : exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction;
+    const size =
+      exponent === 31
+        ? fraction
+          ? NaN
+          : Infinity
+        : exponent
+          ? 2 ** (exponent - 15) * (1 + fraction / 1024)
+          : 2 ** -24 * fraction;
     halves[i] = i >> 15 ? -size : size;
   }
   return halves;
@@ -56,7 +72,9 @@ export function matrix(array, index = []) {
   const rows = shape.length > 1 ? shape.at(-2) : 1;
   const columns = shape.at(-1) ?? 1;
   let place = 0;
-  shape.slice(0, -2).forEach((size, axis) => { place = place * size + Math.min(index[axis] ?? 0, size - 1); });
+  shape.slice(0, -2).forEach((size, axis) => {
+    place = place * size + Math.min(index[axis] ?? 0, size - 1);
+  });
   return { rows, columns, data: data.subarray(place * rows * columns, (place + 1) * rows * columns) };
 }
 
@@ -90,7 +108,10 @@ export function mergeWords(m, rowWords, columnWords) {
   const columnPlaces = places(columnWords);
   const merged = { rows: Math.max(...rowPlaces) + 1, columns: Math.max(...columnPlaces) + 1 };
   merged.data = new Float32Array(merged.rows * merged.columns);
-  const sizes = rowPlaces.reduce((all, row) => { all[row] = (all[row] || 0) + 1; return all; }, []);
+  const sizes = rowPlaces.reduce((all, row) => {
+    all[row] = (all[row] || 0) + 1;
+    return all;
+  }, []);
   for (let i = 0; i < m.rows; i++) {
     for (let j = 0; j < m.columns; j++) {
       merged.data[rowPlaces[i] * merged.columns + columnPlaces[j]] += at(m, i, j) / sizes[rowPlaces[i]];
@@ -102,12 +123,17 @@ export function mergeWords(m, rowWords, columnWords) {
 // Word numbers without gaps, in order of their first token.
 export function places(words) {
   const known = new Map();
-  return words.map((word) => { if (!known.has(word)) known.set(word, known.size); return known.get(word); });
+  return words.map((word) => {
+    if (!known.has(word)) known.set(word, known.size);
+    return known.get(word);
+  });
 }
 
 export function wordLabels(tokens, words) {
   const labels = [];
-  places(words).forEach((place, i) => { labels[place] = (labels[place] || "") + tokens[i]; });
+  places(words).forEach((place, i) => {
+    labels[place] = (labels[place] || "") + tokens[i];
+  });
   return labels.map((label) => label.replace(/^[▁Ġ]|@@ ?/g, "") || label);
 }
 
@@ -120,11 +146,13 @@ export function format(x) {
   if (!Number.isFinite(x)) return x < 0 ? "−∞" : "∞";
   const size = Math.abs(x);
   const text = size >= 1000 && size < 1e6 ? String(Math.round(size)) : size.toPrecision(3);
-  return (x < 0 ? "−" : "") + (text.includes("e") ? size.toExponential(2).replace("e-", "e−").replace("e+", "e") : text);
+  return (
+    (x < 0 ? "−" : "") + (text.includes("e") ? size.toExponential(2).replace("e-", "e−").replace("e+", "e") : text)
+  );
 }
 
-export const percent = (p) => (p >= 0.9995 || p === 0 ? `${(100 * p).toFixed(0)} %` : p < 0.0005 ? "< 0.1 %"
-  : `${(100 * p).toFixed(1)} %`);
+export const percent = (p) =>
+  p >= 0.9995 || p === 0 ? `${(100 * p).toFixed(0)} %` : p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`;
 
 export const shapeText = (shape) => `[${shape.join(", ")}]`;
 
@@ -141,12 +169,14 @@ export function labelsOf(record, side, size) {
   return tokens && tokens.length === size ? tokens : null;
 }
 
-export const predictedSide = (record) => ["tgt_out", "label"].find((side) => record.sides[side]) || Object.keys(record.sides)[0];
+export const predictedSide = (record) =>
+  ["tgt_out", "label"].find((side) => record.sides[side]) || Object.keys(record.sides)[0];
 
 export function chosenPart(record) {
   const { parts } = record;
-  return parts.find((part) => part.name === view.part) || parts.find((part) => /self_attention$/.test(part.kind))
-    || parts[0];
+  return (
+    parts.find((part) => part.name === view.part) || parts.find((part) => /self_attention$/.test(part.kind)) || parts[0]
+  );
 }
 
 export const partNamed = (record, name) => record.parts.find((part) => part.name === name);

@@ -6,27 +6,70 @@ const NODE = { width: 92, height: 34, gap: 8, between: 26 };
 const FATES = { kept: "kept", pruned: "pruned", finished: "finished" };
 
 export const stepsSection = {
-  id: "steps", title: "Step by step", uses: ["step"],
-  text: "Beam search builds the translation token by token. Each step continues every kept hypothesis, keeps the best ones "
-    + "and prunes the rest. The left and right arrow keys go through the steps.",
+  id: "steps",
+  title: "Step by step",
+  uses: ["step"],
+  text:
+    "Beam search builds the translation token by token. Each step continues every kept hypothesis, keeps the best ones " +
+    "and prunes the rest. The left and right arrow keys go through the steps.",
   render(record, panel) {
     const { steps, beam, length_penalty: penalty, results, why } = record.steps;
     const last = steps.length - 1;
     const step = Math.min(view.step, last);
     const nodes = new Map(steps.flatMap((one, i) => one.live.map((node) => [node.id, { ...node, step: i }])));
-    panel.append(facts(`score = log p / length^${penalty}`, [["beam, steps", [beam, steps.length]]], record.steps.source));
+    panel.append(
+      facts(`score = log p / length^${penalty}`, [["beam, steps", [beam, steps.length]]], record.steps.source),
+    );
     const go = (i) => set({ step: Math.min(Math.max(i, 0), last) });
-    panel.append(el("p", { className: "controls" },
-      el("button", { type: "button", textContent: "Previous", "data-key": "previous", click: () => go(step - 1), disabled: step === 0 }),
-      el("output", { textContent: `step ${step + 1} of ${steps.length}`, "aria-live": "polite" }),
-      el("button", { type: "button", textContent: "Next", "data-key": "next", click: () => go(step + 1), disabled: step === last })));
+    panel.append(
+      el(
+        "p",
+        { className: "controls" },
+        el("button", {
+          type: "button",
+          textContent: "Previous",
+          "data-key": "previous",
+          click: () => go(step - 1),
+          disabled: step === 0,
+        }),
+        el("output", { textContent: `step ${step + 1} of ${steps.length}`, "aria-live": "polite" }),
+        el("button", {
+          type: "button",
+          textContent: "Next",
+          "data-key": "next",
+          click: () => go(step + 1),
+          disabled: step === last,
+        }),
+      ),
+    );
     if (view.prefix.length && page.live) {
-      panel.append(el("p", {}, `The first ${view.prefix.length} tokens are forced. `, el("button", { type: "button",
-        textContent: "Remove the forced start", "data-key": "unforce", click: () => force([]) })));
+      panel.append(
+        el(
+          "p",
+          {},
+          `The first ${view.prefix.length} tokens are forced. `,
+          el("button", {
+            type: "button",
+            textContent: "Remove the forced start",
+            "data-key": "unforce",
+            click: () => force([]),
+          }),
+        ),
+      );
     }
     const message = el("p", { className: "message", "aria-live": "polite" });
-    panel.append(el("div", { className: "beams" }, ...continued(record, nodes, step).map((one) => beamBox(one, nodes, step, steps, message))),
-      message, tree(steps, nodes, step, results[0], go), legendOfFates(), ...lookedAt(record, step), ...resultNodes(results, why));
+    panel.append(
+      el(
+        "div",
+        { className: "beams" },
+        ...continued(record, nodes, step).map((one) => beamBox(one, nodes, step, steps, message)),
+      ),
+      message,
+      tree(steps, nodes, step, results[0], go),
+      legendOfFates(),
+      ...lookedAt(record, step),
+      ...resultNodes(results, why),
+    );
   },
 };
 
@@ -41,32 +84,61 @@ function pathOf(node, nodes) {
   return path;
 }
 
-const textOf = (path) => path.map((one) => one.token).join("").replaceAll("▁", " ").trim();
+const textOf = (path) =>
+  path
+    .map((one) => one.token)
+    .join("")
+    .replaceAll("▁", " ")
+    .trim();
 
 // The hypotheses that a step continues, with their candidates.
 function continued(record, nodes, step) {
   if (step > 0) return record.steps.steps[step - 1].live.filter((one) => one.top.length);
   const first = record.steps.steps[0].live;
-  const top = record.steps.top?.length ? record.steps.top : first.map((one) => [one.token, one.token_id, Math.exp(one.log_prob)]);
+  const top = record.steps.top?.length
+    ? record.steps.top
+    : first.map((one) => [one.token, one.token_id, Math.exp(one.log_prob)]);
   return [{ id: first[0]?.parent, token: "", top, log_prob: 0 }];
 }
 
 function beamBox(one, nodes, step, steps, message) {
   const path = nodes.has(one.id) ? pathOf(one, nodes) : [];
-  const fates = new Map(steps[step].live.filter((node) => node.parent === one.id || !path.length).map((node) => [node.token_id, node.fate]));
+  const fates = new Map(
+    steps[step].live.filter((node) => node.parent === one.id || !path.length).map((node) => [node.token_id, node.fate]),
+  );
   const choose = (id) => {
     if (page.live) return force([...path.map((node) => node.token_id), id]);
-    message.textContent = "This kept page cannot decode again. Open the live page with `transduce inspect` to force a token.";
+    message.textContent =
+      "This kept page cannot decode again. Open the live page with `transduce inspect` to force a token.";
     return undefined;
   };
-  const items = one.top.map(([token, id, p]) => el("li", {}, el("button", {
-    type: "button", className: `candidate ${fates.get(id) || ""}`, "data-key": `candidate-${one.id}-${id}`, click: () => choose(id),
-    title: `force “${token}” here`,
-  }, el("span", { className: "piece", textContent: token }), bar(p, percent(p)),
-  el("span", { className: "fate", textContent: FATES[fates.get(id)] || "" }))));
+  const items = one.top.map(([token, id, p]) =>
+    el(
+      "li",
+      {},
+      el(
+        "button",
+        {
+          type: "button",
+          className: `candidate ${fates.get(id) || ""}`,
+          "data-key": `candidate-${one.id}-${id}`,
+          click: () => choose(id),
+          title: `force “${token}” here`,
+        },
+        el("span", { className: "piece", textContent: token }),
+        bar(p, percent(p)),
+        el("span", { className: "fate", textContent: FATES[fates.get(id)] || "" }),
+      ),
+    ),
+  );
   const title = path.length ? `… ${textOf(path.slice(-4))}` : "start";
-  return el("div", { className: "beam" }, el("h3", { textContent: title, title: textOf(path) }),
-    el("p", { className: "soft", textContent: `log p = ${format(one.log_prob)}` }), el("ol", {}, ...items));
+  return el(
+    "div",
+    { className: "beam" },
+    el("h3", { textContent: title, title: textOf(path) }),
+    el("p", { className: "soft", textContent: `log p = ${format(one.log_prob)}` }),
+    el("ol", {}, ...items),
+  );
 }
 
 // --- the tree -----------------------------------------------------------------------------------------------------
@@ -77,11 +149,19 @@ function tree(steps, nodes, step, best, go) {
   const across = NODE.width + NODE.between;
   const width = steps.length * across;
   const height = rows * (NODE.height + NODE.gap) + 22;
-  const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "tree", role: "img",
-    "aria-label": "the tree of hypotheses; the winner's path is thick" });
+  const drawing = svg("svg", {
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    class: "tree",
+    role: "img",
+    "aria-label": "the tree of hypotheses; the winner's path is thick",
+  });
   drawing.append(svg("rect", { class: "now", x: step * across, y: 0, width: NODE.width, height, rx: 6 }));
   const spots = new Map();
-  steps.forEach((one, i) => one.live.forEach((node, j) => spots.set(node.id, [i * across, 20 + j * (NODE.height + NODE.gap)])));
+  steps.forEach((one, i) =>
+    one.live.forEach((node, j) => spots.set(node.id, [i * across, 20 + j * (NODE.height + NODE.gap)])),
+  );
   const texts = [];
   steps.forEach((one, i) => {
     const head = svg("text", { x: i * across + 4, y: 13 });
@@ -94,29 +174,53 @@ function tree(steps, nodes, step, best, go) {
       if (from) {
         const middle = y + NODE.height / 2;
         const start = from[1] + NODE.height / 2;
-        drawing.append(svg("path", { class: `edge ${node.fate}${wins}`, d: `M${from[0] + NODE.width} ${start}C${x - 8} ${start} ${x - 18} ${middle} ${x} ${middle}` }));
+        drawing.append(
+          svg("path", {
+            class: `edge ${node.fate}${wins}`,
+            d: `M${from[0] + NODE.width} ${start}C${x - 8} ${start} ${x - 18} ${middle} ${x} ${middle}`,
+          }),
+        );
       }
       const group = svg("g", { class: `node ${node.fate}${wins}`, click: () => go(i) });
       const name = svg("text", { x: x + 6, y: y + 14, class: "name" });
-      name.textContent = (node.fate === "finished" ? "■ " : "") + (node.token.length > 11 ? `${node.token.slice(0, 10)}…` : node.token);
+      name.textContent =
+        (node.fate === "finished" ? "■ " : "") + (node.token.length > 11 ? `${node.token.slice(0, 10)}…` : node.token);
       const score = svg("text", { x: x + 6, y: y + 28 });
       score.textContent = format(node.log_prob);
       const title = svg("title");
-      title.textContent = `${textOf(pathOf(nodes.get(node.id), nodes))}: ${node.fate}, log p = ${format(node.log_prob)}`;
+      title.textContent = `${textOf(
+        pathOf(nodes.get(node.id), nodes),
+      )}: ${node.fate}, log p = ${format(node.log_prob)}`;
       group.append(title, svg("rect", { x, y, width: NODE.width, height: NODE.height, rx: 5 }), name, score);
       texts.push(group);
     }
   });
   drawing.append(...texts);
-  const box = el("div", { className: "scroll tree-box", tabIndex: 0, role: "group", "aria-label": "tree of hypotheses", "data-key": "tree" }, drawing);
+  const box = el(
+    "div",
+    {
+      className: "scroll tree-box",
+      tabIndex: 0,
+      role: "group",
+      "aria-label": "tree of hypotheses",
+      "data-key": "tree",
+    },
+    drawing,
+  );
   box.dataset.center = step * across + NODE.width / 2;
   return box;
 }
 
 function legendOfFates() {
   const item = (fate, text) => el("li", { className: fate, textContent: text });
-  return el("ul", { className: "fates" }, item("wins", "path of the winner"), item("kept", "kept"), item("finished", "■ finished"),
-    item("pruned", "pruned"));
+  return el(
+    "ul",
+    { className: "fates" },
+    item("wins", "path of the winner"),
+    item("kept", "kept"),
+    item("finished", "■ finished"),
+    item("pruned", "pruned"),
+  );
 }
 
 // --- results ------------------------------------------------------------------------------------------------------
@@ -129,35 +233,82 @@ function lookedAt(record, step) {
   const row = mean.data.subarray(step * mean.columns, (step + 1) * mean.columns);
   const tokens = source.tokens.map((token, j) => {
     const colour = shade(row[j], 1, false);
-    const node = el("span", { className: "read", title: percent(row[j]) }, el("span", { textContent: token }),
-      el("small", { textContent: percent(row[j]) }));
+    const node = el(
+      "span",
+      { className: "read", title: percent(row[j]) },
+      el("span", { textContent: token }),
+      el("small", { textContent: percent(row[j]) }),
+    );
     node.style.borderBottomColor = css(colour);
     return node;
   });
   const token = record.sides[cross.rows]?.tokens[step];
-  return [el("h3", { textContent: `Where the decoder looks for “${token}”` }),
-    note(`Cross-attention of layer ${cross.layer + 1}, averaged over its heads, for the translation that the other sections show.`),
-    el("div", { className: "reads" }, ...tokens)];
+  return [
+    el("h3", { textContent: `Where the decoder looks for “${token}”` }),
+    note(
+      `Cross-attention of layer ${
+        cross.layer + 1
+      }, averaged over its heads, for the translation that the other sections show.`,
+    ),
+    el("div", { className: "reads" }, ...tokens),
+  ];
 }
 
 function resultNodes(results, why) {
-  const rows = results.map((one, i) => el("tr", {}, el("td", { textContent: i + 1 }), el("td", { textContent: one.text }),
-    ...[format(one.log_prob), one.length, format(one.score)].map((text) => el("td", { className: "n", textContent: text }))));
-  const heads = [["", ""], ["hypothesis", ""], ["log p", "n"], ["length", "n"], ["score", "n"]];
-  return [el("h3", { textContent: "Finished hypotheses" }), el("p", { textContent: why }), el("div", { className: "scroll" }, el("table", {},
-    el("thead", {}, el("tr", {}, ...heads.map(([text, kind]) => el("th", { scope: "col", className: kind, textContent: text })))),
-    el("tbody", {}, ...rows)))];
+  const rows = results.map((one, i) =>
+    el(
+      "tr",
+      {},
+      el("td", { textContent: i + 1 }),
+      el("td", { textContent: one.text }),
+      ...[format(one.log_prob), one.length, format(one.score)].map((text) =>
+        el("td", { className: "n", textContent: text }),
+      ),
+    ),
+  );
+  const heads = [
+    ["", ""],
+    ["hypothesis", ""],
+    ["log p", "n"],
+    ["length", "n"],
+    ["score", "n"],
+  ];
+  return [
+    el("h3", { textContent: "Finished hypotheses" }),
+    el("p", { textContent: why }),
+    el(
+      "div",
+      { className: "scroll" },
+      el(
+        "table",
+        {},
+        el(
+          "thead",
+          {},
+          el("tr", {}, ...heads.map(([text, kind]) => el("th", { scope: "col", className: kind, textContent: text }))),
+        ),
+        el("tbody", {}, ...rows),
+      ),
+    ),
+  ];
 }
 
 // Arrow keys go through the steps while the section is in view and no control needs them.
 export function stepWithKeys(event) {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!step || event.altKey || event.ctrlKey || event.metaKey || event.target.closest?.("input, textarea, select, [role=group]:not(.tree-box)")) return;
+  if (
+    !step ||
+    event.altKey ||
+    event.ctrlKey ||
+    event.metaKey ||
+    event.target.closest?.("input, textarea, select, [role=group]:not(.tree-box)")
+  )
+    return;
   const section = document.getElementById("steps");
   const place = section?.getBoundingClientRect();
-  if (!place || !(section.contains(event.target) || (place.top < innerHeight / 2 && place.bottom > innerHeight / 2))) return;
+  if (!place || !(section.contains(event.target) || (place.top < innerHeight / 2 && place.bottom > innerHeight / 2)))
+    return;
   const most = Math.max(0, ...page.records.map((record) => (record.steps?.steps.length || 1) - 1));
   event.preventDefault();
   set({ step: Math.min(Math.max(Math.min(view.step, most) + step, 0), most) });
 }
-

@@ -1,18 +1,24 @@
 // Predicted tokens, layer by layer, and parts that are switched off.
-import { choiceOf, chosen, decode, format, labelsOf, matrix, page, partNamed, percent, predictedSide, set, view } from "./record.js";
+import { choiceOf, chosen, decode, format, labelsOf, matrix, page } from "./record.js";
+import { partNamed, percent, predictedSide, set, view } from "./record.js";
 import { bar, el, facts, heatMap, mapWidth, note, svg } from "./draw.js";
 import { tokenRows } from "./parts.js";
 
-const tableHead = (...names) => el("thead", {}, el("tr", {}, ...names.map((name) => el("th", { scope: "col", textContent: name }))));
+const tableHead = (...names) =>
+  el("thead", {}, el("tr", {}, ...names.map((name) => el("th", { scope: "col", textContent: name }))));
 
-const outputPart = (record) => record.parts.filter((part) => part.kind === "output" || part.kind === "norm").at(-1) || record.parts.at(-1);
+const outputPart = (record) =>
+  record.parts.filter((part) => part.kind === "output" || part.kind === "norm").at(-1) || record.parts.at(-1);
 
 // --- tokens -------------------------------------------------------------------------------------------------------
 
 export const tokensSection = {
-  id: "tokens", title: "Predicted tokens", uses: ["tgt", "src"],
-  text: "The probability that the model gives to each token of the shown text, given the tokens before it, and its rank "
-    + "among all tokens of the vocabulary.",
+  id: "tokens",
+  title: "Predicted tokens",
+  uses: ["tgt", "src"],
+  text:
+    "The probability that the model gives to each token of the shown text, given the tokens before it, and its rank " +
+    "among all tokens of the vocabulary.",
   render(record, panel) {
     const part = outputPart(record);
     panel.append(facts("p = softmax(W x)", part ? [["x", part.shape]] : [], part?.source));
@@ -20,33 +26,72 @@ export const tokensSection = {
     if (record.tokens?.length) panel.append(tokenTable(record, side));
     const half = mapWidth();
     if (!record.saliency?.length) return panel.append(note(record.absent?.saliency || "Nothing is attributed."));
-    panel.append(el("h3", { textContent: "Tokens that mattered" }), el("div", { className: "maps" }, ...record.saliency.map((one) => {
-      const m = matrix(one.values);
-      const map = heatMap(m, { title: one.title, shape: one.values.shape, width: half, largest: 30, signed: true,
-        rows: labelsOf(record, one.rows, m.rows), columns: labelsOf(record, one.columns, m.columns), rowName: "predicted", columnName: "token",
-        mark: chosen(one.rows, m.rows), key: `saliency-${one.title}`, pick: (i) => set({ [choiceOf(one.rows)]: i }) });
-      map.append(note(one.text));
-      return map;
-    })));
+    panel.append(
+      el("h3", { textContent: "Tokens that mattered" }),
+      el(
+        "div",
+        { className: "maps" },
+        ...record.saliency.map((one) => {
+          const m = matrix(one.values);
+          const map = heatMap(m, {
+            title: one.title,
+            shape: one.values.shape,
+            width: half,
+            largest: 30,
+            signed: true,
+            rows: labelsOf(record, one.rows, m.rows),
+            columns: labelsOf(record, one.columns, m.columns),
+            rowName: "predicted",
+            columnName: "token",
+            mark: chosen(one.rows, m.rows),
+            key: `saliency-${one.title}`,
+            pick: (i) => set({ [choiceOf(one.rows)]: i }),
+          });
+          map.append(note(one.text));
+          return map;
+        }),
+      ),
+    );
   },
 };
 
 function tokenTable(record, side) {
   const place = chosen(side, record.tokens.length);
-  const rows = record.tokens.map((one, i) => el("tr", { className: i === place ? "on" : "" },
-    el("td", { className: "n soft", textContent: i + 1 }),
-    el("td", {}, el("button", { type: "button", className: "token", textContent: one.token, "aria-pressed": String(i === place),
-      "data-key": `predicted-${i}`, click: () => set({ [choiceOf(side)]: i }) })),
-    el("td", {}, bar(one.probability, percent(one.probability))),
-    el("td", { className: "n", textContent: one.rank })));
-  return el("div", { className: "token-table" }, el("table", {}, tableHead("", "token", "probability", "rank"), el("tbody", {}, ...rows)));
+  const rows = record.tokens.map((one, i) =>
+    el(
+      "tr",
+      { className: i === place ? "on" : "" },
+      el("td", { className: "n soft", textContent: i + 1 }),
+      el(
+        "td",
+        {},
+        el("button", {
+          type: "button",
+          className: "token",
+          textContent: one.token,
+          "aria-pressed": String(i === place),
+          "data-key": `predicted-${i}`,
+          click: () => set({ [choiceOf(side)]: i }),
+        }),
+      ),
+      el("td", {}, bar(one.probability, percent(one.probability))),
+      el("td", { className: "n", textContent: one.rank }),
+    ),
+  );
+  return el(
+    "div",
+    { className: "token-table" },
+    el("table", {}, tableHead("", "token", "probability", "rank"), el("tbody", {}, ...rows)),
+  );
 }
 
 // --- layers -------------------------------------------------------------------------------------------------------
 
 export const layersSection = {
-  id: "layers", title: "Layer by layer", uses: ["tgt", "src"],
-  text: "",
+  id: "layers",
+  title: "Layer by layer",
+  uses: ["tgt", "src"],
+  text: "Each sub-layer adds to the stream. The predictions after each layer show where the answer appears.",
   render(record, panel) {
     const { lens } = record;
     const n = lens.layers[0].top.length;
@@ -54,19 +99,63 @@ export const layersSection = {
     const token = record.sides[lens.rows]?.tokens[place] ?? "";
     const part = outputPart(record);
     panel.append(el("p", { textContent: lens.text }));
-    panel.append(facts("softmax(W · norm(x after the layer))", [["x", part?.shape || []], ["layers", [lens.layers.length]]], part?.source));
+    panel.append(
+      facts(
+        "softmax(W · norm(x after the layer))",
+        [
+          ["x", part?.shape || []],
+          ["layers", [lens.layers.length]],
+        ],
+        part?.source,
+      ),
+    );
     panel.append(...tokenRows(record, lens.rows));
     const known = lens.layers.map((one) => decode(one.probability).data[place]);
-    const rows = lens.layers.map((one, i) => el("tr", {}, el("th", { scope: "row", textContent: one.title }),
-      el("td", { className: "n", textContent: percent(known[i]) }),
-      ...one.top[place].map(([piece, p]) => el("td", { className: piece === token ? "guess on" : "guess" },
-        el("span", { textContent: piece }), el("small", { textContent: percent(p) })))));
-    panel.append(el("div", { className: "scroll" }, el("table", { className: "lens" },
-      tableHead("", `p(${token})`, ...lens.layers[0].top[place].map((_, i) => `${i + 1}.`)), el("tbody", {}, ...rows))));
-    panel.append(el("div", { className: "maps" },
-      el("figure", {}, el("figcaption", {}, el("b", { textContent: `probability of “${token}” by layer` })),
-        curve(known, lens.layers.map((one) => one.title), Math.min(mapWidth(), 420))),
-      changeBars(lens.changes, place)));
+    const rows = lens.layers.map((one, i) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row", textContent: one.title }),
+        el("td", { className: "n", textContent: percent(known[i]) }),
+        ...one.top[place].map(([piece, p]) =>
+          el(
+            "td",
+            { className: piece === token ? "guess on" : "guess" },
+            el("span", { textContent: piece }),
+            el("small", { textContent: percent(p) }),
+          ),
+        ),
+      ),
+    );
+    panel.append(
+      el(
+        "div",
+        { className: "scroll" },
+        el(
+          "table",
+          { className: "lens" },
+          tableHead("", `p(${token})`, ...lens.layers[0].top[place].map((_, i) => `${i + 1}.`)),
+          el("tbody", {}, ...rows),
+        ),
+      ),
+    );
+    panel.append(
+      el(
+        "div",
+        { className: "maps" },
+        el(
+          "figure",
+          {},
+          el("figcaption", {}, el("b", { textContent: `probability of “${token}” by layer` })),
+          curve(
+            known,
+            lens.layers.map((one) => one.title),
+            Math.min(mapWidth(), 420),
+          ),
+        ),
+        changeBars(lens.changes, place),
+      ),
+    );
   },
 };
 
@@ -74,11 +163,24 @@ function curve(values, titles, width) {
   const [left, bottom, height] = [38, 118, 140];
   const step = (width - left - 16) / Math.max(1, values.length - 1);
   const y = (p) => bottom - p * 104;
-  const text = (x, place, words, anchor) => { const node = svg("text", { x, y: place, "text-anchor": anchor }); node.textContent = words; return node; };
-  const drawing = svg("svg", { class: "curve", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": values.map((p, i) => `${titles[i]}: ${percent(p)}`).join("; ") });
+  const text = (x, place, words, anchor) => {
+    const node = svg("text", { x, y: place, "text-anchor": anchor });
+    node.textContent = words;
+    return node;
+  };
+  const drawing = svg("svg", {
+    class: "curve",
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    role: "img",
+    "aria-label": values.map((p, i) => `${titles[i]}: ${percent(p)}`).join("; "),
+  });
   for (const p of [0, 0.5, 1]) {
-    drawing.append(svg("path", { class: "grid", d: `M${left} ${y(p)}H${width - 8}` }), text(left - 4, y(p) + 4, `${100 * p} %`, "end"));
+    drawing.append(
+      svg("path", { class: "grid", d: `M${left} ${y(p)}H${width - 8}` }),
+      text(left - 4, y(p) + 4, `${100 * p} %`, "end"),
+    );
   }
   const points = values.map((p, i) => [left + 8 + i * step, y(p)]);
   drawing.append(svg("path", { class: "line", d: `M${points.map((point) => point.join(" ")).join("L")}` }));
@@ -93,11 +195,21 @@ function curve(values, titles, width) {
 function changeBars(changes, place) {
   const values = changes.map((one) => decode(one.values).data[place]);
   const most = Math.max(...values, 1e-9);
-  const rows = changes.map((one, i) => el("tr", {}, el("th", { scope: "row", textContent: one.title }),
-    el("td", {}, bar(values[i] / most, format(values[i])))));
-  return el("figure", {}, el("figcaption", {}, el("b", { textContent: "change of the stream" })),
+  const rows = changes.map((one, i) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row", textContent: one.title }),
+      el("td", {}, bar(values[i] / most, format(values[i]))),
+    ),
+  );
+  return el(
+    "figure",
+    {},
+    el("figcaption", {}, el("b", { textContent: "change of the stream" })),
     note("Norm of what each sub-layer adds, divided by the norm of the stream before it."),
-    el("table", { className: "changes" }, el("tbody", {}, ...rows)));
+    el("table", { className: "changes" }, el("tbody", {}, ...rows)),
+  );
 }
 
 // --- change -------------------------------------------------------------------------------------------------------
@@ -105,25 +217,51 @@ function changeBars(changes, place) {
 const GROUPS = { heads: "Heads", feed_forward: "Feed-forward networks", positions: "Positions", mask: "Masks" };
 
 export const changeSection = {
-  id: "change", title: "Change it", uses: ["off"],
+  id: "change",
+  title: "Change it",
+  uses: ["off"],
   text: "A part that is switched off adds nothing. The translation shows whether the model needs it for this sentence.",
   render(record, panel) {
     const side = record.sides[predictedSide(record)];
     const off = new Set(record.off);
-    panel.append(facts("switched off: Sublayer(x) = 0", record.parts[0] ? [["x", record.parts[0].shape]] : [], partNamed(record, record.can_switch[0]?.name)?.source));
+    panel.append(
+      facts(
+        "switched off: Sublayer(x) = 0",
+        record.parts[0] ? [["x", record.parts[0].shape]] : [],
+        partNamed(record, record.can_switch[0]?.name)?.source,
+      ),
+    );
     const texts = el("dl", { className: "texts" });
-    if (record.original) texts.append(el("dt", { textContent: "original" }), el("dd", { textContent: record.original.text }));
-    texts.append(el("dt", { textContent: record.original ? "changed" : "now" }), el("dd", { textContent: side?.text || "" }));
+    if (record.original)
+      texts.append(el("dt", { textContent: "original" }), el("dd", { textContent: record.original.text }));
+    texts.append(
+      el("dt", { textContent: record.original ? "changed" : "now" }),
+      el("dd", { textContent: side?.text || "" }),
+    );
     panel.append(texts);
     const titles = record.can_switch.filter((one) => off.has(one.name)).map((one) => one.title);
-    panel.append(el("p", { textContent: off.size ? `Switched off: ${titles.join("; ")}.` : "Nothing is switched off." }));
-    if (record.original && record.original.text === side?.text) panel.append(note("The text is the same with and without them."));
-    if (!page.live) return panel.append(note("This page is a record. Open the live page with `transduce inspect` to switch parts off."));
-    panel.append(el("button", { type: "button", textContent: "Switch everything on", "data-key": "all-on", disabled: !off.size,
-      click: () => switchOff([]) }));
+    panel.append(
+      el("p", { textContent: off.size ? `Switched off: ${titles.join("; ")}.` : "Nothing is switched off." }),
+    );
+    if (record.original && record.original.text === side?.text)
+      panel.append(note("The text is the same with and without them."));
+    if (!page.live)
+      return panel.append(
+        note("This page is a record. Open the live page with `transduce inspect` to switch parts off."),
+      );
+    panel.append(
+      el("button", {
+        type: "button",
+        textContent: "Switch everything on",
+        "data-key": "all-on",
+        disabled: !off.size,
+        click: () => switchOff([]),
+      }),
+    );
     for (const [group, title] of Object.entries(GROUPS)) {
       const members = record.can_switch.filter((one) => one.group === group);
-      if (members.length) panel.append(el("fieldset", {}, el("legend", { textContent: title }), ...switchRows(members)));
+      if (members.length)
+        panel.append(el("fieldset", {}, el("legend", { textContent: title }), ...switchRows(members)));
     }
   },
 };
@@ -144,12 +282,36 @@ function switchRows(members) {
     const names = row.map((one) => one.name);
     const isOff = names.every((name) => view.off.includes(name));
     const others = view.off.filter((name) => !names.includes(name));
-    const boxes = row.map((one) => el("label", { className: "switch", title: one.title }, el("input", {
-      type: "checkbox", checked: !view.off.includes(one.name), "aria-label": one.title, "data-key": `switch-${one.name}`,
-      change: (event) => switchOff(event.target.checked ? view.off.filter((name) => name !== one.name) : [...view.off, one.name]),
-    }), ` ${one.short}`));
-    const all = title && el("button", { type: "button", textContent: isOff ? "all on" : "all off", "data-key": `all-${title}`,
-      "aria-label": `${title}: ${isOff ? "all on" : "all off"}`, click: () => switchOff(isOff ? others : [...others, ...names]) });
-    return el("div", { className: "switches" }, title ? el("span", { className: "soft", textContent: title }) : null, ...boxes, all || null);
+    const boxes = row.map((one) =>
+      el(
+        "label",
+        { className: "switch", title: one.title },
+        el("input", {
+          type: "checkbox",
+          checked: !view.off.includes(one.name),
+          "aria-label": one.title,
+          "data-key": `switch-${one.name}`,
+          change: (event) =>
+            switchOff(event.target.checked ? view.off.filter((name) => name !== one.name) : [...view.off, one.name]),
+        }),
+        ` ${one.short}`,
+      ),
+    );
+    const all =
+      title &&
+      el("button", {
+        type: "button",
+        textContent: isOff ? "all on" : "all off",
+        "data-key": `all-${title}`,
+        "aria-label": `${title}: ${isOff ? "all on" : "all off"}`,
+        click: () => switchOff(isOff ? others : [...others, ...names]),
+      });
+    return el(
+      "div",
+      { className: "switches" },
+      title ? el("span", { className: "soft", textContent: title }) : null,
+      ...boxes,
+      all || null,
+    );
   });
 }

@@ -1,0 +1,162 @@
+"""The page that shows the inside of a model, in a headless browser: every view is clicked through, live and kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+import marians
+from servers import Server
+from system.commands import transduce
+from text_runs import BERT, make_run
+
+pytestmark = [
+    pytest.mark.loopback,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("chromedriver") is None, reason="no Chromium with its driver"),
+]
+ARGUMENTS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync", "--window-size=1280,1000"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+)
+# An answer of the server can replace a control at any time, so it is found and used in one call.
+USE = """
+const control = document.querySelectorAll(`#${arguments[0]} select, #${arguments[0]} button`)[arguments[1]];
+if (!control) return false;
+if (control.tagName === "SELECT") {
+  control.selectedIndex = control.options.length - 1;
+  control.dispatchEvent(new Event("change", {bubbles: true}));
+} else control.click();
+return true;
+"""
+SECTIONS = ("path", "matrices", "heads", "positions", "steps", "tokens", "layers", "change")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    path = tmp_path_factory.mktemp("runs")
+    return {
+        "transformer": marians.make_run(path / "there", seed=2),
+        "rnn": make_run(path / "rnn", kind="rnn"),
+        "gpt": make_run(path / "gpt", kind="gpt"),
+        "bert": make_run(path / "bert", **BERT),
+    }
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    for argument in ARGUMENTS:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+def wait(condition: Callable[[], Any], seconds: float = 20) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert found
+    return found
+
+
+def problems(browser: webdriver.Chrome) -> list[Any]:
+    found = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    return found + [text for text in [text_of(browser, "sections")] if "cannot be drawn" in text]
+
+
+def text_of(browser: webdriver.Chrome, section: str) -> str:
+    return str(browser.execute_script(f"return document.getElementById('{section}').textContent"))
+
+
+def click_through(browser: webdriver.Chrome) -> None:
+    """Use every control of every section once, as far as it is still there when its turn comes."""
+    for section in SECTIONS:
+        number = 0
+        while number < 40 and browser.execute_script(USE, section, number):
+            number += 1
+        assert not problems(browser), section
+
+
+def test_the_live_page(runs: dict[str, Path], browser: webdriver.Chrome) -> None:
+    server = Server(runs["transformer"], "--inspect")
+    try:
+        browser.get(server.url + "/inspect")
+        box = wait(lambda: browser.find_element(By.ID, "text"))
+        wait(box.is_displayed)
+        box.clear()
+        box.send_keys(marians.LINES[0])
+        wait(lambda: text_of(browser, "models").find(f"{marians.LINES[0]} →") >= 0)
+        assert not problems(browser)
+        for section in SECTIONS:
+            drawn = ", ".join(f"#{section} {one}" for one in ("canvas", "svg", "table", "input"))
+            assert browser.find_elements(By.CSS_SELECTOR, drawn), section
+        before = text_of(browser, "steps")
+        browser.find_element(By.CSS_SELECTOR, "#steps .tree-box").send_keys(Keys.ARROW_RIGHT)
+        wait(lambda: text_of(browser, "steps") != before)
+        switch = browser.find_element(By.CSS_SELECTOR, "#change input[type=checkbox]")
+        browser.execute_script("arguments[0].click()", switch)
+        wait(lambda: "riginal" in text_of(browser, "change"))
+        click_through(browser)
+        for width in (390, 768, 1280):
+            browser.set_window_size(width, 1000)
+            wait(lambda: browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"))
+    finally:
+        browser.get("about:blank")
+        server.stop()
+
+
+def test_requests_of_the_page(runs: dict[str, Path]) -> None:
+    server = Server(runs["transformer"], "--inspect")
+    asked = {"run": runs["transformer"].name, "text": "a"}
+    try:
+        status, error = server.request("/inspect/look", asked | {"run": "nobody"})
+        assert status == 400 and "allowed are" in error["error"]
+        status, error = server.request("/inspect/look", asked | {"text": "a " * 4000})
+        assert status == 400 and "at most 256" in error["error"]
+        query = {"value": "encoder.blocks.0.self_attention.query", "index": [0, 0, 0]}
+        status, cell = server.request("/inspect/cell", asked | query)
+        terms = sum(a * b for a, b in cell["terms"])
+        assert status == 200 and cell["result"] == pytest.approx(terms * cell["scale"] + (cell["bias"] or 0), abs=1e-4)
+        assert server.request("/inspect/cell", asked | {"value": "x", "index": []})[0] == 400
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("kind", ["transformer", "rnn", "gpt", "bert"])
+def test_a_kept_page_needs_no_network_and_shows_every_view(
+    kind: str, runs: dict[str, Path], browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    done = transduce("inspect", runs[kind], marians.LINES[0], "--html", page)
+    assert done.code == 0, done.err
+    text = page.read_text(encoding="utf-8")
+    assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
+    browser.get(page.as_uri())
+    wait(lambda: browser.find_element(By.ID, "sections").is_displayed())
+    record = json.loads(transduce("inspect", runs[kind], marians.LINES[0], "--json").out)
+    for view, reason in record["absent"].items():
+        if view in SECTIONS and view != "positions":
+            assert reason in text_of(browser, view)
+    click_through(browser)
+
+
+def test_two_models_side_by_side(runs: dict[str, Path], browser: webdriver.Chrome, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = transduce("inspect", runs["transformer"], marians.LINES[0], "--compare", runs["rnn"], "--html", page)
+    assert done.code == 0, done.err
+    browser.get(page.as_uri())
+    wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#tokens .panel")) == 2)
+    assert not problems(browser)
