@@ -7,7 +7,7 @@ TESTS  ?= tests
 # Options for pip, such as the index of PyTorch's CPU builds on a machine without a GPU.
 PIP_FLAGS ?=
 
-.PHONY: help install native wheel demo test test-cpus lint format clean
+.PHONY: help install native wheel demo test test-cpus docs lint format clean
 
 help:                ## show this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -51,6 +51,11 @@ test-cpus: $(READY) native ## run the tests that depend on rounding, under lesse
 	@failed=; $(foreach cpu,$(CPUS),$(foreach n,$(THREADS),echo '$(cpu), threads: $(n)'; \
 	env $(ISA_$(cpu)) OMP_NUM_THREADS=$(n) GOMP_SPINCOUNT=10000 $(BIN)/python -m pytest $(if $(filter 1,$(n)),-n auto --dist worksteal) $(ARITHMETIC) \
 	|| failed="$$failed $(cpu):$(n)"; )) test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
+
+docs: $(READY) native ## build the documentation's site in build/site
+	$(BIN)/python docs/build_site.py
+	$(BIN)/zensical build --strict --clean
+	@echo 'Open build/site/index.html'
 
 lint: $(READY)       ## ruff and mypy
 	$(BIN)/ruff check .

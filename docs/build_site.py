@@ -1,0 +1,131 @@
+"""Write the pages of the site: the documentation, and what it links to elsewhere in the repository.
+
+    python docs/build_site.py && zensical build --strict
+
+Readers of the site have no repository: a linked file of code becomes a page that shows it, a linked folder a list of its files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from latex2mathml.converter import convert
+
+from transduce.config.decoding import DecodingOptions, DecodingSettings
+from transduce.config.kinds import MODEL_SETTINGS
+from transduce.config.section import Section
+from transduce.config.settings import Corpus, Settings
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "build" / "pages"
+CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+MATH = re.compile(r"(\$\$?)([^$]+)\1")
+EXCERPT = re.compile(r"^```py (\S+)$", re.MULTILINE)
+IMAGES = (".svg", ".png")
+LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".h": "cpp", ".html": "html", ".css": "css", ".js": "js"}
+
+
+def page_of(path: Path) -> Path:
+    """The page of a file or a folder of the repository, relative to the folder of pages."""
+    inside = path.relative_to(ROOT)
+    page = inside.relative_to("docs") if inside.parts[:1] == ("docs",) else Path("repository") / inside
+    if path.is_dir():
+        return page / "index.md"
+    if path.suffix in IMAGES:
+        return page
+    return page.with_name("index.md") if page.name == "README.md" else page.with_name(f"{page.name.removesuffix('.md')}.md")
+
+
+def with_links(text: str, path: Path, linked: list[Path]) -> str:
+    """The text with links to pages; `linked` collects their files."""
+
+    def link(match: re.Match[str]) -> str:
+        target = Path(os.path.normpath(path.parent / match[1]))
+        linked.append(target)
+        return f"]({os.path.relpath(page_of(target), page_of(path).parent)}"
+
+    return LINK.sub(link, text)
+
+
+def with_math(text: str) -> str:
+    """The text with formulas in MathML, which browsers display without a script."""
+
+    def math(match: re.Match[str]) -> str:
+        formula = convert(match[2], display="block" if match[1] == "$$" else "inline")
+        return f"<span>{formula}</span>"
+
+    return MATH.sub(math, text)
+
+
+def markdown(path: Path, linked: list[Path]) -> str:
+    """A page of Markdown as the site shows it."""
+    text = EXCERPT.sub(r'```py title="\1"', path.read_text(encoding="utf-8"))
+    parts = CODE.split(text)
+    parts[::2] = [with_links(with_math(part), path, linked) for part in parts[::2]]
+    return "".join(parts).replace("<!-- the tables of settings -->", "".join(settings_tables()))
+
+
+def settings_tables() -> Iterator[str]:
+    """A table for each section of the settings, and of `[model]` for each architecture."""
+    yield from table("Top level", Settings)
+    for name, field in Settings.model_fields.items():
+        if name == "model":
+            for kind, section in MODEL_SETTINGS.items():
+                note = f"{section.__doc__}\n\nPresets: {', '.join(section.presets)}."
+                yield from table(f'[model], kind = "{kind}"', section, note=note)
+        elif isinstance(field.default, Section):
+            yield from table(f"[{name}]", type(field.default))
+    yield from table("An entry of data.train, data.valid or data.test", Corpus)
+    yield from table("DecodingOptions", DecodingOptions, note="Those of `[decoding]`, and:", without=DecodingSettings)
+
+
+def table(title: str, section: type[Section], *, note: str = "", without: type[Section] = Section) -> Iterator[str]:
+    """The values of a section: name, default and description."""
+    yield f"\n## {title}\n\n{note}\n\n| setting | default | |\n|---|---|---|\n"
+    for name, field in section.model_fields.items():
+        if name not in without.model_fields and not isinstance(field.default, Section):
+            default = "*unset*" if field.default is None else f"`{json.dumps(field.default)}`"
+            yield f"| `{name}` | {'' if field.is_required() else default} | {escape(field.description or '')} |\n"
+
+
+def shown(path: Path, linked: list[Path]) -> str:
+    """A page that shows a folder or a file of code."""
+    name = path.relative_to(ROOT).as_posix()
+    if path.is_dir():
+        inside = sorted(p for p in path.iterdir() if not p.name.startswith(("_", ".")) and p.suffix != ".so")
+        linked += inside
+        links = (f"- [{p.name}]({os.path.relpath(page_of(p), page_of(path).parent)})\n" for p in inside)
+        return f"# {name}\n\n" + "".join(links)
+    text = path.read_text(encoding="utf-8")
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 3)
+    return f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n{fence}{LANGUAGES.get(path.suffix, 'text')}\n{text}\n{fence}\n"
+
+
+def main() -> None:
+    shutil.rmtree(PAGES, ignore_errors=True)
+    todo, done = sorted((ROOT / "docs").glob("**/*.md")), set[Path]()
+    while todo:
+        path = todo.pop()
+        if path in done or not path.exists():
+            continue
+        done.add(path)
+        page = PAGES / page_of(path)
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix in IMAGES:
+            shutil.copy(path, page)
+        elif (readme := path / "README.md").exists():
+            todo.append(readme)
+        else:
+            page.write_text(shown(path, todo) if path.suffix != ".md" or "src" in path.parts else markdown(path, todo), encoding="utf-8")
+    print(f"{len(done)} pages in {PAGES}")
+
+
+if __name__ == "__main__":
+    main()
