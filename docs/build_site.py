@@ -1,16 +1,20 @@
 """Write the pages of the site: the documentation, and what it links to elsewhere in the repository.
 
-    python docs/build_site.py && zensical build --strict
+    python docs/build_site.py && zensical build --strict     --quick: without the outputs of notebooks
 
 Readers of the site have no repository: a linked file of code becomes a page that shows it, a linked folder a list of its files.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -27,6 +31,7 @@ PAGES = ROOT / "build" / "pages"
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 MATH = re.compile(r"(\$\$?)([^$]+)\1")
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXCERPT = re.compile(r"^```py (\S+)$", re.MULTILINE)
 IMAGES = (".svg", ".png")
 LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".h": "cpp", ".html": "html", ".css": "css", ".js": "js"}
@@ -64,12 +69,27 @@ def with_math(text: str) -> str:
     return MATH.sub(math, text)
 
 
-def markdown(path: Path, linked: list[Path]) -> str:
+def markdown(path: Path, linked: list[Path], *, run: bool) -> str:
     """A page of Markdown as the site shows it."""
-    text = EXCERPT.sub(r'```py title="\1"', path.read_text(encoding="utf-8"))
+    text = with_outputs(path) if run and path.parent.name == "notebooks" else path.read_text(encoding="utf-8")
+    text = EXCERPT.sub(r'```py title="\1"', text)
     parts = CODE.split(text)
     parts[::2] = [with_links(with_math(part), path, linked) for part in parts[::2]]
     return "".join(parts).replace("<!-- the tables of settings -->", "".join(settings_tables()))
+
+
+def with_outputs(path: Path) -> str:
+    """A notebook with what its blocks print. They run in order, in one namespace and an empty folder."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+
+    def run(block: re.Match[str]) -> str:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block[1], str(path), "exec"), namespace)
+        return block[0] + (f"\n\n```{{.text .output}}\n{printed.getvalue()}```" if printed.getvalue() else "")
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        return BLOCK.sub(run, path.read_text(encoding="utf-8"))
 
 
 def settings_tables() -> Iterator[str]:
@@ -108,7 +128,8 @@ def shown(path: Path, linked: list[Path]) -> str:
     return f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n{fence}{LANGUAGES.get(path.suffix, 'text')}\n{text}\n{fence}\n"
 
 
-def main() -> None:
+def main(*, run: bool) -> None:
+    """Write all pages. `run`: run the notebooks, for their outputs."""
     shutil.rmtree(PAGES, ignore_errors=True)
     todo, done = sorted((ROOT / "docs").glob("**/*.md")), set[Path]()
     while todo:
@@ -123,9 +144,10 @@ def main() -> None:
         elif (readme := path / "README.md").exists():
             todo.append(readme)
         else:
-            page.write_text(shown(path, todo) if path.suffix != ".md" or "src" in path.parts else markdown(path, todo), encoding="utf-8")
+            is_page = path.suffix == ".md" and "src" not in path.parts
+            page.write_text(markdown(path, todo, run=run) if is_page else shown(path, todo), encoding="utf-8")
     print(f"{len(done)} pages in {PAGES}")
 
 
 if __name__ == "__main__":
-    main()
+    main(run="--quick" not in sys.argv)
