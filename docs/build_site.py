@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ from transduce.config.section import Section
 from transduce.config.settings import Corpus, Settings
 
 ROOT = Path(__file__).parents[1]
-PAGES = ROOT / "build" / "pages"
+PAGES = Path("build/pages").absolute()
+SENTENCE = "When will the old doctor call his friend?"
+FRAME = "width: 100%; height: 32rem; border: 1px solid #8884; border-radius: .2rem"
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 MATH = re.compile(r"(\$\$?)([^$]+)\1")
@@ -45,7 +48,11 @@ def page_of(path: Path) -> Path:
         return page / "index.md"
     if path.suffix in IMAGES:
         return page
-    return page.with_name("index.md") if page.name == "README.md" else page.with_name(f"{page.name.removesuffix('.md')}.md")
+    return (
+        page.with_name("index.md")
+        if page.name == "README.md"
+        else page.with_name(f"{page.name.removesuffix('.md')}.md")
+    )
 
 
 def with_links(text: str, path: Path, linked: list[Path]) -> str:
@@ -75,7 +82,10 @@ def markdown(path: Path, linked: list[Path], *, run: bool) -> str:
     text = EXCERPT.sub(r'```py title="\1"', text)
     parts = CODE.split(text)
     parts[::2] = [with_links(with_math(part), path, linked) for part in parts[::2]]
-    return "".join(parts).replace("<!-- the tables of settings -->", "".join(settings_tables()))
+    page = "".join(parts)
+    if "<!-- the page of the demo model -->" in page:
+        page = page.replace("<!-- the page of the demo model -->", front_picture(run=run))
+    return page.replace("<!-- the tables of settings -->", "".join(settings_tables()))
 
 
 def with_outputs(path: Path) -> str:
@@ -86,10 +96,29 @@ def with_outputs(path: Path) -> str:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(block[1], str(path), "exec"), namespace)
-        return block[0] + (f"\n\n```{{.text .output}}\n{printed.getvalue()}```" if printed.getvalue() else "")
+        return block[0] + (f'\n\n```text title="output"\n{printed.getvalue()}```' if printed.getvalue() else "")
 
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         return BLOCK.sub(run, path.read_text(encoding="utf-8"))
+
+
+def front_picture(*, run: bool) -> str:
+    """The inspection page of the demo model, if `make demo` has trained it; else of one that is trained here for a minute."""
+    model, page = ROOT / "runs" / "demo", PAGES / "demo.html"
+    if not (model / "model.safetensors").exists():
+        model = ROOT / "build" / "demo"
+    if run:
+        if not (model / "model.safetensors").exists():
+            transduce("demo", "--run", model, "--updates", "400", "--quiet")
+        transduce("inspect", model, SENTENCE, "--html", page)
+    if not page.exists():
+        return ""
+    link = f'[Open the page](demo.html): the demo model translates "{SENTENCE}"; choose a layer and a head.'
+    return f'<iframe src="demo.html" title="Attention of the demo model" style="{FRAME}"></iframe>\n\n{link}'
+
+
+def transduce(*arguments: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "transduce", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
 def settings_tables() -> Iterator[str]:
@@ -125,7 +154,8 @@ def shown(path: Path, linked: list[Path]) -> str:
         return f"# {name}\n\n" + "".join(links)
     text = path.read_text(encoding="utf-8")
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 3)
-    return f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n{fence}{LANGUAGES.get(path.suffix, 'text')}\n{text}\n{fence}\n"
+    header = f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n"
+    return f"{header}{fence}{LANGUAGES.get(path.suffix, 'text')}\n{text}\n{fence}\n"
 
 
 def main(*, run: bool) -> None:
