@@ -54,7 +54,7 @@ test-cpus: $(READY) native ## run the tests that depend on rounding, under lesse
 
 docs: $(READY) native ## build the documentation's site in build/site
 	$(BIN)/python docs/build_site.py
-	$(BIN)/zensical build --strict --clean
+	TRANSDUCE_VERSION="transduce $$($(BIN)/python -c 'import transduce; print(transduce.__version__)')" $(BIN)/zensical build --strict --clean
 	@echo 'Open build/site/index.html'
 
 lint: $(READY)       ## ruff and mypy

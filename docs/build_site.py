@@ -2,7 +2,8 @@
 
     python docs/build_site.py && zensical build --strict     --quick: without the outputs of notebooks
 
-Readers of the site have no repository: a linked file of code becomes a page that shows it, a linked folder a list of its files.
+Readers of the site have no repository: a linked file of code becomes a page that shows it, a linked folder a list of
+its files.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from transduce.config.settings import Corpus, Settings
 ROOT = Path(__file__).parents[1]
 PAGES = Path("build/pages").absolute()
 SENTENCE = "When will the old doctor call his friend?"
+SMALL = ("--set", "model.d_model=64", "--set", "model.d_ff=128", "--set", "training.valid_bleu_sentences=0")
 FRAME = "width: 100%; height: 32rem; border: 1px solid #8884; border-radius: .2rem"
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
@@ -103,13 +105,13 @@ def with_outputs(path: Path) -> str:
 
 
 def front_picture(*, run: bool) -> str:
-    """The inspection page of the demo model, if `make demo` has trained it; else of one that is trained here for a minute."""
+    """The inspection page of the model of `make demo`, or else of a smaller one that is trained here, once."""
     model, page = ROOT / "runs" / "demo", PAGES / "demo.html"
     if not (model / "model.safetensors").exists():
         model = ROOT / "build" / "demo"
     if run:
         if not (model / "model.safetensors").exists():
-            transduce("demo", "--run", model, "--updates", "400", "--quiet")
+            transduce("demo", "--run", model, "--updates", "400", *SMALL, "--quiet")
         transduce("inspect", model, SENTENCE, "--html", page)
     if not page.exists():
         return ""
