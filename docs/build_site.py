@@ -115,8 +115,8 @@ def front_picture(*, run: bool) -> str:
         transduce("inspect", model, SENTENCE, "--html", page)
     if not page.exists():
         return ""
-    link = f'[Open the page](demo.html): the demo model translates "{SENTENCE}"; choose a layer and a head.'
-    return f'<iframe src="demo.html" title="Attention of the demo model" style="{FRAME}"></iframe>\n\n{link}'
+    link = f'[Open the page](demo.html): the demo model translates "{SENTENCE}"'
+    return f'<iframe src="demo.html" title="Inside the demo model" style="{FRAME}"></iframe>\n\n{link}'
 
 
 def transduce(*arguments: str | Path) -> None:

@@ -107,7 +107,7 @@ def test_the_tutorial_works(
         for line in block.splitlines() if language == "bash" else ():
             run_line(at_small_size(line))
         requests += [line for line in block.splitlines() if line.startswith("curl ")]
-    assert (tmp_path / "attention.html").exists() and (tmp_path / "runs" / "first" / "report.html").exists()
+    assert (tmp_path / "inside.html").exists() and (tmp_path / "runs" / "first" / "report.html").exists()
     assert "transduce serve runs/first" in TUTORIAL.read_text(encoding="utf-8") and len(requests) == 2
 
     server = Server("runs/first")

@@ -104,11 +104,6 @@ def heat_map_figures(maps: Sequence[HeatMap]) -> Markup:
     return render("heatmaps.html", maps=[{"data": heat.to_json(), "svg": heat_map_svg(heat)} for heat in maps])
 
 
-def attention_page(src: str, tgt: str, maps: Sequence[HeatMap]) -> str:
-    """Render a page about one sentence pair, with a choice of layer and head for each map."""
-    return render("attention.html", title=f"attention: {src}", src=src, tgt=tgt, figures=heat_map_figures(maps))
-
-
 def heat_map_png(heat: HeatMap, *, layer: int | None = -1, head: int | None = None) -> bytes:
     """Draw one view as the content of a PNG file. Needs matplotlib: `pip install 'transduce[plot]'`."""
     try:

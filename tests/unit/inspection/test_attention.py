@@ -14,7 +14,7 @@ import torch
 from transduce.config.kinds import model_settings
 from transduce.errors import UserError
 from transduce.inspection.attention import attention_maps
-from transduce.inspection.heatmap import attention_page, heat_map_png, heat_map_svg, save_picture
+from transduce.inspection.heatmap import heat_map_png, heat_map_svg, save_picture
 from transduce.inspection.recording import record
 from transduce.models.registry import build_model
 
@@ -159,10 +159,3 @@ def test_a_png_shows_the_weights() -> None:
     found, counts = np.unique(thirds, axis=0, return_counts=True)
     dark = {tuple(cell) for cell, n in zip(found.tolist(), counts, strict=True) if n > 0.5 * counts.max()}
     assert dark == {(0, 2), (1, 0), (2, 1)}
-
-
-def test_an_attention_page_is_complete() -> None:
-    maps = attention_maps(a_model(), SRC, TGT_IN).heat_maps(list("abcde"), list("wxyz"), list("xyz."))
-    text = attention_page("<a> & b", "c", maps)
-    assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
-    assert text.count('<figure class="heat">') == 3 and "<a>" not in text
