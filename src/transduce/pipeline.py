@@ -170,7 +170,7 @@ def learn(
     feeder = task.feeder(prepared, settings, where)
     feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
     validator = task.validator(model, prepared, settings, where)
-    criterion = task.criterion(settings.model)
+    criterion = task.criterion(settings)
     updater = Updater(model, training, device=where, precision=training.precision, criterion=criterion, ranks=ranks)
     trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
     return trainer.run().best_update

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from transduce.cli.align import align
 from transduce.cli.compare import compare
 from transduce.cli.convert import export_model, import_model
 from transduce.cli.demo import demo
@@ -102,7 +103,7 @@ def _check_text(text: str) -> None:
 
 
 for _command in (
-    *(demo, train, doctor, translate, evaluate, generate, fill, classify, score, inspect, verify),
+    *(demo, train, doctor, translate, evaluate, generate, fill, classify, score, align, inspect, verify),
     *(compare, serve, distill, shortlist, import_model, export_model),
 ):
     app.command(_command.__name__.removesuffix("_model"))(_with_checked_text(_command))

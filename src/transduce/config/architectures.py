@@ -58,6 +58,11 @@ class TransformerSettings(DecoderSettings, SourceSettings):
         return self.decoder_self == "ssru"
 
     @property
+    def guided_head(self) -> tuple[int, int]:
+        """Decoder layer (the last but one) and head that `training.guided_alignment` trains (Garg et al. 2019)."""
+        return max(0, self.n_decoder_layers - 2), 0
+
+    @property
     def n_attentions(self) -> int:
         return self.n_encoder_layers + 2 * self.n_decoder_layers
 

@@ -106,6 +106,11 @@ class TrainingSettings(Section):
     warmup_updates: int | None = Field(
         None, ge=0, le=MAX_STEPS, description="Updates of linear warmup (default: from the length of the training)."
     )
+    guided_alignment: Path | None = Field(
+        None,
+        description="Pharaoh file of word alignments, parallel to the training text, that one attention head learns.",
+    )
+    guided_weight: float = Field(0.05, gt=0, le=1e3, description="Weight of the loss of guided alignment.")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Label smoothing (paper 5.4).")
     clip_norm: float = Field(1.0, ge=0, description="Maximum gradient norm; 0: no clipping.")
     max_updates: Steps | None = Field(None, description="Stop after this many updates (default: from the data).")
@@ -209,6 +214,9 @@ class Settings(Section):
             if section.start is not None:
                 start = Path(os.path.realpath(folder / section.start))
                 update[name] = section.model_copy(update={"start": start})
+        if self.training.guided_alignment is not None:
+            path = Path(os.path.realpath(root / self.training.guided_alignment))
+            update["training"] = update.get("training", self.training).model_copy(update={"guided_alignment": path})
         return self.model_copy(update=update)
 
     def with_values(self, section: str, **values: Any) -> Settings:

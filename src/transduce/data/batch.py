@@ -87,6 +87,7 @@ class Batch(_Tensors):
     tgt_in: Int64[Tensor, "B T"]  # BOS ids
     tgt_out: Int64[Tensor, "B T"]  # ids EOS
     n_targets: int  # real tokens of tgt_out: what a loss is divided by
+    links: Int64[Tensor, "L 3"] | None = None  # row, position of tgt_in and of src: what guided attention learns
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -101,7 +102,11 @@ class Batch(_Tensors):
     def part(self, start: int, stop: int) -> Batch:
         """Some of the sentences."""
         src, tgt_in, tgt_out = (_trimmed(side[start:stop]) for side in (self.src, self.tgt_in, self.tgt_out))
-        return Batch(src, tgt_in, tgt_out, int((tgt_out != PAD).sum()))
+        links = self.links
+        if links is not None:
+            links = links[(links[:, 0] >= start) & (links[:, 0] < stop)]
+            links = torch.cat([links[:, :1] - start, links[:, 1:]], dim=1)
+        return Batch(src, tgt_in, tgt_out, int((tgt_out != PAD).sum()), links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,16 @@ def collate(examples: Sequence[Example]) -> Batch:
     """
     tgt = [example.tgt for example in examples]
     src, tgt_in, tgt_out = pad_sources([e.src for e in examples]), pad_rows(tgt, bos=True), pad_rows(tgt, eos=True)
-    return Batch(src, tgt_in, tgt_out, sum(map(len, tgt)) + len(tgt))
+    return Batch(src, tgt_in, tgt_out, sum(map(len, tgt)) + len(tgt), _links(examples))
+
+
+def _links(examples: Sequence[Example]) -> Int64[Tensor, "L 3"] | None:
+    """The links of all examples. A target token is linked where `tgt_in` has it: at the step that reads it."""
+    known = [(row, one.links) for row, one in enumerate(examples) if one.links is not None]
+    if not known:
+        return None
+    parts = [np.insert(links[:, ::-1] + (1, 0), 0, row, axis=1) for row, links in known]
+    return torch.from_numpy(np.concatenate(parts, dtype=np.int64))
 
 
 def pad_sources(sentences: Sequence[Ids], *, eos: bool = True) -> SourceInput:

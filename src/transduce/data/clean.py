@@ -120,7 +120,7 @@ class Cleaner:
             report.read += 1
             if _CONTROLS.search(pair.src) or _CONTROLS.search(pair.tgt):
                 report.changed.setdefault(CONTROLS, Tally()).add(pair)
-                pair = Pair(_CONTROLS.sub(_space, pair.src), _CONTROLS.sub(_space, pair.tgt), pair.place)
+                pair = _without_controls(pair)
             if not pair.src or not pair.tgt or pair.src.isspace() or pair.tgt.isspace():
                 report.drop(EMPTY, pair)
             elif self.settings.drop_copies and comparable(pair.src) == comparable(pair.tgt):
@@ -222,6 +222,13 @@ class SeenHashes:
         found = np.zeros(len(hashes), dtype=bool)
         found[first[new]] = True
         return found
+
+
+def _without_controls(pair: Pair) -> Pair:
+    """The pair without control characters. Its links are left out if it has other words then."""
+    src, tgt = (_CONTROLS.sub(_space, side) for side in (pair.src, pair.tgt))
+    same = all(len(a.split()) == len(b.split()) for a, b in ((src, pair.src), (tgt, pair.tgt)))
+    return Pair(src, tgt, pair.place, pair.links if same else "")
 
 
 def _space(match: re.Match[str]) -> str:

@@ -38,11 +38,15 @@ PAIR_FORMATS: dict[str, PairFormat] = {
 
 @dataclass(slots=True)
 class Pair:
-    """A source sentence, its translation, and the file and line that they come from."""
+    """A source sentence, its translation, and the file and line that they come from.
+
+    links: between their words, in Pharaoh format (`data.word_links`), where the run has an alignment.
+    """
 
     src: str
     tgt: str
     place: tuple[str, int]
+    links: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from transduce.data.clean import Cleaner, CleanReport
 from transduce.data.corpus import Labelled, Pair, number_of
 from transduce.data.examples import Ids
 from transduce.data.sentence_pairs import Packed, pack
-from transduce.data.store import LabelStore, SentenceStore, StoreWriter, TextStore, TokenStore
+from transduce.data.store import AlignedStore, LabelStore, SentenceStore, StoreWriter, TextStore, TokenStore
 from transduce.data.text import Piece
+from transduce.data.word_links import links_of_tokens, parse_links, whitespace_words
 from transduce.errors import DataError
 from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -57,11 +58,13 @@ def encode_pairs(
     report: CleanReport,
     fingerprint: str = "",
     name: str = "training text",
+    aligned: bool = False,
 ) -> TokenStore:
     """Encode the cleaned pairs of each corpus, drop those of unsuitable length, and write the store.
 
-    `report`: that of the cleaning so far. Raises what reading the pairs raises, `DataError` where no pair is left
-    (`name` says of what), `RunFolderError` where the disk is full.
+    `report`: that of the cleaning so far. `aligned`: store the pairs' links too, in an `AlignedStore`. Raises what
+    reading the pairs raises, `DataError` where no pair is left (`name` says of what), `RunFolderError` where the disk
+    is full.
     """
 
     def fill(writer: StoreWriter) -> None:
@@ -74,12 +77,26 @@ def encode_pairs(
                 fits = [cleaner.lengths_fit(p, len(s), len(t)) for p, s, t in zip(chunk, src_ids, tgt_ids, strict=True)]
                 writer.append_sequences("src", "src_offsets", [s for s, fit in zip(src_ids, fits, strict=True) if fit])
                 writer.append_sequences("tgt", "tgt_offsets", [t for t, fit in zip(tgt_ids, fits, strict=True) if fit])
+                if aligned:
+                    links = [_token_links(pair, tokenizers) for pair, fit in zip(chunk, fits, strict=True) if fit]
+                    writer.append_sequences("links", "link_offsets", links)
                 sizes[-1] += sum(fits)
         cleaner.report.require_pairs(settings, name)
         writer.facts |= {"fingerprint": fingerprint, "sizes": sizes, "cleaning": cleaner.report.to_json()}
 
     dtypes = {"src": tokenizers.src.stored_as, "src_offsets": np.int64}
-    return TokenStore.create(folder, dtypes | {"tgt": tokenizers.tgt.stored_as, "tgt_offsets": np.int64}, fill)
+    dtypes |= {"tgt": tokenizers.tgt.stored_as, "tgt_offsets": np.int64}
+    if aligned:
+        return AlignedStore.create(folder, dtypes | {"links": np.int32, "link_offsets": np.int64}, fill)
+    return TokenStore.create(folder, dtypes, fill)
+
+
+def _token_links(pair: Pair, tokenizers: Tokenizers) -> list[int]:
+    """The links between the tokens of a pair, as an `AlignedStore` has them."""
+    texts, vocabularies = (pair.src, pair.tgt), (tokenizers.src, tokenizers.tgt)
+    places = (vocabulary.encode_with_offsets(text)[1] for vocabulary, text in zip(vocabularies, texts, strict=True))
+    words = [whitespace_words(text, place)[0] for text, place in zip(texts, places, strict=True)]
+    return [token for link in links_of_tokens(parse_links(pair.links).possible, *words) for token in link]
 
 
 def encode_text(

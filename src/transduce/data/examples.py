@@ -12,10 +12,14 @@ Ids = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A sentence pair: ids of the two sides, without special ones; `collate` adds those."""
+    """A sentence pair: ids of the two sides, without special ones; `collate` adds those.
+
+    links: [n, 2], a source token and the target token that it is linked to, for guided alignment.
+    """
 
     src: Ids
     tgt: Ids
+    links: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,9 +344,9 @@ def _spooled_pairs(pairs: Iterator[Pair], spool_in: Path | None, sample: Reservo
         nonlocal file
         file = pair.place[0]
         sample.add((pair.src, pair.tgt))
-        return [pair.place[1], pair.src, pair.tgt]
+        return [pair.place[1], pair.src, pair.tgt, pair.links]
 
-    return spooled(pairs, spool_in, pack, lambda row: Pair(row[1], row[2], (file, row[0])))
+    return spooled(pairs, spool_in, pack, lambda row: Pair(row[1], row[2], (file, row[0]), row[3]))
 
 
 def _without(stream: Stream[Pair], sources: Collection[str]) -> Stream[Pair]:

@@ -6,6 +6,7 @@ temporary name and renamed, so that it is complete or absent. Ids take two bytes
 | store | arrays | task |
 |---|---|---|
 | `TokenStore` | src, src_offsets, tgt, tgt_offsets: pairs of sentences | translation |
+| `AlignedStore` | the same, and links, link_offsets: pairs of tokens | translation with guided alignment |
 | `TextStore` | ids: documents in one row, each as BOS ids EOS | language models |
 | `SentenceStore` | ids, offsets, documents: documents as sentences | masked models |
 | `LabelStore` | ids, offsets, seconds, labels: labelled texts | classification |
@@ -51,7 +52,7 @@ class Store(ABC):
         sums, names = facts.get("checksums"), array_names(cls)
         if not isinstance(sums, dict) or sums.keys() != set(names):
             raise RunFolderError(f"{folder / 'store.json'} is damaged: not a store of {', '.join(names)}")
-        store = cls(*(map_array(folder / f"{name}.npy", sums[name]) for name in names), facts)  # type: ignore[call-arg]
+        store = cls(**{name: map_array(folder / f"{name}.npy", sums[name]) for name in names}, facts=facts)  # type: ignore[call-arg]
         with expecting(folder / "store.json"):
             if not store._is_consistent():
                 raise RunFolderError(f"{folder} is damaged: its arrays do not fit each other or its counts")
@@ -71,7 +72,7 @@ class Store(ABC):
         if folder is None:
             writer = StoreWriter(None, dtypes)
             fill(writer)
-            return cls(*writer.arrays(), writer.facts)  # type: ignore[call-arg]
+            return cls(**dict(zip(dtypes, writer.arrays(), strict=True)), facts=writer.facts)  # type: ignore[call-arg]
         with write_aside(folder) as aside:
             aside.mkdir()
             writer = StoreWriter(aside, dtypes)
@@ -138,6 +139,35 @@ class TokenStore(Store):
             are_offsets(offsets, end=len(ids)) and len(offsets) == n + 1
             for ids, offsets in ((self.src, self.src_offsets), (self.tgt, self.tgt_offsets))
         )
+
+
+@dataclass(frozen=True, eq=False)
+class AlignedStore(TokenStore):
+    """Sentence pairs with links between their tokens: the source and the target token of each link in turn."""
+
+    links: np.ndarray  # int32 [2 * links]
+    link_offsets: np.ndarray  # int64 [N + 1]
+
+    def links_of(self, i: int) -> np.ndarray:
+        """The links of a pair, [n, 2]. The source token after the last one is the end of the source."""
+        begin, end = self.link_offsets[i : i + 2]
+        return self.links[begin:end].reshape(-1, 2)
+
+    def _is_consistent(self) -> bool:
+        n = len(self)
+        return (
+            super()._is_consistent()
+            and are_offsets(self.link_offsets, end=len(self.links))
+            and (
+                len(self.link_offsets) == n + 1
+                and not (self.link_offsets % 2).any()
+                and all(_fit(self.links_of(i), *self[i]) for i in range(n))
+            )
+        )
+
+
+def _fit(links: np.ndarray, src: np.ndarray, tgt: np.ndarray) -> bool:
+    return bool(((links >= 0) & (links < (len(src) + 1, len(tgt)))).all())
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,18 +3,21 @@
 Attention weights are a poor guide: which layer and which head align words, and whether at the step that writes a word
 or at the next, differs from model to model. What aligns them is how much less likely each word of the translation is
 without each word of the source (prediction difference; Li et al. 2019, On the Word Alignment from Neural Machine
-Translation, section 4). It takes one pass of scoring per word of the source.
+Translation, section 4). It takes one pass of scoring per word of the source. Where a head was trained to align
+(`training.guided_alignment`), its weights are the links, and one pass is enough.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from transduce.config.architectures import TransformerSettings
+from transduce.config.settings import Settings
 from transduce.data.examples import Example
 from transduce.decoding.engine import Engine
 from transduce.errors import DataError
@@ -28,6 +31,10 @@ MOST_UNITS = 64
 _SPACELESS = ("Han", "Kana", "Thai", "Lao", "Khmer", "Myanmar")
 _SMOOTHING = 0.5  # nats
 _LEAST = 0.05  # nats by which a word must become less likely to be linked
+
+
+WordRule = Callable[[str, Sequence[Span]], tuple[list[int], list[Span]]]
+"""From a text and the places of its tokens: the word of each token (-1: none), and the place of each word."""
 
 
 class Link(NamedTuple):
@@ -48,10 +55,9 @@ class _Sentence:
     spans: list[Span]
 
     @classmethod
-    def read(cls, text: str, vocabulary: Vocabulary) -> _Sentence:
+    def read(cls, text: str, vocabulary: Vocabulary, words: WordRule) -> _Sentence:
         ids, places = vocabulary.encode_with_offsets(text)
-        owners, spans = words_of_tokens(text, places)
-        return cls(ids, owners, spans)
+        return cls(ids, *words(text, places))
 
     def groups(self, most: int) -> list[range]:
         """The words, neighbouring ones together where there are more than `most`."""
@@ -72,9 +78,10 @@ class Alignment:
     tgt: _Sentence
 
     @classmethod
-    def read(cls, tokenizers: Tokenizers, src: str, tgt: str) -> Alignment:
-        """Tokenize both texts."""
-        return cls(src, tgt, _Sentence.read(src, tokenizers.src), _Sentence.read(tgt, tokenizers.tgt))
+    def read(cls, tokenizers: Tokenizers, src: str, tgt: str, words: WordRule | None = None) -> Alignment:
+        """Tokenize both texts. `words`: what a word is (default: `words_of_tokens`)."""
+        words = words or words_of_tokens
+        return cls(src, tgt, _Sentence.read(src, tokenizers.src, words), _Sentence.read(tgt, tokenizers.tgt, words))
 
     def pairs(self) -> list[Example]:
         """Pairs to score: the source, then the source without each of its words. Empty if a side has no words."""
@@ -82,6 +89,20 @@ class Alignment:
             return []
         sources = (self.src.ids, *map(self.src.without, self.src.groups(MOST_UNITS)))
         return [Example(ids, self.tgt.ids) for ids in sources]
+
+    def links_of_head(self, weights: np.ndarray) -> list[Link]:
+        """The links, by their place in the target, from the attention [targets, sources] of a head, with both ends.
+
+        A word is linked to the word with most of the attention of the steps that read it (Chen et al. 2020, section
+        3.2: the step that has read a token knows what it aligns), or to none if that is the end of the source.
+        """
+        if not (self.src.spans and self.tgt.spans):
+            return []
+        shares = word_weights(weights[1:], self.src.owners, self.tgt.owners)
+        best = enumerate(shares.argmax(axis=1))
+        n_src = len(self.src.spans)
+        linked = [(int(i), j) for j, i in best if i < n_src and shares[j, i] > 0]
+        return [Link(*self.src.spans[i], *self.tgt.spans[j]) for i, j in linked]
 
     def links(self, scores: Sequence[Sequence[float]]) -> list[Link]:
         """The links, by their place in the target, from the log-probabilities of `pairs`."""
@@ -93,10 +114,22 @@ class Alignment:
         return links
 
 
+def guided_head(settings: Settings) -> tuple[int, int] | None:
+    """The decoder layer and head of a run that were trained with `training.guided_alignment`; None without that."""
+    model, path = settings.model, settings.training.guided_alignment
+    return model.guided_head if isinstance(model, TransformerSettings) and path is not None else None
+
+
 def align(
-    engine: Engine, tokenizers: Tokenizers, srcs: Sequence[str], tgts: Sequence[str], *, longest: int
+    engine: Engine,
+    tokenizers: Tokenizers,
+    srcs: Sequence[str],
+    tgts: Sequence[str],
+    *,
+    longest: int,
+    head: tuple[int, int] | None = None,
 ) -> list[list[Link]]:
-    """The links of each pair of texts; see `Translator.align`."""
+    """The links of each pair of texts; see `Translator.align`. `head`: one that was trained to align, if any."""
     if len(srcs) != len(tgts):
         raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to align")
     found: list[list[Link]] = []
@@ -104,9 +137,17 @@ def align(
         one = Alignment.read(tokenizers, *texts)
         if max(len(one.src.ids), len(one.tgt.ids)) > longest:
             raise DataError(f"line {number}: more than {longest} tokens; split the line into sentences")
-        pairs = one.pairs()
-        found.append(one.links(engine.score(pairs) if pairs else []))
+        found.append(links_of(engine, one, head))
     return found
+
+
+def links_of(engine: Engine, one: Alignment, head: tuple[int, int] | None) -> list[Link]:
+    """The links of a pair: from one pass with the weights of a `head` that was trained to align, or by leaving out."""
+    if head is None:
+        pairs = one.pairs()
+        return one.links(engine.score(pairs) if pairs else [])
+    (weights,) = engine.attention([Example(one.src.ids, one.tgt.ids)], [head])
+    return one.links_of_head(weights[0])
 
 
 def _links(src: _Sentence, tgt: _Sentence, known: Sequence[Sequence[float]]) -> list[Link]:
@@ -125,6 +166,18 @@ def _links(src: _Sentence, tgt: _Sentence, known: Sequence[Sequence[float]]) -> 
             first, last = groups[group][0], groups[group][-1]
             links.append(Link(src.spans[first][0], src.spans[last][1], *tgt.spans[word]))
     return links
+
+
+def word_weights(weights: np.ndarray, src_owners: Sequence[int], tgt_owners: Sequence[int]) -> np.ndarray:
+    """Sum weights of tokens [target tokens, source tokens + 1] over the tokens of words.
+
+    Returns [target words, source words + 1]; the last column is that of the end and of what belongs to no word.
+    """
+    n_src, n_tgt = max(src_owners, default=-1) + 1, max(tgt_owners, default=-1) + 1
+    columns = np.array([i if i >= 0 else n_src for i in (*src_owners, n_src)])
+    found = np.zeros((n_tgt + 1, n_src + 1))
+    np.add.at(found, (np.array(tgt_owners, dtype=int)[:, None], columns[None]), weights)
+    return found[:-1]
 
 
 def joined_links(first: Sequence[Link], second: Sequence[Link]) -> list[Link]:

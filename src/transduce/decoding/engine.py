@@ -156,6 +156,12 @@ class Engine(Protocol):
     def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
         """Log-probabilities (nats) of every target token and of the end, given the source."""
 
+    def attention(self, pairs: Sequence[Example], heads: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Weights of cross-attention of a Transformer for each pair: [heads, targets, sources], with both ends.
+
+        `heads`: (decoder layer, head), from 0. Row t reads target token t - 1 and predicts target token t.
+        """
+
     def score_rows(
         self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int = BATCH_TOKENS
     ) -> list[list[float]]:

@@ -100,7 +100,9 @@ class NativeEngine:
         return self._scorer.score_rows(rows, separate=separate)
 
     def attention(self, pairs: Sequence[Example], heads: Sequence[Head]) -> list[np.ndarray]:
-        """Weights of cross-attention of each pair, [heads, targets, sources]: see `NativeScorer.attention`."""
+        """See `Engine.attention`."""
+        if not all(self._scorer.takes(pair.src, pair.tgt) for pair in pairs):
+            return self._reference().attention(pairs, heads)
         return self._scorer.attention(pairs, heads)
 
     def translate(

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from transduce.decoding.sampling import sample
 from transduce.decoding.search import beam_search
 from transduce.errors import SettingsError
 from transduce.models.registry import ARCHITECTURES
+from transduce.nn.recording import recorded_heads
 from transduce.text.special import PAD
 
 MAX_WORKERS = 4  # with more, threads mostly wait for each other's Python
@@ -127,6 +129,24 @@ class TorchEngine:
             width=lambda pair: max(len(pair.src), len(pair.tgt)) + 1,
             batch_tokens=batch_tokens,
         )
+
+    def attention(self, pairs: Sequence[Example], heads: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """See `Engine.attention`."""
+        found: list[Any] = [None] * len(pairs)
+        batches = make_batches(
+            pairs,
+            budget=BATCH_TOKENS,
+            most=BATCH_TOKENS,
+            width=lambda pair: max(len(pair.src), len(pair.tgt)) + 1,
+        )
+        for batch in batches:
+            tensors = collate([pair for _, pair in batch]).to(self.device)
+            with torch.inference_mode(), recorded_heads(self.model, heads) as weights:
+                self.model(*tensors.inputs)
+                all_weights = weights().float().cpu().numpy()
+            for (place, pair), one in zip(batch, all_weights, strict=True):
+                found[place] = one[:, : len(pair.tgt) + 1, : len(pair.src) + 1]
+        return found
 
     def score_rows(
         self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int = BATCH_TOKENS

@@ -12,7 +12,7 @@ import numpy as np
 
 from transduce.config.decoding import DecodingOptions, DecodingSettings
 from transduce.data.examples import Example
-from transduce.decoding.alignment import Link, align
+from transduce.decoding.alignment import Link, align, guided_head
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel
 from transduce.decoding.results import Candidate, TextLogProbs, Translation
@@ -49,6 +49,7 @@ class Translator(EngineModel):
         longest: int = MAX_SOURCE,
         choice: EngineChoice = GIVEN,
         shortlist: Callable[[], Shortlist] | None = None,
+        guided_head: tuple[int, int] | None = None,
     ) -> None:
         """Wrap an engine: `TorchEngine(model)`, for an encoder-decoder in eval mode.
 
@@ -60,10 +61,11 @@ class Translator(EngineModel):
             longest: Most source tokens that the model takes.
             choice: Why it is this engine.
             shortlist: Gives the run's shortlist; called once, if it is needed.
+            guided_head: Decoder layer and head that were trained to align, if any.
         """
         super().__init__(engine, choice)
         self.tokenizers, self.settings = tokenizers, settings
-        self.trained_length, self.longest = trained_length, longest
+        self.trained_length, self.longest, self.guided_head = trained_length, longest, guided_head
         self._load_shortlist = None if shortlist is None else cache(shortlist)
 
     @classmethod
@@ -77,6 +79,7 @@ class Translator(EngineModel):
             longest=MAX_SOURCE if limit is None else min(MAX_SOURCE, limit - 1),
             choice=choice,
             shortlist=partial(load_shortlist, folder, tokenizers),
+            guided_head=guided_head(folder.settings),
         )
 
     def shortlist(self) -> Shortlist:
@@ -149,9 +152,9 @@ class Translator(EngineModel):
         """The words of each of `tgts` with the words of each of `srcs` that they translate, by character offsets.
 
         A word of a target has one link or none; a word of a source has any number. It works for every architecture, and
-        takes a pass of scoring for each word of a source.
+        takes a pass of scoring for each word of a source; one pass in all where the run has `guided_head`.
         """
-        return align(self.engine, self.tokenizers, srcs, tgts, longest=self.longest)
+        return align(self.engine, self.tokenizers, srcs, tgts, longest=self.longest, head=self.guided_head)
 
     def _stream(
         self, lines: Iterable[str], options: DecodingOptions, first: int, prefixes: Iterator[str] | None

@@ -131,6 +131,7 @@ def _student_settings(teacher: RunFolder, data: DataSettings, changes: Mapping[s
     known = read_recipe(recipe) if recipe.exists() else {}
     values: dict[str, Any] = {section: dict(known.get(section, {})) for section in ("tokenizer", "model", "training")}
     values["training"].pop("start", None)
+    values["training"].pop("guided_alignment", None)  # not parallel to the teacher's translations
     values |= {"task": "translation", "data": data.model_dump(mode="json", exclude_none=True)}
     for section in ("decoding", "evaluation"):
         values[section] = getattr(teacher.settings, section).model_dump(mode="json")

@@ -108,7 +108,7 @@ class Rehearsal:
         self.prepared = prepared or self.task.open_prepared(folder)
         tokenizers = self.prepared.tokenizers
         self.model = build_model(self.settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(self.device)
-        criterion = self.task.criterion(self.settings.model)
+        criterion = self.task.criterion(self.settings)
         self.updater = Updater(
             self.model, training, device=self.device, precision=training.precision, criterion=criterion
         )

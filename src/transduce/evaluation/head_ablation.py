@@ -12,10 +12,10 @@ from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.evaluation.metrics import metrics
-from transduce.inspection.recording import switched_off, switches
 from transduce.inspection.subjects import TranslationSubject
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
+from transduce.nn.recording import switched_off, switches
 from transduce.runs.atomic import write_text
 
 _ALL = ""  # the name of the row with all heads

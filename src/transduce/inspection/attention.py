@@ -18,9 +18,9 @@ from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.decoding.translator import Translator
 from transduce.inspection.heatmap import HeatMap, SentenceAttention
-from transduce.inspection.recording import record
 from transduce.models.registry import architecture_of
 from transduce.nn.masks import SourceInput
+from transduce.nn.recording import record
 
 
 @dataclass(frozen=True, slots=True, eq=False)

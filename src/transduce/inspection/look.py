@@ -14,7 +14,6 @@ from transduce.inspection.arrays import NamedArray, pack
 from transduce.inspection.heatmap import HeatMap
 from transduce.inspection.page import kept_page
 from transduce.inspection.parts import Part, cell, parts_of
-from transduce.inspection.recording import switched_off, switches
 from transduce.inspection.replay import replay
 from transduce.inspection.subjects import Sentence, Subject, TranslationSubject
 from transduce.inspection.views import (
@@ -28,6 +27,7 @@ from transduce.inspection.views import (
     tokens_view,
 )
 from transduce.models.registry import count_parameters
+from transduce.nn.recording import switched_off, switches
 
 VERSION = 1
 

@@ -15,7 +15,7 @@ import transduce
 from transduce.errors import SettingsError
 from transduce.inspection.arrays import NamedArray, to_numpy
 from transduce.inspection.part_kinds import PartKind, Point, kind_of
-from transduce.inspection.recording import Recording, title
+from transduce.nn.recording import Recording, title
 from transduce.nn.recurrent import RecurrentEncoder
 
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from transduce.inspection.arrays import pack, to_numpy
 from transduce.inspection.parts import Part
-from transduce.inspection.recording import Recording, intervene, record, title, twin
 from transduce.inspection.subjects import Sentence, Side, Subject
 from transduce.nn.convolutional import ConvEncoder
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.positions import Positions, RotaryPositions, ShawPositions
+from transduce.nn.recording import Recording, intervene, record, title, twin
 
 _LEAST = 0.4  # mean weight from which a head gets the label of what it attends to
 

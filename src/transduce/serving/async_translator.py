@@ -109,6 +109,9 @@ class AsyncTranslator:
                 if not tgt.strip():
                     found.append([])
                     continue
+                if self.translator.guided_head is not None:  # a single pass
+                    found += await self._in_thread(self.translator.align, [src], [tgt])
+                    continue
                 one, pairs = await self._in_thread(self._read, src, tgt)
                 found.append(one.links(await self._score(pairs)))
         return found

@@ -206,8 +206,8 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
         """Of everything that decides what is stored; `encode` writes it into data.json. `digests`: of the sources."""
 
-    def criterion(self, model: ModelSettings) -> Criterion:
-        """The loss of an architecture."""
+    def criterion(self, settings: Settings) -> Criterion:
+        """The loss of a training."""
         return predict_tokens
 
     @abstractmethod
@@ -234,7 +234,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
             judge=found.judge,
             n_bytes=found.n_bytes,
             precision=training.precision,
-            criterion=found.criterion or self.criterion(settings.model),
+            criterion=found.criterion or self.criterion(settings),
         )
 
     @abstractmethod

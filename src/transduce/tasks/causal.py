@@ -159,8 +159,8 @@ class CausalTask(PlainTextTask[TextStore]):
     def describe(self, store: TextStore, settings: Settings) -> dict[str, Any]:
         return {"documents": store.facts["documents"], "bytes": store.n_bytes, "tokens": store.n_tokens}
 
-    def criterion(self, model: ModelSettings) -> Criterion:
-        return predict_tokens_with_carry if model.carries_state else predict_tokens
+    def criterion(self, settings: Settings) -> Criterion:
+        return predict_tokens_with_carry if settings.model.carries_state else predict_tokens
 
     def feeder(self, prepared: Prepared[TextStore], settings: Settings, device: torch.device) -> RowFeeder:
         return _feeder(prepared.train, settings, device)

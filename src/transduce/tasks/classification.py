@@ -155,7 +155,7 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         data = settings.data
         return f"held out: {not data.valid}", f"labels: {data.labels}", f"seed: {settings.training.seed}"
 
-    def criterion(self, model: ModelSettings) -> Criterion:
+    def criterion(self, settings: Settings) -> Criterion:
         return predict_labels
 
     def feeder(self, prepared: Prepared[LabelStore], settings: Settings, device: torch.device) -> LabelFeeder:

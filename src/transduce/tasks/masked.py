@@ -135,7 +135,7 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         """The context too: it decides where long sentences are split."""
         return *super().fingerprint_parts(settings), f"context: {settings.data.context}"
 
-    def criterion(self, model: ModelSettings) -> Criterion:
+    def criterion(self, settings: Settings) -> Criterion:
         return predict_masked_tokens
 
     def feeder(self, prepared: Prepared[SentenceStore], settings: Settings, device: torch.device) -> MaskedFeeder:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from transduce.config.architectures import TransformerSettings
 from transduce.config.decoding import DecodingSettings
 from transduce.config.model import ModelSettings, OutputSettings
 from transduce.config.settings import EvaluationSettings, Settings
@@ -22,7 +23,8 @@ from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.preparation import PairTexts, TextSet, read_pair_texts, read_scored_pairs
 from transduce.data.sources import Sources, pair_sources
-from transduce.data.store import TokenStore
+from transduce.data.store import AlignedStore, TokenStore
+from transduce.data.word_links import with_links
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.demo.sources import demo_sources
@@ -39,8 +41,9 @@ from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import seal_folder
 from transduce.tasks.base import Prepared, Task, Validation, n_rows_for, report_leaks, tiled
 from transduce.tasks.defaults import MODEL, PRE_NORM, TRAINING, Defaults, Size, for_vectors
-from transduce.text.tokenizer import Tokenizers
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
+from transduce.training.loss import Criterion, predict_tokens, predict_tokens_and_links
 from transduce.training.validate import Judge
 
 TRIED = 2000  # pairs that are encoded to estimate the number of tokens
@@ -75,8 +78,11 @@ TRANSLATION = Defaults(
 
 def _sources(settings: Settings) -> Sources[Pair]:
     """The sentence pairs that the settings name."""
-    n = settings.data.demo
-    return demo_sources(n, seed=settings.training.seed) if n else pair_sources(settings)
+    n, links = settings.data.demo, settings.training.guided_alignment
+    if n:
+        return demo_sources(n, seed=settings.training.seed)
+    found = pair_sources(settings)
+    return found if links is None else replace(found, train=(with_links(found.train[0], links),))
 
 
 def _scored_model(folder: RunFolder) -> ScoredTranslator:
@@ -117,7 +123,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
                 for key in ("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies")
             ),
             *(f"tokenizer.{key}" for key in ("joint", "sampling", "exact")),
-            "training.valid_bleu_sentences",
+            *(f"training.{key}" for key in ("valid_bleu_sentences", "guided_alignment", "guided_weight")),
             *(f"decoding.{key}" for key in DecodingSettings.model_fields),
             *(f"evaluation.{key}" for key in EvaluationSettings.model_fields),
         }
@@ -137,6 +143,8 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         if settings.tokenizer.exact:
             raise SettingsError("tokenizer.exact = true: only for running text; leave it out")
         metrics(settings.evaluation.tokenize, settings.evaluation.lowercase)
+        if settings.training.guided_alignment is not None:
+            _check_guided(settings, model)
         longest = max(settings.data.max_length, settings.decoding.max_length) + 1
         if model.position_limit is not None and model.position_limit < longest:
             raise SettingsError(
@@ -176,6 +184,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
                 data,
                 report=texts.report,
                 fingerprint=mark,
+                aligned=settings.training.guided_alignment is not None,
             )
         cleaner = Cleaner(data)
         cleaned = list(cleaner.texts(sets[0][1]))
@@ -201,6 +210,19 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         data = settings.data
         marks = (f"held out: {not data.valid}", f"demo: {data.demo}", f"seed: {settings.training.seed}")
         return fingerprint_of_pairs(digests, data, tokenizers, *marks)
+
+    def open_prepared(self, folder: RunFolder) -> Prepared[TokenStore]:
+        if folder.settings.training.guided_alignment is None:
+            return super().open_prepared(folder)
+        tokens = folder.path / "tokens"
+        train, valid = AlignedStore.open(tokens / "train"), TokenStore.open(tokens / "valid")
+        return Prepared(tokens, load_tokenizers(folder), train, valid)
+
+    def criterion(self, settings: Settings) -> Criterion:
+        if settings.training.guided_alignment is None:
+            return predict_tokens
+        assert isinstance(settings.model, TransformerSettings), "checked by `check`"
+        return predict_tokens_and_links(settings.model, weight=settings.training.guided_weight)
 
     def feeder(self, prepared: Prepared[TokenStore], settings: Settings, device: torch.device) -> PairFeeder:
         training, amount = settings.training, settings.tokenizer.sampling
@@ -250,6 +272,22 @@ class TranslationTask(Task[PairTexts, TokenStore]):
 
     def evaluate(self, run: Path, options: TranslationEvaluation, *, device: str = "auto") -> Evaluation:
         return evaluate_translations(run, options, device=device)
+
+
+def _check_guided(settings: Settings, model: ModelSettings) -> None:
+    """Refuse what guided alignment cannot be trained with."""
+    given = f"training.guided_alignment = '{settings.training.guided_alignment}'"
+    if not isinstance(model, TransformerSettings) or model.reads_vectors:
+        kind = "vectors as source" if isinstance(model, TransformerSettings) else f"model.kind = '{model.kind}'"
+        raise SettingsError(f"{given}: needs a Transformer that reads text, not {kind}; leave it out")
+    if settings.data.demo or len(settings.data.train) != 1:
+        raise SettingsError(f"{given}: needs one training corpus, to which it is parallel; join the files")
+    for key, value in (
+        ("tokenizer.sampling", settings.tokenizer.sampling),
+        ("training.compile", settings.training.compile),
+    ):
+        if value:
+            raise SettingsError(f"{given}: cannot be used with {key} = {str(value).lower()}; leave one of them out")
 
 
 def _judge(tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], settings: Settings) -> Judge:

@@ -20,7 +20,7 @@ from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch, collate
 from transduce.data.batching import padding_share, plan, share_out, split
 from transduce.data.examples import Example
-from transduce.data.store import TokenStore
+from transduce.data.store import AlignedStore, TokenStore
 from transduce.errors import DataError
 from transduce.text.special import UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -212,7 +212,11 @@ class PairFeeder(LengthFeeder):
         return [tokenizers.src.decode(src.tolist()), tokenizers.tgt.decode(tgt.tolist())]
 
     def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
-        examples = [Example(*self.store[int(i)]) for i in indices]
+        store = self.store
+        if isinstance(store, AlignedStore):
+            examples = [Example(*store[int(i)], store.links_of(int(i))) for i in indices]
+        else:
+            examples = [Example(*store[int(i)]) for i in indices]
         if self.segment is not None:
             examples = self.segment(examples, position)
         src = np.array([len(e.src) + (self.store.src.ndim == 1) for e in examples], dtype=np.int32)

@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from transduce.config.architectures import TransformerSettings
+from transduce.nn.recording import recorded_heads
 from transduce.nn.state import Carry
 
 _CHUNK_ROWS = 256  # rows of logits computed at once on a CPU: the measured optimum for vocabularies of 2,000 to 32,000
@@ -159,6 +161,44 @@ def predict_tokens_with_carry(
     """The same for models whose `forward(*inputs, carry=carry)` returns (hidden, carry)."""
     hidden, carry = forward(*batch.inputs, carry=carry)
     return *_token_loss(hidden, model, batch.targets, smoothing), tuple(part.detach() for part in carry)
+
+
+def predict_tokens_and_links(settings: TransformerSettings, *, weight: float) -> Criterion:
+    """Guided alignment: the tokens, and for one head of cross-attention the links (Garg et al. 2019, section 3.2).
+
+    The head is `settings.guided_head`. Its loss, `alignment_loss` times `weight`, is added to that of the
+    tokens; -log p is that of the tokens alone. Batches without links, as in validation, have the tokens' loss only.
+    """
+
+    def criterion(
+        forward: Callable[..., Any], model: Any, batch: Any, *, smoothing: float, carry: Carry = ()
+    ) -> tuple[Tensor, Tensor, Carry]:
+        if batch.links is None:
+            return predict_tokens(forward, model, batch, smoothing=smoothing)
+        with recorded_heads(model, [settings.guided_head]) as weights:
+            hidden = forward(*batch.inputs)
+        loss, nll = _token_loss(hidden, model, batch.targets, smoothing)
+        return loss + weight * alignment_loss(weights()[:, 0], batch.links), nll, ()
+
+    return criterion
+
+
+def alignment_loss(weights: Float[Tensor, "B T S"], links: Int[Tensor, "L 3"]) -> Float[Tensor, ""]:
+    """Sum over linked target positions of the cross-entropy between the attention and its links, in nats.
+
+    A position's links have equal probabilities; positions without links count nothing (Garg et al. 2019, equation 5).
+
+    Args:
+        weights: Attention of one head; rows sum to 1.
+        links: Row of the batch, target position and source position of each link.
+    """
+    row, tgt, src = links.unbind(1)
+    places = row * weights.shape[1] + tgt
+    counts = torch.zeros(weights.shape[:2].numel(), device=weights.device).index_add_(
+        0, places, torch.ones_like(places, dtype=torch.float32)
+    )
+    log_p = weights[row, tgt, src].clamp_min(_UNDERFLOW).log()
+    return -(log_p / counts[places]).sum()
 
 
 def predict_masked_tokens(

@@ -97,6 +97,9 @@ def shortened(settings: Settings, folder: Path, *, updates: int, seconds: float,
         settings = settings.with_values("tokenizer", vocab_size=None)
     train = [_beginning(corpus, folder, f"train{i}", log) for i, corpus in enumerate(settings.data.train)]
     valid = [_beginning(corpus, folder, f"valid{i}", log) for i, corpus in enumerate(settings.data.valid)]
+    links = settings.training.guided_alignment
+    if links is not None and train[0] != settings.data.train[0].model_dump(mode="json"):
+        training["guided_alignment"] = str(_first_lines(links, folder, "links"))
     return settings.with_values("training", **training).with_values("data", train=train, valid=valid, test=[])
 
 
@@ -127,13 +130,16 @@ def _beginning(corpus: Corpus, folder: Path, name: str, log: Log) -> dict[str, A
         return values
     for side in ("src", "tgt", "path"):
         if values[side] is not None:
-            file = Path(values[side])
-            short = folder / f"{name}.{side}{bare_suffix(file)}"
-            with open_bytes(file) as lines, short.open("wb") as out:
-                out.writelines(islice(lines, LINES))
-            values[side] = str(short)
+            values[side] = str(_first_lines(Path(values[side]), folder, f"{name}.{side}"))
     log.say(f"using the first {LINES:,} lines of {corpus_name(corpus)}")
     return values
+
+
+def _first_lines(file: Path, folder: Path, name: str) -> Path:
+    short = folder / f"{name}{bare_suffix(file)}"
+    with open_bytes(file) as lines, short.open("wb") as out:
+        out.writelines(islice(lines, LINES))
+    return short
 
 
 def updates_per_second(run: RunFolder) -> float:

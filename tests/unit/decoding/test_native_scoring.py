@@ -115,7 +115,18 @@ def test_hostile_requests_are_refused() -> None:
     for ids in ([N_TOKENS], [-1], [5] * 91):
         for pair in (Example(ids, [5]), Example([5], ids)):
             with pytest.raises(SettingsError):
-                engine.attention([pair], [])
+                engine._scorer.attention([pair], [])
     library, null = engine._scorer._native.library, ctypes.c_void_p()
     assert library.transduce_score(null, null, null, null, 0, null) == 1
     assert library.transduce_score(engine._scorer._native.handle, ctypes.byref(_Pairs(n=1)), null, null, 0, null) == 1
+
+
+def test_attention_of_long_texts_is_that_of_pytorch() -> None:
+    name, heads = SCORED[0], [(1, 0), (0, 1)]
+    pair = Example([5, 0, 6], [7])  # padding inside: the library does not take it
+    (found,), (reference,) = (engine.attention([pair], heads) for engine in (engine_of(name), pytorch_of(name)))
+    np.testing.assert_array_equal(found, reference)
+    for mine, theirs in zip(
+        engine_of(name).attention(pairs(), heads), pytorch_of(name).attention(pairs(), heads), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)

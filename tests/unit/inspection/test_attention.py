@@ -15,8 +15,8 @@ from transduce.config.kinds import model_settings
 from transduce.errors import UserError
 from transduce.inspection.attention import attention_maps
 from transduce.inspection.heatmap import heat_map_png, heat_map_svg, save_picture
-from transduce.inspection.recording import record
 from transduce.models.registry import build_model
+from transduce.nn.recording import record
 
 SRC = torch.tensor([[5, 9, 11, 7, 3]])
 TGT_IN = torch.tensor([[2, 8, 6, 10]])

@@ -21,10 +21,10 @@ from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
 from transduce.inspection.arrays import pack, unpack
 from transduce.inspection.look import Inspection, heat_maps, look
-from transduce.inspection.recording import intervene, switches
 from transduce.inspection.replay import replay
 from transduce.inspection.subjects import Subject, TranslationSubject, open_subject
 from transduce.inspection.views import gradient_times_input
+from transduce.nn.recording import intervene, switches
 
 TEXT = "the cat sat on a mat"
 RUNS: dict[str, dict[str, Any]] = {

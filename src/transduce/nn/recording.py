@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.errors import SettingsError
-from transduce.nn.attention import Attention
+from transduce.nn.attention import Attention, attention_weights
 from transduce.nn.bias import SpecialBias
 from transduce.nn.patterns import FullPattern
 from transduce.nn.positions import Positions
@@ -92,6 +92,26 @@ def record(model: nn.Module, names: str | Iterable[str] = "*") -> Iterator[Recor
             if name:
                 hooks.enter_context(_recorded(name, module, keep))
         yield found
+
+
+@contextmanager
+def recorded_heads(model: nn.Module, heads: Sequence[tuple[int, int]]) -> Iterator[Callable[[], Tensor]]:
+    """Record some heads of the cross-attention of a Transformer's decoder, given as (layer, head), from 0.
+
+    Yields a function that gives their weights [B, heads, T, S], without dropout, after the model was called inside.
+    """
+    names = {layer: f"decoder.blocks.{layer}.cross_attention" for layer, _ in heads}
+    with record(model, [f"{name}.{part}" for name in names.values() for part in ("query", "key", "bias")]) as found:
+
+        def weights() -> Tensor:
+            parts = []
+            for layer, head in heads:
+                query, key, bias = (found[f"{names[layer]}.{part}"][0] for part in ("query", "key", "bias"))
+                group = head * key.shape[1] // query.shape[1]
+                parts.append(attention_weights(query[:, [head]], key[:, [group]], bias))
+            return torch.cat(parts, 1)
+
+        yield weights
 
 
 @contextmanager

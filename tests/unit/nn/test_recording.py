@@ -9,8 +9,8 @@ import torch
 
 from transduce.config.kinds import model_settings
 from transduce.errors import SettingsError
-from transduce.inspection.recording import intervene, record, switched_off, switches, twin
 from transduce.models.registry import build_model
+from transduce.nn.recording import intervene, record, switched_off, switches, twin
 
 SRC = torch.tensor([[5, 9, 11, 7, 3]])
 TGT_IN = torch.tensor([[2, 8, 6, 10]])

@@ -1,0 +1,135 @@
+"""Alignment error rate of `transduce align` on text with alignments made by hand, compared with statistical aligners.
+
+    python benchmarks/alignment.py train --data FOLDER --runs RUNS --links gold --src grc --tgt en
+    python benchmarks/alignment.py score --data FOLDER --runs RUNS --src grc --tgt en [--statistical DIR]
+
+FOLDER has train, valid and test as .grc, .en and .align (Pharaoh format, the side of --src first). `train` trains both
+directions, one after the other; --links is gold (train.align), none, or a file of links for the training text. `score`
+prints a row per method. DIR has the links of other aligners for the test text, in files of any names, in the direction
+of --src. benchmarks/README.md says how these were made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from transduce.data.lines import read_lines
+from transduce.data.word_links import GoldLinks, WordLink, format_links, parse_links, read_links
+from transduce.decoding.translator import Translator
+from transduce.decoding.word_alignment import align_words, heads_of, symmetrize
+from transduce.evaluation.alignment_error import score_links
+from transduce.runs.folder import RunFolder
+
+RECIPE = """
+[data]
+src_lang = "{src}"
+tgt_lang = "{tgt}"
+train = [{{ src = "{data}/train.{src}", tgt = "{data}/train.{tgt}" }}]
+valid = [{{ src = "{data}/valid.{src}", tgt = "{data}/valid.{tgt}" }}]
+
+[tokenizer]
+kind = "bpe"
+vocab_size = 4000
+
+[model]
+preset = "tiny"
+residual = "pre"
+dropout = 0.2
+
+[training]
+batch_tokens = 2048
+optimizer = "muon"
+lr = 0.005
+matrix_lr = 0.01
+schedule = "linear"
+warmup_updates = 100
+max_updates = {updates}
+valid_updates = {updates}
+average = "ema"
+ema_decay = 0.99
+valid_bleu_sentences = 0
+{guided}
+"""
+
+
+def backward(path: Path, out: Path) -> Path:
+    """Write the links of a file for the other direction."""
+    lines = (parse_links(line).possible for line in read_lines(path))
+    out.write_text("".join(f"{format_links(WordLink(j, i) for i, j in links)}\n" for links in lines))
+    return out
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train a run for each direction: RUNS/NAME.SRC-TGT."""
+    args.runs.mkdir(parents=True, exist_ok=True)
+    name = args.links if args.links in ("gold", "none") else Path(args.links).stem
+    links = args.data / "train.align" if args.links == "gold" else Path(args.links)
+    for src, tgt in ((args.src, args.tgt), (args.tgt, args.src)):
+        if args.only and args.only != f"{src}-{tgt}":
+            continue
+        run, guided = args.runs / f"{name}.{src}-{tgt}", ""
+        if args.links != "none":
+            path = links if src == args.src else backward(links, args.runs / f"{name}.backward")
+            guided = f'guided_alignment = "{path.resolve()}"\nguided_weight = {args.weight}'
+        recipe = args.runs / f"{run.name}.toml"
+        recipe.write_text(RECIPE.format(src=src, tgt=tgt, data=args.data, updates=args.updates, guided=guided))
+        subprocess.run([sys.executable, "-m", "transduce", "train", recipe, "--run", run], check=True)
+
+
+def row(name: str, found: Sequence[Sequence[WordLink]], gold: Sequence[GoldLinks]) -> None:
+    """Print a row of the table."""
+    score = score_links(found, gold)
+    print(f"| {name} | {score.error_rate:.1%} | {score.precision:.1%} | {score.recall:.1%} |", flush=True)
+
+
+def score(args: argparse.Namespace) -> None:
+    """Print the scores of all methods on the set `--set`, in each direction and symmetrized."""
+    texts = {side: list(read_lines(args.data / f"{args.set}.{side}")) for side in (args.src, args.tgt)}
+    gold = read_links(args.data / f"{args.set}.align", texts[args.src], texts[args.tgt])
+    print("| method | AER | precision | recall |\n|---|---|---|---|")
+    for path in sorted(args.statistical.glob("*.*")) if args.statistical else ():
+        row(path.name, [sorted(parse_links(line).possible) for line in read_lines(path)], gold)
+    layers = (("", None), *((f", layer {n}", n) for n in args.layers))
+    methods = [("guided", "", None), ("leave-out", "", None), *(("attention", text, n) for text, n in layers)]
+    names = sorted({path.name.split(".")[0] for path in args.runs.glob(f"*.{args.src}-{args.tgt}")})
+    for name, (method, text, layer) in itertools.product(names, methods):
+        if (method == "guided") == (name == "none"):
+            continue
+        found = []
+        for src, tgt in ((args.src, args.tgt), (args.tgt, args.src)):
+            run = args.runs / f"{name}.{src}-{tgt}"
+            heads = heads_of(RunFolder.open(run).settings, method, layer)
+            found.append(list(align_words(Translator.load(run, device="cpu"), texts[src], texts[tgt], heads)))
+        label = f"{method}{text}" + (f" ({name} links)" if method == "guided" else "")
+        row(f"{label}, {args.src}-{args.tgt}", found[0], gold)
+        row(f"{label}, {args.tgt}-{args.src}", [[WordLink(i, j) for j, i in links] for links in found[1]], gold)
+        for how in ("grow-diag-final-and", "intersection", "union"):
+            row(f"{label}, {how}", [symmetrize(*both, how) for both in zip(*found, strict=True)], gold)
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("do", choices=("train", "score"))
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--src", required=True)
+    parser.add_argument("--tgt", required=True)
+    parser.add_argument("--links", default="gold", help="gold, none or a file")
+    parser.add_argument("--only", default="", help="train this direction only, such as grc-en")
+    parser.add_argument("--updates", type=int, default=1500)
+    parser.add_argument("--weight", type=float, default=1.0, help="training.guided_weight")
+    parser.add_argument("--statistical", type=Path, default=None, help="folder with links of other aligners")
+    parser.add_argument("--layers", type=int, nargs="*", default=[], help="other layers for the average of attention")
+    parser.add_argument("--set", default="test")
+    args = parser.parse_args()
+    {"train": train, "score": score}[args.do](args)
+
+
+if __name__ == "__main__":
+    main()

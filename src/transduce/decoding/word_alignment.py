@@ -1,0 +1,161 @@
+"""Links between the words of a text and of its translation, for `transduce align`.
+
+Words are separated by white space and counted from 0. Every method gives each word of the target at most one word of
+the source; `symmetrize` combines these links with those of a model for the other direction.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from transduce.config.architectures import TransformerSettings
+from transduce.config.settings import Settings
+from transduce.data.examples import Example
+from transduce.data.word_links import WordLink, whitespace_words
+from transduce.decoding.alignment import Alignment, Link, guided_head, links_of
+from transduce.decoding.native_scoring import Head
+from transduce.decoding.translator import Translator
+from transduce.errors import DataError, SettingsError, nearest
+
+Links = Collection[WordLink]
+METHODS = ("guided", "attention", "leave-out")
+_CHUNK = 64  # pairs that are scored at once
+
+
+def heads_of(settings: Settings, method: str, layer: int | None = None) -> list[Head] | None:
+    """The heads whose average a method reads; None for leave-out, which reads none.
+
+    Args:
+        settings: Of the run.
+        method: One of METHODS.
+        layer: Decoder layer for `attention`, from 1 (default: the last but one; Garg et al. 2019, section 3.1).
+
+    Raises:
+        SettingsError: The run has no such heads.
+    """
+    if method not in METHODS:
+        raise SettingsError(f"--method {method}: unknown{nearest(method, METHODS)}; allowed are {', '.join(METHODS)}")
+    if layer is not None and method != "attention":
+        raise SettingsError(f"--layer {layer}: only for --method attention, not {method}; leave it out")
+    if method == "leave-out":
+        return None
+    model = settings.model
+    if not isinstance(model, TransformerSettings):
+        raise SettingsError(f"--method {method}: a model of kind '{model.kind}' has no such heads; use leave-out")
+    if method == "guided":
+        if (head := guided_head(settings)) is None:
+            raise SettingsError(
+                "--method guided: the run was not trained with training.guided_alignment; use attention or leave-out"
+            )
+        return [head]
+    if layer is not None and not 1 <= layer <= model.n_decoder_layers:
+        raise SettingsError(f"--layer {layer}: the decoder has layers 1 to {model.n_decoder_layers}")
+    chosen = model.guided_head[0] if layer is None else layer - 1
+    return [(chosen, head) for head in range(model.n_heads)]
+
+
+def common_method(runs: Iterable[Settings]) -> str:
+    """The default method: `guided` if all runs were trained with guided alignment, else `leave-out`."""
+    return "guided" if all(map(guided_head, runs)) else "leave-out"
+
+
+def align_words(
+    translator: Translator, srcs: Sequence[str], tgts: Sequence[str], heads: Sequence[Head] | None
+) -> Iterator[list[WordLink]]:
+    """Yield the links of each pair of texts, sorted by the target. A text without words has none.
+
+    Args:
+        translator: The model.
+        srcs: Source texts.
+        tgts: Their translations.
+        heads: Of `heads_of`: the average of their attention, or None to leave out source words one by one.
+
+    Raises:
+        DataError: The numbers of texts differ, or a text is longer than the model takes.
+    """
+    if len(srcs) != len(tgts):
+        raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to align")
+    for start in range(0, len(srcs), _CHUNK):
+        pairs = zip(srcs[start : start + _CHUNK], tgts[start : start + _CHUNK], strict=True)
+        found = [Alignment.read(translator.tokenizers, src, tgt, whitespace_words) for src, tgt in pairs]
+        for number, one in enumerate(found, start + 1):
+            translator.require_length(one.src.ids, one.tgt.ids, where=f"line {number}: ")
+        for one, links in zip(found, _links(translator, found, heads), strict=True):
+            yield _word_links(one, links)
+
+
+def _links(translator: Translator, pairs: Sequence[Alignment], heads: Sequence[Head] | None) -> list[list[Link]]:
+    """The links of each pair by character offsets."""
+    if heads is None:
+        return [links_of(translator.engine, one, None) for one in pairs]
+    examples = [Example(one.src.ids, one.tgt.ids) for one in pairs]
+    weights = translator.engine.attention(examples, heads)
+    return [one.links_of_head(found.mean(axis=0)) for one, found in zip(pairs, weights, strict=True)]
+
+
+def _word_links(one: Alignment, links: Sequence[Link]) -> list[WordLink]:
+    """Links between words in place of character offsets. Words that were left out together have one link each."""
+    src_starts, tgt_starts = ([begin for begin, _ in side.spans] for side in (one.src, one.tgt))
+    return [
+        WordLink(src, bisect_left(tgt_starts, link.tgt_start))
+        for link in links
+        for src in range(bisect_left(src_starts, link.src_start), bisect_left(src_starts, link.src_end))
+    ]
+
+
+def _grow_diag_final_and(forward: Links, backward: Links) -> set[WordLink]:
+    """Koehn et al. 2005: grow the intersection within the union, then link words that both have no link yet.
+
+    Growing adds links of the union next to a link, also diagonally, of which one word has no link yet. Passes over all
+    links, by source and target, are repeated until nothing is added.
+    """
+    union, found = set(forward) | set(backward), set(forward) & set(backward)
+    srcs, tgts = {link.src for link in found}, {link.tgt for link in found}
+
+    def add(link: WordLink) -> None:
+        found.add(link)
+        srcs.add(link.src)
+        tgts.add(link.tgt)
+
+    added = True
+    while added:
+        added = False
+        for src, tgt in sorted(found):
+            for step in _NEIGHBOURS:
+                link = WordLink(src + step[0], tgt + step[1])
+                if link in union and link not in found and not (link.src in srcs and link.tgt in tgts):
+                    add(link)
+                    added = True
+    for direction in (forward, backward):
+        for link in sorted(direction):
+            if link.src not in srcs and link.tgt not in tgts:
+                add(link)
+    return found
+
+
+_NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
+
+SYMMETRIZATIONS: dict[str, Callable[[Links, Links], Collection[WordLink]]] = {
+    "grow-diag-final-and": _grow_diag_final_and,
+    "intersection": lambda forward, backward: set(forward) & set(backward),
+    "union": lambda forward, backward: set(forward) | set(backward),
+}
+"""How the links of two directions become one set. Both are given as links from the source to the target."""
+
+
+def check_symmetrization(how: str) -> None:
+    """Raise `SettingsError` for one that SYMMETRIZATIONS does not have."""
+    if how not in SYMMETRIZATIONS:
+        known = ", ".join(SYMMETRIZATIONS)
+        raise SettingsError(f"--symmetrize {how}: unknown{nearest(how, SYMMETRIZATIONS)}; allowed are {known}")
+
+
+def symmetrize(forward: Links, backward: Links, how: str = "grow-diag-final-and") -> list[WordLink]:
+    """Combine the links of a model with those of a model for the other direction, whose source is the target here.
+
+    >>> symmetrize([WordLink(0, 0), WordLink(1, 1)], [WordLink(0, 0), WordLink(2, 1)], "union")
+    [WordLink(src=0, tgt=0), WordLink(src=1, tgt=1), WordLink(src=1, tgt=2)]
+    """
+    check_symmetrization(how)
+    return sorted(SYMMETRIZATIONS[how](forward, [WordLink(tgt, src) for src, tgt in backward]))
