@@ -5,8 +5,8 @@
 
 FOLDER has train, valid and test as .grc, .en and .align (Pharaoh format, the side of --src first). `train` trains both
 directions, one after the other; --links is gold (train.align), none, or a file of links for the training text. `score`
-prints a row per method. DIR has the links of other aligners for the test text, in files of any names, in the direction
-of --src. benchmarks/README.md says how these were made.
+prints a row per method. DIR has the links of other aligners for the test text, as NAME.forward and NAME.backward, both
+in the direction of --src. benchmarks/README.md says how these were made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from transduce.data.lines import read_lines
 from transduce.data.word_links import GoldLinks, WordLink, format_links, parse_links, read_links
 from transduce.decoding.translator import Translator
-from transduce.decoding.word_alignment import align_words, heads_of, symmetrize
+from transduce.decoding.word_alignment import SYMMETRIZATIONS, align_words, heads_of, symmetrize
 from transduce.evaluation.alignment_error import score_links
 from transduce.runs.folder import RunFolder
 
@@ -87,13 +87,27 @@ def row(name: str, found: Sequence[Sequence[WordLink]], gold: Sequence[GoldLinks
     print(f"| {name} | {score.error_rate:.1%} | {score.precision:.1%} | {score.recall:.1%} |", flush=True)
 
 
+def rows(name: str, sides: tuple[str, str], found: Sequence[list[list[WordLink]]], gold: Sequence[GoldLinks]) -> None:
+    """Print the rows of a method: each direction, then both together. All links are in the first direction."""
+    row(f"{name}, {'-'.join(sides)}", found[0], gold)
+    row(f"{name}, {'-'.join(reversed(sides))}", found[1], gold)
+    flipped = [[WordLink(j, i) for i, j in links] for links in found[1]]
+    for how in SYMMETRIZATIONS:
+        both = zip(found[0], flipped, strict=True)
+        row(f"{name}, {how}", [symmetrize(*one, how) for one in both], gold)
+
+
 def score(args: argparse.Namespace) -> None:
     """Print the scores of all methods on the set `--set`, in each direction and symmetrized."""
     texts = {side: list(read_lines(args.data / f"{args.set}.{side}")) for side in (args.src, args.tgt)}
     gold = read_links(args.data / f"{args.set}.align", texts[args.src], texts[args.tgt])
     print("| method | AER | precision | recall |\n|---|---|---|---|")
-    for path in sorted(args.statistical.glob("*.*")) if args.statistical else ():
-        row(path.name, [sorted(parse_links(line).possible) for line in read_lines(path)], gold)
+    for path in sorted(args.statistical.glob("*.forward")) if args.statistical else ():
+        sides = [
+            [list(parse_links(line).sure) for line in read_lines(path.with_suffix(s))]
+            for s in (".forward", ".backward")
+        ]
+        rows(path.stem, (args.src, args.tgt), sides, gold)
     layers = (("", None), *((f", layer {n}", n) for n in args.layers))
     methods = [("guided", "", None), ("leave-out", "", None), *(("attention", text, n) for text, n in layers)]
     names = sorted({path.name.split(".")[0] for path in args.runs.glob(f"*.{args.src}-{args.tgt}")})
@@ -106,10 +120,8 @@ def score(args: argparse.Namespace) -> None:
             heads = heads_of(RunFolder.open(run).settings, method, layer)
             found.append(list(align_words(Translator.load(run, device="cpu"), texts[src], texts[tgt], heads)))
         label = f"{method}{text}" + (f" ({name} links)" if method == "guided" else "")
-        row(f"{label}, {args.src}-{args.tgt}", found[0], gold)
-        row(f"{label}, {args.tgt}-{args.src}", [[WordLink(i, j) for j, i in links] for links in found[1]], gold)
-        for how in ("grow-diag-final-and", "intersection", "union"):
-            row(f"{label}, {how}", [symmetrize(*both, how) for both in zip(*found, strict=True)], gold)
+        found[1] = [[WordLink(i, j) for j, i in links] for links in found[1]]
+        rows(label, (args.src, args.tgt), found, gold)
 
 
 def main() -> None:

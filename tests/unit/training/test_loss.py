@@ -14,6 +14,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from oracle import numpy_transformer as oracle
+from transduce.config.architectures import TransformerSettings
+from transduce.data.batch import collate
+from transduce.data.examples import Example
+from transduce.inspection.attention import attention_maps
+from transduce.models.transformer import Transformer
 from transduce.training import loss as module
 from transduce.training.loss import label_smoothed_loss
 
@@ -171,3 +176,50 @@ def test_infinities_are_not_hidden() -> None:
         hidden[0, 0, 0] = float("inf")
     loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
     assert not loss.isfinite() and not nll.isfinite()
+
+
+def test_alignment_loss_and_its_gradient_by_definition() -> None:
+    """-sum_ts G log softmax(scores), whose gradient is rows * (softmax - G), in float64 NumPy."""
+    draw = np.random.default_rng(1)
+    scores = draw.normal(size=(2, 4, 5)) * 3
+    links = [(0, 1, 0), (0, 1, 2), (0, 3, 4), (1, 0, 1), (1, 2, 0), (1, 2, 1), (1, 2, 4)]
+    gold = np.zeros_like(scores)
+    for place in links:
+        gold[place] = 1
+    rows = gold.sum(-1, keepdims=True)
+    gold /= np.maximum(rows, 1)
+    p = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    given = torch.tensor(scores, requires_grad=True)
+    loss = module.alignment_loss(given.softmax(-1), torch.tensor(links))
+    loss.backward()
+    assert loss.item() == pytest.approx(-(gold * np.log(p)).sum(), rel=1e-6)
+    assert given.grad is not None
+    np.testing.assert_allclose(given.grad.numpy(), np.where(rows > 0, p - gold, 0), atol=1e-7)
+    assert module.alignment_loss(given.softmax(-1), torch.zeros((0, 3), dtype=torch.long)).item() == 0
+
+
+def test_guided_loss_is_that_of_the_tokens_and_of_one_recorded_head() -> None:
+    settings = TransformerSettings(
+        d_model=16, d_ff=16, n_heads=4, n_kv_heads=2, n_encoder_layers=1, n_decoder_layers=3, dropout=0.0
+    )
+    torch.manual_seed(1)
+    model = Transformer(settings, n_src=12, n_tgt=12)
+    links = [np.array([[0, 0], [1, 1], [3, 2]]), np.array([[0, 0]])]
+    examples = [Example([5, 6, 7], [8, 9, 10], links[0]), Example([5], [6, 7], links[1])]
+    batch = collate(examples)
+    plain, nll, _ = module.predict_tokens(model, model, batch, smoothing=0.1)
+    guided, same_nll, _ = module.predict_tokens_and_links(settings, weight=0.5)(model, model, batch, smoothing=0.1)
+    assert torch.equal(nll, same_nll)
+    expected = 0.0
+    for one in examples:
+        alone = collate([one])
+        maps = attention_maps(model, alone.src, alone.tgt_in).cross
+        assert maps is not None and one.links is not None
+        expected -= sum(np.log(maps[1, 0, tgt + 1, src]) for src, tgt in one.links)  # the step that reads the token
+    assert (guided - plain).item() == pytest.approx(0.5 * expected, rel=1e-4)
+    (guided - plain).backward()
+    of_query = model.decoder.blocks[1].cross_attention.query.weight.grad.unflatten(0, (4, 4))
+    assert of_query[0].abs().max() > 1e-6 and of_query[1:].abs().max() < 1e-7
+    without = collate([Example(one.src, one.tgt) for one in examples])
+    criterion = module.predict_tokens_and_links(settings, weight=0.5)
+    assert torch.equal(criterion(model, model, without, smoothing=0.1)[0], plain)
