@@ -91,14 +91,14 @@ class Alignment:
         return [Example(ids, self.tgt.ids) for ids in sources]
 
     def links_of_head(self, weights: np.ndarray) -> list[Link]:
-        """The links, by their place in the target, from the attention [targets, sources] of a head, with both ends.
+        """The links, by their place in the target, from the attention [target tokens, source tokens + 1] of a head.
 
-        A word is linked to the word with most of the attention of the steps that read it (Chen et al. 2020, section
-        3.2: the step that has read a token knows what it aligns), or to none if that is the end of the source.
+        A word is linked to the word with most of the attention of its tokens, or to none if that is the end of the
+        source, the last column.
         """
         if not (self.src.spans and self.tgt.spans):
             return []
-        shares = word_weights(weights[1:], self.src.owners, self.tgt.owners)
+        shares = word_weights(weights, self.src.owners, self.tgt.owners)
         best = enumerate(shares.argmax(axis=1))
         n_src = len(self.src.spans)
         linked = [(int(i), j) for j, i in best if i < n_src and shares[j, i] > 0]
@@ -142,12 +142,16 @@ def align(
 
 
 def links_of(engine: Engine, one: Alignment, head: tuple[int, int] | None) -> list[Link]:
-    """The links of a pair: from one pass with the weights of a `head` that was trained to align, or by leaving out."""
+    """The links of a pair: from one pass with the weights of a `head` that was trained to align, or by leaving out.
+
+    The head is trained at the step that reads a token, which knows what it aligns; the step that writes it has to guess
+    (Chen et al. 2020, Accurate Word Alignment Induction from Neural Machine Translation, section 3.2).
+    """
     if head is None:
         pairs = one.pairs()
         return one.links(engine.score(pairs) if pairs else [])
     (weights,) = engine.attention([Example(one.src.ids, one.tgt.ids)], [head])
-    return one.links_of_head(weights[0])
+    return one.links_of_head(weights[0, 1:])
 
 
 def _links(src: _Sentence, tgt: _Sentence, known: Sequence[Sequence[float]]) -> list[Link]:

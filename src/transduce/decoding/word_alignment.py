@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from transduce.config.architectures import TransformerSettings
 from transduce.config.settings import Settings
@@ -23,8 +26,24 @@ METHODS = ("guided", "attention", "leave-out")
 _CHUNK = 64  # pairs that are scored at once
 
 
-def heads_of(settings: Settings, method: str, layer: int | None = None) -> list[Head] | None:
-    """The heads whose average a method reads; None for leave-out, which reads none.
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of cross-attention whose average aligns, at the step that reads a token or at the one that writes it."""
+
+    heads: tuple[Head, ...]
+    reads: bool
+
+    def rows(self, weights: np.ndarray) -> np.ndarray:
+        """The average row of each target token, from weights [heads, target tokens + 1, source tokens + 1]."""
+        average: np.ndarray = weights.mean(axis=0)
+        return average[1:] if self.reads else average[:-1]
+
+
+def heads_of(settings: Settings, method: str, layer: int | None = None) -> Heads | None:
+    """The heads that a method reads; None for leave-out, which reads none.
+
+    The trained head is read at the step that reads a token, for which it was trained. Without training, attention
+    serves to write the next token: there the step that writes it aligns better (benchmarks/README.md).
 
     Args:
         settings: Of the run.
@@ -48,11 +67,11 @@ def heads_of(settings: Settings, method: str, layer: int | None = None) -> list[
             raise SettingsError(
                 "--method guided: the run was not trained with training.guided_alignment; use attention or leave-out"
             )
-        return [head]
+        return Heads((head,), reads=True)
     if layer is not None and not 1 <= layer <= model.n_decoder_layers:
         raise SettingsError(f"--layer {layer}: the decoder has layers 1 to {model.n_decoder_layers}")
     chosen = model.guided_head[0] if layer is None else layer - 1
-    return [(chosen, head) for head in range(model.n_heads)]
+    return Heads(tuple((chosen, head) for head in range(model.n_heads)), reads=False)
 
 
 def common_method(runs: Iterable[Settings]) -> str:
@@ -61,7 +80,7 @@ def common_method(runs: Iterable[Settings]) -> str:
 
 
 def align_words(
-    translator: Translator, srcs: Sequence[str], tgts: Sequence[str], heads: Sequence[Head] | None
+    translator: Translator, srcs: Sequence[str], tgts: Sequence[str], heads: Heads | None
 ) -> Iterator[list[WordLink]]:
     """Yield the links of each pair of texts, sorted by the target. A text without words has none.
 
@@ -69,7 +88,7 @@ def align_words(
         translator: The model.
         srcs: Source texts.
         tgts: Their translations.
-        heads: Of `heads_of`: the average of their attention, or None to leave out source words one by one.
+        heads: Those of `heads_of`, or None to leave out source words one by one.
 
     Raises:
         DataError: The numbers of texts differ, or a text is longer than the model takes.
@@ -85,13 +104,13 @@ def align_words(
             yield _word_links(one, links)
 
 
-def _links(translator: Translator, pairs: Sequence[Alignment], heads: Sequence[Head] | None) -> list[list[Link]]:
+def _links(translator: Translator, pairs: Sequence[Alignment], heads: Heads | None) -> list[list[Link]]:
     """The links of each pair by character offsets."""
     if heads is None:
         return [links_of(translator.engine, one, None) for one in pairs]
     examples = [Example(one.src.ids, one.tgt.ids) for one in pairs]
-    weights = translator.engine.attention(examples, heads)
-    return [one.links_of_head(found.mean(axis=0)) for one, found in zip(pairs, weights, strict=True)]
+    weights = translator.engine.attention(examples, heads.heads)
+    return [one.links_of_head(heads.rows(found)) for one, found in zip(pairs, weights, strict=True)]
 
 
 def _word_links(one: Alignment, links: Sequence[Link]) -> list[WordLink]:

@@ -13,7 +13,7 @@ from transduce.data.word_links import WordLink, parse_links
 from transduce.decoding.alignment import word_weights
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
-from transduce.decoding.word_alignment import align_words, common_method, heads_of, symmetrize
+from transduce.decoding.word_alignment import Heads, align_words, common_method, heads_of, symmetrize
 from transduce.errors import DataError, SettingsError
 from transduce.runs.folder import RunFolder
 
@@ -73,8 +73,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_attention_is_the_average_of_the_heads_and_both_engines_agree(run: Path) -> None:
     translator, settings = Translator.load(run, device="cpu"), RunFolder.open(run).settings
     heads = heads_of(settings, "attention")
-    assert heads == [(0, head) for head in range(4)]  # the last but one of two layers
-    assert heads_of(settings, "attention", 2) == [(1, head) for head in range(4)]
+    assert heads == Heads(tuple((0, head) for head in range(4)), reads=False)  # the last but one of two layers
+    assert heads_of(settings, "attention", 2) == Heads(tuple((1, head) for head in range(4)), reads=False)
     found = list(align_words(translator, LINES, OTHERS, heads))
     reference = Translator(TorchEngine(translator.engine.pytorch_model()), translator.tokenizers)
     assert list(align_words(reference, LINES, OTHERS, heads)) == found
@@ -82,6 +82,13 @@ def test_attention_is_the_average_of_the_heads_and_both_engines_agree(run: Path)
     for one, src, tgt in zip(found, LINES, OTHERS, strict=True):
         assert all(link.src < len(src.split()) and link.tgt < len(tgt.split()) for link in one)
         assert len({link.tgt for link in one}) == len(one)
+
+
+def test_rows_of_heads_are_of_the_step_that_reads_or_writes_a_token() -> None:
+    weights = np.arange(12.0).reshape(2, 3, 2)  # two heads, two target tokens and the end
+    average = [[3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]
+    assert Heads(((0, 0), (0, 1)), reads=True).rows(weights).tolist() == average[1:]
+    assert Heads(((0, 0), (0, 1)), reads=False).rows(weights).tolist() == average[:-1]
 
 
 def test_leaving_out_gives_words_of_white_space(run: Path) -> None:
