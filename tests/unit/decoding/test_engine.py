@@ -52,7 +52,7 @@ class Recorder:
     def score(self, *_: object, **__: object) -> list[list[float]]:
         raise AssertionError
 
-    open_batcher = score_rows = pytorch_model = score
+    attention = open_batcher = score_rows = pytorch_model = score
 
 
 def test_the_pytorch_engine_implements_the_protocol(translator: Translator) -> None:
