@@ -2,22 +2,28 @@
 
     python benchmarks/alignment.py train --data FOLDER --runs RUNS --links gold --src grc --tgt en
     python benchmarks/alignment.py score --data FOLDER --runs RUNS --src grc --tgt en [--statistical DIR]
+    python benchmarks/alignment.py cost --data FOLDER --runs RUNS --src grc --tgt en
 
 FOLDER has train, valid and test as .grc, .en and .align (Pharaoh format, the side of --src first). `train` trains both
 directions, one after the other; --links is gold (train.align), none, or a file of links for the training text. `score`
 prints a row per method. DIR has the links of other aligners for the test text, as NAME.forward and NAME.backward, both
-in the direction of --src. benchmarks/README.md says how these were made.
+in the direction of --src. `cost` translates the test text by turns with an engine that keeps the weights of the guided
+head and with one that does not, and prints the ratio of their CPU seconds. benchmarks/README.md says how these were made.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
+from transduce.config.decoding import DecodingOptions
 from transduce.data.lines import read_lines
 from transduce.data.word_links import GoldLinks, WordLink, format_links, parse_links, read_links
 from transduce.decoding.translator import Translator
@@ -124,10 +130,32 @@ def score(args: argparse.Namespace) -> None:
         rows(label, (args.src, args.tgt), found, gold)
 
 
+def cost(args: argparse.Namespace) -> None:
+    """Print what guided alignment costs while the native library translates."""
+    run = args.runs / f"gold.{args.src}-{args.tgt}"
+    keeps = Translator.load(run, device="cpu")
+    with mock.patch("transduce.decoding.native_engine.guided_head", return_value=None):
+        plain = Translator.load(run, device="cpu")
+    lines = list(read_lines(args.data / f"{args.set}.{args.src}"))
+    for beam in (1, 5):
+        ratios = []
+        for i in range(31):
+            seconds = {}
+            for one in (keeps, plain)[:: 1 if i % 2 else -1]:
+                start = time.process_time()
+                one.translate(lines, DecodingOptions(beam=beam))
+                seconds[one] = time.process_time() - start
+            ratios.append(seconds[keeps] / seconds[plain])
+        low, median, high = statistics.quantiles(ratios, n=4)
+        print(
+            f"beam {beam}: {seconds[plain]:.2f} CPU s; with links {median:.3f} times that (quartiles {low:.3f}, {high:.3f})"
+        )
+
+
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("do", choices=("train", "score"))
+    parser.add_argument("do", choices=("train", "score", "cost"))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--src", required=True)
@@ -140,7 +168,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="*", default=[], help="other layers for the average of attention")
     parser.add_argument("--set", default="test")
     args = parser.parse_args()
-    {"train": train, "score": score}[args.do](args)
+    {"train": train, "score": score, "cost": cost}[args.do](args)
 
 
 if __name__ == "__main__":

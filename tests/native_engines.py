@@ -13,6 +13,7 @@ import pytest
 from torch import nn
 
 from oracle.stand_in import untrained
+from transduce.config.architectures import TransformerSettings
 from transduce.config.settings import Settings
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_library import instruction_set, load_library
@@ -77,7 +78,8 @@ def engine_for(
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     tables = {side: weights.get(f"{side}_embedding.table.weight") for side in ("src", "tgt")}
     sizes = {f"n_{side}": len(weights["embedding.table.weight"] if t is None else t) for side, t in tables.items()}
-    native = NativeModel(weights, settings.model, precision=precision, **sizes)  # type: ignore[arg-type]
+    head = settings.model.guided_head if isinstance(settings.model, TransformerSettings) else None
+    native = NativeModel(weights, settings.model, precision=precision, guided_head=head, **sizes)  # type: ignore[arg-type]
     reference = TorchEngine(model)
     return NativeEngine(native, reference=lambda: reference, n_threads=n_threads)
 

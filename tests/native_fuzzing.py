@@ -210,15 +210,16 @@ class Session:
 
     def collect(self, place: int) -> None:
         """What has come of a client's sentences."""
-        client, sizes = self.clients[place], [ctypes.c_int64() for _ in range(3)]
+        client, sizes = self.clients[place], [ctypes.c_int64() for _ in range(4)]
         assert self.library.transduce_collect(client, 0.0, *map(ctypes.byref, sizes)) == 0
-        n_events, n, n_tokens = (size.value for size in sizes)
-        types = (np.int64, *[np.int32] * 3, *[np.float32] * 2, np.int8, np.int32)
-        counts = (n_events, n_events, n_events, n, n, n, n, n_tokens)
+        n_events, n, n_tokens, n_weights = (size.value for size in sizes)
+        types = (np.int64, *[np.int32] * 3, *[np.float32] * 2, np.int8, *[np.int32] * 2, np.float32)
+        counts = (*[n_events] * 3, *[n] * 5, n_tokens, n_weights)
         arrays = [np.full(max(1, c), 99, kind) for kind, c in zip(types, counts, strict=True)]
         assert self.library.transduce_results(client, *(array.ctypes.data for array in arrays)) == 0
         tickets, outcomes, n_hypotheses, lengths = (array.tolist() for array in arrays[:4])
         assert sum(n_hypotheses[:n_events]) == n and sum(lengths[:n]) == n_tokens
+        assert np.dot(lengths[:n], arrays[7][:n]) == n_weights
         for ticket, outcome in zip(tickets[:n_events], outcomes, strict=False):
             if OUTCOMES[outcome] != "tokens":
                 self.ended[place][ticket] += 1

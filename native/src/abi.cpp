@@ -309,27 +309,31 @@ int32_t transduce_serve(transduce_queue* queue) {
     });
 }
 
-int32_t transduce_collect(transduce_client* client, double seconds, int64_t* n_events, int64_t* n_hypotheses, int64_t* n_tokens) {
+int32_t transduce_collect(transduce_client* client, double seconds, int64_t* n_events, int64_t* n_hypotheses, int64_t* n_tokens,
+                          int64_t* n_weights) {
     return guarded([&] {
-        require(client && n_events && n_hypotheses && n_tokens, "client and numbers must not be null");
+        require(client && n_events && n_hypotheses && n_tokens && n_weights, "client and numbers must not be null");
         client->client.queue->collect(client->client, time_after(seconds));
-        *n_events = int64_t(client->client.collected.size()), *n_hypotheses = *n_tokens = 0;
+        *n_events = int64_t(client->client.collected.size()), *n_hypotheses = *n_tokens = *n_weights = 0;
         for (const transduce::Event& event : client->client.collected)
-            for (const transduce::Finished& found : event.hypotheses) *n_hypotheses += 1, *n_tokens += int64_t(found.ids.size());
+            for (const transduce::Finished& found : event.hypotheses)
+                *n_hypotheses += 1, *n_tokens += int64_t(found.ids.size()), *n_weights += int64_t(found.attention.size());
     });
 }
 
 int32_t transduce_results(transduce_client* client, int64_t* tickets, int32_t* outcomes, int32_t* counts, int32_t* lengths,
-                          float* log_probs, float* scores, int8_t* finished, int32_t* tokens) {
+                          float* log_probs, float* scores, int8_t* finished, int32_t* widths, int32_t* tokens, float* weights) {
     return guarded([&] {
-        require(client && tickets && outcomes && counts && lengths && log_probs && scores && finished && tokens,
+        require(client && tickets && outcomes && counts && lengths && log_probs && scores && finished && widths && tokens && weights,
                 "client and results must not be null");
         for (const transduce::Event& event : client->client.collected) {
             *tickets++ = event.ticket, *outcomes++ = int32_t(event.outcome), *counts++ = int32_t(event.hypotheses.size());
             for (const transduce::Finished& found : event.hypotheses) {
                 *lengths++ = int32_t(found.ids.size());
                 *log_probs++ = found.log_prob, *scores++ = found.score, *finished++ = found.finished;
-                for (const int32_t id : found.ids) *tokens++ = id;
+                *widths++ = found.ids.empty() ? 0 : int32_t(found.attention.size() / found.ids.size());
+                tokens = std::copy(found.ids.begin(), found.ids.end(), tokens);
+                weights = std::copy(found.attention.begin(), found.attention.end(), weights);
             }
         }
         client->client.collected.clear();

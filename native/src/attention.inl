@@ -160,6 +160,12 @@ void sum_quad(const AttentionCall& call, int quad, const uint16_t* any, const fl
         for (int column = 0; column < width; column += VECS * W) columns(Constant<1>(), Constant<VECS>(), h, column);
 }
 
+template <int Q>
+void copy_scores(const AttentionCall& call, const AttentionCall::WantedHead& wanted, const float* const* scores) {
+    for (int i = 0; i < Q; i++)
+        for (int key = 0; key < call.n_scores; key++) call.scores[i][wanted.place + key] = scores[i][key * 4 + wanted.head % 4];
+}
+
 template <class Cache, int Q>
 void attend_queries(const AttentionCall& call) {
     const size_t n_keys = size_t(call.n_blocks) * kBlockKeys;
@@ -176,6 +182,8 @@ void attend_queries(const AttentionCall& call) {
         Vec largest[Q];
         float inverse[Q][4];
         score_quad<Cache, Q>(call, quad, any, scores, largest);
+        for (int w = 0; w < call.n_wanted; w++)
+            if (call.wanted[w].head / 4 == quad) copy_scores<Q>(call, call.wanted[w], scores);
         for (int i = 0; i < Q; i++) softmax_quad<Cache>(call, quad, call.masks[i], scores[i], largest[i], inverse[i]);
         if (vecs % 4 == 0) sum_quad<Cache, Q, kSums / 4, 4>(call, quad, any, scores, inverse);
         else if (vecs % 2 == 0) sum_quad<Cache, Q, kSums / 2, 2>(call, quad, any, scores, inverse);

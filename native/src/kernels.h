@@ -41,6 +41,14 @@ struct AttentionCall {
     const uint16_t* const* masks = nullptr;  // of each query: one number per block, one bit per key that it attends to
     float* const* outputs = nullptr;
     float* scratch = nullptr;  // attention_scratch(n_blocks, n_queries) floats
+    // Heads whose scores of the first n_scores keys are wanted too: those of a head go to `scores` of each query, plus its `place`.
+    struct WantedHead {
+        int head;
+        size_t place;
+    };
+    const WantedHead* wanted = nullptr;
+    int n_wanted = 0, n_scores = 0;
+    float* const* scores = nullptr;
 };
 inline size_t attention_scratch(int n_blocks, int n_queries) {
     return size_t(n_queries) * n_blocks * kBlockKeys * 4 + size_t(n_blocks) * kBlockKeys;

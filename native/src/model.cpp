@@ -49,6 +49,8 @@ transduce_config checked(const transduce_config& c) {
     check_range("tied", c.tied, 0, 1);
     check_range("recurrent", c.recurrent, 0, 1);
     check(!c.recurrent || !c.decoder_only, "recurrent", c.recurrent, "must be 0 in a model without an encoder");
+    check_range("guided_layer", c.guided_layer, -1, c.decoder_only ? -1 : c.n_decoder_layers - 1);
+    check_range("guided_head", c.guided_head, c.guided_layer < 0 ? -1 : 0, c.guided_layer < 0 ? -1 : c.n_heads - 1);
     check(!c.decoder_only || c.n_src == c.n_tgt, "n_src", c.n_src, "must be n_tgt in a model without an encoder");
     return c;
 }
@@ -274,6 +276,7 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
     width = int(round_up(config.d_model, kPad));
     inner = int(round_up(config.d_ff, kPad));
     heads = {config.n_heads, config.n_kv_heads, int(round_up(config.d_model / config.n_heads, 16))};
+    if (config.guided_layer >= 0) guided.push_back({config.guided_layer, config.guided_head});
     query_width = heads.heads * heads.head_width, key_width = heads.key_width();
     const Weights weights(tensors, n_tensors);
     const Loader loader(*this, weights);

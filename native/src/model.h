@@ -29,6 +29,11 @@ struct Stack {
     std::vector<Layer> layers;
 };
 
+// A head of cross-attention.
+struct Head {
+    int layer, head;
+};
+
 struct Model {
     Model(const transduce_config& config, const transduce_tensor* tensors, int64_t n_tensors);
 
@@ -41,6 +46,7 @@ struct Model {
     int inner;                   // d_ff, padded; a gated network has twice as many inner columns
     HeadShape heads;             // head_width: d_model / n_heads, padded to a multiple of 16: zeros change no score
     int query_width, key_width;  // of all heads, with padding inside heads only
+    std::vector<Head> guided;    // the head that was trained to align, if any
     int max_depth, max_columns;  // of all products but the logits
     Stack encoder, decoder;
     PackedMatrix memory;  // keys and values of all decoder layers' cross-attention, from the encoder's output

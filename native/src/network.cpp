@@ -10,6 +10,14 @@ constexpr int kLogitColumns = 512;  // logits of a row that are computed and sea
 constexpr size_t kLogitStride = row_stride(kLogitColumns);
 constexpr int kReadAtOnce = 512;    // tokens of a prompt
 
+// The softmax of scores that have a factor of log2(e).
+void normalize(float* scores, int n) {
+    const float largest = *std::max_element(scores, scores + n);
+    double sum = 0;
+    for (int k = 0; k < n; k++) sum += double(scores[k] = std::exp2(scores[k] - largest));
+    for (int k = 0; k < n; k++) scores[k] = float(double(scores[k]) / sum);
+}
+
 }  // namespace
 
 // ---- parts of layers
@@ -73,8 +81,9 @@ void Network::feed_forward(const Layer& layer, int rows) {
 
 // ---- attention
 
-// Queries in `wide_`, rows [first_row, first_row + n_rows), over keys_ and values_; masks_ of each row.
-void Network::attend(const AttentionKernels& kernels, int first_row, int n_rows, int n_blocks) {
+// Queries in `wide_`, rows [first_row, first_row + n_rows), over keys_ and values_; masks_ of each row. `recorded`: the sentence of
+// the rows, if it wants the weights of heads.
+void Network::attend(const AttentionKernels& kernels, int first_row, int n_rows, int n_blocks, const Sentence* recorded) {
     queries_.resize(n_rows), outputs_.resize(n_rows);
     for (int r = 0; r < n_rows; r++) {
         queries_[r] = wide_.data() + (first_row + r) * wide_stride_;
@@ -83,9 +92,15 @@ void Network::attend(const AttentionKernels& kernels, int first_row, int n_rows,
     scratch_.reserve(attention_scratch(n_blocks, kernels_.max_queries));
     AttentionCall call;
     call.heads = model_.heads, call.keys = keys_.data(), call.values = values_.data(), call.scratch = scratch_.data();
+    if (recorded) {
+        scores_.resize(n_rows);
+        for (int r = 0; r < n_rows; r++) scores_[r] = recorded->weights + size_t(r) * recorded->n_source;
+        call.wanted = wanted_.data(), call.n_wanted = int(wanted_.size()), call.n_scores = recorded->n_source;
+    }
     for (int r = 0; r < n_rows; r += call.n_queries) {
         call.n_queries = std::min(kernels_.max_queries, n_rows - r);
         call.queries = &queries_[r], call.masks = &masks_[r], call.outputs = &outputs_[r];
+        if (recorded) call.scores = &scores_[r];
         const auto is_seen = [&](int block) {
             return std::any_of(call.masks, call.masks + call.n_queries, [=](const uint16_t* mask) { return mask[block]; });
         };
@@ -148,16 +163,20 @@ void Network::recur(Sentence* const* sentences, int n, int layer, int rows) {
         }
 }
 
-void Network::attend_to_memory(Sentence* const* sentences, int n, int layer) {
+void Network::attend_to_memory(Sentence* const* sentences, int n, int layer, const std::vector<Head>& heads) {
     for (int i = 0, row = 0; i < n; i++) {
         const Sentence& s = *sentences[i];
         const int rows = int(s.places.size());
         point_at(s.memory_blocks, layer);
         masks_.assign(rows, s.memory_mask.data());
-        attend(model_.attention, row, rows, int(s.memory_blocks.size()));
+        wanted_.clear();
+        for (size_t i = 0; s.weights && i < heads.size(); i++)
+            if (heads[i].layer == layer) wanted_.push_back({heads[i].head, i * rows * s.n_source});
+        attend(model_.attention, row, rows, int(s.memory_blocks.size()), wanted_.empty() ? nullptr : &s);
+        for (const AttentionCall::WantedHead& wanted : wanted_)
+            for (int r = 0; r < rows; r++) normalize(s.weights + wanted.place + size_t(r) * s.n_source, s.n_source);
         row += rows;
     }
-    if (captured_) capture(sentences, n, layer);
 }
 
 // ---- encoder, decoder, logits
@@ -218,7 +237,7 @@ void Network::start(const Source* sources, Sentence* const* sentences, int n) {
     }
 }
 
-void Network::read(const Source* targets, Sentence* const* sentences, int n, const std::vector<Head>& heads, float* weights) {
+void Network::read(const Source* targets, Sentence* const* sentences, int n, const std::vector<Head>& heads) {
     int rows = 0, n_blocks = 0;
     for (int i = 0; i < n; i++) {
         rows += targets[i].n;
@@ -237,9 +256,7 @@ void Network::read(const Source* targets, Sentence* const* sentences, int n, con
         }
         s.ancestors.start(s.position);
     }
-    heads_wanted_ = &heads, captured_ = weights;
-    decode(sentences, n, rows);
-    captured_ = nullptr;
+    decode(sentences, n, rows, heads);
 }
 
 void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens) {
@@ -257,11 +274,11 @@ void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>
         }
         s.position++;
     }
-    decode(sentences, n, rows);
+    decode(sentences, n, rows, model_.guided);
 }
 
 // Embedded rows through the decoder.
-void Network::decode(Sentence* const* sentences, int n, int rows) {
+void Network::decode(Sentence* const* sentences, int n, int rows, const std::vector<Head>& heads) {
     if (model_.config.embedding_norm) kernels_.norm(model_.decoder.embedding_norm, x_.data(), width_, rows, nullptr, false, x_.data());
     pending_ = nullptr;
     for (int l = 0; l < model_.config.n_decoder_layers; l++) {
@@ -277,7 +294,7 @@ void Network::decode(Sentence* const* sentences, int n, int rows) {
         if (!model_.config.decoder_only) {
             const float* input = before_sublayer(layer.cross_norm, rows);
             multiplier_.multiply(layer.cross.query, input, width_, rows, wide_.data(), wide_stride_);
-            attend_to_memory(sentences, n, l);
+            attend_to_memory(sentences, n, l, heads);
             multiplier_.multiply(layer.cross.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
             after_sublayer(layer.cross.output, layer.cross_norm, rows);
         }

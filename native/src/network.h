@@ -21,6 +21,7 @@ struct Sentence {
     RecurrentStates states;
     std::vector<int> places;             // of the tokens of this pass
     std::vector<const uint16_t*> masks;  // of each of them: the places that it attends to
+    float* weights = nullptr;            // where attention of the wanted heads goes: [heads, tokens of this pass, source]; null: nowhere
     int position = 0;                    // of the next token
     int n_rows = 1;                      // live hypotheses
 
@@ -55,11 +56,6 @@ struct Draw {
     float log_prob = 0;
 };
 
-// A head of cross-attention.
-struct Head {
-    int layer, head;
-};
-
 class Network {
 public:
     explicit Network(const Model& model);
@@ -67,10 +63,10 @@ public:
     // Starts `n` sentences: fills in the memory of each or, without an encoder, reads its source as the beginning of its target.
     void start(const Source* sources, Sentence* const* sentences, int n);
     // The next tokens of sentences of one hypothesis each, all at once. Rows are tokens, sentence by sentence. The attention of
-    // `heads` goes to `weights` [heads, tokens, source] of each sentence, one behind another; then the call comes right after
-    // `start` of the same sentences.
-    void read(const Source* targets, Sentence* const* sentences, int n, const std::vector<Head>& heads = {}, float* weights = nullptr);
-    // One token of each live hypothesis: rows are hypotheses, sentence by sentence. Takes tokens [rows].
+    // `heads` goes to `weights` of each sentence.
+    void read(const Source* targets, Sentence* const* sentences, int n, const std::vector<Head>& heads = {});
+    // One token of each live hypothesis: rows are hypotheses, sentence by sentence. Takes tokens [rows]. The attention of the model's
+    // guided head goes to `weights` of each sentence.
     void step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens);
     // After `step` or `read`: the best tokens of each row. `forced`: for each row a token whose logit is wanted too, or -1; null: for none.
     // Valid until the next call.
@@ -92,13 +88,12 @@ private:
     void feed_forward(const Layer& layer, int rows);
     void attend_within(const std::vector<int>& starts);
     void encode(const Source* sources, Sentence* const* sentences, int n);
-    void decode(Sentence* const* sentences, int n, int rows);
+    void decode(Sentence* const* sentences, int n, int rows, const std::vector<Head>& heads);
     void attend_to_history(Sentence* const* sentences, int n, int layer);
     void recur(Sentence* const* sentences, int n, int layer, int rows);
-    void attend_to_memory(Sentence* const* sentences, int n, int layer);
-    void attend(const AttentionKernels& kernels, int first_row, int n_rows, int n_blocks);
+    void attend_to_memory(Sentence* const* sentences, int n, int layer, const std::vector<Head>& heads);
+    void attend(const AttentionKernels& kernels, int first_row, int n_rows, int n_blocks, const Sentence* recorded = nullptr);
     void point_at(const std::vector<char*>& blocks, int layer);
-    void capture(Sentence* const* sentences, int n, int layer);
 
     void start_best(const std::vector<BestWanted>& parts);
     static void hide_padding(const PackedMatrix& matrix, float* logits, int column, int last);
@@ -133,8 +128,8 @@ private:
     CausalMasks causal_;
     Sampler sampler_{model_.kernels};
     Buffer<float> drawn_hidden_, drawn_logits_;
-    const std::vector<Head>* heads_wanted_ = nullptr;
-    float* captured_ = nullptr;  // null: nothing is wanted
+    std::vector<AttentionCall::WantedHead> wanted_;  // of this layer
+    std::vector<float*> scores_;
     std::vector<RowBest> best_;
     std::vector<float> best_values_;
     std::vector<int32_t> best_ids_;

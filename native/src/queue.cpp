@@ -174,7 +174,7 @@ void Queue::expire() {
 void Queue::deliver(Worker::Slot& slot) {
     Request& request = *slot.request;
     if (request.ended) return;
-    if (!slot.certain.empty()) report(*request.client, {request.ticket, Outcome::tokens, {{0, 0, false, std::move(slot.certain)}}});
+    if (!slot.certain.empty()) report(*request.client, {request.ticket, Outcome::tokens, {{0, 0, false, std::move(slot.certain), {}}}});
     slot.certain.clear();
     if (slot.done) end(request, Outcome::done, slot.search.results());
 }

@@ -37,47 +37,20 @@ void Scorer::score(const Pairs& pairs, const int32_t* tokens, float* log_probs, 
         const int n = int(sources.size());
         if (int(sentences.size()) < n) sentences.resize(n);
         states.resize(n);
-        for (int i = 0; i < n; i++) states[i] = &sentences[i];
+        for (int i = 0; i < n; i++) {
+            states[i] = &sentences[i];
+            states[i]->weights = weights;
+            if (weights) weights += heads.size() * sources[i].n * size_t(targets[i].n);
+        }
         network->start(sources.data(), states.data(), n);
-        network->read(targets.data(), states.data(), n, heads, weights);
+        network->read(targets.data(), states.data(), n, heads);
         const RowBest* rest = network->best_tokens({{rows, 1, true}}, tokens);
         for (int r = 0; r < rows; r++, tokens++) *log_probs++ = *tokens < 0 ? 0 : rest[r].forced - log_sum_exp(rest[r]);
         for (Sentence* state : states) network->forget(*state);
-        if (weights)
-            for (int i = 0; i < n; i++) weights += heads.size() * sources[i].n * size_t(targets[i].n);
     }
     model_.kernels.release();
     const std::lock_guard<std::mutex> lock(mutex_);
     idle_.push_back(std::move(network));
-}
-
-// The weights of one head, from the queries of this layer and the keys that `encode` has left in memory_; queries have a factor
-// of log2(e).
-void Network::capture(Sentence* const* sentences, int n, int layer) {
-    const int head_width = model_.heads.head_width, groups = model_.heads.heads / model_.heads.kv_heads;
-    float* to = captured_;
-    size_t source = 0, row = 0;
-    for (int i = 0; i < n; i++) {
-        const int rows = int(sentences[i]->places.size()), n_keys = sentences[i]->n_source;
-        for (const Head& head : *heads_wanted_) {
-            const size_t key_at = size_t(2 * layer) * model_.key_width + head.head / groups * head_width;
-            for (int r = 0; r < rows; r++, to += n_keys) {
-                if (head.layer != layer) continue;
-                const float* query = wide_.data() + (row + r) * wide_stride_ + head.head * head_width;
-                double sum = 0;
-                float largest = -HUGE_VALF;
-                for (int k = 0; k < n_keys; k++) {
-                    const float* key = memory_.data() + (source + k) * memory_stride_ + key_at;
-                    float score = 0;
-                    for (int c = 0; c < head_width; c++) score += query[c] * key[c];
-                    to[k] = score, largest = std::max(largest, score);
-                }
-                for (int k = 0; k < n_keys; k++) sum += double(to[k] = std::exp2(to[k] - largest));
-                for (int k = 0; k < n_keys; k++) to[k] = float(double(to[k]) / sum);
-            }
-        }
-        source += n_keys, row += rows;
-    }
 }
 
 }  // namespace transduce

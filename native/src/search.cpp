@@ -9,7 +9,7 @@ namespace transduce {
 void Search::start(const SearchOptions& options, int limit, const std::vector<int32_t>& prompt, const std::vector<int32_t>& prefix) {
     options_ = options, prompt_ = &prompt, prefix_ = &prefix, limit_ = limit, length_ = 0, n_ended_ = 0;
     live_.assign(1, {0, 0, prompt.back(), -1, 0});
-    history_.clear(), finished_.clear();
+    history_.clear(), finished_.clear(), attention_.clear(), width_ = 0;
     if (options.sampled) finished_.resize(options.n_best);
 }
 
@@ -22,6 +22,26 @@ std::vector<int32_t> Search::path_to(int node) const {
     for (; node >= 0; node = history_[node].before) tokens.push_back(history_[node].token);
     std::reverse(tokens.begin(), tokens.end());
     return tokens;
+}
+
+void Search::take_attention(const float* rows, int width) {
+    width_ = size_t(width);
+    if (!length_) return;  // the prompt was read
+    attention_.resize(history_.size() * width_);
+    for (const Live& live : live_) {
+        std::copy_n(rows, width_, attention_.begin() + live.node * width_);
+        rows += width;
+    }
+}
+
+std::vector<float> Search::attention_to(int node, size_t n_tokens) const {
+    std::vector<float> rows(n_tokens * width_);
+    for (; node >= 0; node = history_[node].before) {
+        n_tokens--;
+        const size_t from = node * width_;
+        if (from < attention_.size()) std::copy_n(attention_.begin() + from, width_, rows.begin() + n_tokens * width_);
+    }
+    return rows;
 }
 
 void Search::repeating_tokens(int row, std::vector<int32_t>& tokens) const {
@@ -44,7 +64,9 @@ void Search::finish(float log_prob, int node, bool finished) {
         while (place != finished_.begin() && std::prev(place)->score < score) --place;
     }
     if (place == finished_.end() && int(finished_.size()) == options_.n_best) return;
-    finished_.insert(place, {log_prob, score, finished, path_to(node)});
+    std::vector<int32_t> ids = path_to(node);
+    std::vector<float> attention = attention_to(node, ids.size());
+    finished_.insert(place, {log_prob, score, finished, std::move(ids), std::move(attention)});
     if (int(finished_.size()) > options_.n_best) finished_.pop_back();
 }
 
@@ -93,8 +115,11 @@ bool Search::extend_samples(const Continuation* drawn) {
             history_.push_back({node, c.token});
             node = int(history_.size()) - 1;
         }
-        if (ends || length_ + 1 == limit_) finished_[draw_sample(i)] = {c.log_prob, c.log_prob / float(length_ + 1), ends, path_to(node)};
-        else next_.push_back({c.log_prob, c.parent, c.token, node, draw_sample(i)});
+        if (ends || length_ + 1 == limit_) {
+            std::vector<int32_t> ids = path_to(node);
+            std::vector<float> attention = attention_to(node, ids.size());
+            finished_[draw_sample(i)] = {c.log_prob, c.log_prob / float(length_ + 1), ends, std::move(ids), std::move(attention)};
+        } else next_.push_back({c.log_prob, c.parent, c.token, node, draw_sample(i)});
     }
     length_++;
     live_.swap(next_);

@@ -2,6 +2,7 @@
 // network. The rules are those of transduce/decoding/search.py.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct Finished {
     float log_prob, score;
     bool finished;  // false: cut off at the limit
     std::vector<int32_t> ids;
+    std::vector<float> attention;  // [ids, width] of `Search::take_attention`; the last token of what was cut off was not read: zeros
 };
 
 class Search {
@@ -43,6 +45,9 @@ public:
     int parent(int row) const { return live_[row].parent; }
     // The token of the prefix that comes next; -1: the prefix is complete.
     int32_t forced_token() const { return length_ < int(prefix_->size()) ? (*prefix_)[length_] : -1; }
+
+    // Keeps rows of `width` numbers, one for each live hypothesis, with the tokens that were read in this step; before `extend`.
+    void take_attention(const float* rows, int width);
 
     // Appends the tokens after which an n-gram of this row would occur a second time; none where a token is forced.
     void repeating_tokens(int row, std::vector<int32_t>& tokens) const;
@@ -78,12 +83,15 @@ private:
     bool is_done() const;
     float normalized(float log_prob, int length) const;
     std::vector<int32_t> path_to(int node) const;
+    std::vector<float> attention_to(int node, size_t n_tokens) const;
 
     SearchOptions options_;
     const std::vector<int32_t>*prompt_ = nullptr, *prefix_ = nullptr;
     int limit_ = 0, length_ = 0, n_ended_ = 0;
     std::vector<Live> live_, next_;
     std::vector<Node> history_;
+    std::vector<float> attention_;  // [nodes of tokens that were read, width]
+    size_t width_ = 0;
     std::vector<Finished> finished_;  // best first, those that were cut off after all others
 };
 

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 10
+#define TRANSDUCE_ABI_VERSION 11
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -37,6 +37,7 @@ typedef struct {
     int32_t decoder_only;     /* 1: no encoder and no cross-attention; targets continue their sources, n_src is n_tgt */
     int32_t recurrent;        /* 1: the decoder has recurrent units (SSRU) in place of self-attention */
     int32_t tied;             /* 1: the output uses the target embedding; 0: output_embedding.weight */
+    int32_t guided_layer, guided_head; /* decoder layer and head of cross-attention that were trained to align; -1: none */
 } transduce_config;
 
 /* Weights by the names of a run folder's model.safetensors (the embedding of a model without an encoder is `tgt_embedding`); row-major
@@ -128,15 +129,18 @@ TRANSDUCE_API int32_t transduce_serve(transduce_queue* queue);
 enum { TRANSDUCE_DONE = 0, TRANSDUCE_TOKENS = 1, TRANSDUCE_CANCELLED = 2, TRANSDUCE_EXPIRED = 3, TRANSDUCE_FAILED = 4 };
 
 /* Takes what has come of the client's sentences; waits up to `seconds` until there is something. Gives the numbers of events, of
- * their hypotheses and of the tokens of these. */
+ * their hypotheses, of the tokens of these and of their weights. */
 TRANSDUCE_API int32_t transduce_collect(transduce_client* client, double seconds, int64_t* n_events, int64_t* n_hypotheses,
-                                        int64_t* n_tokens);
+                                        int64_t* n_tokens, int64_t* n_weights);
 /* What it took. Of each event its ticket, one of the codes above (each sentence has one event, the last, that is not
  * TRANSDUCE_TOKENS) and its number of hypotheses. Of each hypothesis, best first, its number of tokens (without the end), its
- * log-probability, its score, and 1 if it is finished (0: cut off at the limit). All tokens. TRANSDUCE_TOKENS has one hypothesis: the
- * tokens that are new. */
+ * log-probability, its score, 1 if it is finished (0: cut off at the limit), and the number of weights of each of its tokens. All
+ * tokens. TRANSDUCE_TOKENS has one hypothesis: the tokens that are new. All weights: of each token the attention of the guided head
+ * to each token of the source, at the step that read the token; zeros if no step did, which is so of the last token that was cut off.
+ * No weights without a guided head, and of searches of more than 2^24 of them. */
 TRANSDUCE_API int32_t transduce_results(transduce_client* client, int64_t* tickets, int32_t* outcomes, int32_t* counts, int32_t* lengths,
-                                        float* log_probs, float* scores, int8_t* finished, int32_t* tokens);
+                                        float* log_probs, float* scores, int8_t* finished, int32_t* widths, int32_t* tokens,
+                                        float* weights);
 
 /* ---- Scoring */
 

@@ -18,6 +18,7 @@ int best_rows(const Model& model, int beam) {
 
 constexpr double kRefill = 1.0 / 6;  // the part that must be free before sentences are added
 constexpr double kRounding = 1e-9;
+constexpr double kMostWeights = 1 << 24;  // of attention that is kept with the tokens of a search: 64 MiB
 
 // The number of best continuations that a search wants of each row.
 int n_best_tokens(const SearchOptions& options, const Model& model) {
@@ -67,6 +68,7 @@ void Worker::start_new() {
         const bool prompt = model_.config.decoder_only;  // the last token of a prompt is read in the first step
         slot.search.start(request.options, request.limit, prompt ? request.ids : start_, request.prefix);
         slot.list.start(model_, request.allowed);
+        slot.attended = !model_.guided.empty() && double(request.options.beam) * request.limit * request.ids.size() <= kMostWeights;
         sources_.push_back({request.ids.data(), int(request.ids.size()) - prompt});
         states_.push_back(&slot.state);
     }
@@ -88,6 +90,8 @@ void Worker::gather_rows() {
         const int k = n_best_tokens(options, model_), rows = search.n_live();
         const int32_t forced = search.forced_token();
         any_forced_ |= forced >= 0;
+        if (slot->attended) slot->attention.resize(size_t(rows) * slot->state.n_source);
+        slot->state.weights = slot->attended ? slot->attention.data() : nullptr;
         states_.push_back(&slot->state);
         for (int r = 0; r < rows; r++) {
             tokens_.push_back(search.last_token(r)), forced_.push_back(forced), repeats_.emplace_back();
@@ -110,6 +114,7 @@ void Worker::step() {
     draw_samples();
     const Draw* draws = draws_.data();
     for (Slot* slot : active_) {
+        if (slot->attended) slot->search.take_attention(slot->attention.data(), slot->state.n_source);
         const int rows = slot->search.n_live();
         const int n_draws = slot->request->options.sampled ? slot->search.n_draws() : 0;
         slot->done = n_draws ? extend_samples(*slot, draws) : extend(*slot, best);

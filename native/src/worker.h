@@ -23,6 +23,8 @@ public:
         bool done = false;             // the search has ended: its results are final
         std::vector<int32_t> certain;  // tokens of a request that streams that were not certain before this step
         int n_certain = 0;             // all of them
+        bool attended = false;         // the attention of the guided head is kept with the tokens
+        std::vector<float> attention;  // of this step: [rows, source]
     };
 
     explicit Worker(const Model& model) : model_(model), start_{model.config.bos} {}

@@ -33,6 +33,7 @@ struct Model {
         config.d_model = 32, config.d_ff = 48, config.n_heads = 2, config.n_kv_heads = 2;
         config.n_encoder_layers = config.n_decoder_layers = 1;
         config.n_src = config.n_tgt = kTokens, config.max_positions = 1;
+        config.guided_layer = 0, config.guided_head = 1;
         config.positions = 1, config.norm_eps = 1e-5f, config.embedding_scale = 1;
         config.pad = 0, config.bos = 2, config.eos = 3, config.precision = precision, config.tied = 1;
         for (const std::string side : {"encoder", "decoder"}) {
@@ -102,30 +103,33 @@ struct Request {
 };
 constexpr int kRequests = 25;
 
-// The tokens and scores of a sentence that is done.
+// The tokens, scores and attention of a sentence that is done.
 struct Result {
     std::vector<int32_t> tokens;
-    std::vector<float> scores;
-    bool operator==(const Result& other) const { return tokens == other.tokens && scores == other.scores; }
+    std::vector<float> scores, weights;
+    bool operator==(const Result& other) const {
+        return tokens == other.tokens && scores == other.scores && weights == other.weights;
+    }
 };
 
 // Takes what has come; gives each sentence that has ended to `look`, with its outcome. Returns how many.
 template <class Look>
 int collect(transduce_client* client, double seconds, Look look) {
-    int64_t n_events, n, n_tokens;
-    CHECK(transduce_collect(client, seconds, &n_events, &n, &n_tokens) == 0);
+    int64_t n_events, n, n_tokens, n_weights;
+    CHECK(transduce_collect(client, seconds, &n_events, &n, &n_tokens, &n_weights) == 0);
     std::vector<int64_t> tickets(n_events + 1);
-    std::vector<int32_t> outcomes(n_events + 1), counts(n_events + 1), lengths(n + 1), tokens(n_tokens + 1);
-    std::vector<float> log_probs(n + 1), scores(n + 1);
+    std::vector<int32_t> outcomes(n_events + 1), counts(n_events + 1), lengths(n + 1), widths(n + 1), tokens(n_tokens + 1);
+    std::vector<float> log_probs(n + 1), scores(n + 1), weights(n_weights + 1);
     std::vector<int8_t> finished(n + 1);
     CHECK(transduce_results(client, tickets.data(), outcomes.data(), counts.data(), lengths.data(), log_probs.data(), scores.data(),
-                            finished.data(), tokens.data()) == 0);
-    int ended = 0, hypothesis = 0, token = 0;
+                            finished.data(), widths.data(), tokens.data(), weights.data()) == 0);
+    int ended = 0, hypothesis = 0, token = 0, weight = 0;
     for (int i = 0; i < n_events; i++) {
         Result result;
         for (int k = 0; k < counts[i]; k++, hypothesis++) {
             result.scores.push_back(scores[hypothesis]);
             for (int t = 0; t < lengths[hypothesis]; t++) result.tokens.push_back(tokens[token++]);
+            for (int w = 0; w < lengths[hypothesis] * widths[hypothesis]; w++) result.weights.push_back(weights[weight++]);
         }
         if (outcomes[i] == TRANSDUCE_TOKENS) continue;
         look(tickets[i], outcomes[i], result);

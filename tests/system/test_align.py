@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from system.commands import assert_refused, small, transduce
-from transduce import Translator
+from transduce import DecodingOptions, Translator
 from transduce.config.settings import Settings
 from transduce.data.store import AlignedStore
 from transduce.errors import SettingsError
@@ -78,6 +79,28 @@ def test_a_guided_head_aligns_and_is_the_default(run: Path, texts: Path) -> None
     src, tgt = ((texts / f"test.{side}").read_text().splitlines()[0] for side in ("en", "de"))
     (found,) = translator.align([src], [tgt])
     assert {(src[a:b], tgt[c:d]) for a, b, c, d in found} >= {(w, w[::-1]) for w in src.split()[2:3]}
+
+
+def test_translations_have_the_links_that_another_pass_finds(run: Path, texts: Path) -> None:
+    translator = Translator.load(run, device="cpu")
+    srcs = [*(texts / "test.en").read_text().splitlines(), ""]
+    for options in (DecodingOptions(beam=1), DecodingOptions(beam=3, n_best=2), DecodingOptions(max_length=3)):
+        found = translator.translate(srcs, options)
+        # An output may have other tokens than its text, which `align` reads.
+        whole = [
+            one
+            for one in found
+            if one.ids and one.finished and list(one.ids) == translator.tokenizers.tgt.encode(one.text)
+        ]
+        assert options.max_length == 3 or len(whole) > len(found) / 2
+        assert [one.candidates[0].attention is not None for one in found] == [bool(one.ids) for one in found]
+        picked = [srcs[found.index(one)] for one in whole]
+        with patch.object(type(translator.engine), "attention", side_effect=AssertionError("another pass")):
+            links = translator.align(picked, whole)
+        assert links == translator.align(picked, [one.text for one in whole])
+        translator.align(srcs, found)
+    (other,) = translator.align(["so ba du ke"], [found[0]])  # a translation of another source: one more pass
+    assert other == translator.align(["so ba du ke"], [found[0].text])[0]
 
 
 def test_symmetrized_with_a_run_for_the_other_direction(run: Path, texts: Path) -> None:

@@ -20,6 +20,7 @@ from transduce.config.architectures import TransformerSettings
 from transduce.config.settings import Settings
 from transduce.data.examples import Example
 from transduce.decoding.engine import Engine
+from transduce.decoding.results import Candidate, Translation
 from transduce.errors import DataError
 from transduce.text.scripts import script
 from transduce.text.special import Span, Vocabulary
@@ -124,7 +125,7 @@ def align(
     engine: Engine,
     tokenizers: Tokenizers,
     srcs: Sequence[str],
-    tgts: Sequence[str],
+    tgts: Sequence[str | Translation],
     *,
     longest: int,
     head: tuple[int, int] | None = None,
@@ -133,12 +134,21 @@ def align(
     if len(srcs) != len(tgts):
         raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to align")
     found: list[list[Link]] = []
-    for number, texts in enumerate(zip(srcs, tgts, strict=True), 1):
-        one = Alignment.read(tokenizers, *texts)
+    for number, (src, tgt) in enumerate(zip(srcs, tgts, strict=True), 1):
+        one = Alignment.read(tokenizers, src, tgt if isinstance(tgt, str) else tgt.text)
         if max(len(one.src.ids), len(one.tgt.ids)) > longest:
             raise DataError(f"line {number}: more than {longest} tokens; split the line into sentences")
-        found.append(links_of(engine, one, head))
+        attention = None if isinstance(tgt, str) else _known_attention(one, tgt.candidates[0])
+        found.append(links_of(engine, one, head) if attention is None else one.links_of_head(attention))
     return found
+
+
+def _known_attention(one: Alignment, tgt: Candidate) -> np.ndarray | None:
+    """What the search kept, unless the output has other tokens than its text or the source is another."""
+    shape = len(one.tgt.ids), len(one.src.ids) + 1
+    if tgt.attention is None or tgt.attention.shape != shape or tgt.ids != tuple(one.tgt.ids):
+        return None
+    return tgt.attention
 
 
 def links_of(engine: Engine, one: Alignment, head: tuple[int, int] | None) -> list[Link]:

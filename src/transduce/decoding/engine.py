@@ -52,12 +52,15 @@ class Hypothesis:
 
     log_prob: sum of the log-probabilities (nats) of its tokens. score: log_prob / length ** length_penalty.
     finished: False where the output was cut off at the length limit, before an end of sentence.
+    attention: of the head that was trained to align, where the search kept it: [ids, source ids and their end], at the
+    step that reads the id; zeros for the last id of an output that was cut off.
     """
 
     ids: tuple[int, ...]
     log_prob: float
     score: float
     finished: bool = True
+    attention: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
 MOST_SOURCE = (1 << 16) - 1

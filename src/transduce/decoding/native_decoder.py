@@ -187,9 +187,9 @@ class NativeCaller:
         self._decoder, self._library, self._pid = decoder, decoder.library, os.getpid()
         self._handle = ctypes.c_void_p()
         check(self._library, self._library.transduce_client_new(decoder.handle, ctypes.byref(self._handle)))
-        self._sizes = (ctypes.c_int64 * 3)()  # of events, hypotheses and tokens
+        self._sizes = (ctypes.c_int64 * 4)()  # of events, hypotheses, tokens and weights
         first = ctypes.addressof(self._sizes)
-        self._size_addresses = tuple(first + i * ctypes.sizeof(ctypes.c_int64) for i in range(3))
+        self._size_addresses = tuple(first + i * ctypes.sizeof(ctypes.c_int64) for i in range(4))
 
     def fileno(self) -> int:
         """A file descriptor that can be read when there is something to collect."""
@@ -246,19 +246,23 @@ class NativeCaller:
     def collect(self, seconds: float) -> list[Event]:
         """What has come of the sentences; waits for it. Empty when time is up or the client is closed."""
         check(self._library, self._library.transduce_collect(self._handle, seconds, *self._size_addresses))
-        n_events, n, n_tokens = self._sizes
+        n_events, n, n_tokens, n_weights = self._sizes
         if not n_events:
             return []
-        columns = zip("qiiiffbi", (*[n_events] * 3, *[n] * 4, n_tokens), strict=True)
+        columns = zip("qiiiffbii", (*[n_events] * 3, *[n] * 5, n_tokens), strict=True)
         arrays = [array(kind, [0]) * max(1, size) for kind, size in columns]
-        check(self._library, self._library.transduce_results(self._handle, *map(address, arrays)))
-        tickets, outcomes, counts, lengths, log_probs, scores, finished, tokens = arrays
-        events, place, end = [], 0, 0
+        weights = np.empty(n_weights, np.float32)
+        check(self._library, self._library.transduce_results(self._handle, *map(address, arrays), address(weights)))
+        tickets, outcomes, counts, lengths, log_probs, scores, finished, widths, tokens = arrays
+        events, place, end, used = [], 0, 0, 0
         for ticket, outcome, count in zip(tickets, outcomes, counts, strict=True):
             found = []
             for _ in range(count):
                 ids = tuple(tokens[end : (end := end + lengths[place])])
-                found.append(Hypothesis(ids, log_probs[place], scores[place], finished[place] == 1))
+                attention = None
+                if width := widths[place]:
+                    attention = weights[used : (used := used + len(ids) * width)].reshape(len(ids), width)
+                found.append(Hypothesis(ids, log_probs[place], scores[place], finished[place] == 1, attention))
                 place += 1
             events.append(_event(ticket, OUTCOMES[outcome], found))
         return events

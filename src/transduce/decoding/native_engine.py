@@ -17,6 +17,7 @@ from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import resolve_preset
 from transduce.config.section import MAX_TOKENS
 from transduce.data.examples import Example, RowExample
+from transduce.decoding.alignment import guided_head
 from transduce.decoding.dynamic_batcher import DynamicBatcher
 from transduce.decoding.engine import (
     BATCH_TOKENS,
@@ -150,7 +151,13 @@ def native_engine(
         return f"the native library does not support {reason}"
     sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
     try:
-        native = NativeModel(load_arrays(folder.path / "model.safetensors"), settings, precision=precision, **sizes)
+        native = NativeModel(
+            load_arrays(folder.path / "model.safetensors"),
+            settings,
+            precision=precision,
+            guided_head=guided_head(folder.settings),
+            **sizes,
+        )
     except SettingsError as error:  # PyTorch may know more
         return f"the native library cannot use these weights: {error}"
     return NativeEngine(native, reference=reference)

@@ -18,7 +18,7 @@ import numpy as np
 from transduce.data.examples import Ids
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 10
+_ABI_VERSION = 11
 _INVALID = 1
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
@@ -51,8 +51,8 @@ def load_library() -> ctypes.CDLL | str:
         "cancel": [pointer, int64],
         "work": [pointer, double, pointer],
         "serve": [pointer],
-        "collect": [pointer, double, pointer, pointer, pointer],
-        "results": [pointer] * 9,
+        "collect": [pointer, double, *[pointer] * 4],
+        "results": [pointer] * 11,
         "score": [*[pointer] * 4, int32, pointer],
     }
     for name, types in arguments.items():

@@ -39,6 +39,7 @@ class Config(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("positions", "activation", "gated")),
         *((name, ctypes.c_float) for name in ("norm_eps", "embedding_scale")),
         *((name, ctypes.c_int32) for name in ("pad", "bos", "eos", "precision", "decoder_only", "recurrent", "tied")),
+        *((name, ctypes.c_int32) for name in ("guided_layer", "guided_head")),
     ]
 
 
@@ -81,6 +82,7 @@ class NativeModel:
         n_src: int,
         n_tgt: int,
         precision: NativePrecision = "float32",
+        guided_head: tuple[int, int] | None = None,
     ) -> None:
         """Pack the weights of a supported model.
 
@@ -90,6 +92,7 @@ class NativeModel:
             n_src: Size of the source vocabulary.
             n_tgt: Size of the target vocabulary.
             precision: Of the matrix products.
+            guided_head: Decoder layer and head that were trained to align, if any.
 
         Raises:
             SettingsError: The weights do not fit the settings.
@@ -97,7 +100,7 @@ class NativeModel:
         library = load_library()
         assert not isinstance(library, str), library
         self.library, self.handle, self.settings = library, ctypes.c_void_p(), settings
-        config = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt)
+        config = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt, guided_head=guided_head)
         given = plain_weights(weights, settings)
         tensors = (NamedTensor * len(given))(
             *(NamedTensor(name.encode(), array.ctypes.data, *_matrix_shape(array)) for name, array in given.items())
@@ -137,9 +140,16 @@ def plain_weights(weights: Weights, settings: NativeSettings) -> dict[str, np.nd
     return {name: np.require(array, np.float32, ["C", "A"]) for name, array in plain.items()}
 
 
-def native_config(settings: NativeSettings, precision: NativePrecision, *, n_src: int, n_tgt: int) -> Config:
+def native_config(
+    settings: NativeSettings,
+    precision: NativePrecision,
+    *,
+    n_src: int,
+    n_tgt: int,
+    guided_head: tuple[int, int] | None = None,
+) -> Config:
     """The settings of a supported model as the library takes them."""
-    s = settings
+    s, (guided_layer, head) = settings, guided_head or (-1, -1)
     return Config(
         d_model=s.d_model,
         d_ff=s.d_ff,
@@ -165,4 +175,6 @@ def native_config(settings: NativeSettings, precision: NativePrecision, *, n_src
         decoder_only=isinstance(s, GPTSettings),
         recurrent=s.replaces_self_attention,
         tied=s.tie != "none",
+        guided_layer=guided_layer,
+        guided_head=head,
     )

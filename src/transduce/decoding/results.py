@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from transduce.logging import Log
 
@@ -18,7 +20,7 @@ MAX_NOTES = 5
 class Candidate:
     """One output for a line. `log_prob`: nats, with the end of the sentence; `score`: what the search ranks by.
 
-    `finished` is False where the output was cut off at the length limit.
+    `finished` is False where the output was cut off at the length limit. `attention`: see `Hypothesis`.
     """
 
     text: str
@@ -26,6 +28,7 @@ class Candidate:
     log_prob: float
     score: float
     finished: bool = True
+    attention: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,8 @@ def format_rows(style: Style, number: int, src: str, translation: Translation, *
     Line ends inside a text become spaces, so that every row is one line.
     """
     if style == "json":
-        candidates = [{k: v for k, v in asdict(one).items() if k != "ids"} for one in translation.candidates]
+        shown = ("text", "log_prob", "score", "finished")
+        candidates = [{name: getattr(one, name) for name in shown} for one in translation.candidates]
         note = {"note": translation.note} if translation.note else {}
         values = {"line": number, "src": src, "text": translation.text, "candidates": candidates, **note}
         rows = [json.dumps(values, ensure_ascii=False)]

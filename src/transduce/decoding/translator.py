@@ -148,11 +148,12 @@ class Translator(EngineModel):
             self.require_length(*sides, where=f"line {number}: ")
         return [Example(src, tgt) if len(src) or tgt else None for src, tgt in zip(src_ids, tgt_ids, strict=True)]
 
-    def align(self, srcs: Sequence[str], tgts: Sequence[str]) -> list[list[Link]]:
+    def align(self, srcs: Sequence[str], tgts: Sequence[str | Translation]) -> list[list[Link]]:
         """The words of each of `tgts` with the words of each of `srcs` that they translate, by character offsets.
 
         A word of a target has one link or none; a word of a source has any number. It works for every architecture, and
-        takes a pass of scoring for each word of a source; one pass in all where the run has `guided_head`.
+        takes a pass of scoring for each word of a source. Where the run has `guided_head`, it takes one pass; and none
+        for what `translate` has returned, if the native library translated it: its search has kept the links.
         """
         return align(self.engine, self.tokenizers, srcs, tgts, longest=self.longest, head=self.guided_head)
 
@@ -230,7 +231,7 @@ class Translator(EngineModel):
             notes.append(f"source of {len(source.ids)} tokens; the longest in training had {self.trained_length}")
         if not hypotheses[0].finished:
             notes.append(f"output cut off at {source.limit} tokens")
-        candidates = (Candidate(decode(h.ids), h.ids, h.log_prob, h.score, h.finished) for h in hypotheses)
+        candidates = (Candidate(decode(h.ids), h.ids, h.log_prob, h.score, h.finished, h.attention) for h in hypotheses)
         return Translation(tuple(candidates), "; ".join(notes))
 
 

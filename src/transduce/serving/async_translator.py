@@ -98,7 +98,9 @@ class AsyncTranslator:
         sources = [one for one in self.translator.encode(["1 2 3"], options) if isinstance(one, DecodingInput)]
         await self.queue.decode(sources, options)
 
-    async def align(self, srcs: Sequence[str], tgts: Sequence[str], *, end: float = math.inf) -> list[list[Link]]:
+    async def align(
+        self, srcs: Sequence[str], tgts: Sequence[str | Translation], *, end: float = math.inf
+    ) -> list[list[Link]]:
         """Align sentences, one after another: see `Translator.align`. Empty ones have no links.
 
         Raises `ExpiredError`: they are not done at `end`, a time of the event loop.
@@ -106,13 +108,14 @@ class AsyncTranslator:
         found: list[list[Link]] = []
         async with expiring(end):
             for src, tgt in zip(srcs, tgts, strict=True):
-                if not tgt.strip():
+                text = tgt if isinstance(tgt, str) else tgt.text
+                if not text.strip():
                     found.append([])
                     continue
-                if self.translator.guided_head is not None:  # a single pass
+                if self.translator.guided_head is not None:  # a single pass or none
                     found += await self._in_thread(self.translator.align, [src], [tgt])
                     continue
-                one, pairs = await self._in_thread(self._read, src, tgt)
+                one, pairs = await self._in_thread(self._read, src, text)
                 found.append(one.links(await self._score(pairs)))
         return found
 

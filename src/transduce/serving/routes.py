@@ -118,9 +118,9 @@ class RouteTranslation:
 
     async def align(self, end: float, wanted: Sequence[bool]) -> list[list[Link]]:
         """The links between the words of the sentences that are wanted; none of others. See `AsyncTranslator.align`."""
-        all_texts = [*self.sources, [one.text for one in self.sentences]]
-        texts = [[text if want else "" for text, want in zip(some, wanted, strict=True)] for some in all_texts]
-        steps = zip(self.route.runs, texts, texts[1:], strict=False)
+        outputs: list[Sequence[str | Translation]] = [*self.sources[1:], self.sentences]
+        targets = [[one if want else "" for one, want in zip(some, wanted, strict=True)] for some in outputs]
+        steps = zip(self.route.runs, self.sources, targets, strict=True)
         links = [await run.translator.align(srcs, tgts, end=end) for run, srcs, tgts in steps]
         return [reduce(joined_links, one) for one in zip(*links, strict=True)]
 

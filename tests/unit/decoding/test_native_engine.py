@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,6 +48,11 @@ def assert_same(ours: list[Hypothesis], theirs: list[Hypothesis], *, tolerance: 
         if one.ids == other.ids:
             assert one.log_prob == pytest.approx(other.log_prob, abs=tolerance * (len(one.ids) + 1))
             assert one.finished == other.finished
+
+
+def attention(found: list[list[Hypothesis]]) -> list[bytes]:
+    """That of the guided head, as bits."""
+    return [b"" if one.attention is None else one.attention.tobytes() for hypotheses in found for one in hypotheses]
 
 
 def random_settings(seed: int) -> dict[str, Any]:
@@ -109,6 +116,7 @@ def test_a_sentence_is_bit_identical_alone_and_in_any_batch(name: str, beam: int
     asked = sources()
     alone = [one.translate([source], options)[0] for source in asked]
     assert one.translate(asked, options) == two.translate(asked, options) == alone
+    assert attention(two.translate(asked, options)) == attention(alone)
     order = random.Random(beam).sample(range(len(asked)), len(asked))
     for engine in (one, two):
         for size in (3, 17):
@@ -154,6 +162,40 @@ def test_every_instruction_set_gives_the_hypotheses_of_pytorch(name: str, monkey
             assert eights["amx"] == eights["avx512_vnni"] == eights["avx512"], "int8 has the same bits"
     differences = [abs(one[0].score - other[0].score) for one, other in zip(eights[isas[-1]], theirs, strict=True)]
     assert sum(differences) / len(differences) < 0.2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [DecodingOptions(beam=1, scores=False), DecodingOptions(beam=4, n_best=4), DecodingOptions(sample=True, n_best=3)],
+)
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_the_guided_head_s_attention_of_a_search_is_that_of_pytorch(
+    name: str, options: DecodingOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = translator_settings(**TRANSLATORS[name]).model.guided_head
+    asked = [one if options.sample else replace(one, prefix=(9, 7)[: one.limit]) for one in sources()]
+    for isa, precision in [*((isa, "float32") for isa in instruction_sets()), (instruction_sets()[-1], "int8")]:
+        monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", isa)
+        engine = engine_of(name, precision=precision)  # type: ignore[arg-type]
+        found = engine.translate(asked, options)
+        outputs = [(source, one) for source, hypotheses in zip(asked, found, strict=True) for one in hypotheses]
+        exact = pytorch_of(name) if precision == "float32" else engine
+        weights = exact.attention([Example(source.ids, one.ids) for source, one in outputs], [head])
+        for (_, one), rows in zip(outputs, weights, strict=True):
+            n_read = len(one.ids) - (not one.finished)
+            if not one.ids:
+                continue
+            assert one.attention is not None and one.attention.shape == (len(one.ids), rows.shape[2])
+            atol = 2e-4 if precision == "float32" else 0.05  # rounding may change an int8 number
+            np.testing.assert_allclose(one.attention[:n_read], rows[0, 1 : n_read + 1], atol=atol)
+            assert not one.attention[n_read:].any()
+
+
+def test_long_searches_keep_no_attention() -> None:
+    source = DecodingInput((0,), list(range(4, 600)), 60)
+    for beam, is_kept in ((1, True), (512, False)):
+        (found,) = engine_of("ssru").translate([source], DecodingOptions(beam=beam))
+        assert (found[0].attention is not None) == is_kept
 
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

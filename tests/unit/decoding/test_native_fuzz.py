@@ -163,7 +163,7 @@ def test_null_pointers_are_refused() -> None:
     assert lib.transduce_client_new(null, null) == lib.transduce_submit(null, null, 0, null, 0, 1.0, 0) == 1
     assert lib.transduce_client_fd(null, null) == lib.transduce_cancel(null, 0) == 1
     assert lib.transduce_work(null, 1.0, null) == lib.transduce_serve(null) == 1
-    assert lib.transduce_collect(null, 0.0, null, null, null) == lib.transduce_results(*[null] * 9) == 1
+    assert lib.transduce_collect(null, 0.0, *[null] * 4) == lib.transduce_results(*[null] * 11) == 1
     assert lib.transduce_score(null, null, null, null, 0, null) == lib.transduce_queue_load(null, null) == 1
     for name in ("queue_close", "queue_free", "client_close", "client_free", "model_free"):
         getattr(lib, f"transduce_{name}")(null)
