@@ -8,7 +8,8 @@ FOLDER has train, valid and test as .grc, .en and .align (Pharaoh format, the si
 directions, one after the other; --links is gold (train.align), none, or a file of links for the training text. `score`
 prints a row per method. DIR has the links of other aligners for the test text, as NAME.forward and NAME.backward, both
 in the direction of --src. `cost` translates the test text by turns with an engine that keeps the weights of the guided
-head and with one that does not, and prints the ratio of their CPU seconds. benchmarks/README.md says how these were made.
+head and with one that does not, and prints the ratio of their CPU seconds. benchmarks/README.md says how these were
+made.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ def cost(args: argparse.Namespace) -> None:
             ratios.append(seconds[keeps] / seconds[plain])
         low, median, high = statistics.quantiles(ratios, n=4)
         print(
-            f"beam {beam}: {seconds[plain]:.2f} CPU s; with links {median:.3f} times that (quartiles {low:.3f}, {high:.3f})"
+            f"beam {beam}: {seconds[plain]:.2f} CPU s; with links {median:.3f} times that "
+            f"(quartiles {low:.3f}, {high:.3f})"
         )
 
 
