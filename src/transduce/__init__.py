@@ -19,6 +19,7 @@ _LAZY = {
     "compare": "transduce.comparison.compare",
     "diagnose": "transduce.doctor.diagnose",
     "distill": "transduce.distillation.distill",
+    "inspect": "transduce.inspection.look",
     "train": "transduce.pipeline",
     "translate_to_folder": "transduce.bulk.translate",
 }

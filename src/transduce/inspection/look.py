@@ -5,17 +5,19 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from transduce.decoding.translator import Translator
 from transduce.inspection.arrays import NamedArray, pack
 from transduce.inspection.heatmap import HeatMap
 from transduce.inspection.page import kept_page
 from transduce.inspection.parts import Part, cell, parts_of
-from transduce.inspection.replay import replay
-from transduce.inspection.subjects import Sentence, Subject, TranslationSubject
+from transduce.inspection.replay import Replay
+from transduce.inspection.subjects import Sentence, Subject, TranslationSubject, open_subject
 from transduce.inspection.views import (
     RULES,
     attention_view,
@@ -90,7 +92,6 @@ def look(
         found, log_probs = recorded_run(subject, model, sentence)
         parts = tuple(parts_of(model, found, subject.side_of))
         lens = lens_view(subject, model, found, sentence)
-        steps = _steps(subject, model, sentence, prefix)
         original = subject.read(subject.model, text, target, prefix) if off else None
     sides = sentence.sides
     predicted = sides[subject.predicted]
@@ -109,10 +110,25 @@ def look(
         "tokens": tokens_view(log_probs, sentence, predicted),
         "saliency": saliency_view(subject, model, sentence),
         "lens": lens,
-        "steps": steps,
+        "steps": _steps(subject, sentence.search),
     }
     views["absent"] = _absent(subject, views)
     return Inspection(sentence, parts, views)
+
+
+def inspect(
+    model: Translator | Path | str, text: str, target: str | None = None, *, off: Sequence[str] = ()
+) -> Inspection:
+    """Look into a translator, or into the model of a run folder of any task: see `look`.
+
+    >>> transduce.inspect(translator, "A dog.")["decoder.blocks.0.cross_attention.weights"]  # doctest: +SKIP
+    <weights, after the softmax: head=4, query=4, key=4>
+    """
+    if not isinstance(model, Translator):
+        return look(open_subject(model), text, target, off=off)
+    engine = model.engine.pytorch_model()
+    subject = TranslationSubject(engine, None, model.tokenizers, settings=model.settings, longest=model.longest)
+    return look(subject, text, target, off=off)
 
 
 _MAPS = {
@@ -188,12 +204,10 @@ def _part_data(part: Part, with_values: bool) -> dict[str, Any]:
     }
 
 
-def _steps(subject: Subject, model: Any, sentence: Sentence, prefix: Sequence[int]) -> dict[str, Any] | None:
+def _steps(subject: Subject, found: Replay | None) -> dict[str, Any] | None:
     """The search for the translation, step by step."""
-    if not isinstance(subject, TranslationSubject):
+    if found is None:
         return None
-    options, src = subject.options(), sentence.inputs[0]
-    found = replay(model, src, options, limit=max(subject.limit(src), len(prefix) + 1), prefix=prefix)
     vocabulary = subject.tokenizers.tgt
     steps = [
         {
@@ -223,11 +237,11 @@ def _steps(subject: Subject, model: Any, sentence: Sentence, prefix: Sequence[in
         for one, end in zip(found.results, found.ends, strict=True)
     ]
     return {
-        "beam": options.beam,
-        "length_penalty": options.length_penalty,
+        "beam": found.options.beam,
+        "length_penalty": found.options.length_penalty,
         "steps": steps,
         "results": results,
-        "why": _why(results, options.length_penalty),
+        "why": _why(results, found.options.length_penalty),
     }
 
 

@@ -23,6 +23,7 @@ from transduce.data.sentence_pairs import pack
 from transduce.decoding.alignment import words_of_tokens
 from transduce.decoding.loading import open_model
 from transduce.errors import DataError, SettingsError
+from transduce.inspection.replay import Replay, replay
 from transduce.nn.embedding import TokenEmbedding
 from transduce.runs.folder import RunFolder
 from transduce.text.special import BOS, EOS, MASK, Vocabulary, encode_with_masks
@@ -60,12 +61,14 @@ class Sentence:
     """What is looked into: the inputs of the model, the tokens that it should predict, and the sides by name.
 
     inputs: of `Subject.hidden`. targets: [T], a token to predict for each row of the logits; empty for a classifier.
+    search: for the translation, step by step; None if the model does not translate.
     """
 
     inputs: tuple[Tensor, ...]
     targets: Int[Tensor, " T"]
     sides: dict[str, Side]
     is_given: bool
+    search: Replay | None = None
 
 
 class Subject(ABC):
@@ -80,12 +83,31 @@ class Subject(ABC):
     stack: str
     predicted: str = "tgt_out"
 
-    def __init__(self, model: nn.Module, folder: RunFolder | None, tokenizers: Tokenizers) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        folder: RunFolder | None,
+        tokenizers: Tokenizers,
+        *,
+        settings: DecodingSettings | None = None,
+        longest: int | None = None,
+    ) -> None:
+        """Look into a model in eval mode.
+
+        Args:
+            model: The model.
+            folder: Of its run, if it has one.
+            tokenizers: Its vocabularies.
+            settings: The values of decoding options (default: those of the run).
+            longest: Most tokens of a sentence that the model takes (default: as the run says).
+        """
         self.model: Any = model
         self.folder, self.tokenizers = folder, tokenizers
         self.name = "model" if folder is None else folder.path.name
         self.device = next(model.parameters()).device
-        self.settings = DecodingSettings() if folder is None else folder.settings.decoding
+        of_run = None if folder is None else folder.settings
+        self.settings = settings or (of_run.decoding if of_run else DecodingSettings())
+        self.longest = longest or (of_run.model.position_limit if of_run else None) or MOST_TOKENS
 
     @abstractmethod
     def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
@@ -127,18 +149,14 @@ class TranslationSubject(Subject):
 
     def limit(self, src: Tensor) -> int:
         """Most tokens of a translation."""
-        most = None if self.folder is None else self.folder.settings.model.position_limit
-        return min(2 * src.shape[1] + 16, MOST_TOKENS, most or MOST_TOKENS)
+        return min(2 * src.shape[1] + 16, MOST_TOKENS, self.longest)
 
     def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
-        from transduce.decoding.search import beam_search
-
         src_ids, src = self.source(text)
+        limit = max(self.limit(src), len(prefix) + 1)
+        search = replay(model, src, self.options(), limit=limit, prefix=prefix)
         if target is None:
-            options = self.options()
-            limit = max(self.limit(src), len(prefix) + 1)
-            (found,) = beam_search(model, src, options, max_length=limit, prefixes=[prefix])
-            tgt = list(found[0].ids) if found else []
+            tgt = list(search.results[0].ids) if search.results else []
         else:
             tgt = self._checked(self.tokenizers.tgt.encode(target), "translation")
         batch = collate([Example(src_ids, tgt)]).to(self.device)
@@ -146,7 +164,7 @@ class TranslationSubject(Subject):
         sides = {"src": self._source_side(batch.src[0].tolist(), text)}
         for name, ids in (("tgt_in", batch.tgt_in), ("tgt_out", batch.tgt_out)):
             sides[name] = Side.of(self.tokenizers.tgt, ids[0].tolist(), tgt_text)
-        return Sentence((batch.src, batch.tgt_in), batch.tgt_out[0], sides, target is not None)
+        return Sentence((batch.src, batch.tgt_in), batch.tgt_out[0], sides, target is not None, search)
 
     def _source_side(self, ids: list[Any], text: str) -> Side:
         if isinstance(self.model.src_embedding, TokenEmbedding):

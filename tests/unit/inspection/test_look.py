@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import transduce
 from text_runs import make_run
 from transduce.config.decoding import DecodingOptions
 from transduce.data.batch import collate
@@ -186,6 +187,16 @@ def test_forcing_the_chosen_tokens_gives_the_translation(subjects: Any) -> None:
         assert look(subject, TEXT, prefix=ids[:n]).sentence.sides["tgt_out"].ids[:-1] == ids
     other = 20 if ids[0] != 20 else 21
     assert look(subject, TEXT, prefix=[other]).sentence.sides["tgt_out"].ids[0] == other
+
+
+def test_a_translator_is_looked_into_as_its_run_is(subjects: Any) -> None:
+    subject = subjects("paper")
+    expected, path = look(subject, TEXT), subject.folder.path
+    for model in (path, str(path), Translator.load(path, device="cpu")):
+        found = transduce.inspect(model, TEXT)
+        assert found.views["tokens"] == expected.views["tokens"] and found.views["steps"] == expected.views["steps"]
+    off = list(switches(subject.model))[:1]
+    assert transduce.inspect(path, TEXT, "a mat", off=off).views["off"] == off
 
 
 def test_a_given_translation_is_scored_as_it_is(subjects: Any) -> None:
