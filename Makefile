@@ -67,5 +67,5 @@ format: $(READY)     ## format the code
 	$(BIN)/ruff format .
 
 clean:               ## remove build results (run folders stay)
-	rm -rf native/build src/transduce/decoding/*.so
+	rm -rf native/build src/transduce/native/*.so
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
-NAME = "transduce.decoding.libtransduce_native"
+NAME = "transduce.native.libtransduce_native"
 SOURCES = Path("native/src")
 OBJECTS = Path("native/build")
 # No contracted floating-point operations: a result must not depend on how a kernel was compiled.

@@ -16,9 +16,9 @@ from oracle.stand_in import untrained
 from transduce.config.architectures import TransformerSettings
 from transduce.config.settings import Settings
 from transduce.decoding.native_engine import NativeEngine
-from transduce.decoding.native_library import instruction_set, load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision
 from transduce.decoding.torch_engine import TorchEngine
+from transduce.native.library import instruction_set, load_library
 
 needs_library = pytest.mark.skipif(isinstance(load_library(), str), reason="the native library is not built")
 

@@ -16,7 +16,7 @@ import pytest
 
 from system.commands import small, transduce, write_corpus
 from transduce import Translator
-from transduce.decoding.native_library import load_library
+from transduce.native.library import load_library
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import load_metadata
 from transduce.serving.limits import Limits

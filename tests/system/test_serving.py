@@ -16,8 +16,8 @@ import marians
 from servers import Server
 from system.commands import transduce
 from transduce import DecodingOptions, Translator
-from transduce.decoding.native_library import load_library
 from transduce.logging import escape
+from transduce.native.library import load_library
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 LINES = marians.LINES[:12]

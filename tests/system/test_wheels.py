@@ -17,7 +17,7 @@ import pytest
 import marians
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = "transduce/decoding/libtransduce_native.so"
+LIBRARY = "transduce/native/libtransduce_native.so"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.loopback,  # pip tries whether the machine has IPv6

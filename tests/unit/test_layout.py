@@ -15,7 +15,7 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # Packages and top-level modules, lowest first. Each imports only from those before it.
 ORDER = (
-    *("errors", "process", "config", "runs", "metrics_log", "logging"),
+    *("errors", "process", "config", "runs", "metrics_log", "logging", "native"),
     *("text", "nn", "models", "data", "demo"),
     *("machine", "decoding", "bulk", "inspection", "training", "distributed", "evaluation"),
     *(

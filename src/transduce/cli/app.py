@@ -46,7 +46,7 @@ def _show_version(asked: bool) -> bool:
 
 def _describe_engine() -> str:
     """The engine that decodes on CPUs and its instruction set, and the reason if it is not the native library."""
-    from transduce.decoding.native_library import instruction_set, load_library
+    from transduce.native.library import instruction_set, load_library
 
     library = load_library()
     if not isinstance(library, str):

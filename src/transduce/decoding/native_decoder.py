@@ -27,9 +27,9 @@ from transduce.decoding.engine import (
     Outcome,
     sample_numbers,
 )
-from transduce.decoding.native_library import address, check, packed
 from transduce.decoding.native_model import NativeModel
 from transduce.errors import TransduceError
+from transduce.native.library import address, check, packed
 from transduce.text.special import BOS, EOS
 
 _ARRAYS = ("ids", "offsets", "prefixes", "prefix_offsets", "allowed", "allowed_offsets", "limits", "numbers")

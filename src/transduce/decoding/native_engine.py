@@ -31,10 +31,10 @@ from transduce.decoding.engine import (
 )
 from transduce.decoding.native_batcher import NativeBatcher
 from transduce.decoding.native_decoder import NativeDecoder, native_options
-from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision, NativeSettings, why_not
 from transduce.decoding.native_scoring import Head, NativeScorer
 from transduce.errors import SettingsError
+from transduce.native.library import load_library
 from transduce.process import n_threads_to_use
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import load_arrays

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from transduce.config.architectures import GPTSettings, TransformerSettings
-from transduce.decoding.native_library import check, load_library
 from transduce.errors import SettingsError
+from transduce.native.library import check, load_library
 from transduce.text.special import BOS, EOS, PAD
 
 NativePrecision = Literal["float32", "float32-fast", "int8"]

@@ -14,8 +14,8 @@ import numpy as np
 
 from transduce.config.architectures import GPTSettings
 from transduce.data.examples import Example, Ids, RowExample
-from transduce.decoding.native_library import address, check, packed
 from transduce.decoding.native_model import NativeModel
+from transduce.native.library import address, check, packed
 from transduce.text.special import BOS, EOS, PAD
 
 Head = tuple[int, int]

@@ -11,7 +11,6 @@ from typing import Any
 from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import EvaluationSettings
 from transduce.data.lines import read_lines, read_parallel
-from transduce.decoding.native_library import instruction_set
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError, UserError
@@ -20,6 +19,7 @@ from transduce.evaluation.options import TranslationEvaluation
 from transduce.evaluation.significance import SystemComparison, compare_translations
 from transduce.evaluation.speed import measure_in_turns
 from transduce.logging import Log
+from transduce.native.library import instruction_set
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers

@@ -15,8 +15,8 @@ import transduce as package
 from native_engines import library_missing
 from transduce.__main__ import main
 from transduce.cli import app as cli
-from transduce.decoding.native_library import instruction_set
 from transduce.errors import Interrupted, SettingsError, TrainingError
+from transduce.native.library import instruction_set
 
 COMMANDS = list(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
 Result = tuple[int, str, str]

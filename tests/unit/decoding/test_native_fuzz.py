@@ -19,8 +19,8 @@ from native_engines import needs_library
 from native_fuzzing import Session, damage_pairs, damage_request, fine_pairs, fine_request, score
 from oracle.stand_in import untrained
 from transduce.config.settings import Settings
-from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import PRECISIONS, Config, NamedTensor, native_config, plain_weights
+from transduce.native.library import load_library
 
 pytestmark = needs_library
 N_INPUTS = int(os.environ.get("TRANSDUCE_NATIVE_FUZZ", "600"))

@@ -12,11 +12,11 @@ import pytest
 from native_engines import GPTS, N_TOKENS, engine_of, model_of, needs_library, pytorch_of
 from transduce.data.batch import collate
 from transduce.data.examples import Example, RowExample
-from transduce.decoding.native_library import instruction_set
 from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.decoding.native_scoring import _Pairs
 from transduce.errors import SettingsError
 from transduce.inspection.attention import attention_maps
+from transduce.native.library import instruction_set
 from transduce.text.special import BOS, EOS, PAD
 
 pytestmark = needs_library

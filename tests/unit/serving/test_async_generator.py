@@ -11,9 +11,9 @@ import pytest
 
 import text_runs
 from transduce import DecodingOptions, Generator
-from transduce.decoding.native_library import load_library
 from transduce.decoding.queue import ExpiredError
 from transduce.errors import DataError
+from transduce.native.library import load_library
 from transduce.serving.async_generator import AsyncTextGenerator, Completions
 from transduce.serving.concurrency import in_parts
 from transduce.serving.limits import Admission, Limits, OverloadedError

@@ -20,10 +20,10 @@ import text_runs
 from native_engines import library_missing
 from transduce import DecodingOptions, Translator
 from transduce.data.examples import Example
-from transduce.decoding.native_library import load_library
 from transduce.decoding.queue import BURST, ExpiredError
 from transduce.decoding.results import Translation
 from transduce.errors import RunFolderError, SettingsError
+from transduce.native.library import load_library
 from transduce.serving.limits import DrainingError, Limits, OverloadedError
 from transduce.serving.routes import RunSpec, ServedRun
 from transduce.serving.service import Service

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.data.examples import Ids
 from transduce.errors import SettingsError, TransduceError
 
 _ABI_VERSION = 11
@@ -78,7 +77,7 @@ def check(library: ctypes.CDLL, code: int) -> None:
         raise SettingsError(message) if code == _INVALID else TransduceError(f"native library: {message}")
 
 
-def packed(rows: Sequence[Ids]) -> tuple[array, array]:
+def packed(rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[array, array]:
     """Concatenated rows of ids (int32), and where each begins and the last ends (int64).
 
     Arrays of Python: for the few ids of a sentence they take a fraction of the time of NumPy's.
