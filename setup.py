@@ -34,9 +34,10 @@ AVX2 = ["-mavx2", "-mfma", "-mbmi2"]
 AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")), "-mprefer-vector-width=512"]
 AVX512 += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 VNNI = [*AVX512, "-mavx512vnni"]
+BF16 = [*VNNI, "-mavx512bf16"]
 AMX = [*VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"]
 # Kernels are compiled once per instruction set and chosen at load time. Other processors have the portable ones.
-X86_64_ONLY = {"target_avx2": AVX2, "target_avx512": AVX512, "target_vnni": VNNI, "target_amx": AMX}
+X86_64_ONLY = {"target_avx2": AVX2, "target_avx512": AVX512, "target_vnni": VNNI, "target_bf16": BF16, "target_amx": AMX}
 
 
 class BuildLibrary(build_ext):

@@ -12,6 +12,7 @@
 
 #include "queue.h"
 #include "scorer.h"
+#include "training.h"
 #include "transduce_native.h"
 
 struct transduce_model {
@@ -349,6 +350,29 @@ int32_t transduce_score(transduce_model* model, const transduce_pairs* pairs, fl
         require(wanted.empty() == !weights, "weights: must be null if and only if there are no heads");
         model->scorer.score({pairs->sources, pairs->source_offsets, pairs->inputs, pairs->offsets, pairs->n}, pairs->tokens, log_probs, wanted,
                             weights);
+    });
+}
+
+int32_t transduce_can_train(void) {
+    int32_t found = 0;
+    guarded([&] { found = transduce::training_kernels() != nullptr; });
+    return found;
+}
+
+int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, double* loss, double* nll) {
+    return guarded([&] {
+        require(call && loss && nll, "call, loss and nll must not be null");
+        const transduce_loss_call& c = *call;
+        require(transduce::training_kernels(), "this CPU has no kernels of training");
+        require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 14 && 1 <= c.vocabulary && c.vocabulary <= 1 << 24,
+                "rows, width or vocabulary: out of range");
+        require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+        require(c.rows == 0 || (c.hidden && c.gold), "hidden and gold must not be null");
+        require(c.weight && !c.grad_hidden == !c.grad_weight && (!c.grad_bias || (c.grad_hidden && c.bias)), "weight and gradients: some are null");
+        for (int64_t i = 0; i < c.rows; i++) require(c.gold[i] == c.pad || (0 <= c.gold[i] && c.gold[i] < c.vocabulary), "gold: must be tokens of the vocabulary");
+        const transduce::Loss found = transduce::smoothed_loss(
+            {c.hidden, c.weight, c.bias, c.gold, c.rows, c.pad, c.width, c.vocabulary, c.smoothing, c.grad_hidden, c.grad_weight, c.grad_bias}, n_threads);
+        *loss = found.loss, *nll = found.nll;
     });
 }
 

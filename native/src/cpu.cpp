@@ -96,6 +96,15 @@ Isa chosen_isa() {
                                 ": allowed are portable, avx2, avx512, avx512_vnni and amx");
 }
 
+bool has_bf16() {
+#if defined(__x86_64__)
+    static const bool found = best_isa() >= Isa::avx512_vnni && has(cpuid(7, 1).a, 5);
+    return found;
+#else
+    return false;
+#endif
+}
+
 const char* name_of(Isa isa) { return kNames[int(isa)]; }
 
 }  // namespace transduce

@@ -12,6 +12,9 @@ Isa best_isa();
 // is unknown or not available.
 Isa chosen_isa();
 
+// Whether the CPU has AVX-512's bfloat16 products.
+bool has_bf16();
+
 const char* name_of(Isa isa);
 
 }  // namespace transduce

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 11
+#define TRANSDUCE_ABI_VERSION 12
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -161,6 +161,25 @@ typedef struct {
  * Several threads may score at the same time. */
 TRANSDUCE_API int32_t transduce_score(transduce_model* model, const transduce_pairs* pairs, float* log_probs, const int32_t* heads,
                                       int32_t n_heads, float* weights);
+
+/* ---- Training */
+
+/* 1: this CPU has the kernels of training. */
+TRANSDUCE_API int32_t transduce_can_train(void);
+
+/* The output layer with label-smoothed cross-entropy: logits of hidden [rows, width] times weight [vocabulary, width], plus bias. Rows
+ * whose gold token is `pad` have no loss and no gradient. */
+typedef struct {
+    const float *hidden, *weight, *bias;  /* bias: null, or [vocabulary] */
+    const int64_t* gold;                  /* [rows] */
+    int64_t rows, pad;
+    int32_t width, vocabulary;
+    float smoothing;
+    float *grad_hidden, *grad_weight, *grad_bias;  /* written; all null: no gradients. grad_bias is null without a bias */
+} transduce_loss_call;
+
+/* Sums in nats over the rows that count: of the smoothed loss, and of -log p(gold). */
+TRANSDUCE_API int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, double* loss, double* nll);
 
 #ifdef __cplusplus
 }

@@ -125,6 +125,9 @@ class TrainingSettings(Section):
         "auto", description="Precision of matrix products; auto: bfloat16 where hardware has it."
     )
     device: str = Field("auto", description="auto, cpu or cuda.")
+    kernels: Literal["auto", "torch"] = Field(
+        "auto", description="What computes bfloat16 products on a CPU; auto: our own kernels where they are faster."
+    )
     compile: bool = Field(False, description="Compile the model with torch.compile (faster on a GPU).")
     average: Average = Field(
         "ema", description="Final weights: ema (moving average), last (mean of the last n validations) or none."

@@ -17,7 +17,7 @@ import numpy as np
 
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 11
+_ABI_VERSION = 12
 _INVALID = 1
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
@@ -53,6 +53,7 @@ def load_library() -> ctypes.CDLL | str:
         "collect": [pointer, double, *[pointer] * 4],
         "results": [pointer] * 11,
         "score": [*[pointer] * 4, int32, pointer],
+        "loss": [pointer, int32, pointer, pointer],
     }
     for name, types in arguments.items():
         getattr(library, f"transduce_{name}").argtypes = types

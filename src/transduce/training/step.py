@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
+from transduce.native.training import choose_kernels, kernels_in_use
 from transduce.nn.ssru import SSRU
 from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -90,6 +91,9 @@ class Updater:
                 if isinstance(unit, SSRU):
                     unit.hide_loop()
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
+        choose_kernels(settings.kernels)
+        of_cpu = device.type == "cpu" and precision == "bfloat16"
+        self.kernels = kernels_in_use() if of_cpu else "torch"
         self.optimizer = build_optimizer(model, settings)
         self.too_large: int | None = None
 
@@ -207,7 +211,7 @@ class Updater:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What an exact resume needs besides the weights: tensors of the optimizer and of all ranks' generators."""
         tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        state = {"processes": self.ranks.size, "too_large": self.too_large}
+        state = {"processes": self.ranks.size, "too_large": self.too_large, "kernels": self.kernels}
         return tensors | self.ranks.gather(self._generators()), state
 
     def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], update: int = 0) -> list[str]:
@@ -216,12 +220,16 @@ class Updater:
         optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         load_optimizer_tensors(self.optimizer, optimizer)
         self.too_large = state["too_large"]
+        notes = []
+        if (before := state.get("kernels", "torch")) != self.kernels:
+            notes.append(f"the kernels were {before} and are {self.kernels} now: results differ by rounding")
         if (n := state["processes"]) != self.ranks.size:
             torch.manual_seed(dropout_seed(self.seed, update, self.ranks.rank))
-            return [
+            notes.append(
                 f"the run had {n} processes until update {update} and resumes with {self.ranks.size}: each update has "
                 "the same sentences, but dropout has other random numbers"
-            ]
+            )
+            return notes
         names = {name: name_on_rank(name, self.ranks.rank) for name in self._generators()}
         self._set_generators({name: tensors[own] for name, own in names.items() if own in tensors})
-        return []
+        return notes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
@@ -19,6 +21,7 @@ from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.inspection.attention import attention_maps
 from transduce.models.transformer import Transformer
+from transduce.native import training as native
 from transduce.training import loss as module
 from transduce.training.loss import label_smoothed_loss
 
@@ -154,7 +157,15 @@ def test_gradients_are_computed_in_training_only() -> None:
     assert training.get_total_flops() == 3 * validation.get_total_flops() > 0
 
 
-def test_bfloat16_products_stay_near() -> None:
+@pytest.fixture(params=["auto", "torch"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What computes in bfloat16."""
+    native.choose_kernels(request.param)
+    yield native.kernels_in_use()
+    native.choose_kernels("auto")
+
+
+def test_bfloat16_products_stay_near(kernels: str) -> None:
     """2**-8 is bfloat16's rounding; it enters the logits (of size 10 here) and the gradient's products."""
     hidden, weight, targets = problem(8, 16, 50, 32)
     with torch.no_grad():
@@ -170,10 +181,93 @@ def test_bfloat16_products_stay_near() -> None:
     assert_near(weight.grad, of_weight, 2**-6)
 
 
-def test_infinities_are_not_hidden() -> None:
+needs_kernels = pytest.mark.skipif(native.kernels_in_use() == "torch", reason="this CPU has no kernels of training")
+
+
+@needs_kernels
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("n_rows", "n_steps", "vocab", "width"),
+    [(1, 1, 2, 1), (1, 1, 65, 33), (3, 17, 64, 16), (7, 31, 130, 40), (4, 60, 513, 72), (30, 70, 600, 128)],
+)
+def test_native_kernels_are_nearer_to_float64_than_pytorch(
+    n_rows: int, n_steps: int, vocab: int, width: int, has_bias: bool, smoothing: float
+) -> None:
+    hidden, weight, targets = problem(n_rows, n_steps, vocab, width)
+    bias = torch.randn(vocab).requires_grad_() if has_bias else None
+    given = [hidden, weight] if bias is None else [hidden, weight, bias]
+    with torch.no_grad():
+        weight *= width**-0.5
+
+    def gradients(dtype: torch.dtype, kernels: native.Kernels = "torch") -> tuple[list[float], list[Tensor]]:
+        native.choose_kernels(kernels)
+        inputs = [x.detach().to(dtype if dtype == torch.float64 else x.dtype).requires_grad_() for x in given]
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss, nll, _ = label_smoothed_loss(
+                *inputs[:2], targets, bias=None if bias is None else inputs[2], smoothing=smoothing
+            )
+        (loss * 0.5).backward()
+        native.choose_kernels("auto")
+        return [loss.item(), nll.item()], [x.grad.double() for x in inputs if x.grad is not None]
+
+    exact_sums, exact = gradients(torch.float64)
+    sums, ours = gradients(torch.bfloat16, "auto")
+    _, theirs = gradients(torch.bfloat16)
+    assert sums == pytest.approx(exact_sums, rel=2**-7)
+    assert len(ours) == len(theirs) == len(given)
+    for one, other, best in zip(ours, theirs, exact, strict=True):
+        error, of_torch = ((x - best).norm() for x in (one, other))
+        assert error <= max(of_torch, 2**-9 * best.norm())
+
+
+@needs_kernels
+def test_native_kernels_give_the_same_bits_with_any_number_of_threads() -> None:
+    found, n_before = [], torch.get_num_threads()
+    for n in (1, 2, 5):
+        torch.set_num_threads(n)
+        hidden, weight, targets = problem(20, 60, 700, 48)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, nll, _ = label_smoothed_loss(hidden, weight, targets)
+        loss.backward()
+        found.append((loss.item(), nll.item(), hidden.grad, weight.grad))
+    torch.set_num_threads(n_before)
+    for loss, nll, of_hidden, of_weight in found[1:]:
+        assert (loss, nll) == found[0][:2]
+        assert torch.equal(of_hidden, found[0][2]) and torch.equal(of_weight, found[0][3])
+
+
+@needs_kernels
+def test_native_kernels_in_a_fork() -> None:
+    """The child starts threads of its own. PyTorch's do not survive a fork, so all other work is small."""
+
+    def norm() -> float:
+        hidden, weight, targets = problem(20, 30, 700, 40)
+        with torch.autocast("cpu", torch.bfloat16):
+            label_smoothed_loss(hidden, weight, targets)[0].backward()
+        return float(weight.grad.norm())
+
+    n_before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    expected = norm()
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.write(write, f"{norm()!r}".encode())
+        os._exit(0)
+    torch.set_num_threads(n_before)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert float(pipe.read()) == expected
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_infinities_are_not_hidden(kernels: str) -> None:
     hidden, weight, targets = problem()
     with torch.no_grad():
         hidden[0, 0, 0] = float("inf")
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
+    assert not loss.isfinite() and not nll.isfinite()
     loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
     assert not loss.isfinite() and not nll.isfinite()
 

@@ -1,0 +1,11 @@
+// Kernels of training for CPUs with AVX-512 and its bfloat16 products.
+#include "training.h"
+#include "vec.h"
+
+#include "product_bf16.inl"
+
+#include "loss_bf16.inl"
+
+constexpr transduce::TrainingKernels transduce::kBf16Kernels = {
+    kLossColumns, round_row, pack_panel, loss_block, weight_gradient, unpack_gradient,
+};

@@ -1,0 +1,193 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "buffer.h"
+#include "cpu.h"
+#include "pool.h"
+#include "training.h"
+
+namespace transduce {
+namespace {
+
+constexpr int kBlockRows = 48;              // that a thread takes at once
+constexpr size_t kChunkBytes = 8 << 20;     // of exponentials that are kept for the gradient of the weights
+constexpr int kMostChunkRows = 1536;
+
+struct Scratch {
+    Buffer<float> logits, products;
+    Buffer<uint16_t> exponentials;
+};
+
+// One loss: the rows that count, in chunks.
+class SmoothedLoss {
+public:
+    SmoothedLoss(const LossCall& call, int n_threads)
+        : call_(call), kernels_(*training_kernels()), sizes_{call.width, call.vocabulary}, n_threads_(n_threads) {}
+
+    Loss run() {
+        for (int64_t i = 0; i < call_.rows; i++)
+            if (call_.gold[i] != call_.pad) kept_.push_back(i);
+        pack_weight();
+        const size_t row_bytes = size_t(sizes_.padded_vocabulary()) * 2;
+        const int n = int(kept_.size());
+        int most = int(std::min<size_t>(kMostChunkRows, std::max<size_t>(1, kChunkBytes / row_bytes / kBlockRows) * kBlockRows));
+        chunk_rows_ = std::min(most, int(round_up(std::max(n, 1), kBlockRows)));
+        hidden_.reset(size_t(chunk_rows_) * sizes_.padded_width());
+        results_.resize(kept_.size());
+        if (call_.grad_hidden) {
+            std::fill_n(call_.grad_hidden, call_.rows * call_.width, 0.f);
+            interleaved_.reset(size_t(chunk_rows_) * sizes_.padded_vocabulary());
+            transposed_.reset(size_t(sizes_.width + 1) * chunk_rows_);
+            grad_.reset(size_t(sizes_.panels()) * (sizes_.width + 1) * kPanelColumns);
+        }
+        for (int first = 0; first < n; first += chunk_rows_) run_chunk(first, std::min(chunk_rows_, n - first));
+        if (call_.grad_hidden) finish();
+        Loss sum;
+        for (const Row& row : results_) sum.loss += row.loss, sum.nll += row.nll;
+        return sum;
+    }
+
+private:
+    struct Row {
+        double loss = 0, nll = 0;
+        float gold_factor = 0;  // of the gold token in the gradient of the logits
+    };
+
+    template <class Work>
+    void share(int n_pieces, Work work) { Pool::get().run(n_threads_, n_pieces, work); }
+
+    const float* weight_row(int64_t token) const { return call_.weight + token * call_.width; }
+    const float* hidden_row(int row) const { return call_.hidden + kept_[row] * call_.width; }
+
+    void pack_weight() {
+        const int panels = sizes_.panels(), padded = int(round_up(sizes_.width, 16));
+        columns_.reset(size_t(sizes_.padded_vocabulary()) * sizes_.padded_width());
+        rows_.reset(size_t(sizes_.padded_vocabulary()) * sizes_.width_panels() * kPanelColumns);
+        Buffer<float> sums(size_t(panels) * padded);
+        share(panels, [&](int p) {
+            kernels_.pack_panel(sizes_, call_.weight, p, columns_.data() + size_t(p) * kPanelColumns * sizes_.padded_width(), rows_.data(),
+                                sums.data() + size_t(p) * padded);
+        });
+        weight_sum_.assign(sizes_.width, 0);
+        for (int p = 0; p < panels; p++)
+            for (int k = 0; k < sizes_.width; k++) weight_sum_[k] += sums[size_t(p) * padded + k];
+        for (int v = 0; call_.bias && v < sizes_.vocabulary; v++) bias_sum_ += call_.bias[v];
+    }
+
+    void run_chunk(int first, int n) {
+        const int blocks = (n + kBlockRows - 1) / kBlockRows;
+        share(blocks, [&](int b) { run_block(first, b * kBlockRows, std::min(kBlockRows, n - b * kBlockRows)); });
+        if (!call_.grad_hidden) return;
+        const int rows = blocks * kBlockRows;
+        share(sizes_.panels(), [&](int p) {
+            kernels_.weight_gradient(transposed_.data(), chunk_rows_, sizes_.width + 1, interleaved_.data() + size_t(p) * chunk_rows_ * kPanelColumns,
+                                     rows, grad_.data() + size_t(p) * (sizes_.width + 1) * kPanelColumns, first > 0);
+        });
+    }
+
+    // Rows [start, start + n) of the chunk that begins at row `first`, filled up with rows of zeros.
+    void run_block(int first, int start, int n) {
+        static thread_local Scratch scratch;
+        const int stride = sizes_.padded_width(), product_stride = sizes_.width_panels() * kPanelColumns;
+        uint16_t* hidden = hidden_.data() + size_t(start) * stride;
+        int64_t gold[kBlockRows];
+        for (int r = 0; r < kBlockRows; r++) {
+            gold[r] = r < n ? call_.gold[kept_[first + start + r]] : -1;
+            if (r < n) kernels_.round_row(hidden_row(first + start + r), sizes_.width, stride, hidden + r * stride);
+            else std::fill_n(hidden + r * stride, stride, 0);
+        }
+        float largest[kBlockRows * 16], sums[kBlockRows];
+        scratch.logits.reserve(size_t(kBlockRows) * sizes_.padded_vocabulary());
+        LossBlock block{start, kBlockRows, chunk_rows_, hidden, gold, columns_.data(), rows_.data(), call_.bias, scratch.logits.data(),
+                        largest, sums, nullptr, nullptr, nullptr};
+        if (call_.grad_hidden) {
+            scratch.exponentials.reserve(size_t(kBlockRows) * kernels_.loss_columns);
+            scratch.products.reserve(size_t(kBlockRows) * product_stride);
+            block.exponentials = scratch.exponentials.data(), block.interleaved = interleaved_.data(), block.products = scratch.products.data();
+        }
+        kernels_.loss_block(sizes_, block);
+        for (int r = 0; r < kBlockRows; r++) {
+            const float inverse = r < n ? 1 / sums[r] : 0;
+            if (r < n) finish_row(first + start + r, gold[r], block.logits[size_t(r) * sizes_.padded_vocabulary() + gold[r]], largest[r], sums[r]);
+            if (!call_.grad_hidden) continue;
+            // The factors 1 / z belong to the rows of the exponentials, and to the sums of these (the gradient of the bias).
+            transpose_row(r < n ? hidden_row(first + start + r) : nullptr, inverse, start + r);
+            if (r < n) hidden_gradient(first + start + r, gold[r], scratch.products.data() + r * product_stride, inverse);
+        }
+    }
+
+    void finish_row(int row, int64_t gold, float logit, float largest, float sum) {
+        const double log_z = double(largest) + std::log(double(sum));
+        double mean = bias_sum_;
+        const float* hidden = hidden_row(row);
+        for (int k = 0; k < sizes_.width; k++) mean += double(hidden[k]) * weight_sum_[k];
+        const double nll = log_z - logit, s = call_.smoothing;
+        results_[row] = {(1 - s) * nll - s * (mean / sizes_.vocabulary - log_z), nll, float(std::exp(-nll) - (1 - s))};
+        (void)gold;
+    }
+
+    void transpose_row(const float* hidden, float factor, int column) {
+        for (int k = 0; k <= sizes_.width; k++) {
+            const float value = (k == sizes_.width ? 1.f : hidden ? hidden[k] : 0.f) * factor;
+            transposed_[size_t(k) * chunk_rows_ + column] = rounded(value);
+        }
+    }
+
+    static uint16_t rounded(float value) {
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+
+    void hidden_gradient(int row, int64_t gold, const float* product, float inverse) {
+        float* grad = call_.grad_hidden + kept_[row] * call_.width;
+        const float *of_gold = weight_row(gold), factor = results_[row].gold_factor, even = call_.smoothing / float(sizes_.vocabulary);
+        for (int k = 0; k < sizes_.width; k++) grad[k] = product[k] * inverse + factor * of_gold[k] - even * weight_sum_[k];
+    }
+
+    void finish() {
+        const float even = call_.smoothing / float(sizes_.vocabulary);
+        std::vector<float> less(round_up(sizes_.width, 16));
+        for (size_t i = 0; i < kept_.size(); i++)
+            for (int k = 0; k < sizes_.width; k++) less[k] += even * hidden_row(int(i))[k];
+        share(sizes_.panels(), [&](int p) {
+            const float* grad = grad_.data() + size_t(p) * (sizes_.width + 1) * kPanelColumns;
+            kernels_.unpack_gradient(sizes_, grad, p, less.data(), call_.grad_weight);
+            for (int v = p * kPanelColumns; call_.grad_bias && v < std::min((p + 1) * kPanelColumns, sizes_.vocabulary); v++)
+                call_.grad_bias[v] = grad[size_t(sizes_.width) * kPanelColumns + v % kPanelColumns] - even * float(kept_.size());
+        });
+        for (size_t i = 0; i < kept_.size(); i++) {
+            const int64_t gold = call_.gold[kept_[i]];
+            const float factor = results_[i].gold_factor, *hidden = hidden_row(int(i));
+            float* grad = call_.grad_weight + gold * call_.width;
+            for (int k = 0; k < sizes_.width; k++) grad[k] += factor * hidden[k];
+            if (call_.grad_bias) call_.grad_bias[gold] += factor;
+        }
+    }
+
+    const LossCall& call_;
+    const TrainingKernels& kernels_;
+    const LossSizes sizes_;
+    const int n_threads_;
+    std::vector<int64_t> kept_;
+    std::vector<Row> results_;
+    std::vector<float> weight_sum_;
+    double bias_sum_ = 0;
+    int chunk_rows_ = 0;
+    Buffer<uint16_t> columns_, rows_, hidden_, interleaved_, transposed_;
+    Buffer<float> grad_;  // of the weights and, as their last row, the bias: [panels][width + 1][64]
+};
+
+}  // namespace
+
+Loss smoothed_loss(const LossCall& call, int n_threads) { return SmoothedLoss(call, n_threads).run(); }
+
+const TrainingKernels* training_kernels() {
+#if defined(__x86_64__)
+    if (chosen_isa() >= Isa::avx512_vnni && has_bf16()) return &kBf16Kernels;
+#endif
+    return nullptr;
+}
+
+}  // namespace transduce
