@@ -37,7 +37,13 @@ VNNI = [*AVX512, "-mavx512vnni"]
 BF16 = [*VNNI, "-mavx512bf16"]
 AMX = [*VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"]
 # Kernels are compiled once per instruction set and chosen at load time. Other processors have the portable ones.
-X86_64_ONLY = {"target_avx2": AVX2, "target_avx512": AVX512, "target_vnni": VNNI, "target_bf16": BF16, "target_amx": AMX}
+X86_64_ONLY = {
+    "target_avx2": AVX2,
+    "target_avx512": AVX512,
+    "target_vnni": VNNI,
+    "target_bf16": BF16,
+    "target_amx": AMX,
+}
 
 
 class BuildLibrary(build_ext):

@@ -6,7 +6,8 @@ PEERS_FOLDER contains the peers' scripts (common.py, train.py, marian.py); PEERS
 environment with `transformers` and `pymarian`. All train one architecture on the same pieces of Multi30k in the same
 batches (at most 4,096 padded tokens per side, post-norm, label smoothing 0.1, Adam, clipping). Each round runs every
 system once, alone, in a separate process; the table gives the median of the rounds. For ours, the share of the
-machine's measured peak is reported too.
+machine's measured peak is reported too. `transduce-float32` and `transduce-torch` (training.kernels = "torch") are
+systems too.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def training_flops(src_tokens: int, tgt_tokens: int, settings: object, vocab: in
     return 6.0 * (src_tokens * (encoder + memory) + tgt_tokens * (decoder + vocab * d))
 
 
-def ours(peers: Path, size: str, updates: int, precision: str) -> dict[str, object]:
+def ours(peers: Path, size: str, updates: int, precision: str, kernels: str) -> dict[str, object]:
     """Our training step on the peers' batches."""
     sys.path.insert(0, str(peers))
     import torch
@@ -63,7 +64,7 @@ def ours(peers: Path, size: str, updates: int, precision: str) -> dict[str, obje
     keep_freed_memory()
     sizes = resolve_preset(model_settings(preset=size, **SIZES[size]))
     model = build_model(sizes, n_src=V + 4, n_tgt=V + 4)
-    settings = TrainingSettings(optimizer="adam", lr=1e-3)
+    settings = TrainingSettings(optimizer="adam", lr=1e-3, kernels=kernels)  # type: ignore[arg-type]
     updater = Updater(model, settings, device=torch.device("cpu"), precision=precision)
     pairs = load("train")
 
@@ -92,7 +93,8 @@ def command(system: str, args: argparse.Namespace) -> list[str]:
     """Return the command that runs one system once."""
     if system.startswith("transduce"):
         precision = "float32" if system.endswith("float32") else "bfloat16"
-        head = [sys.executable, __file__, "--worker", precision, "--peers", str(args.peers)]
+        kernels = "torch" if system.endswith("torch") else "auto"
+        head = [sys.executable, __file__, "--worker", precision, "--kernels", kernels, "--peers", str(args.peers)]
         return [*head, "--size", args.size, "--updates", str(args.updates)]
     tail = ["--size", args.size, "--updates", str(args.updates + WARM)]
     if system == "marian":
@@ -110,10 +112,11 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--kernels", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.peers = args.peers.resolve()
     if args.worker:
-        print(json.dumps(ours(args.peers, args.size, args.updates, args.worker)))
+        print(json.dumps(ours(args.peers, args.size, args.updates, args.worker, args.kernels)))
         return
     speeds: dict[str, list[float]] = {}
     details: dict[str, object] = {}

@@ -172,6 +172,8 @@ def learn(
     validator = task.validator(model, prepared, settings, where)
     criterion = task.criterion(settings)
     updater = Updater(model, training, device=where, precision=training.precision, criterion=criterion, ranks=ranks)
+    if updater.kernels != "torch":
+        log.say(f"kernels: {updater.kernels}, for the output layer and its loss; PyTorch computes the rest")
     trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
     return trainer.run().best_update
 

@@ -47,7 +47,7 @@ def kernels_in_use() -> str:
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """The sums of `label_smoothed_loss` over all rows that are not padding, with their gradient made in the forward pass.
+    """The sums of `label_smoothed_loss` without padded rows, with their gradient made in the forward pass.
 
     Logits exist in tiles only. The products round to bfloat16 and add in float32; everything else is in float32. The
     result does not depend on the number of threads.
