@@ -188,6 +188,23 @@ std::vector<transduce::Head> heads_of(const transduce_config& config, const int3
     return found;
 }
 
+// A call of attention; `fine`: what it writes and reads besides queries, keys and values is there.
+transduce::HeadsCall checked(const transduce_heads_call* call, int32_t n_threads, bool fine) {
+    require(call && call->query && call->key && call->value && fine, "call and its numbers must not be null");
+    const transduce_heads_call& c = *call;
+    require(transduce::training_kernels(), "this CPU has no kernels of training");
+    require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+    require(c.batch >= 0 && c.batch <= INT32_MAX && 1 <= c.kv_heads && c.kv_heads <= c.heads && c.heads <= 1 << 14 && c.heads % c.kv_heads == 0,
+            "batch or heads: out of range");
+    for (const int32_t size : {c.queries, c.keys, c.width, c.value_width}) require(1 <= size && size <= kMaxSource, "sizes: out of range");
+    transduce::HeadsCall found{c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.width, c.value_width, c.scale, c.query, c.key, c.value, {}, {}, {},
+                               c.bias, {}, c.output, c.grad_output, {}, c.grad_query, c.grad_key, c.grad_value};
+    const std::pair<const int64_t*, int64_t*> strides[] = {{c.query_strides, found.query_strides}, {c.key_strides, found.key_strides},
+        {c.value_strides, found.value_strides}, {c.bias_strides, found.bias_strides}, {c.grad_strides, found.grad_strides}};
+    for (const auto& [from, to] : strides) std::copy_n(from, 3, to);
+    return found;
+}
+
 }  // namespace
 
 extern "C" {
@@ -373,6 +390,17 @@ int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, doubl
         const transduce::Loss found = transduce::smoothed_loss(
             {c.hidden, c.weight, c.bias, c.gold, c.rows, c.pad, c.width, c.vocabulary, c.smoothing, c.grad_hidden, c.grad_weight, c.grad_bias}, n_threads);
         *loss = found.loss, *nll = found.nll;
+    });
+}
+
+int32_t transduce_attend(const transduce_heads_call* call, int32_t n_threads) {
+    return guarded([&] { transduce::attend(checked(call, n_threads, call && call->output), n_threads); });
+}
+
+int32_t transduce_attend_backward(const transduce_heads_call* call, int32_t n_threads) {
+    return guarded([&] {
+        const bool fine = call && call->grad_output && call->grad_query && call->grad_key && call->grad_value;
+        transduce::attend_backward(checked(call, n_threads, fine), n_threads);
     });
 }
 

@@ -6,6 +6,8 @@
 
 #include "loss_bf16.inl"
 
+#include "attention_training.inl"
+
 constexpr transduce::TrainingKernels transduce::kBf16Kernels = {
-    kLossColumns, round_row, pack_panel, loss_block, weight_gradient, unpack_gradient,
+    kLossColumns, round_row, pack_panel, loss_block, weight_gradient, unpack_gradient, attend_group, attend_group_backward,
 };

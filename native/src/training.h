@@ -48,6 +48,25 @@ struct LossBlock {
     float* products;                 // [rows, width panels * 64]: exponentials times weights
 };
 
+// Attention of all heads of some sequences. The numbers of one head at one position are side by side; strides, in numbers, are of
+// sequences, heads and positions. What is written is contiguous: [batch, positions, heads, width].
+struct HeadsCall {
+    int64_t batch;
+    int heads, kv_heads, queries, keys, width, value_width;
+    float scale;
+    const uint16_t *query, *key, *value;  // bfloat16
+    int64_t query_strides[3], key_strides[3], value_strides[3];
+    const float* bias;         // added to scores; null: none. Keys are side by side
+    int64_t bias_strides[3];   // 0: the same for all
+    uint16_t* output;          // forward
+    const uint16_t* grad_output;  // backward
+    int64_t grad_strides[3];
+    uint16_t *grad_query, *grad_key, *grad_value;
+};
+
+void attend(const HeadsCall& call, int n_threads);
+void attend_backward(const HeadsCall& call, int n_threads);
+
 struct TrainingKernels {
     int loss_columns;
     void (*round_row)(const float* from, int n, int width, uint16_t* to);
@@ -55,6 +74,9 @@ struct TrainingKernels {
     void (*loss_block)(const LossSizes& sizes, const LossBlock& block);
     void (*weight_gradient)(const uint16_t* hidden, size_t stride, int width, const uint16_t* exponentials, int rows, float* grad, bool add);
     void (*unpack_gradient)(const LossSizes& sizes, const float* grad, int panel, const float* less, float* to);
+    // A group of heads of one sequence; `memory`: attention_scratch numbers.
+    void (*attend_group)(const HeadsCall& call, int64_t batch, int group, float* memory);
+    void (*attend_group_backward)(const HeadsCall& call, int64_t batch, int group, float* memory);
 };
 #if defined(__x86_64__)
 extern const TrainingKernels kBf16Kernels;

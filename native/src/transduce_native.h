@@ -181,6 +181,26 @@ typedef struct {
 /* Sums in nats over the rows that count: of the smoothed loss, and of -log p(gold). */
 TRANSDUCE_API int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, double* loss, double* nll);
 
+/* softmax(scale * query key^T + bias) value, of all heads of some sequences. Numbers are bfloat16, those of one head at one position
+ * side by side; strides are of sequences, heads and positions, in numbers. Groups of heads / kv_heads heads share keys and values. What
+ * is written is contiguous: [batch, positions, heads, width]. */
+typedef struct {
+    int64_t batch;
+    int32_t heads, kv_heads, queries, keys, width, value_width;
+    float scale;
+    const uint16_t *query, *key, *value;
+    int64_t query_strides[3], key_strides[3], value_strides[3];
+    const float* bias;        /* null, or numbers of keys side by side */
+    int64_t bias_strides[3];  /* 0: the same for all */
+    uint16_t* output;         /* transduce_attend */
+    const uint16_t* grad_output; /* transduce_attend_backward: the rest */
+    int64_t grad_strides[3];
+    uint16_t *grad_query, *grad_key, *grad_value;
+} transduce_heads_call;
+
+TRANSDUCE_API int32_t transduce_attend(const transduce_heads_call* call, int32_t n_threads);
+TRANSDUCE_API int32_t transduce_attend_backward(const transduce_heads_call* call, int32_t n_threads);
+
 #ifdef __cplusplus
 }
 #endif

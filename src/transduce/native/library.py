@@ -54,6 +54,8 @@ def load_library() -> ctypes.CDLL | str:
         "results": [pointer] * 11,
         "score": [*[pointer] * 4, int32, pointer],
         "loss": [pointer, int32, pointer, pointer],
+        "attend": [pointer, int32],
+        "attend_backward": [pointer, int32],
     }
     for name, types in arguments.items():
         getattr(library, f"transduce_{name}").argtypes = types

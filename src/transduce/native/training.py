@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Literal
 
@@ -46,6 +47,40 @@ def kernels_in_use() -> str:
     return "torch" if _chosen == "torch" or _library() is None else "avx512_bf16"
 
 
+def in_use_for(x: Tensor) -> bool:
+    """Whether the kernels take part in computing with x: bfloat16 on a CPU, under autocast."""
+    return (
+        x.dtype == torch.bfloat16
+        and x.device.type == "cpu"
+        and torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and kernels_in_use() != "torch"
+    )
+
+
+_LONG = 1 << 15  # queries times keys from which PyTorch's kernel, whose memory does not grow with them, takes over
+
+
+def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], bias: object) -> bool:
+    """Whether `HeadsAttention` computes this attention without dropout and relations."""
+    n_keys = key.shape[-2]
+    plain = bias is None or (
+        isinstance(bias, Tensor)
+        and bias.dim() == 4
+        and bias.shape[3] == n_keys
+        and bias.stride(3) == 1
+        and bias.dtype == torch.float32
+        and not bias.requires_grad
+    )
+    return (
+        plain
+        and query.dim() == 4
+        and key.dtype == query.dtype
+        and 0 < query.shape[2] * n_keys < _LONG
+        and in_use_for(query)
+    )
+
+
 class LinearCrossEntropy(torch.autograd.Function):
     """The sums of `label_smoothed_loss` without padded rows, with their gradient made in the forward pass.
 
@@ -81,3 +116,98 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_loss, _grad_nll):  # type: ignore[no-untyped-def]
         return *(None if grad is None else grad * grad_loss for grad in ctx.saved_tensors), None, None, None, None
+
+
+class _HeadsCall(ctypes.Structure):
+    """`transduce_heads_call`."""
+
+    _fields_ = [
+        ("batch", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "queries", "keys", "width", "value_width")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
+        *((f"{name}_strides", ctypes.c_int64 * 3) for name in ("query", "key", "value")),
+        ("bias", ctypes.c_void_p),
+        ("bias_strides", ctypes.c_int64 * 3),
+        ("output", ctypes.c_void_p),
+        ("grad_output", ctypes.c_void_p),
+        ("grad_strides", ctypes.c_int64 * 3),
+        *((name, ctypes.c_void_p) for name in ("grad_query", "grad_key", "grad_value")),
+    ]
+
+
+def _heads_call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> _HeadsCall:
+    call = _HeadsCall(len(query), query.shape[1], key.shape[1], query.shape[2], key.shape[2])
+    call.width, call.value_width, call.scale = query.shape[3], value.shape[3], query.shape[3] ** -0.5
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        setattr(call, name, x.data_ptr())
+        setattr(call, f"{name}_strides", x.stride()[:3])
+    if bias is not None:
+        call.bias = bias.data_ptr()
+        shape = zip(bias.shape[:3], bias.stride()[:3], strict=True)
+        call.bias_strides = tuple(0 if n == 1 else step for n, step in shape)
+    return call
+
+
+def _dense_heads(x: Tensor) -> Tensor:
+    """With the numbers of a head at one position side by side."""
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def _empty_heads(like: Tensor, width: int) -> Tensor:
+    """[B, H, T, width] in the order [B, T, H, width], in which heads are merged without a copy."""
+    batch, heads, length = like.shape[:3]
+    return like.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+class SplitHeads(torch.autograd.Function):
+    """Views of the heads of several projections [B, T, sum of heads * width]: of each [B, H_i, T, K_i]."""
+
+    @staticmethod
+    def forward(ctx, x: Float[Tensor, "B T D"], heads: Sequence[int], widths: Sequence[int]):  # type: ignore[no-untyped-def]
+        ctx.shape, ctx.rows = x.shape, [n * width for n, width in zip(heads, widths, strict=True)]
+        parts = zip(heads, x.split(ctx.rows, dim=-1), strict=True)
+        return tuple(part.unflatten(-1, (n, -1)).transpose(1, 2) for n, part in parts)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):  # type: ignore[no-untyped-def]
+        whole = grads[0].new_empty(ctx.shape)
+        for part, grad in zip(whole.split(ctx.rows, dim=-1), grads, strict=True):
+            part.unflatten(-1, (grad.shape[1], -1)).copy_(grad.transpose(1, 2))
+        return whole, None, None
+
+
+class HeadsAttention(torch.autograd.Function):
+    """softmax(Q K^T / sqrt(d_k) + bias) V of all heads, from bfloat16, with sums in float32 (paper 3.2.1, equation 1).
+
+    The weights are computed again for the gradients. The result does not depend on the number of threads.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        query: Float[Tensor, "B H T K"],
+        key: Float[Tensor, "B G S K"],
+        value: Float[Tensor, "B G S V"],
+        bias: Float[Tensor, "#B #H #T S"] | None,
+    ):
+        library = _library()
+        assert library is not None
+        query, key, value = map(_dense_heads, (query, key, value))
+        call, output = _heads_call(query, key, value, bias), _empty_heads(query, value.shape[3])
+        call.output = output.data_ptr()
+        check(library, library.transduce_attend(ctypes.byref(call), torch.get_num_threads()))
+        ctx.save_for_backward(query, key, value, bias)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        library = _library()
+        assert library is not None
+        query, key, value, bias = ctx.saved_tensors
+        call, grad = _heads_call(query, key, value, bias), _dense_heads(grad)
+        grads = [_empty_heads(x, x.shape[3]) for x in (query, key, value)]
+        call.grad_output, call.grad_strides = grad.data_ptr(), grad.stride()[:3]
+        call.grad_query, call.grad_key, call.grad_value = (x.data_ptr() for x in grads)
+        check(library, library.transduce_attend_backward(ctypes.byref(call), torch.get_num_threads()))
+        return *grads, None

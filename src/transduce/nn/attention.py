@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.native import training as kernels
 from transduce.nn.bias import Bias, CausalBias, RelativeBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
@@ -66,6 +67,8 @@ def scaled_dot_product_attention(
     whose memory does not grow with queries times keys. (It adds up in an order that depends on the length.)
     """
     drops = dropout is not None and dropout.training
+    if not drops and relations is None and kernels.attends(query, key, bias):
+        return kernels.HeadsAttention.apply(query, key, value, bias)
     if query.is_cuda and relations is None:
         p = dropout.p if dropout is not None and drops else 0.0
         mask = bias.to(query.dtype) if isinstance(bias, Tensor) else None
@@ -135,6 +138,8 @@ class FullProjection(Linear):
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """One [B, H_i, T, K_i] for each of `heads`."""
         y = super().forward(x)
+        if kernels.in_use_for(y):
+            return kernels.SplitHeads.apply(y, self.heads, self.widths)
         if len(set(self.heads)) == len(set(self.widths)) == 1:
             parts = y.unflatten(-1, (len(self.heads), self.heads[0], -1))  # [B, T, n, H, K]
             return parts.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
@@ -237,10 +242,12 @@ class MultiHeadAttention(Attention):
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
     ) -> Float[Tensor, "B T D"]:
         """Attention of all heads, merged and projected. key, value [B, H_kv, S, K]; bias broadcast to [B, H, T, S]."""
-        groups = self.n_heads // self.n_kv_heads
-        if groups > 1 and not (query.is_cuda and (bias is None or isinstance(bias, CausalBias))):
-            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))  # [B, H, S, K]
         dropout = self.dropout if self.dropout.p else None
+        groups = self.n_heads // self.n_kv_heads
+        takes_groups = query.is_cuda and (bias is None or isinstance(bias, CausalBias))
+        takes_groups |= not (dropout and dropout.training) and kernels.attends(query, key, bias)
+        if groups > 1 and not takes_groups:
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))  # [B, H, S, K]
         heads = attended(partial(scaled_dot_product_attention, dropout=dropout), query, key, value, bias=bias)
         return self.output(merge_heads(heads))
 

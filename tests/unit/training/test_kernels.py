@@ -1,0 +1,126 @@
+"""The native kernels of training against float64, and whole models against PyTorch's kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import toys
+from transduce.config.settings import Settings
+from transduce.data.batch import collate
+from transduce.models.registry import build_model
+from transduce.native import training as native
+from transduce.nn.masks import HIDDEN
+from transduce.training.loss import predict_tokens
+from transduce.training.step import autocast
+
+pytestmark = pytest.mark.skipif(native.kernels_in_use() == "torch", reason="this CPU has no kernels of training")
+
+
+@pytest.fixture(autouse=True)
+def chosen() -> Iterator[None]:
+    yield
+    native.choose_kernels("auto")
+
+
+def heads(batch: int, n: int, length: int, width: int, *, seed: int) -> Tensor:
+    """[B, H, T, K] in the order of a projection, [B, T, H, K]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, n, width, generator=generator).bfloat16().transpose(1, 2)
+
+
+def bias_of(kind: str, batch: int, n_heads: int, n_queries: int, n_keys: int) -> Tensor | None:
+    if kind == "none":
+        return None
+    if kind == "causal":
+        return torch.full((1, 1, n_queries, n_keys), HIDDEN).triu(1)
+    if kind == "scores":
+        return torch.randn(1, n_heads, n_queries, n_keys, generator=torch.Generator().manual_seed(9))
+    bias = torch.zeros(batch, 1, 1, n_keys)
+    bias[0, :, :, (n_keys + 1) // 2 :] = HIDDEN
+    bias[-1] = bias[-1] if kind == "padding" else HIDDEN
+    return bias
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "scores", "padding", "all masked"])
+@pytest.mark.parametrize(
+    ("batch", "n_heads", "n_kv_heads", "n_queries", "n_keys", "width", "value_width"),
+    [
+        (1, 1, 1, 1, 1, 1, 1),
+        (3, 4, 4, 14, 14, 32, 32),
+        (2, 6, 3, 17, 33, 20, 24),
+        (2, 4, 1, 40, 25, 64, 64),
+        (1, 2, 2, 150, 200, 16, 16),
+    ],
+)
+def test_attention_and_its_gradients(
+    kind: str, batch: int, n_heads: int, n_kv_heads: int, n_queries: int, n_keys: int, width: int, value_width: int
+) -> None:
+    query = heads(batch, n_heads, n_queries, width, seed=1)
+    key, value = (heads(batch, n_kv_heads, n_keys, w, seed=2 + i) for i, w in enumerate((width, value_width)))
+    bias = bias_of(kind, batch, n_heads, n_queries, n_keys)
+    grad = heads(batch, n_heads, n_queries, value_width, seed=5)
+    exact = [x.detach().double().requires_grad_() for x in (query, key, value)]
+    k, v = (x.repeat_interleave(n_heads // n_kv_heads, 1) for x in exact[1:])
+    scores = exact[0] @ k.transpose(2, 3) / math.sqrt(width)
+    if kind == "all masked":
+        assert bias is not None
+        hidden = bias == HIDDEN
+        rows = hidden.all(-1, keepdim=True)
+        even = scores - scores.detach()  # rounded to nothing beside the bias, but for the gradient
+        scores = torch.where(rows, even, scores.masked_fill(hidden & ~rows, -math.inf))
+    elif bias is not None:
+        scores = scores + bias
+    expected = scores.softmax(-1) @ v
+    expected.backward(grad.double())
+    found = []
+    for n_threads in (1, 3):
+        given = [x.detach().clone().requires_grad_() for x in (query, key, value)]
+        before = torch.get_num_threads()
+        torch.set_num_threads(n_threads)
+        output = native.HeadsAttention.apply(*given, bias)
+        output.backward(grad)
+        torch.set_num_threads(before)
+        found.append([output, *(x.grad for x in given)])
+    for ours, again, exactly in zip(*found, [expected, *(x.grad for x in exact)], strict=True):
+        assert torch.equal(ours, again)
+        error, size = (ours.double() - exactly).norm(), exactly.norm()
+        assert error <= 2**-8 * size + 1e-6
+
+
+MODELS: dict[str, dict[str, object]] = {
+    "paper": {},
+    "pre-norm, gated, grouped heads": {
+        **{"residual": "pre", "norm": "rms", "feed_forward": "gated", "n_kv_heads": 2, "positions": "rotary"},
+    },
+    "ALiBi, output bias": {"positions": "alibi", "output_bias": True},
+    "T5": {"positions": "t5"},
+    "Shaw": {"positions": "shaw"},
+    "sparse": {"encoder_pattern": "local", "decoder_pattern": "local", "window": 4},
+    "SSRU": {"decoder_self": "ssru"},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_models_are_as_near_to_float32_as_with_pytorch(name: str) -> None:
+    sizes = {"d_model": 32, "d_ff": 48, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
+    settings = Settings.from_mapping({"model": sizes | MODELS[name]})
+    torch.manual_seed(1)
+    model = build_model(settings.model, n_src=40, n_tgt=40)
+    batch = collate(toys.examples(12))
+
+    def gradient(kernels: native.Kernels, precision: str) -> Tensor:
+        native.choose_kernels(kernels)
+        model.zero_grad()
+        with autocast(torch.device("cpu"), precision):
+            loss, _, _ = predict_tokens(model, model, batch, smoothing=0.1)
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    exact = gradient("torch", "float32")
+    ours, theirs = (gradient(kernels, "bfloat16") for kernels in ("auto", "torch"))
+    assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm() + 1e-6 * exact.norm()
