@@ -205,6 +205,17 @@ transduce::HeadsCall checked(const transduce_heads_call* call, int32_t n_threads
     return found;
 }
 
+transduce::ResidualCall checked(const transduce_residual_call* call, int32_t n_threads) {
+    const transduce_residual_call& c = *call;
+    require(transduce::training_kernels(), "this CPU has no kernels of training");
+    require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+    require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 16, "rows or width: out of range");
+    require(0 <= c.p && c.p < 1 && c.epsilon >= 0, "p or epsilon: out of range");
+    const auto drop_below = uint32_t(std::llround(double(c.p) * 4294967296.0));
+    return {c.rows, c.width, c.x, c.update, c.gain, c.shift, c.epsilon, c.rms != 0, drop_below, 1 / (1 - c.p), c.seed, c.sum, c.output,
+            c.statistics, c.grad_output, c.normed, c.grad_x, c.grad_update, c.grad_gain, c.grad_shift};
+}
+
 }  // namespace
 
 extern "C" {
@@ -401,6 +412,22 @@ int32_t transduce_attend_backward(const transduce_heads_call* call, int32_t n_th
     return guarded([&] {
         const bool fine = call && call->grad_output && call->grad_query && call->grad_key && call->grad_value;
         transduce::attend_backward(checked(call, n_threads, fine), n_threads);
+    });
+}
+
+int32_t transduce_residual(const transduce_residual_call* call, int32_t n_threads) {
+    return guarded([&] {
+        require(call && call->x && (call->update ? call->sum : call->output), "x, and what is written, must not be null");
+        require(!call->output || (call->gain && call->statistics), "a norm needs gain and statistics");
+        transduce::residual(checked(call, n_threads), n_threads);
+    });
+}
+
+int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t n_threads) {
+    return guarded([&] {
+        require(call && call->grad_output && (call->grad_x ? call->gain && call->statistics && call->normed && call->grad_gain : call->grad_update != nullptr),
+                "what is read and written must not be null");
+        transduce::residual_backward(checked(call, n_threads), n_threads);
     });
 }
 

@@ -8,6 +8,9 @@
 
 #include "attention_training.inl"
 
+#include "norm_training.inl"
+
 constexpr transduce::TrainingKernels transduce::kBf16Kernels = {
     kLossColumns, round_row, pack_panel, loss_block, weight_gradient, unpack_gradient, attend_group, attend_group_backward,
+    residual_rows, residual_rows_backward, dropout_rows_backward,
 };

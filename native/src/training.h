@@ -67,6 +67,29 @@ struct HeadsCall {
 void attend(const HeadsCall& call, int n_threads);
 void attend_backward(const HeadsCall& call, int n_threads);
 
+// x + dropout(update), and its norm: LayerNorm, or RMSNorm (rms). Rows of `width` numbers.
+struct ResidualCall {
+    int64_t rows;
+    int width;
+    const float* x;
+    const uint16_t* update;      // bfloat16; null: none
+    const float *gain, *shift;   // shift: null: none
+    float epsilon;
+    bool rms;
+    uint32_t drop_below;         // of 2^32; 0: nothing is dropped
+    float keep_scale;
+    uint64_t seed;
+    float* sum;                  // x + dropout(update); null: not wanted, without an update
+    float *output, *statistics;  // the norm, and [rows, 2]: mean and 1 / deviation; null: no norm
+    const float *grad_output, *normed;  // backward: `normed` is what the norm has read
+    float* grad_x;               // null: without a norm, where it is grad_output
+    uint16_t* grad_update;
+    float *grad_gain, *grad_shift;
+};
+
+void residual(const ResidualCall& call, int n_threads);
+void residual_backward(const ResidualCall& call, int n_threads);
+
 struct TrainingKernels {
     int loss_columns;
     void (*round_row)(const float* from, int n, int width, uint16_t* to);
@@ -77,6 +100,10 @@ struct TrainingKernels {
     // A group of heads of one sequence; `memory`: attention_scratch numbers.
     void (*attend_group)(const HeadsCall& call, int64_t batch, int group, float* memory);
     void (*attend_group_backward)(const HeadsCall& call, int64_t batch, int group, float* memory);
+    // Rows [first, last); the gradients of gain and shift are added to [padded width].
+    void (*residual_rows)(const ResidualCall& call, int64_t first, int64_t last);
+    void (*residual_rows_backward)(const ResidualCall& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);
+    void (*dropout_rows_backward)(const ResidualCall& call, int64_t first, int64_t last);
 };
 #if defined(__x86_64__)
 extern const TrainingKernels kBf16Kernels;

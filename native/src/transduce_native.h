@@ -201,6 +201,26 @@ typedef struct {
 TRANSDUCE_API int32_t transduce_attend(const transduce_heads_call* call, int32_t n_threads);
 TRANSDUCE_API int32_t transduce_attend_backward(const transduce_heads_call* call, int32_t n_threads);
 
+/* x + dropout(update), and its norm: LayerNorm, or RMSNorm. Rows of `width` numbers; those of `update` are bfloat16. What is dropped
+ * is a function of the seed and of the number of the element. */
+typedef struct {
+    int64_t rows;
+    int32_t width, rms;
+    float epsilon, p;          /* p: of dropping */
+    uint64_t seed;
+    const float* x;
+    const uint16_t* update;    /* null: none */
+    const float *gain, *shift; /* of the norm; shift: null: none */
+    float *sum, *output, *statistics; /* sum: null without an update; output and statistics [rows, 2]: null without a norm */
+    const float *grad_output, *normed; /* backward: the rest; `normed`: what the norm has read */
+    float* grad_x;             /* null without a norm, where it is grad_output */
+    uint16_t* grad_update;
+    float *grad_gain, *grad_shift;
+} transduce_residual_call;
+
+TRANSDUCE_API int32_t transduce_residual(const transduce_residual_call* call, int32_t n_threads);
+TRANSDUCE_API int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t n_threads);
+
 #ifdef __cplusplus
 }
 #endif

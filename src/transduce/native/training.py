@@ -9,13 +9,14 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.native.library import check, load_library
 
 Kernels = Literal["auto", "torch"]
 
 _chosen: Kernels = "auto"
+_threads = 0
 
 
 class _LossCall(ctypes.Structure):
@@ -40,6 +41,10 @@ def choose_kernels(kernels: Kernels) -> None:
     """Use the native kernels where there are any (auto), or PyTorch's only, from now on in this process."""
     global _chosen
     _chosen = kernels
+
+
+def _n_threads() -> int:
+    return _threads or torch.get_num_threads()
 
 
 def kernels_in_use() -> str:
@@ -106,7 +111,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         loss, nll = ctypes.c_double(), ctypes.c_double()
         inputs, outputs = ([None if x is None else x.data_ptr() for x in part] for part in (given, grads))
         call = _LossCall(*inputs, len(hidden), pad, hidden.shape[1], len(weight), smoothing, *outputs)
-        n_threads = torch.get_num_threads()
+        n_threads = _n_threads()
         check(library, library.transduce_loss(ctypes.byref(call), n_threads, ctypes.byref(loss), ctypes.byref(nll)))
         ctx.save_for_backward(*grads)
         sums = torch.tensor(loss.value), torch.tensor(nll.value)
@@ -196,7 +201,7 @@ class HeadsAttention(torch.autograd.Function):
         query, key, value = map(_dense_heads, (query, key, value))
         call, output = _heads_call(query, key, value, bias), _empty_heads(query, value.shape[3])
         call.output = output.data_ptr()
-        check(library, library.transduce_attend(ctypes.byref(call), torch.get_num_threads()))
+        check(library, library.transduce_attend(ctypes.byref(call), _n_threads()))
         ctx.save_for_backward(query, key, value, bias)
         return output
 
@@ -209,5 +214,83 @@ class HeadsAttention(torch.autograd.Function):
         grads = [_empty_heads(x, x.shape[3]) for x in (query, key, value)]
         call.grad_output, call.grad_strides = grad.data_ptr(), grad.stride()[:3]
         call.grad_query, call.grad_key, call.grad_value = (x.data_ptr() for x in grads)
-        check(library, library.transduce_attend_backward(ctypes.byref(call), torch.get_num_threads()))
+        check(library, library.transduce_attend_backward(ctypes.byref(call), _n_threads()))
         return *grads, None
+
+
+class _ResidualCall(ctypes.Structure):
+    """`transduce_residual_call`."""
+
+    _fields_ = [
+        ("rows", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("width", "rms")),
+        *((name, ctypes.c_float) for name in ("epsilon", "p")),
+        ("seed", ctypes.c_uint64),
+        *((name, ctypes.c_void_p) for name in ("x", "update", "gain", "shift", "sum", "output", "statistics")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("grad_output", "normed", "grad_x", "grad_update", "grad_gain", "grad_shift")
+        ),
+    ]
+
+
+def _pointers(**tensors: Tensor | None) -> dict[str, int | None]:
+    return {name: None if x is None else x.data_ptr() for name, x in tensors.items()}
+
+
+def residual_in_use(x: Tensor, update: Tensor, norm: nn.Module | None) -> bool:
+    """Whether `add_and_norm` adds this update to x, and computes this norm of the sum."""
+    return (
+        x.dtype == torch.float32
+        and in_use_for(update)
+        and (norm is None or not (norm._forward_hooks or norm._forward_pre_hooks))
+    )
+
+
+def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | None, p: float) -> Float[Tensor, "*B D"]:
+    """x + dropout(update), and the LayerNorm or RMSNorm of that, if there is one.
+
+    What is dropped follows from one number of PyTorch's generator and the place of each element.
+    """
+    seed = int(torch.empty((), dtype=torch.int64).random_()) if p else 0
+    if norm is None:
+        return _Residual.apply(x, update, None, None, 0.0, False, p, seed)
+    is_rms = isinstance(norm, nn.RMSNorm)
+    return _Residual.apply(x, update, norm.weight, getattr(norm, "bias", None), norm.eps, is_rms, p, seed)
+
+
+class _Residual(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, update, gain, shift, epsilon, is_rms, p, seed):  # type: ignore[no-untyped-def]
+        library = _library()
+        assert library is not None
+        x, update = x.contiguous(), update.contiguous()
+        rows, total = x.numel() // x.shape[-1], torch.empty_like(x)
+        output = statistics = None
+        if gain is not None:
+            output, statistics = torch.empty_like(x), x.new_empty(rows, 2)
+        call = _ResidualCall(rows, x.shape[-1], is_rms, epsilon, p, seed)
+        given = _pointers(x=x, update=update, gain=gain, shift=shift, sum=total, output=output, statistics=statistics)
+        for name, pointer in given.items():
+            setattr(call, name, pointer)
+        check(library, library.transduce_residual(ctypes.byref(call), _n_threads()))
+        ctx.options = (rows, x.shape[-1], is_rms, epsilon, p, seed)
+        ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
+        return total if output is None else output
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        library = _library()
+        assert library is not None
+        normed, gain, shift, statistics = ctx.saved_tensors
+        grad = grad.contiguous()
+        grad_update = torch.empty_like(grad, dtype=torch.bfloat16)
+        grads = [None if like is None else torch.empty_like(like) for like in (normed, gain, shift)]
+        call = _ResidualCall(*ctx.options)
+        written = dict(zip(("grad_x", "grad_gain", "grad_shift"), grads, strict=True))
+        read = {"normed": normed, "gain": gain, "shift": shift, "statistics": statistics, "grad_output": grad}
+        for name, pointer in _pointers(**read, **written, grad_update=grad_update).items():
+            setattr(call, name, pointer)
+        check(library, library.transduce_residual_backward(ctypes.byref(call), _n_threads()))
+        of_x = grad if normed is None else grads[0]
+        return of_x, grad_update, grads[1], grads[2], None, None, None, None

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from transduce.native import training as kernels
 from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.bias import Bias, padded_bias
 from transduce.nn.cache import DecoderState, LayerCache
@@ -38,7 +39,14 @@ class PostNorm(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """x after the sub-layer, of the same shape."""
-        return self.norm(self.dropout.add(x, sublayer(x)))
+        return self._add(x, sublayer(x), self.norm)
+
+    def _add(self, x: Tensor, update: Tensor, norm: nn.Module | None) -> Tensor:
+        """x + Dropout(update), and the norm of that, if there is one."""
+        if kernels.residual_in_use(x, update, norm):
+            return kernels.add_and_norm(x, update, norm, self.dropout.p if self.training else 0.0)
+        total = self.dropout.add(x, update)
+        return total if norm is None else norm(total)
 
 
 class PreNorm(PostNorm):
@@ -47,7 +55,7 @@ class PreNorm(PostNorm):
     final_norm = True
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.dropout.add(x, sublayer(self.norm(x)))
+        return self._add(x, sublayer(self.norm(x)), None)
 
 
 RESIDUALS: dict[str, type[PostNorm]] = {"post": PostNorm, "pre": PreNorm}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import toys
 from transduce.config.settings import Settings
@@ -90,6 +92,69 @@ def test_attention_and_its_gradients(
         assert torch.equal(ours, again)
         error, size = (ours.double() - exactly).norm(), exactly.norm()
         assert error <= 2**-8 * size + 1e-6
+
+
+NORMS: dict[str, Callable[[int], nn.Module | None]] = {
+    "none": lambda width: None,
+    "layer": nn.LayerNorm,
+    "layer, no bias": partial(nn.LayerNorm, bias=False),
+    "rms": partial(nn.RMSNorm, eps=1e-5),
+}
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3, 40), (300, 128), (77, 17)])
+def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float) -> None:
+    torch.manual_seed(3)
+    norm = NORMS[name](shape[-1])
+    for parameter in norm.parameters() if norm is not None else ():
+        nn.init.normal_(parameter)
+    x, grad = torch.randn(shape), torch.randn(shape)
+    update = torch.randn(shape).bfloat16()
+    generator = torch.get_rng_state()
+    found = []
+    for n_threads in (1, 3):
+        torch.set_rng_state(generator)
+        given = [x.clone().requires_grad_(), update.clone().requires_grad_()]
+        before = torch.get_num_threads()
+        torch.set_num_threads(n_threads)
+        output = native.add_and_norm(*given, norm, p)
+        output.backward(grad)
+        torch.set_num_threads(before)
+        own = [] if norm is None else [parameter.grad for parameter in norm.parameters()]
+        found.append([output, *(one.grad for one in given), *own])
+        if norm is not None:
+            norm.zero_grad()
+    torch.set_rng_state(generator)
+    factors = native.add_and_norm(torch.zeros(shape), torch.ones(shape).bfloat16(), None, p).double()
+    assert set(factors.unique().tolist()) <= {0.0, float(torch.tensor(1 / (1 - p)))}
+    exact = [x.double().requires_grad_(), update.double().requires_grad_()]
+    exact_norm = None if norm is None else copy.deepcopy(norm).double()
+    total = exact[0] + exact[1] * factors
+    expected = total if exact_norm is None else exact_norm(total)
+    expected.backward(grad.double())
+    own = [] if exact_norm is None else [parameter.grad for parameter in exact_norm.parameters()]
+    for ours, again, exactly in zip(*found, [expected, *(one.grad for one in exact), *own], strict=True):
+        assert torch.equal(ours, again)
+        rounding = 2**-8 if ours.dtype == torch.bfloat16 else 1e-6
+        assert (ours.double() - exactly).norm() <= rounding * exactly.norm() + 1e-5
+
+
+def test_what_is_dropped_is_independent() -> None:
+    """Of the rate, of the neighbours in rows and columns, and of another call."""
+    shape, p = (3000, 500), 0.3
+    ones, zeros = torch.ones(shape).bfloat16(), torch.zeros(shape)
+    torch.manual_seed(5)
+    first, second = ((native.add_and_norm(zeros, ones, None, p) == 0).double() - p for _ in range(2))
+    n = first.numel()
+    deviation = (p * (1 - p)) ** 0.5
+    assert abs(first.mean()) < 4 * deviation / n**0.5
+    pairs = [(first, second), (first[1:], first[:-1]), (first[:, 1:], first[:, :-1]), (first[:, 16:], first[:, :-16])]
+    for one, other in pairs:
+        assert abs((one * other).mean()) < 4 * deviation**2 / n**0.5
+    assert first.mean(0).std() == pytest.approx(deviation / shape[0] ** 0.5, rel=0.2)
+    assert first.mean(1).std() == pytest.approx(deviation / shape[1] ** 0.5, rel=0.2)
 
 
 MODELS: dict[str, dict[str, object]] = {

@@ -1,0 +1,45 @@
+#include <algorithm>
+
+#include "buffer.h"
+#include "pool.h"
+#include "training.h"
+
+namespace transduce {
+namespace {
+
+constexpr int64_t kPieceRows = 128;
+
+template <class Work>
+void share_rows(const ResidualCall& call, int n_threads, Work work) {
+    Pool::get().run(n_threads, int((call.rows + kPieceRows - 1) / kPieceRows), [&](int piece) {
+        work(piece, piece * kPieceRows, std::min(call.rows, (piece + 1) * kPieceRows));
+    });
+}
+
+}  // namespace
+
+void residual(const ResidualCall& call, int n_threads) {
+    const auto kernel = training_kernels()->residual_rows;
+    share_rows(call, n_threads, [&](int, int64_t first, int64_t last) { kernel(call, first, last); });
+}
+
+void residual_backward(const ResidualCall& call, int n_threads) {
+    const TrainingKernels& kernels = *training_kernels();
+    if (!call.grad_x)
+        return share_rows(call, n_threads, [&](int, int64_t first, int64_t last) { kernels.dropout_rows_backward(call, first, last); });
+    // Sums of each piece, which are then added in their order, whichever thread they are from.
+    const size_t width = round_up(call.width, 16), pieces = (call.rows + kPieceRows - 1) / kPieceRows;
+    Buffer<float> sums(pieces * 2 * width);
+    share_rows(call, n_threads, [&](int piece, int64_t first, int64_t last) {
+        float* own = sums.data() + size_t(piece) * 2 * width;
+        kernels.residual_rows_backward(call, first, last, own, own + width);
+    });
+    for (int k = 0; k < call.width; k++) {
+        double gain = 0, shift = 0;
+        for (size_t p = 0; p < pieces; p++) gain += sums[p * 2 * width + k], shift += sums[(p * 2 + 1) * width + k];
+        call.grad_gain[k] = float(gain);
+        if (call.grad_shift) call.grad_shift[k] = float(shift);
+    }
+}
+
+}  // namespace transduce
