@@ -216,6 +216,17 @@ transduce::ResidualCall checked(const transduce_residual_call* call, int32_t n_t
             c.statistics, c.grad_output, c.normed, c.grad_x, c.grad_update, c.grad_gain, c.grad_shift};
 }
 
+transduce::LinearCall checked(const transduce_linear_call* call, int32_t n_threads) {
+    const transduce_linear_call& c = *call;
+    require(transduce::training_kernels(), "this CPU has no kernels of training");
+    require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+    require(1 <= c.rows && c.rows <= INT32_MAX && 1 <= c.inputs && c.inputs <= 1 << 20 && 1 <= c.outputs && c.outputs <= 1 << 20,
+            "rows, inputs or outputs: out of range");
+    require(c.x && c.weight, "x and weight must not be null");
+    return {c.rows, c.inputs, c.outputs, c.x, c.x_is_bf16 != 0, c.grad_is_bf16 != 0, c.weight, c.bias, c.output, c.grad_output, c.grad_x,
+            c.grad_weight, c.grad_bias};
+}
+
 }  // namespace
 
 extern "C" {
@@ -428,6 +439,20 @@ int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t
         require(call && call->grad_output && (call->grad_x ? call->gain && call->statistics && call->normed && call->grad_gain : call->grad_update != nullptr),
                 "what is read and written must not be null");
         transduce::residual_backward(checked(call, n_threads), n_threads);
+    });
+}
+
+int32_t transduce_linear(const transduce_linear_call* call, int32_t n_threads) {
+    return guarded([&] {
+        require(call && call->output, "call and output must not be null");
+        transduce::linear(checked(call, n_threads), n_threads);
+    });
+}
+
+int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_threads) {
+    return guarded([&] {
+        require(call && call->grad_output && call->grad_weight, "call and gradients must not be null");
+        transduce::linear_backward(checked(call, n_threads), n_threads);
     });
 }
 

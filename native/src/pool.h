@@ -2,6 +2,7 @@
 // process uses, takes fewer. Which thread takes a piece must not change a result.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -36,7 +37,9 @@ private:
     Function function_ = nullptr;
     void* work_ = nullptr;
     std::exception_ptr error_;
-    int n_pieces_ = 0, next_ = 0, n_done_ = 0, n_helpers_ = 0, n_helping_ = 0;
+    int n_pieces_ = 0, next_ = 0, n_helpers_ = 0, n_helping_ = 0;
+    std::atomic<int> n_done_{0};
+    std::atomic<unsigned> n_runs_{0};
 };
 
 }  // namespace transduce

@@ -10,7 +10,10 @@
 
 #include "norm_training.inl"
 
+#include "linear_bf16.inl"
+
 constexpr transduce::TrainingKernels transduce::kBf16Kernels = {
     kLossColumns, round_row, pack_panel, loss_block, weight_gradient, unpack_gradient, attend_group, attend_group_backward,
+    pack_columns, pack_rows, linear_rows, linear_rows_backward, weight_rows_gradient,
     residual_rows, residual_rows_backward, dropout_rows_backward,
 };

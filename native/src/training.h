@@ -90,6 +90,24 @@ struct ResidualCall {
 void residual(const ResidualCall& call, int n_threads);
 void residual_backward(const ResidualCall& call, int n_threads);
 
+// x weight^T + bias, in bfloat16.
+struct LinearCall {
+    int64_t rows;
+    int inputs, outputs;
+    const void* x;               // [rows, inputs], bfloat16 or float32
+    bool x_is_bf16, grad_is_bf16;
+    const float *weight, *bias;  // [outputs, inputs]; [outputs] or null
+    uint16_t* output;            // [rows, outputs]
+    const void* grad_output;     // backward
+    void* grad_x;                // of the type of x; null: not wanted
+    float *grad_weight, *grad_bias;  // grad_bias: null without a bias
+    int64_t padded_rows = 0;     // of the operands of the gradient of the weights
+    int padded_outputs = 0;
+};
+
+void linear(const LinearCall& call, int n_threads);
+void linear_backward(const LinearCall& call, int n_threads);
+
 struct TrainingKernels {
     int loss_columns;
     void (*round_row)(const float* from, int n, int width, uint16_t* to);
@@ -100,6 +118,13 @@ struct TrainingKernels {
     // A group of heads of one sequence; `memory`: attention_scratch numbers.
     void (*attend_group)(const HeadsCall& call, int64_t batch, int group, float* memory);
     void (*attend_group_backward)(const HeadsCall& call, int64_t batch, int group, float* memory);
+    void (*pack_columns)(const LinearCall& call, int panel, uint16_t* to);
+    void (*pack_rows)(const LinearCall& call, int first, uint16_t* to);
+    void (*linear_rows)(const LinearCall& call, int64_t first, int rows, const uint16_t* columns, uint16_t* rounded, float* product);
+    void (*linear_rows_backward)(const LinearCall& call, int64_t first, int rows, int padded, const uint16_t* weight_rows, uint16_t* transposed,
+                                 uint16_t* interleaved, float* grad_bias, uint16_t* rounded, float* product);
+    void (*weight_rows_gradient)(const LinearCall& call, int first, int rows, int panel, const uint16_t* transposed, const uint16_t* interleaved,
+                                 float* product);
     // Rows [first, last); the gradients of gain and shift are added to [padded width].
     void (*residual_rows)(const ResidualCall& call, int64_t first, int64_t last);
     void (*residual_rows_backward)(const ResidualCall& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);

@@ -221,6 +221,21 @@ typedef struct {
 TRANSDUCE_API int32_t transduce_residual(const transduce_residual_call* call, int32_t n_threads);
 TRANSDUCE_API int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t n_threads);
 
+/* x weight^T + bias with products of bfloat16 numbers, and its gradients. */
+typedef struct {
+    int64_t rows;
+    int32_t inputs, outputs, x_is_bf16, grad_is_bf16; /* other numbers are float32 */
+    const void* x;             /* [rows, inputs] */
+    const float *weight, *bias; /* [outputs, inputs]; null, or [outputs] */
+    uint16_t* output;          /* [rows, outputs] */
+    const void* grad_output;   /* backward */
+    void* grad_x;              /* of the type of x; null: not wanted */
+    float *grad_weight, *grad_bias; /* grad_bias: null without a bias */
+} transduce_linear_call;
+
+TRANSDUCE_API int32_t transduce_linear(const transduce_linear_call* call, int32_t n_threads);
+TRANSDUCE_API int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_threads);
+
 #ifdef __cplusplus
 }
 #endif

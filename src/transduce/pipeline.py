@@ -173,7 +173,7 @@ def learn(
     criterion = task.criterion(settings)
     updater = Updater(model, training, device=where, precision=training.precision, criterion=criterion, ranks=ranks)
     if updater.kernels != "torch":
-        log.say(f"kernels: {updater.kernels}, for the output layer and its loss; PyTorch computes the rest")
+        log.say(f"kernels: {updater.kernels} (PyTorch computes what they do not cover)")
     trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
     return trainer.run().best_update
 

@@ -55,6 +55,8 @@ def load_library() -> ctypes.CDLL | str:
         "score": [*[pointer] * 4, int32, pointer],
         "loss": [pointer, int32, pointer, pointer],
         "attend": [pointer, int32],
+        "linear": [pointer, int32],
+        "linear_backward": [pointer, int32],
         "residual": [pointer, int32],
         "residual_backward": [pointer, int32],
         "attend_backward": [pointer, int32],

@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.native import kernels, operators
+
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype of products of x: that of autocast, if it is enabled."""
@@ -57,6 +59,8 @@ def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor 
         or torch.is_autocast_enabled("cpu")
         or not x.numel()
     ):
+        if kernels.multiplies(x, weight):
+            return operators.Linear.apply(x, weight, bias)
         if _has_changing_shapes(x):
             return _RoundedLinear.apply(x, weight, bias)
         return F.linear(x, weight, bias)

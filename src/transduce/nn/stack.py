@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transduce.native import training as kernels
+from transduce.native import kernels, operators
 from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.bias import Bias, padded_bias
 from transduce.nn.cache import DecoderState, LayerCache
@@ -44,7 +44,7 @@ class PostNorm(nn.Module):
     def _add(self, x: Tensor, update: Tensor, norm: nn.Module | None) -> Tensor:
         """x + Dropout(update), and the norm of that, if there is one."""
         if kernels.residual_in_use(x, update, norm):
-            return kernels.add_and_norm(x, update, norm, self.dropout.p if self.training else 0.0)
+            return operators.add_and_norm(x, update, norm, self.dropout.p if self.training else 0.0)
         total = self.dropout.add(x, update)
         return total if norm is None else norm(total)
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
-from transduce.native.training import choose_kernels, kernels_in_use
+from transduce.native.kernels import all_threads_for_kernels, choose_kernels, kernels_in_use
+from transduce.nn.attention import Attention, CrossAttention, SelfAttention
 from transduce.nn.ssru import SSRU
 from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -65,6 +66,13 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
+def _is_covered(model: nn.Module) -> bool:
+    """Whether the native kernels do nearly all of a model's work: a Transformer's, without dropout on its attention."""
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    plain = all(isinstance(one, (SelfAttention, CrossAttention)) and not one.dropout.p for one in attentions)
+    return bool(attentions) and plain and not any(isinstance(module, SSRU) for module in model.modules())
+
+
 class Updater:
     """A model and its optimizer; `update` is the training step.
 
@@ -94,6 +102,7 @@ class Updater:
         choose_kernels(settings.kernels)
         of_cpu = device.type == "cpu" and precision == "bfloat16"
         self.kernels = kernels_in_use() if of_cpu else "torch"
+        self._kernels_do_most = self.kernels != "torch" and not settings.compile and _is_covered(model)
         self.optimizer = build_optimizer(model, settings)
         self.too_large: int | None = None
 
@@ -119,6 +128,12 @@ class Updater:
         Raises:
             DoesNotFit: A single row does not fit into memory. The weights are unchanged.
         """
+        with all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext():
+            return self._update(batches, lr_scale, n_targets, carry)
+
+    def _update(
+        self, batches: Sequence[TrainingBatch], lr_scale: float, n_targets: int | None, carry: Carry
+    ) -> UpdateResult:
         self.model.train()
         if n_targets is None:
             n_targets = sum(batch.n_targets for batch in batches)

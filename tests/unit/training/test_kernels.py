@@ -15,7 +15,8 @@ import toys
 from transduce.config.settings import Settings
 from transduce.data.batch import collate
 from transduce.models.registry import build_model
-from transduce.native import training as native
+from transduce.native import kernels as native
+from transduce.native import operators
 from transduce.nn.masks import HIDDEN
 from transduce.training.loss import predict_tokens
 from transduce.training.step import autocast
@@ -84,7 +85,7 @@ def test_attention_and_its_gradients(
         given = [x.detach().clone().requires_grad_() for x in (query, key, value)]
         before = torch.get_num_threads()
         torch.set_num_threads(n_threads)
-        output = native.HeadsAttention.apply(*given, bias)
+        output = operators.HeadsAttention.apply(*given, bias)
         output.backward(grad)
         torch.set_num_threads(before)
         found.append([output, *(x.grad for x in given)])
@@ -92,6 +93,35 @@ def test_attention_and_its_gradients(
         assert torch.equal(ours, again)
         error, size = (ours.double() - exactly).norm(), exactly.norm()
         assert error <= 2**-8 * size + 1e-6
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (5, 40, 70), (97, 33, 65), (300, 128, 384), (193, 96, 96), (700, 520, 40)]
+)
+def test_linear_layers(shape: tuple[int, int, int], has_bias: bool, kind: torch.dtype) -> None:
+    rows, n_in, n_out = shape
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, n_in, generator=generator).to(kind)
+    weight = torch.randn(n_out, n_in, generator=generator) * n_in**-0.5
+    bias = torch.randn(n_out, generator=generator) if has_bias else None
+    grad = torch.randn(rows, n_out, generator=generator).bfloat16()
+    found = []
+    for n_threads in (1, 3):
+        given = [one.clone().requires_grad_() for one in (x, weight, bias) if one is not None]
+        before = torch.get_num_threads()
+        torch.set_num_threads(n_threads)
+        output = operators.Linear.apply(*given[:2], given[2] if has_bias else None)
+        output.backward(grad)
+        torch.set_num_threads(before)
+        found.append([output, *(one.grad for one in given)])
+    exact = [one.double().requires_grad_() for one in (x, weight, bias) if one is not None]
+    expected = nn.functional.linear(*exact)
+    expected.backward(grad.double())
+    for ours, again, exactly in zip(*found, [expected, *(one.grad for one in exact)], strict=True):
+        assert torch.equal(ours, again)
+        assert (ours.double() - exactly).norm() <= 2**-7 * exactly.norm()
 
 
 NORMS: dict[str, Callable[[int], nn.Module | None]] = {
@@ -119,7 +149,7 @@ def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float) 
         given = [x.clone().requires_grad_(), update.clone().requires_grad_()]
         before = torch.get_num_threads()
         torch.set_num_threads(n_threads)
-        output = native.add_and_norm(*given, norm, p)
+        output = operators.add_and_norm(*given, norm, p)
         output.backward(grad)
         torch.set_num_threads(before)
         own = [] if norm is None else [parameter.grad for parameter in norm.parameters()]
@@ -127,7 +157,7 @@ def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float) 
         if norm is not None:
             norm.zero_grad()
     torch.set_rng_state(generator)
-    factors = native.add_and_norm(torch.zeros(shape), torch.ones(shape).bfloat16(), None, p).double()
+    factors = operators.add_and_norm(torch.zeros(shape), torch.ones(shape).bfloat16(), None, p).double()
     assert set(factors.unique().tolist()) <= {0.0, float(torch.tensor(1 / (1 - p)))}
     exact = [x.double().requires_grad_(), update.double().requires_grad_()]
     exact_norm = None if norm is None else copy.deepcopy(norm).double()
@@ -146,7 +176,7 @@ def test_what_is_dropped_is_independent() -> None:
     shape, p = (3000, 500), 0.3
     ones, zeros = torch.ones(shape).bfloat16(), torch.zeros(shape)
     torch.manual_seed(5)
-    first, second = ((native.add_and_norm(zeros, ones, None, p) == 0).double() - p for _ in range(2))
+    first, second = ((operators.add_and_norm(zeros, ones, None, p) == 0).double() - p for _ in range(2))
     n = first.numel()
     deviation = (p * (1 - p)) ** 0.5
     assert abs(first.mean()) < 4 * deviation / n**0.5

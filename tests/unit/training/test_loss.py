@@ -21,7 +21,7 @@ from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.inspection.attention import attention_maps
 from transduce.models.transformer import Transformer
-from transduce.native import training as native
+from transduce.native import kernels as native
 from transduce.training import loss as module
 from transduce.training.loss import label_smoothed_loss
 
@@ -79,7 +79,7 @@ def test_value_and_gradients(
     assert count.item() == (targets != 0).sum().item()
     assert loss.item() == pytest.approx(value, rel=ROUNDING, abs=1e-4)
     assert nll.item() == pytest.approx(nll_value, rel=ROUNDING, abs=1e-4)
-    tolerance = ROUNDING if scale == 1 else 1e-4
+    tolerance = ROUNDING * max(10, scale)  # logits are rounded in proportion to their size
     assert_near(hidden.grad, of_hidden, tolerance)
     assert_near(weight.grad, of_weight, tolerance)
 

@@ -1,22 +1,19 @@
-"""Kernels of training in the C++ library, for products in bfloat16 on CPUs that have AVX-512's."""
+"""The kernels of training in the C++ library as operators of PyTorch, with their gradients.
+
+Products round to bfloat16 and add in float32. Results do not depend on the number of threads.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.native.library import check, load_library
-
-Kernels = Literal["auto", "torch"]
-
-_chosen: Kernels = "auto"
-_threads = 0
+from transduce.native.kernels import n_threads, training_library
+from transduce.native.library import check
 
 
 class _LossCall(ctypes.Structure):
@@ -29,61 +26,6 @@ class _LossCall(ctypes.Structure):
         ("smoothing", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in ("grad_hidden", "grad_weight", "grad_bias")),
     ]
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    library = load_library()
-    return None if isinstance(library, str) or not library.transduce_can_train() else library
-
-
-def choose_kernels(kernels: Kernels) -> None:
-    """Use the native kernels where there are any (auto), or PyTorch's only, from now on in this process."""
-    global _chosen
-    _chosen = kernels
-
-
-def _n_threads() -> int:
-    return _threads or torch.get_num_threads()
-
-
-def kernels_in_use() -> str:
-    """What computes bfloat16 products of training on a CPU: avx512_bf16 or torch."""
-    return "torch" if _chosen == "torch" or _library() is None else "avx512_bf16"
-
-
-def in_use_for(x: Tensor) -> bool:
-    """Whether the kernels take part in computing with x: bfloat16 on a CPU, under autocast."""
-    return (
-        x.dtype == torch.bfloat16
-        and x.device.type == "cpu"
-        and torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and kernels_in_use() != "torch"
-    )
-
-
-_LONG = 1 << 15  # queries times keys from which PyTorch's kernel, whose memory does not grow with them, takes over
-
-
-def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], bias: object) -> bool:
-    """Whether `HeadsAttention` computes this attention without dropout and relations."""
-    n_keys = key.shape[-2]
-    plain = bias is None or (
-        isinstance(bias, Tensor)
-        and bias.dim() == 4
-        and bias.shape[3] == n_keys
-        and bias.stride(3) == 1
-        and bias.dtype == torch.float32
-        and not bias.requires_grad
-    )
-    return (
-        plain
-        and query.dim() == 4
-        and key.dtype == query.dtype
-        and 0 < query.shape[2] * n_keys < _LONG
-        and in_use_for(query)
-    )
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -104,15 +46,14 @@ class LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
         wanted: bool,
     ):
-        library = _library()
+        library = training_library()
         assert library is not None
         given = [None if x is None else x.contiguous() for x in (hidden, weight, bias, gold)]
         grads = [torch.empty_like(x) if wanted and x is not None else None for x in given[:3]]
         loss, nll = ctypes.c_double(), ctypes.c_double()
         inputs, outputs = ([None if x is None else x.data_ptr() for x in part] for part in (given, grads))
         call = _LossCall(*inputs, len(hidden), pad, hidden.shape[1], len(weight), smoothing, *outputs)
-        n_threads = _n_threads()
-        check(library, library.transduce_loss(ctypes.byref(call), n_threads, ctypes.byref(loss), ctypes.byref(nll)))
+        check(library, library.transduce_loss(ctypes.byref(call), n_threads(), ctypes.byref(loss), ctypes.byref(nll)))
         ctx.save_for_backward(*grads)
         sums = torch.tensor(loss.value), torch.tensor(nll.value)
         ctx.mark_non_differentiable(sums[1])
@@ -196,25 +137,25 @@ class HeadsAttention(torch.autograd.Function):
         value: Float[Tensor, "B G S V"],
         bias: Float[Tensor, "#B #H #T S"] | None,
     ):
-        library = _library()
+        library = training_library()
         assert library is not None
         query, key, value = map(_dense_heads, (query, key, value))
         call, output = _heads_call(query, key, value, bias), _empty_heads(query, value.shape[3])
         call.output = output.data_ptr()
-        check(library, library.transduce_attend(ctypes.byref(call), _n_threads()))
+        check(library, library.transduce_attend(ctypes.byref(call), n_threads()))
         ctx.save_for_backward(query, key, value, bias)
         return output
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        library = _library()
+        library = training_library()
         assert library is not None
         query, key, value, bias = ctx.saved_tensors
         call, grad = _heads_call(query, key, value, bias), _dense_heads(grad)
         grads = [_empty_heads(x, x.shape[3]) for x in (query, key, value)]
         call.grad_output, call.grad_strides = grad.data_ptr(), grad.stride()[:3]
         call.grad_query, call.grad_key, call.grad_value = (x.data_ptr() for x in grads)
-        check(library, library.transduce_attend_backward(ctypes.byref(call), _n_threads()))
+        check(library, library.transduce_attend_backward(ctypes.byref(call), n_threads()))
         return *grads, None
 
 
@@ -238,15 +179,6 @@ def _pointers(**tensors: Tensor | None) -> dict[str, int | None]:
     return {name: None if x is None else x.data_ptr() for name, x in tensors.items()}
 
 
-def residual_in_use(x: Tensor, update: Tensor, norm: nn.Module | None) -> bool:
-    """Whether `add_and_norm` adds this update to x, and computes this norm of the sum."""
-    return (
-        x.dtype == torch.float32
-        and in_use_for(update)
-        and (norm is None or not (norm._forward_hooks or norm._forward_pre_hooks))
-    )
-
-
 def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | None, p: float) -> Float[Tensor, "*B D"]:
     """x + dropout(update), and the LayerNorm or RMSNorm of that, if there is one.
 
@@ -262,7 +194,7 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
 class _Residual(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, update, gain, shift, epsilon, is_rms, p, seed):  # type: ignore[no-untyped-def]
-        library = _library()
+        library = training_library()
         assert library is not None
         x, update = x.contiguous(), update.contiguous()
         rows, total = x.numel() // x.shape[-1], torch.empty_like(x)
@@ -273,14 +205,14 @@ class _Residual(torch.autograd.Function):
         given = _pointers(x=x, update=update, gain=gain, shift=shift, sum=total, output=output, statistics=statistics)
         for name, pointer in given.items():
             setattr(call, name, pointer)
-        check(library, library.transduce_residual(ctypes.byref(call), _n_threads()))
+        check(library, library.transduce_residual(ctypes.byref(call), n_threads()))
         ctx.options = (rows, x.shape[-1], is_rms, epsilon, p, seed)
         ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
         return total if output is None else output
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        library = _library()
+        library = training_library()
         assert library is not None
         normed, gain, shift, statistics = ctx.saved_tensors
         grad = grad.contiguous()
@@ -291,6 +223,57 @@ class _Residual(torch.autograd.Function):
         read = {"normed": normed, "gain": gain, "shift": shift, "statistics": statistics, "grad_output": grad}
         for name, pointer in _pointers(**read, **written, grad_update=grad_update).items():
             setattr(call, name, pointer)
-        check(library, library.transduce_residual_backward(ctypes.byref(call), _n_threads()))
+        check(library, library.transduce_residual_backward(ctypes.byref(call), n_threads()))
         of_x = grad if normed is None else grads[0]
         return of_x, grad_update, grads[1], grads[2], None, None, None, None
+
+
+class _LinearCall(ctypes.Structure):
+    """`transduce_linear_call`."""
+
+    _fields_ = [
+        ("rows", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "x_is_bf16", "grad_is_bf16")),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "output")),
+        *((name, ctypes.c_void_p) for name in ("grad_output", "grad_x", "grad_weight", "grad_bias")),
+    ]
+
+
+class Linear(torch.autograd.Function):
+    """x W^T + b in bfloat16, from x in bfloat16 or float32, with float32 weights and gradients of them."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None
+    ):
+        library = training_library()
+        assert library is not None
+        x, weight = x.contiguous(), weight.contiguous()
+        output = x.new_empty(*x.shape[:-1], len(weight), dtype=torch.bfloat16)
+        call = Linear._call(x, weight)
+        for name, pointer in _pointers(bias=bias, output=output).items():
+            setattr(call, name, pointer)
+        check(library, library.transduce_linear(ctypes.byref(call), n_threads()))
+        ctx.save_for_backward(x, weight, bias)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        library = training_library()
+        assert library is not None
+        x, weight, bias = ctx.saved_tensors
+        grad = grad.contiguous()
+        grads = [torch.empty_like(x) if ctx.needs_input_grad[0] else None, torch.empty_like(weight)]
+        grads.append(None if bias is None else torch.empty_like(bias))
+        call = Linear._call(x, weight)
+        call.grad_is_bf16 = grad.dtype == torch.bfloat16
+        written = dict(zip(("grad_x", "grad_weight", "grad_bias"), grads, strict=True))
+        for name, pointer in _pointers(grad_output=grad, **written).items():
+            setattr(call, name, pointer)
+        check(library, library.transduce_linear_backward(ctypes.byref(call), n_threads()))
+        return tuple(grads)
+
+    @staticmethod
+    def _call(x: Tensor, weight: Tensor) -> _LinearCall:
+        rows, is_bf16 = x.numel() // x.shape[-1], x.dtype == torch.bfloat16
+        return _LinearCall(rows, x.shape[-1], len(weight), is_bf16, x=x.data_ptr(), weight=weight.data_ptr())

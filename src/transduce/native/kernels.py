@@ -1,0 +1,115 @@
+"""Whether and with how many threads the kernels of the C++ library compute in training: bfloat16 products on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transduce.native.library import load_library
+
+Kernels = Literal["auto", "torch"]
+
+_chosen: Kernels = "auto"
+_threads = 0
+
+
+@cache
+def training_library() -> ctypes.CDLL | None:
+    library = load_library()
+    return None if isinstance(library, str) or not library.transduce_can_train() else library
+
+
+def choose_kernels(kernels: Kernels) -> None:
+    """Use the native kernels where there are any (auto), or PyTorch's only, from now on in this process."""
+    global _chosen
+    _chosen = kernels
+
+
+def n_threads() -> int:
+    return _threads or torch.get_num_threads()
+
+
+@contextmanager
+def all_threads_for_kernels() -> Iterator[None]:
+    """Inside, PyTorch computes with one thread, and the kernels with as many as PyTorch has outside.
+
+    Threads of two pools that wait for their next work keep one another from the cores.
+    """
+    global _threads
+    n, before = torch.get_num_threads(), _threads
+    torch.set_num_threads(1)
+    _threads = n
+    try:
+        yield
+    finally:
+        _threads = before
+        torch.set_num_threads(n)
+
+
+def kernels_in_use() -> str:
+    """What computes bfloat16 products of training on a CPU: avx512_bf16 or torch."""
+    return "torch" if _chosen == "torch" or training_library() is None else "avx512_bf16"
+
+
+def in_use_for(x: Tensor) -> bool:
+    """Whether the kernels take part in computing with x: bfloat16 on a CPU, under autocast."""
+    return (
+        x.dtype == torch.bfloat16
+        and x.device.type == "cpu"
+        and torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and kernels_in_use() != "torch"
+    )
+
+
+def multiplies(x: Tensor, weight: Tensor) -> bool:
+    """Whether `Linear` computes x W^T in place of PyTorch's product under autocast."""
+    return (
+        x.dtype in (torch.bfloat16, torch.float32)
+        and weight.dtype == torch.float32
+        and x.device.type == "cpu"
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and x.numel() > 0
+        and not torch.compiler.is_compiling()
+        and kernels_in_use() != "torch"
+    )
+
+
+_LONG = 1 << 15  # queries times keys from which PyTorch's kernel, whose memory does not grow with them, takes over
+
+
+def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], bias: object) -> bool:
+    """Whether `HeadsAttention` computes this attention without dropout and relations."""
+    n_keys = key.shape[-2]
+    plain = bias is None or (
+        isinstance(bias, Tensor)
+        and bias.dim() == 4
+        and bias.shape[3] == n_keys
+        and bias.stride(3) == 1
+        and bias.dtype == torch.float32
+        and not bias.requires_grad
+    )
+    return (
+        plain
+        and query.dim() == 4
+        and key.dtype == query.dtype
+        and 0 < query.shape[2] * n_keys < _LONG
+        and in_use_for(query)
+    )
+
+
+def residual_in_use(x: Tensor, update: Tensor, norm: nn.Module | None) -> bool:
+    """Whether `add_and_norm` adds this update to x, and computes this norm of the sum."""
+    return (
+        x.dtype == torch.float32
+        and in_use_for(update)
+        and (norm is None or not (norm._forward_hooks or norm._forward_pre_hooks))
+    )
