@@ -152,7 +152,8 @@ def run(
         feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
         held_out = PairFeeder(validate_on, asked.training, device=CPU)
         validator = Validator(model, held_out.batches, smoothing=asked.training.label_smoothing, judge=judge)
-        updater = Updater(model, asked.training, device=CPU, precision="float32", ranks=ranks)
+        precision = asked.training.precision
+        updater = Updater(model, asked.training, device=CPU, precision=precision, ranks=ranks)
         log = log or Log(quiet=True)
         result = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log).run()
     return model, result
