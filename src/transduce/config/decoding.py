@@ -72,6 +72,10 @@ class DecodingOptions(DecodingSettings):
             raise SettingsError(f"n_best = {options.n_best}: more than beam = {options.beam}; raise the beam")
         return options
 
+    def most_output(self, n_source: int) -> int:
+        """Most tokens of the output of a source of n tokens: `max_length`; if that is not given, at most 2 n + 16."""
+        return self.max_length if "max_length" in self.model_fields_set else min(self.max_length, 2 * n_source + 16)
+
     def over(self, settings: DecodingSettings) -> DecodingOptions:
         """All options: those given here, and the others from the settings of a run.
 

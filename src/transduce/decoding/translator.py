@@ -204,7 +204,7 @@ class Translator(EngineModel):
         `options`: all, see `DecodingOptions.over`. `first` and `prefixes`: as for `translate_lines`, if there are any.
         """
         starts = self.tokenizers.tgt.encode_batch(prefixes) if any(prefixes) else [()] * len(texts)
-        shortlist, is_given = self.shortlist() if options.shortlist else None, "max_length" in options.model_fields_set
+        shortlist = self.shortlist() if options.shortlist else None
         for place, (ids, prefix) in enumerate(zip(self.tokenizers.src.encode_batch(texts), starts, strict=True), first):
             if len(ids) > self.longest:
                 note = f"not translated: {len(ids)} tokens; this model takes at most {self.longest}"
@@ -212,7 +212,7 @@ class Translator(EngineModel):
             elif not len(ids):
                 yield _EMPTY
             else:
-                limit = options.max_length if is_given else min(options.max_length, 2 * len(ids) + 16)
+                limit = options.most_output(len(ids))
                 if len(prefix) > limit:
                     raise DataError(
                         f"line {place + 1}: a prefix of {len(prefix)} tokens; its output may have {limit}; "

@@ -30,6 +30,7 @@ from transduce.inspection.views import (
 )
 from transduce.models.registry import count_parameters
 from transduce.nn.recording import switched_off, switches
+from transduce.text.special import Vocabulary
 
 VERSION = 1
 
@@ -135,7 +136,7 @@ _MAPS = {
     "cross": "cross-attention: predicted token to source",
     "relay": "relay node to source",
     "encoder": "encoder self-attention",
-    "decoder": "decoder self-attention: predicted token to previous tokens",
+    "decoder": "decoder self-attention: token to itself and earlier tokens",
 }
 
 
@@ -219,7 +220,7 @@ def _steps(subject: Subject, found: Replay | None) -> dict[str, Any] | None:
                     "token_id": node.token,
                     "log_prob": node.log_prob,
                     "fate": node.fate,
-                    "top": [[vocabulary.pieces([token])[0], token, p] for token, p in node.top],
+                    "top": _top(vocabulary, node.top),
                 }
                 for node in step
             ]
@@ -239,10 +240,15 @@ def _steps(subject: Subject, found: Replay | None) -> dict[str, Any] | None:
     return {
         "beam": found.options.beam,
         "length_penalty": found.options.length_penalty,
+        "top": _top(vocabulary, found.first),
         "steps": steps,
         "results": results,
         "why": _why(results, found.options.length_penalty),
     }
+
+
+def _top(vocabulary: Vocabulary, found: Sequence[tuple[int, float]]) -> list[list[Any]]:
+    return [[vocabulary.pieces([token])[0], token, p] for token, p in found]
 
 
 def _why(results: Sequence[dict[str, Any]], penalty: float) -> str:
@@ -265,10 +271,10 @@ def _absent(subject: Subject, views: Mapping[str, Any]) -> dict[str, str]:
     """The views that this model does not have, and why."""
     reasons = {
         "heads": "This model has no attention.",
-        "positions": "This model has no positional scheme: it reads one position after the other.",
+        "positions": "This model adds no positions to its embeddings or scores.",
         "steps": "This view replays the search for a translation; this model does not translate.",
-        "lens": "This view needs residual connections of one width from the embedding to the predictions.",
-        "saliency": "Nothing is attributed.",
+        "lens": "This view needs a residual stream from the embedding to predictions of tokens.",
+        "saliency": "Attribution is not available for this model.",
     }
     keys = {"heads": "attention", "positions": "positions", "steps": "steps", "lens": "lens", "saliency": "saliency"}
     return {"layers" if view == "lens" else view: reasons[view] for view, key in keys.items() if not views[key]}

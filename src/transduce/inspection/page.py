@@ -53,7 +53,7 @@ def kept_page(inspections: Sequence[Recorded]) -> str:
 
     As many parts have their matrices as fit in `MOST_BYTES`: those of the first blocks of encoder and decoder first.
     """
-    names = [part.name for part in inspections[0].parts]
+    names = list(dict.fromkeys(part.name for one in inspections for part in one.parts))
     records: list[dict[str, Any]] = [one.to_json() for one in inspections]
     sizes = dict.fromkeys(names, 0)
     for one in inspections:

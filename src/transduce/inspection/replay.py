@@ -34,9 +34,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A search: its options, the hypotheses of each step, and its results, best first."""
+    """A search: its options, the best first tokens, the hypotheses of each step, and its results, best first."""
 
     options: DecodingOptions
+    first: list[tuple[int, float]]
     steps: list[list[Node]]
     results: list[Hypothesis]
     ends: list[int]  # of each result, the number of its last node
@@ -92,7 +93,7 @@ def replay(model: Stepper, src: Tensor, options: DecodingOptions, *, limit: int,
     (results,) = beam_search(recorder, src, options, max_length=limit, prefixes=[prefix], watch=watch)
     paths = {tuple(_path(node, nodes)): node.number for node in nodes if node.fate != "pruned"}
     ends = [paths[(*one.ids, EOS) if one.finished else one.ids] for one in results]
-    return Replay(options, steps, results, ends)
+    return Replay(options, root.top, steps, results, ends)
 
 
 def _path(node: Node, nodes: Sequence[Node]) -> list[int]:

@@ -107,7 +107,8 @@ class Subject(ABC):
         self.device = next(model.parameters()).device
         of_run = None if folder is None else folder.settings
         self.settings = settings or (of_run.decoding if of_run else DecodingSettings())
-        self.longest = longest or (of_run.model.position_limit if of_run else None) or MOST_TOKENS
+        positions = of_run.model.position_limit if of_run else None
+        self.longest = min(MOST_TOKENS, longest or (positions or MOST_TOKENS) - (positions is not None))
 
     @abstractmethod
     def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
@@ -125,9 +126,11 @@ class Subject(ABC):
         """The sides that a part's positions and its keys belong to."""
         return self.predicted, self.predicted
 
-    def _checked(self, ids: Any, what: str) -> Any:
-        if len(ids) > MOST_TOKENS:
-            raise DataError(f"{what}: {len(ids)} tokens; at most {MOST_TOKENS} can be shown; give a shorter text")
+    def _checked(self, ids: Any, what: str, *, may_be_empty: bool = False) -> Any:
+        if len(ids) > self.longest:
+            raise DataError(f"{what}: {len(ids)} tokens; at most {self.longest} can be shown; give a shorter text")
+        if not len(ids) and not may_be_empty:
+            raise DataError(f"the {what} is empty; give at least one word")
         return ids
 
 
@@ -144,21 +147,26 @@ class TranslationSubject(Subject):
 
     def source(self, text: str) -> tuple[Any, Tensor]:
         """The ids (or vectors) of a source, and as the model reads them, [1, S]."""
-        ids = self._checked(self.tokenizers.src.encode(text), "source")
+        ids = self._checked(self.tokenizers.src.encode(text), "source", may_be_empty=True)
         return ids, collate([Example(ids, [])]).src.to(self.device)
 
     def limit(self, src: Tensor) -> int:
-        """Most tokens of a translation."""
-        return min(2 * src.shape[1] + 16, MOST_TOKENS, self.longest)
+        """Most tokens of a translation, with its end."""
+        return min(self.options().most_output(src.shape[1] - 1), self.longest)
+
+    def _known(self, prefix: Sequence[int]) -> Sequence[int]:
+        if len(prefix) > self.longest or not all(EOS < i < self.tokenizers.n_tgt for i in prefix):
+            raise DataError(f"prefix: at most {self.longest} token ids from {EOS + 1} to {self.tokenizers.n_tgt - 1}")
+        return prefix
 
     def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
         src_ids, src = self.source(text)
-        limit = max(self.limit(src), len(prefix) + 1)
+        limit = max(self.limit(src), len(self._known(prefix)) + 1)
         search = replay(model, src, self.options(), limit=limit, prefix=prefix)
         if target is None:
             tgt = list(search.results[0].ids) if search.results else []
         else:
-            tgt = self._checked(self.tokenizers.tgt.encode(target), "translation")
+            tgt = self._checked(self.tokenizers.tgt.encode(target), "translation", may_be_empty=True)
         batch = collate([Example(src_ids, tgt)]).to(self.device)
         tgt_text = self.tokenizers.tgt.decode(tgt) if target is None else target
         sides = {"src": self._source_side(batch.src[0].tolist(), text)}
@@ -178,7 +186,9 @@ class TranslationSubject(Subject):
     def side_of(self, part: str) -> tuple[str, str]:
         if part.startswith(("src_embedding", "encoder", "bridge")):
             return "src", "src"
-        return "tgt_out", "src" if "cross" in part or part.startswith("decoder.attention") else "tgt_in"
+        # A row of cross-attention is named by the token that its step predicts.
+        is_cross = "cross" in part or part.startswith("decoder.attention")
+        return ("tgt_out", "src") if is_cross else ("tgt_in", "tgt_in")
 
 
 class CausalSubject(Subject):
@@ -190,8 +200,6 @@ class CausalSubject(Subject):
         _refuse_target(target, "a language model reads one text")
         vocabulary = self.tokenizers.tgt
         ids = self._checked(vocabulary.encode(text), "text")
-        if not ids:
-            raise DataError("the text is empty; give at least one word")
         row = [BOS, *ids]
         sides = {
             "tgt_in": Side.of(vocabulary, row[:-1], vocabulary.decode(row[1:-1])),
@@ -205,7 +213,7 @@ class CausalSubject(Subject):
         return model.advance(inputs[0], state)
 
     def side_of(self, part: str) -> tuple[str, str]:
-        return "tgt_out", "tgt_in"
+        return "tgt_in", "tgt_in"
 
 
 class MaskedSubject(Subject):

@@ -18,6 +18,7 @@ from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.positions import Positions, RotaryPositions, ShawPositions
 from transduce.nn.recording import Recording, intervene, record, title, twin
 
+_TOKENS_AT_ONCE = 1024  # of copies of a sentence: what they take in memory is bounded
 _LEAST = 0.4  # mean weight from which a head gets the label of what it attends to
 
 # --- heads ------------------------------------------------------------------------------------------------------------
@@ -41,15 +42,16 @@ def _sharpness(weights: np.ndarray, keys: Side) -> float:
 
 
 def _breadth(weights: np.ndarray, keys: Side) -> float:
-    """Mean entropy of the rows over that of even weights on the keys that they may attend to."""
-    allowed = np.maximum((weights > 0).sum(1), 2)
+    """Mean entropy of the rows over that of even weights, where there is more than one key."""
+    allowed = (weights > 0).sum(1)
+    weights, allowed = weights[allowed > 1], allowed[allowed > 1]
     entropy = -(weights * np.log(np.maximum(weights, 1e-12))).sum(1)
-    return float((entropy / np.log(allowed)).mean())
+    return float((entropy / np.log(allowed)).mean()) if len(allowed) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRule:
-    """A label of heads: it holds if its score is at least `least`; of several, the one with the largest score."""
+    """A label of heads: it holds if its score is at least `least`; of several, the one that exceeds it most."""
 
     text: str
     score: Callable[[np.ndarray, Side], float]
@@ -68,7 +70,8 @@ _CROSS_RULES = {
     "separator": _SELF_RULES["separator"],
     "broad": _SELF_RULES["broad"],
 }
-RULES = {"mixed": "no other rule holds"} | {k: r.text for k, r in (_SELF_RULES | _CROSS_RULES).items()}
+_MIXED = "no other rule holds; of several, the one that is exceeded most counts"
+RULES = {"mixed": _MIXED} | {k: r.text for k, r in (_SELF_RULES | _CROSS_RULES).items()}
 """The labels of heads, with the rule of each."""
 
 
@@ -77,8 +80,8 @@ def label_head(weights: np.ndarray, keys: Side, *, is_cross: bool) -> dict[str, 
     rules = _CROSS_RULES if is_cross else _SELF_RULES
     scores = {label: rule.score(weights, keys) for label, rule in rules.items()}
     fitting = [label for label, rule in rules.items() if scores[label] >= rule.least]
-    label = max(fitting, key=scores.__getitem__, default="mixed")
-    return {"label": label, "score": round(scores.get(label, max(scores.values())), 4)}
+    label = max(fitting, key=lambda name: scores[name] - rules[name].least, default="mixed")
+    return {"label": label, "score": round(scores[label], 4) if fitting else None}
 
 
 def attention_view(parts: Sequence[Part], sides: dict[str, Side]) -> Iterator[dict[str, Any]]:
@@ -186,9 +189,9 @@ def tokens_view(log_probs: Tensor, sentence: Sentence, side: Side) -> list[dict[
 def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
     """The gradient of each prediction's log-probability times the embedded tokens, summed over the width, [T, S].
 
-    One pass: the sentence is repeated for each prediction (Simonyan et al. 2014; Shrikumar et al. 2017).
+    The sentence is repeated for each prediction (Simonyan et al. 2014; Shrikumar et al. 2017).
     """
-    n = len(sentence.targets)
+    n, found = len(sentence.targets), list[np.ndarray]()
     embedded, model = list[Tensor](), twin(model)
     for module in model.modules():
         if isinstance(module, ConvEncoder):
@@ -198,15 +201,21 @@ def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np
         embedded.append(value.detach().requires_grad_())
         return embedded[-1]
 
-    repeated = [x.repeat(n, *[1] * (x.dim() - 1)) for x in sentence.inputs]
-    with torch.enable_grad(), intervene(model, {subject.embedding: keep}):
-        hidden = subject.hidden(model, *repeated)
-        own = hidden[torch.arange(n), torch.arange(n)]
-        known = subject.logits(model, own).float().log_softmax(-1)
-        known[torch.arange(n), sentence.targets].sum().backward()
-    (x,) = embedded
-    assert x.grad is not None
-    return to_numpy((x.grad * x).sum(-1))
+    for places in torch.arange(n).split(_rows_at_once(sentence)):
+        repeated = [x.repeat(len(places), *[1] * (x.dim() - 1)) for x in sentence.inputs]
+        with torch.enable_grad(), intervene(model, {subject.embedding: keep}):
+            own = subject.hidden(model, *repeated)[torch.arange(len(places)), places]
+            known = subject.logits(model, own).float().log_softmax(-1)
+            known[torch.arange(len(places)), sentence.targets[places]].sum().backward()
+        x = embedded.pop()
+        assert x.grad is not None
+        found.append(to_numpy((x.grad * x).sum(-1)))
+    return np.concatenate(found)
+
+
+def _rows_at_once(sentence: Sentence) -> int:
+    """How many copies of a sentence are computed at once."""
+    return max(1, _TOKENS_AT_ONCE // sum(x.shape[1] for x in sentence.inputs))
 
 
 def leave_out(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
@@ -225,10 +234,12 @@ def leave_out(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
             owners.append(word)
     padding = float("nan") if source.is_floating_point() else 0
     batch = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
-    others = [x.expand(len(rows), *x.shape[1:]) for x in sentence.inputs[1:]]
-    log_probs = subject.logits(model, subject.hidden(model, batch, *others)).float().log_softmax(-1)
-    index = sentence.targets.expand(len(rows), -1)[:, :, None]
-    known = log_probs.gather(2, index)[:, :, 0]  # [1 + words, T]
+    parts = []
+    for some in batch.split(_rows_at_once(sentence)):
+        others = [x.expand(len(some), *x.shape[1:]) for x in sentence.inputs[1:]]
+        log_probs = subject.logits(model, subject.hidden(model, some, *others)).float().log_softmax(-1)
+        parts.append(log_probs.gather(2, sentence.targets.expand(len(some), -1)[:, :, None])[:, :, 0])
+    known = torch.cat(parts)  # [1 + words, T]
     loss = {word: to_numpy(known[0] - row) for word, row in zip(owners[1:], known[1:], strict=True)}
     nothing = np.zeros(len(sentence.targets), dtype=np.float32)
     return np.stack([loss.get(word, nothing) for word in side.words], 1)
@@ -236,12 +247,12 @@ def leave_out(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
 
 _GRADIENT = (
     "gradient x input",
-    "How a small change of each embedded token would change the prediction: exact for small changes, and no "
-    "statement about the word's absence.",
+    "A first-order estimate of how each embedded token changes the prediction; it does not predict the effect of "
+    "removing the word.",
 )
 _LEAVE_OUT = (
     "leaving words out",
-    "How many nats the prediction loses without the word: what happens on a sentence that the model may find odd.",
+    "How many nats the prediction loses without the word. The shortened sentence may be unlike the training text.",
 )
 
 

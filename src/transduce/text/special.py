@@ -108,7 +108,7 @@ def encode_with_masks(vocabulary: Vocabulary, text: str) -> list[int]:
     """
     ids = vocabulary.encode(text.replace(MASK_PIECE, vocabulary.pieces([MASK])[0]))
     lone = {i for i in set(ids) if i != MASK and vocabulary.pieces([i])[0] == SPACE}
-    return [i for i, behind in zip(ids, [*ids[1:], -1], strict=True) if not (i in lone and behind == MASK)]
+    return [i for i, behind in zip(ids, [*ids[1:], -1], strict=False) if not (i in lone and behind == MASK)]
 
 
 def bare(piece: str) -> str:

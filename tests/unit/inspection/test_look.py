@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from transduce.errors import DataError, SettingsError
 from transduce.inspection.arrays import pack, unpack
 from transduce.inspection.look import Inspection, heat_maps, look
 from transduce.inspection.replay import replay
-from transduce.inspection.subjects import Subject, TranslationSubject, open_subject
-from transduce.inspection.views import gradient_times_input
+from transduce.inspection.subjects import Side, Subject, TranslationSubject, open_subject
+from transduce.inspection.views import gradient_times_input, label_head
 from transduce.nn.recording import intervene, switches
 
 TEXT = "the cat sat on a mat"
@@ -240,7 +239,58 @@ def test_too_much_and_nothing_are_refused(subjects: Any) -> None:
         look(subjects("GPT"), TEXT, "b")
     with pytest.raises(SettingsError, match="cannot be switched off"):
         look(subjects("paper"), TEXT, off=["decoder"])
+    with pytest.raises(DataError, match="text is empty"):
+        look(subjects("BERT"), "")
     assert look(subjects("paper"), "").views["tokens"]
+
+
+@pytest.mark.parametrize("prefix", [[10**6], [-1], [1], [20] * 300])
+def test_odd_prefixes_are_refused(subjects: Any, prefix: list[int]) -> None:
+    with pytest.raises(DataError, match="prefix: at most"):
+        look(subjects("paper"), TEXT, prefix=prefix)
+
+
+def test_a_translation_is_as_long_as_the_translator_s(subjects: Any) -> None:
+    subject = copy.copy(subjects("paper"))
+    translator = Translator.load(subject.folder.path, device="cpu")
+    for most in (3, 250):
+        subject.settings = translator.settings = subject.settings.model_copy(update={"max_length": most, "beam": 1})
+        ids = look(subject, TEXT).sentence.sides["tgt_out"].ids
+        (expected,) = translator.translate([TEXT])
+        assert ids[: len(expected.ids)] == expected.ids and len(ids) == len(expected.ids) + 1
+
+
+def test_parts_of_a_decoder_are_named_by_what_they_read(subjects: Any) -> None:
+    found = look(subjects("paper"), TEXT, "a mat")
+    sides = found.sentence.sides
+    assert found["tgt_embedding"].rows == "tgt_in" and sides["tgt_in"].tokens[0] != sides["tgt_out"].tokens[0]
+    for view in found.views["attention"]:
+        rows, columns = (sides[view[name]].tokens for name in ("rows", "columns"))
+        assert tuple(view["row_tokens"]) == rows and tuple(view["column_tokens"]) == columns
+        assert view["kind"] == "cross" or view["rows"] == view["columns"]
+
+
+def test_the_first_step_offers_the_ten_best_tokens(subjects: Any) -> None:
+    subject = subjects("paper")
+    for prefix in ([], [20]):
+        found = look(subject, TEXT, prefix=prefix)
+        expected = logits_of(subject, found)[0].softmax(-1).topk(10)
+        shown = found.views["steps"]["top"]
+        assert [token for _, token, _ in shown] == expected.indices.tolist()
+        assert [p for *_, p in shown] == pytest.approx(expected.values.tolist(), rel=1e-4)
+
+
+def test_heads_are_labelled_by_their_rules() -> None:
+    """By hand: the rows of a causal head with even weights, and a head on the token before."""
+    side = Side("a b c d", (5, 6, 7, 8), ("a", "b", "c", "d"), (0, 1, 2, 3))
+    even = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
+    assert label_head(even, side, is_cross=False) == {"label": "broad", "score": 1.0}
+    before = np.eye(4, k=-1) * 0.9 + 0.1 / 4
+    before[0] = 0.25
+    label = label_head(before, side, is_cross=False)
+    assert label["label"] == "previous token" and label["score"] == pytest.approx(0.925)
+    mixed = 0.1 + 0.6 * np.eye(4)[[2, 3, 0, 1]]  # two places away
+    assert label_head(mixed, side, is_cross=False)["score"] is None
 
 
 def test_arrays_survive_their_json() -> None:
@@ -262,7 +312,3 @@ def test_heat_maps_are_those_of_attention_maps(subjects: Any) -> None:
     for heat, other in ((cross, expected.cross), (encoder, expected.encoder), (decoder, expected.decoder)):
         assert other is not None
         np.testing.assert_allclose(heat.weights, other, atol=1e-6)
-
-
-def test_the_path_of_a_run_is_in_its_name(subjects: Any, tmp_path: Path) -> None:
-    assert look(subjects("paper"), TEXT).views["model"]["name"] == "paper"
