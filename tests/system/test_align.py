@@ -72,8 +72,8 @@ def test_a_guided_head_aligns_and_is_the_default(run: Path, texts: Path) -> None
     assert default.out == transduce("align", run, *sides(texts), "--method", "guided").out
     assert error_rate(run, *sides(texts), *gold) < 10
     assert len(default.out.splitlines()) == 40
-    rates = [error_rate(run, *sides(texts), *gold, "--method", m) for m in ("attention", "leave-out")]
-    assert all(0 <= rate <= 100 for rate in rates)
+    for method, worst in (("attention", 75), ("leave-out", 20)):
+        assert error_rate(run, *sides(texts), *gold, "--method", method) < worst
     translator = Translator.load(run, device="cpu")
     assert translator.guided_head == (0, 0)
     src, tgt = ((texts / f"test.{side}").read_text().splitlines()[0] for side in ("en", "de"))

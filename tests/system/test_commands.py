@@ -292,7 +292,7 @@ def test_inspect_draws_in_the_terminal_and_into_files(run: Path, tmp_path: Path)
     assert refused.code == 2 and "cannot be switched off" in refused.err
 
 
-def test_the_worth_of_heads_is_measured_and_resumed(run: Path, texts: Path, tmp_path: Path) -> None:
+def test_ablation_of_heads_is_resumed(run: Path, texts: Path, tmp_path: Path) -> None:
     for side in ("en", "de"):
         (tmp_path / side).write_text("".join((texts / f"test.{side}").read_text().splitlines(keepends=True)[:4]))
     files = ["--src", tmp_path / "en", "--ref", tmp_path / "de"]
@@ -302,7 +302,7 @@ def test_the_worth_of_heads_is_measured_and_resumed(run: Path, texts: Path, tmp_
     (tmp_path / "heads").write_text("\n".join(rows[:3]) + "\n" + rows[3][:20])  # as a kill leaves it
     assert transduce("inspect", run, "--ablate-heads", tmp_path / "heads", *files).out == done.out
     refused = transduce("inspect", run, "--ablate-heads", tmp_path / "heads", "--src", tmp_path / "de", *files[2:])
-    assert refused.code == 2 and "another model or other texts" in refused.err
+    assert refused.code == 2 and "another model, other texts" in refused.err
 
 
 def test_a_dry_run_prints_settings_and_writes_nothing(texts: Path, tmp_path: Path) -> None:

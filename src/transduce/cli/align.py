@@ -15,8 +15,6 @@ from transduce.cli.translate import load_with_notes
 if TYPE_CHECKING:
     from transduce.data.word_links import WordLink
 
-GROW = "grow-diag-final-and"
-
 
 def align(
     run: opt.Run,
@@ -31,7 +29,7 @@ def align(
     ] = None,
     symmetrize: Annotated[
         str | None,
-        opt.option(help=f"How to combine both: {GROW}, intersection or union (default: {GROW})."),
+        opt.option(help="How to combine both: grow-diag-final-and (the default), intersection or union."),
     ] = None,
     method: Annotated[
         str | None,
@@ -68,7 +66,8 @@ def align(
 
     if symmetrize is not None and reverse is None:
         raise SettingsError(f"--symmetrize {symmetrize}: needs --reverse RUN, a model for the other direction")
-    words.check_symmetrization(symmetrize or GROW)
+    how = symmetrize or words.GROW
+    words.check_symmetrization(how)
     folders = [run] if reverse is None else [run, reverse]
     translators = [load_with_notes(Translator.load, folder, device, precision) for folder in folders]
     settings = [RunFolder.open(folder).settings for folder in folders]
@@ -85,9 +84,11 @@ def align(
             both.append(words.align_words(translators[1], targets, sources, heads[1]))
         with log.progress("aligning") as bar:
             for number, links in enumerate(zip(*both, strict=True), 1):
-                found.append(words.symmetrize(*links, symmetrize or GROW) if len(links) == 2 else sorted(links[0]))
+                one = words.symmetrize(*links, how) if len(links) == 2 else links[0]
+                if known is not None:
+                    found.append(one)
                 bar.update(number / len(sources))
-                yield format_links(found[-1])
+                yield format_links(one)
 
     print_lines(lines())
     if known is not None:

@@ -35,6 +35,7 @@ StoreT = TypeVar("StoreT", bound="Store")
 Sequences = Sequence[Sequence[int] | np.ndarray]
 
 FORMAT = 1
+_CHECKED = 1 << 14  # pairs whose links are checked at once
 _DTYPES = (np.uint16, np.int32, np.int64)
 
 
@@ -154,20 +155,20 @@ class AlignedStore(TokenStore):
         return self.links[begin:end].reshape(-1, 2)
 
     def _is_consistent(self) -> bool:
-        n = len(self)
-        return (
-            super()._is_consistent()
-            and are_offsets(self.link_offsets, end=len(self.links))
-            and (
-                len(self.link_offsets) == n + 1
-                and not (self.link_offsets % 2).any()
-                and all(_fit(self.links_of(i), *self[i]) for i in range(n))
-            )
+        offsets = self.link_offsets
+        if len(offsets) != len(self) + 1 or not (
+            super()._is_consistent() and are_offsets(offsets, end=len(self.links))
+        ):
+            return False
+        limits = np.stack([self.src_lengths, self.tgt_lengths - 1], 1)
+        return not (offsets % 2).any() and all(
+            self._fit(limits[i : i + _CHECKED], offsets[i : i + _CHECKED + 1]) for i in range(0, len(self), _CHECKED)
         )
 
-
-def _fit(links: np.ndarray, src: np.ndarray, tgt: np.ndarray) -> bool:
-    return bool(((links >= 0) & (links < (len(src) + 1, len(tgt)))).all())
+    def _fit(self, limits: np.ndarray, offsets: np.ndarray) -> bool:
+        """Whether the links of some pairs are below the limits [pairs, 2]."""
+        links = self.links[offsets[0] : offsets[-1]].reshape(-1, 2)
+        return bool(((links >= 0) & (links < limits.repeat(np.diff(offsets) // 2, axis=0))).all())
 
 
 @dataclass(frozen=True, eq=False)

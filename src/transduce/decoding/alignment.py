@@ -20,8 +20,7 @@ from transduce.config.architectures import TransformerSettings
 from transduce.config.settings import Settings
 from transduce.data.examples import Example
 from transduce.decoding.engine import Engine
-from transduce.decoding.results import Candidate, Translation
-from transduce.errors import DataError
+from transduce.decoding.results import Translation
 from transduce.text.scripts import script
 from transduce.text.special import Span, Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -48,6 +47,24 @@ class Link(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of cross-attention whose average aligns, given as (decoder layer, head), from 0.
+
+    reads: by the step that reads a token, for which guided alignment trains a head, since it knows what it aligns; if
+    false by the one that writes it (Chen et al. 2020, Accurate Word Alignment Induction from Neural Machine
+    Translation, section 3.2).
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    reads: bool
+
+    def rows(self, weights: np.ndarray) -> np.ndarray:
+        """The average row of each target token, from weights [heads, target tokens + 1, source tokens + 1]."""
+        average: np.ndarray = weights.mean(axis=0)
+        return average[1:] if self.reads else average[:-1]
+
+
+@dataclass(frozen=True, slots=True)
 class _Sentence:
     """A text as tokens and words. owners: the word of each token, -1 for white space; spans: of the words."""
 
@@ -71,18 +88,24 @@ class _Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """A source and its translation, whose links follow from the scores of `pairs`."""
+    """A source and its translation, whose links follow from the scores of `pairs`, or from the weights of heads.
+
+    attention: the rows [target tokens, source tokens + 1] of the trained head that the search has kept, if any.
+    """
 
     src_text: str
     tgt_text: str
     src: _Sentence
     tgt: _Sentence
+    attention: np.ndarray | None = None
 
     @classmethod
-    def read(cls, tokenizers: Tokenizers, src: str, tgt: str, words: WordRule | None = None) -> Alignment:
+    def read(cls, tokenizers: Tokenizers, src: str, tgt: str | Translation, words: WordRule | None = None) -> Alignment:
         """Tokenize both texts. `words`: what a word is (default: `words_of_tokens`)."""
         words = words or words_of_tokens
-        return cls(src, tgt, _Sentence.read(src, tokenizers.src, words), _Sentence.read(tgt, tokenizers.tgt, words))
+        text = tgt if isinstance(tgt, str) else tgt.text
+        sides = _Sentence.read(src, tokenizers.src, words), _Sentence.read(text, tokenizers.tgt, words)
+        return cls(src, text, *sides, None if isinstance(tgt, str) else _kept_attention(*sides, tgt))
 
     def pairs(self) -> list[Example]:
         """Pairs to score: the source, then the source without each of its words. Empty if a side has no words."""
@@ -108,11 +131,21 @@ class Alignment:
     def links(self, scores: Sequence[Sequence[float]]) -> list[Link]:
         """The links, by their place in the target, from the log-probabilities of `pairs`."""
         links = _links(self.src, self.tgt, scores) if scores else []
-        if links and _is_sign(self.src_text[self.src.spans[-1][0]]) and _is_sign(self.tgt_text[self.tgt.spans[-1][0]]):
+        if not links:
+            return []
+        src, tgt = self.src.spans[-1], self.tgt.spans[-1]
+        if all(map(_is_sign, self.src_text[slice(*src)] + self.tgt_text[slice(*tgt)])):
             # A sentence ends with a sign even if its source lacks one, so that the source's changes little.
-            last = self.tgt.spans[-1]
-            links = [link for link in links if link[2:] != last] + [Link(*self.src.spans[-1], *last)]
+            links = [link for link in links if link[2:] != tgt] + [Link(*src, *tgt)]
         return links
+
+
+def _kept_attention(src: _Sentence, tgt: _Sentence, found: Translation) -> np.ndarray | None:
+    """The attention of a translation, unless it has other tokens than its text or is of another source."""
+    best = found.candidates[0]
+    if best.attention is None or best.attention.shape != (len(tgt.ids), len(src.ids) + 1) or best.ids != tuple(tgt.ids):
+        return None
+    return best.attention
 
 
 def guided_head(settings: Settings) -> tuple[int, int] | None:
@@ -121,47 +154,14 @@ def guided_head(settings: Settings) -> tuple[int, int] | None:
     return model.guided_head if isinstance(model, TransformerSettings) and path is not None else None
 
 
-def align(
-    engine: Engine,
-    tokenizers: Tokenizers,
-    srcs: Sequence[str],
-    tgts: Sequence[str | Translation],
-    *,
-    longest: int,
-    head: tuple[int, int] | None = None,
-) -> list[list[Link]]:
-    """The links of each pair of texts; see `Translator.align`. `head`: one that was trained to align, if any."""
-    if len(srcs) != len(tgts):
-        raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to align")
-    found: list[list[Link]] = []
-    for number, (src, tgt) in enumerate(zip(srcs, tgts, strict=True), 1):
-        one = Alignment.read(tokenizers, src, tgt if isinstance(tgt, str) else tgt.text)
-        if max(len(one.src.ids), len(one.tgt.ids)) > longest:
-            raise DataError(f"line {number}: more than {longest} tokens; split the line into sentences")
-        attention = None if isinstance(tgt, str) else _known_attention(one, tgt.candidates[0])
-        found.append(links_of(engine, one, head) if attention is None else one.links_of_head(attention))
-    return found
-
-
-def _known_attention(one: Alignment, tgt: Candidate) -> np.ndarray | None:
-    """What the search kept, unless the output has other tokens than its text or the source is another."""
-    shape = len(one.tgt.ids), len(one.src.ids) + 1
-    if tgt.attention is None or tgt.attention.shape != shape or tgt.ids != tuple(one.tgt.ids):
-        return None
-    return tgt.attention
-
-
-def links_of(engine: Engine, one: Alignment, head: tuple[int, int] | None) -> list[Link]:
-    """The links of a pair: from one pass with the weights of a `head` that was trained to align, or by leaving out.
-
-    The head is trained at the step that reads a token, which knows what it aligns; the step that writes it has to guess
-    (Chen et al. 2020, Accurate Word Alignment Induction from Neural Machine Translation, section 3.2).
-    """
-    if head is None:
-        pairs = one.pairs()
-        return one.links(engine.score(pairs) if pairs else [])
-    (weights,) = engine.attention([Example(one.src.ids, one.tgt.ids)], [head])
-    return one.links_of_head(weights[0, 1:])
+def find_links(engine: Engine, pairs: Sequence[Alignment], heads: Heads | None) -> list[list[Link]]:
+    """The links of each pair by the attention of heads, or, without heads, by leaving out words of the source."""
+    if heads is None:
+        examples = [one.pairs() for one in pairs]
+        return [one.links(engine.score(x) if x else []) for one, x in zip(pairs, examples, strict=True)]
+    others = [Example(one.src.ids, one.tgt.ids) for one in pairs if one.attention is None]
+    rows = map(heads.rows, engine.attention(others, heads.heads) if others else ())
+    return [one.links_of_head(next(rows) if one.attention is None else one.attention) for one in pairs]
 
 
 def _links(src: _Sentence, tgt: _Sentence, known: Sequence[Sequence[float]]) -> list[Link]:

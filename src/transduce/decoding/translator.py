@@ -12,7 +12,7 @@ import numpy as np
 
 from transduce.config.decoding import DecodingOptions, DecodingSettings
 from transduce.data.examples import Example
-from transduce.decoding.alignment import Link, align, guided_head
+from transduce.decoding.alignment import Alignment, Heads, Link, WordRule, find_links, guided_head, words_of_tokens
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel
 from transduce.decoding.results import Candidate, TextLogProbs, Translation
@@ -23,6 +23,7 @@ from transduce.text.tokenizer import Tokenizers
 
 MAX_SOURCE = 4096  # tokens; the memory of attention grows with the square
 CHUNK_LINES, CHUNK_CHARACTERS = 4096, 1 << 20  # a chunk is sorted and translated at once; only one is in memory
+_ALIGNED_AT_ONCE = 64  # pairs
 
 _DEFAULT = DecodingOptions()
 _EMPTY = Translation((Candidate("", (), 0.0, 0.0),))
@@ -155,7 +156,30 @@ class Translator(EngineModel):
         takes a pass of scoring for each word of a source. Where the run has `guided_head`, it takes one pass; and none
         for what `translate` has returned, if the native library translated it: its search has kept the links.
         """
-        return align(self.engine, self.tokenizers, srcs, tgts, longest=self.longest, head=self.guided_head)
+        heads = None if self.guided_head is None else Heads((self.guided_head,), reads=True)
+        return [links for _, links in self.alignments(srcs, tgts, heads)]
+
+    def alignments(
+        self,
+        srcs: Sequence[str],
+        tgts: Sequence[str | Translation],
+        heads: Heads | None,
+        words: WordRule = words_of_tokens,
+    ) -> Iterator[tuple[Alignment, list[Link]]]:
+        """Yield each pair of texts with its links. `heads`: see `find_links`; `words`: what a word is.
+
+        Raises:
+            DataError: The numbers of texts differ, or a text is longer than the model takes.
+        """
+        if len(srcs) != len(tgts):
+            raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to align")
+        for start in range(0, len(srcs), _ALIGNED_AT_ONCE):
+            part = slice(start, start + _ALIGNED_AT_ONCE)
+            texts = zip(srcs[part], tgts[part], strict=True)
+            pairs = [Alignment.read(self.tokenizers, src, tgt, words) for src, tgt in texts]
+            for number, one in enumerate(pairs, start + 1):
+                self.require_length(one.src.ids, one.tgt.ids, where=f"line {number}: ")
+            yield from zip(pairs, find_links(self.engine, pairs, heads), strict=True)
 
     def _stream(
         self, lines: Iterable[str], options: DecodingOptions, first: int, prefixes: Iterator[str] | None

@@ -8,35 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from transduce.config.architectures import TransformerSettings
 from transduce.config.settings import Settings
-from transduce.data.examples import Example
 from transduce.data.word_links import WordLink, whitespace_words
-from transduce.decoding.alignment import Alignment, Link, guided_head, links_of
-from transduce.decoding.native_scoring import Head
+from transduce.decoding.alignment import Alignment, Heads, Link, guided_head
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError, SettingsError, nearest
+from transduce.errors import SettingsError, nearest
 
 Links = Collection[WordLink]
 METHODS = ("guided", "attention", "leave-out")
-_CHUNK = 64  # pairs that are scored at once
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Heads of cross-attention whose average aligns, at the step that reads a token or at the one that writes it."""
-
-    heads: tuple[Head, ...]
-    reads: bool
-
-    def rows(self, weights: np.ndarray) -> np.ndarray:
-        """The average row of each target token, from weights [heads, target tokens + 1, source tokens + 1]."""
-        average: np.ndarray = weights.mean(axis=0)
-        return average[1:] if self.reads else average[:-1]
 
 
 def heads_of(settings: Settings, method: str, layer: int | None = None) -> Heads | None:
@@ -93,24 +74,8 @@ def align_words(
     Raises:
         DataError: The numbers of texts differ, or a text is longer than the model takes.
     """
-    if len(srcs) != len(tgts):
-        raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to align")
-    for start in range(0, len(srcs), _CHUNK):
-        pairs = zip(srcs[start : start + _CHUNK], tgts[start : start + _CHUNK], strict=True)
-        found = [Alignment.read(translator.tokenizers, src, tgt, whitespace_words) for src, tgt in pairs]
-        for number, one in enumerate(found, start + 1):
-            translator.require_length(one.src.ids, one.tgt.ids, where=f"line {number}: ")
-        for one, links in zip(found, _links(translator, found, heads), strict=True):
-            yield _word_links(one, links)
-
-
-def _links(translator: Translator, pairs: Sequence[Alignment], heads: Heads | None) -> list[list[Link]]:
-    """The links of each pair by character offsets."""
-    if heads is None:
-        return [links_of(translator.engine, one, None) for one in pairs]
-    examples = [Example(one.src.ids, one.tgt.ids) for one in pairs]
-    weights = translator.engine.attention(examples, heads.heads)
-    return [one.links_of_head(heads.rows(found)) for one, found in zip(pairs, weights, strict=True)]
+    for one, links in translator.alignments(srcs, tgts, heads, whitespace_words):
+        yield _word_links(one, links)
 
 
 def _word_links(one: Alignment, links: Sequence[Link]) -> list[WordLink]:
@@ -155,8 +120,9 @@ def _grow_diag_final_and(forward: Links, backward: Links) -> set[WordLink]:
 
 _NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
 
+GROW = "grow-diag-final-and"
 SYMMETRIZATIONS: dict[str, Callable[[Links, Links], Collection[WordLink]]] = {
-    "grow-diag-final-and": _grow_diag_final_and,
+    GROW: _grow_diag_final_and,
     "intersection": lambda forward, backward: set(forward) & set(backward),
     "union": lambda forward, backward: set(forward) | set(backward),
 }
@@ -170,7 +136,7 @@ def check_symmetrization(how: str) -> None:
         raise SettingsError(f"--symmetrize {how}: unknown{nearest(how, SYMMETRIZATIONS)}; allowed are {known}")
 
 
-def symmetrize(forward: Links, backward: Links, how: str = "grow-diag-final-and") -> list[WordLink]:
+def symmetrize(forward: Links, backward: Links, how: str = GROW) -> list[WordLink]:
     """Combine the links of a model with those of a model for the other direction, whose source is the target here.
 
     >>> symmetrize([WordLink(0, 0), WordLink(1, 1)], [WordLink(0, 0), WordLink(2, 1)], "union")

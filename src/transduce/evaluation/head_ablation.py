@@ -1,4 +1,4 @@
-"""What each head is worth: BLEU and loss of a translator without it (Michel et al. 2019)."""
+"""Effect of removing each head on BLEU and loss of a translator (Michel et al. 2019)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from transduce.config.settings import EvaluationSettings
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
@@ -37,7 +38,7 @@ def ablate_heads(
         Rows with `name`, `title`, `bleu`, and `loss`: nats per token of the references.
 
     Raises:
-        DataError: The file is of another model or other texts.
+        DataError: The file is of another model, other texts or other settings.
     """
     heads = {name: title for name, title in switches(subject.model).items() if ".heads." in name}
     key = _key(subject, srcs, refs)
@@ -72,15 +73,21 @@ def _scores(
     engine = TorchEngine(switched_off(subject.model, off))
     translator = Translator(engine, subject.tokenizers, settings=subject.settings)
     outputs = [translation.text for translation in translator.translate(srcs)]
-    bleu: Any = metrics("13a", False)["BLEU"]
+    scoring = _scoring(subject)
+    bleu: Any = metrics(scoring.tokenize, scoring.lowercase)["BLEU"]
     known = [log_prob for one in translator.score(srcs, refs) for log_prob in one.token_log_probs]
     return float(bleu.corpus_score(outputs, [list(refs)]).score), -sum(known) / max(1, len(known))
 
 
+def _scoring(subject: TranslationSubject) -> EvaluationSettings:
+    return EvaluationSettings() if subject.folder is None else subject.folder.settings.evaluation
+
+
 def _key(subject: TranslationSubject, srcs: Sequence[str], refs: Sequence[str]) -> str:
-    """Identifies the model and the texts."""
-    weights = "" if subject.folder is None else subject.folder.weights_digest()
-    return hashlib.sha256("\n".join([weights, *srcs, "", *refs]).encode("utf-8", "replace")).hexdigest()[:16]
+    """Identifies the model, the settings of its translations and scores, and the texts."""
+    model = "" if subject.folder is None else subject.folder.model_digest()
+    settings = (one.model_dump_json() for one in (subject.settings, _scoring(subject)))
+    return hashlib.sha256("\n".join([model, *settings, *srcs, "", *refs]).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _read(path: Path, key: str) -> Iterator[dict[str, Any]]:
@@ -93,5 +100,7 @@ def _read(path: Path, key: str) -> Iterator[dict[str, Any]]:
         except (ValueError, KeyError, TypeError):
             continue  # the last line, where a run was killed
         if found != key:
-            raise DataError(f"{path}: has results of another model or other texts; name another file, or remove it")
+            raise DataError(
+                f"{path}: has results of another model, other texts or other settings; name another file, or remove it"
+            )
         yield row

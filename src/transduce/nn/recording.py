@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -49,17 +49,19 @@ class Recording(dict[str, list[Tensor]]):
         if steps[0].dim() == 2:
             return torch.stack(steps, 1)
         if len({step.shape[-1] for step in steps}) > 1:
-            steps = _aligned(steps)
+            steps = _aligned(steps, 0.0 if name.endswith(".weights") else -math.inf)
         return steps[0] if len(steps) == 1 else torch.cat(steps, -2)
 
 
-def _aligned(steps: Sequence[Tensor]) -> list[Tensor]:
-    """Scores or weights [B, H, Q, C] of segments, whose last keys are their queries, with a column for every key."""
+def _aligned(steps: Sequence[Tensor], hidden: float) -> list[Tensor]:
+    """Scores or weights [B, H, Q, C] of segments, whose last keys are their queries, with a column for every key.
+
+    `hidden`: the value for keys that a segment does not have.
+    """
     total, end, found = sum(step.shape[-2] for step in steps), 0, []
     for step in steps:
         end += step.shape[-2]
-        nothing = 0.0 if step.min() >= 0 else -math.inf
-        found.append(F.pad(step, (end - step.shape[-1], total - end), value=nothing))
+        found.append(F.pad(step, (end - step.shape[-1], total - end), value=hidden))
     return found
 
 
@@ -76,22 +78,89 @@ def record(model: nn.Module, names: str | Iterable[str] = "*") -> Iterator[Recor
     >>> found.value("decoder.blocks.0.cross_attention.weights").shape                # doctest: +SKIP
     torch.Size([1, 4, 7, 9])
     """
-    patterns = (names,) if isinstance(names, str) else tuple(names)
-    found, thread = Recording(), threading.get_ident()
+    recorder = _Recorder(model, (names,) if isinstance(names, str) else tuple(names))
+    with _ONE_AT_A_TIME, ExitStack() as changes:
+        for module in recorder.names:
+            changes.callback(module.register_forward_hook(recorder.after).remove)
+            if isinstance(module, Attention):
+                changes.enter_context(_replaced(module, "attend", recorder.attend(module)))
+            elif isinstance(module, (LSTM, GRU)):
+                changes.enter_context(_replaced(module, "gates", recorder.gates(module)))
+        yield recorder.found
 
-    @cache
-    def is_wanted(name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
 
-    def keep(name: str, value: Callable[[], Any]) -> None:
-        if threading.get_ident() == thread and is_wanted(name) and isinstance(found_value := value(), Tensor):
-            found.setdefault(name, []).append(found_value)
+class _Recorder:
+    """The hooks of `record`. A twin of the model has them too, where they keep nothing."""
 
-    with _ONE_AT_A_TIME, ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if name:
-                hooks.enter_context(_recorded(name, module, keep))
-        yield found
+    def __init__(self, model: nn.Module, patterns: tuple[str, ...]) -> None:
+        self.names = {module: name for name, module in model.named_modules() if name}
+        self.found = Recording()
+        self._patterns, self._thread = patterns, threading.get_ident()
+
+    def __deepcopy__(self, memo: object) -> _Recorder:
+        return self
+
+    def after(self, module: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
+        """The hook after each module."""
+        if not self._records(module):
+            return
+        name = self.names[module]
+        if inputs:
+            self._keep(f"{name}.input", inputs[0])
+        self._keep(name, output)
+        for n, part in enumerate(output if isinstance(output, tuple) else ()):
+            self._keep(f"{name}.{n}", part)
+
+    def attend(self, module: Attention) -> Callable[..., Tensor]:
+        """A replacement for `module.attend`."""
+        name, attend, arguments = self.names[module], module.attend, _arguments(type(module))
+
+        def attend_and_record(*inputs: Any, **options: Any) -> Tensor:
+            if self._records(module):
+                for argument, value in (*zip(arguments, inputs, strict=False), *options.items()):
+                    if self._wants(f"{name}.{argument}"):
+                        plain = value.dense(inputs[0]) if isinstance(value, SpecialBias) else value
+                        self._keep(f"{name}.{argument}", plain)
+                for point, compute in (("scores", module.raw_scores), ("weights", module.weights)):
+                    if self._wants(f"{name}.{point}"):
+                        self._keep(f"{name}.{point}", compute(*inputs, **options))
+            return attend(*inputs, **options)
+
+        return attend_and_record
+
+    def gates(self, module: LSTM | GRU) -> Callable[..., tuple[Tensor, ...]]:
+        """A replacement for `module.gates`."""
+        name, gates = self.names[module], module.gates
+
+        def gates_and_record(x: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+            values = gates(x, hidden)
+            if self._records(module):
+                for letter, value in zip(module.gate_names, values, strict=True):
+                    self._keep(f"{name}.gates.{letter}", value)
+            return values
+
+        return gates_and_record
+
+    def _records(self, module: nn.Module) -> bool:
+        return threading.get_ident() == self._thread and module in self.names
+
+    def _wants(self, name: str) -> bool:
+        return _is_wanted(name, self._patterns)
+
+    def _keep(self, name: str, value: object) -> None:
+        if isinstance(value, Tensor) and self._wants(name):
+            self.found.setdefault(name, []).append(value)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_wanted(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@cache
+def _arguments(kind: type[Attention]) -> tuple[str, ...]:
+    """The names of the arguments of `attend`."""
+    return tuple(inspect.signature(kind.attend).parameters)[1:]
 
 
 @contextmanager
@@ -112,46 +181,6 @@ def recorded_heads(model: nn.Module, heads: Sequence[tuple[int, int]]) -> Iterat
             return torch.cat(parts, 1)
 
         yield weights
-
-
-@contextmanager
-def _recorded(name: str, module: nn.Module, keep: Callable[[str, Callable[[], Any]], None]) -> Iterator[None]:
-    def after(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if inputs:
-            keep(f"{name}.input", lambda: inputs[0])
-        keep(name, lambda: output)
-        for n, part in enumerate(output if isinstance(output, tuple) else ()):
-            keep(f"{name}.{n}", lambda: part)  # noqa: B023
-
-    with ExitStack() as changes:
-        changes.callback(module.register_forward_hook(after).remove)
-        if isinstance(module, Attention):
-            attend, signature = module.attend, inspect.signature(module.attend)
-
-            def attend_and_record(*inputs: Any, **options: Any) -> Tensor:
-                for argument, value in signature.bind(*inputs, **options).arguments.items():
-                    keep(f"{name}.{argument}", partial(_plain, value, inputs))
-                keep(f"{name}.scores", partial(module.raw_scores, *inputs, **options))
-                keep(f"{name}.weights", partial(module.weights, *inputs, **options))
-                return attend(*inputs, **options)
-
-            changes.enter_context(_replaced(module, "attend", attend_and_record))
-        elif isinstance(module, (LSTM, GRU)):
-            gates, letters = module.gates, module.gate_names
-
-            def gates_and_record(x: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
-                values = gates(x, hidden)
-                for letter, value in zip(letters, values, strict=True):
-                    keep(f"{name}.gates.{letter}", lambda: value)  # noqa: B023
-                return values
-
-            changes.enter_context(_replaced(module, "gates", gates_and_record))
-        yield
-
-
-def _plain(value: Any, inputs: tuple[Any, ...]) -> Any:
-    """An argument of attention as a tensor."""
-    return value.dense(inputs[0]) if isinstance(value, SpecialBias) else value
 
 
 @contextmanager
@@ -185,33 +214,38 @@ def _as_function(change: Change | Tensor | None) -> Change:
 @contextmanager
 def _changed(modules: Mapping[str, nn.Module], name: str, change: Change) -> Iterator[None]:
     owner, _, point = name.rpartition(".")
-    if name in modules:
-        handle = modules[name].register_forward_hook(lambda _module, _inputs, output: change(output))
-    elif point == "input" and owner in modules:
-        handle = modules[owner].register_forward_pre_hook(lambda _module, inputs: (change(inputs[0]), *inputs[1:]))
-    else:
-        module = modules.get(owner)
-        signature = inspect.signature(module.attend) if isinstance(module, Attention) else None
-        if not isinstance(module, Attention) or signature is None or point not in (*signature.parameters, "weights"):
-            raise SettingsError(f"{name}: the model has no such value; list them with record(model)")
-        with _replaced(module, "attend", _with_change(module, signature, point, change)):
+    target = modules.get(name, modules.get(owner))
+    # Hooks compare the module with their target: a twin has copies of them.
+    if target is not None and name in modules:
+        handle = target.register_forward_hook(
+            lambda module, _inputs, output: change(output) if module is target else None
+        )
+    elif target is not None and point == "input":
+        handle = target.register_forward_pre_hook(
+            lambda module, inputs: (change(inputs[0]), *inputs[1:]) if module is target else None
+        )
+    elif isinstance(target, Attention) and point in (*_arguments(type(target)), "weights"):
+        with _replaced(target, "attend", _with_change(target, point, change)):
             yield
         return
+    else:
+        raise SettingsError(f"{name}: the model has no such value; list them with record(model)")
     try:
         yield
     finally:
         handle.remove()
 
 
-def _with_change(module: Attention, signature: inspect.Signature, point: str, change: Change) -> Callable[..., Tensor]:
-    attend = module.attend
+def _with_change(module: Attention, point: str, change: Change) -> Callable[..., Tensor]:
+    attend, arguments = module.attend, _arguments(type(module))
 
     def attend_changed(*inputs: Any, **options: Any) -> Tensor:
         if point == "weights":
             return module.combine(change(module.weights(*inputs, **options)), *inputs, **options)
-        bound = signature.bind(*inputs, **options)
-        bound.arguments[point] = change(bound.arguments[point])
-        return attend(*bound.args, **bound.kwargs)
+        given = dict(zip(arguments, inputs, strict=False)) | options
+        given[point] = change(given[point])
+        positional = [given.pop(name) for name in arguments[: len(inputs)]]
+        return attend(*positional, **given)
 
     return attend_changed
 
@@ -230,9 +264,14 @@ def _replaced(module: nn.Module, method: str, function: Callable[..., Any]) -> I
 
 
 def twin(model: ModuleT) -> ModuleT:
-    """A copy of the model that shares its weights: what is hooked or switched off in it stays out of the model."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared)
+    """A copy of the model that shares its weights. `record` and `switched_off` of either do not affect the other."""
+    with _ONE_AT_A_TIME:
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        found = copy.deepcopy(model, shared)
+    for module in found.modules():
+        for method in ("attend", "gates"):  # those of `_replaced` belong to the model
+            module.__dict__.pop(method, None)
+    return found
 
 
 # --- switching parts off ----------------------------------------------------------------------------------------------

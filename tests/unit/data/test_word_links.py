@@ -15,7 +15,7 @@ from transduce.data.corpus import Pair
 from transduce.data.encoding import encode_pairs
 from transduce.data.examples import Example
 from transduce.data.sources import memory_source
-from transduce.data.store import AlignedStore
+from transduce.data.store import AlignedStore, TokenStore
 from transduce.data.word_links import (
     WordLink,
     format_links,
@@ -121,3 +121,15 @@ def test_a_batch_links_the_step_that_reads_a_token_and_its_parts_keep_their_link
     part = batch.part(1, 3)
     assert part.links is not None and part.links.tolist() == [[1, 1, 0]]
     assert collate([Example([5], [6])]).links is None
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 3), (0, -1), (3, 2), (5, 1)])
+def test_links_to_tokens_that_a_pair_lacks_are_found(place: int, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.data.store._CHECKED", 2)
+    pairs = TokenStore.from_lists([[5, 6], [5], [7, 8, 9]], [[5], [6, 7], [8]])
+    links = np.array([2, 0, 1, 1, 3, 0], np.int32)  # the first and the last one link to the end of the source
+    offsets, facts = np.array([0, 2, 4, 6]), {"sizes": [3], "cleaning": {}}
+    store = AlignedStore(pairs.src, pairs.src_offsets, pairs.tgt, pairs.tgt_offsets, facts, links, offsets)
+    assert store._is_consistent()
+    links[place] = value
+    assert not store._is_consistent()

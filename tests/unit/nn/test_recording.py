@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from transduce.config.kinds import model_settings
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model
-from transduce.nn.recording import intervene, record, switched_off, switches, twin
+from transduce.nn.recording import Recording, intervene, record, switched_off, switches, twin
 
 SRC = torch.tensor([[5, 9, 11, 7, 3]])
 TGT_IN = torch.tensor([[2, 8, 6, 10]])
@@ -146,3 +148,46 @@ def test_without_the_causal_mask_later_tokens_change_earlier_ones() -> None:
     other = torch.tensor([[2, 8, 6, 12]])
     assert torch.equal(model(SRC, TGT_IN)[:, :3], model(SRC, other)[:, :3])
     assert not torch.equal(changed(SRC, TGT_IN)[:, :3], changed(SRC, other)[:, :3])
+
+
+@torch.no_grad()
+def test_a_twin_that_is_made_while_the_model_is_recorded_and_changed_is_independent() -> None:
+    model, attention = a_model(), "encoder.blocks.0.self_attention"
+    feed_forward = "encoder.blocks.1.feed_forward"
+    expected, off = model(SRC, TGT_IN), switched_off(model, [f"{attention}.heads.1"])(SRC, TGT_IN)
+    with intervene(model, {feed_forward: None, f"{feed_forward}.input": None, f"{attention}.value": None}):
+        assert torch.equal(twin(model)(SRC, TGT_IN), expected)
+    with record(model) as found:
+        assert torch.equal(switched_off(model, [f"{attention}.heads.1"])(SRC, TGT_IN), off)
+        assert not found
+        model(SRC, TGT_IN)
+    assert torch.equal(switched_off(twin(model), [f"{attention}.heads.1"])(SRC, TGT_IN), off)
+    assert {len(values) for values in found.values()} == {1}
+
+
+@torch.no_grad()
+def test_a_twin_waits_for_the_recording_of_another_thread() -> None:
+    model, made = a_model(), list[torch.nn.Module]()
+    thread = threading.Thread(target=lambda: made.append(twin(model)))
+    with record(model):
+        thread.start()
+        thread.join(0.2)
+        assert not made
+    thread.join()
+    assert made
+
+
+@torch.no_grad()
+def test_several_values_of_one_attention_can_be_replaced() -> None:
+    model, name = a_model(), "encoder.blocks.0.self_attention"
+    changes = {f"{name}.{point}": torch.neg for point in ("query", "key")}
+    expected = model(SRC, TGT_IN)
+    with intervene(model, changes):
+        torch.testing.assert_close(model(SRC, TGT_IN), expected)
+
+
+@pytest.mark.parametrize(("point", "hidden"), [("weights", 0.0), ("scores", -math.inf), ("bias", -math.inf)])
+def test_keys_that_a_segment_lacks_are_hidden(point: str, hidden: float) -> None:
+    steps = [torch.ones(1, 1, 2, 2), torch.ones(1, 1, 1, 3)]
+    found = Recording({f"x.{point}": steps}).value(f"x.{point}")
+    assert found[0, 0].tolist() == [[1.0, 1.0, hidden], [1.0, 1.0, hidden], [1.0, 1.0, 1.0]]
