@@ -1,6 +1,6 @@
 // What each head attends to, positions and masks.
 import { at, choiceOf, chosen, format, labelsOf, largest, matrix, mergeWords } from "./record.js";
-import { partNamed, percent, places, set, view, wordLabels } from "./record.js";
+import { partNamed, percent, set, view, wordsOf } from "./record.js";
 import { buttonRow, el, facts, heatMap, mapWidth, note, paint, rove, selectBox, svg } from "./draw.js";
 
 const KINDS = {
@@ -17,8 +17,8 @@ export const headsSection = {
   title: "Heads",
   uses: ["map", "head", "order", "unit", "drawing", "src", "tgt"],
   text:
-    "Each small map is one head: a row for each token that reads, a column for each token that is read, darker for " +
-    "more weight. The label names the rule that the weights fit; it does not say what the head is for.",
+    "Each small map is one head. Rows are queries, columns are keys; darker cells have larger weights. The label names " +
+    "the rule that the weights fit; it does not say what the head is for.",
   render(record, panel) {
     const layer = chosenLayer(record);
     const head = Math.min(view.head, layer.labels.length - 1);
@@ -118,13 +118,17 @@ const paintedMaps = new WeakMap(); // canvases that are drawn once, for a layer 
 export const forgetMaps = (records) =>
   records.forEach((record) => record.attention?.forEach((one) => paintedMaps.delete(one)));
 
-function smallMap({ layer, head, label, score }, isChosen) {
+function headName(layer, head) {
+  const { label, score } = layer.labels[head];
+  const place = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${head + 1}`;
+  return score === null ? `${place}: ${label}` : `${place}: ${label}, ${format(score)}`;
+}
+
+function smallMap({ layer, head, label }, isChosen) {
   if (!paintedMaps.has(layer)) paintedMaps.set(layer, []);
   const canvases = paintedMaps.get(layer);
   canvases[head] ??= paint(matrix(layer.weights, [head]), 1, false);
-  const name = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${
-    head + 1
-  }: ${label} ${format(score)}`;
+  const name = headName(layer, head);
   return el(
     "button",
     {
@@ -147,30 +151,21 @@ function inUnits(record, layer, head) {
   const rows = layer.row_tokens || labelsOf(record, layer.rows, m.rows) || [...Array(m.rows).keys()].map(String);
   const columns =
     layer.column_tokens || labelsOf(record, layer.columns, m.columns) || [...Array(m.columns).keys()].map(String);
-  const [rowWords, columnWords] = [
-    [layer.rows, rows],
-    [layer.columns, columns],
-  ].map(([side, tokens]) => {
-    const words = record.sides[side]?.words;
-    return words && words.length === tokens.length ? words : tokens.map((_, i) => i);
-  });
   if (view.unit === "subwords") return { m, rows, columns, row: chosen(layer.rows, rows.length), rowOf: (i) => i };
-  const rowPlaces = places(rowWords);
+  const ofRows = wordsOf(record, layer.rows, rows);
+  const ofColumns = wordsOf(record, layer.columns, columns);
   return {
-    m: mergeWords(m, rowWords, columnWords),
-    rows: wordLabels(rows, rowWords),
-    columns: wordLabels(columns, columnWords),
-    row: rowPlaces[chosen(layer.rows, rows.length)],
-    rowOf: (i) => rowPlaces.indexOf(i),
+    m: mergeWords(m, ofRows.places, ofColumns.places),
+    rows: ofRows.texts,
+    columns: ofColumns.texts,
+    row: ofRows.places[chosen(layer.rows, rows.length)],
+    rowOf: (i) => ofRows.places.indexOf(i),
   };
 }
 
 function largeHead(record, layer, head) {
   const { m, rows, columns, row, rowOf } = inUnits(record, layer, head);
-  const { label, score } = layer.labels[head];
-  const title = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${
-    head + 1
-  }: ${label}, ${format(score)}`;
+  const title = headName(layer, head);
   const pick = (i) => set({ [choiceOf(layer.rows)]: rowOf(i) });
   const room = mapWidth();
   if (view.drawing === "map") {
@@ -183,8 +178,8 @@ function largeHead(record, layer, head) {
       most: 1,
       signed: false,
       key: "large-map",
-      rowName: "from",
-      columnName: "to",
+      rowName: "query",
+      columnName: "key",
       pick,
     });
   }
@@ -197,7 +192,7 @@ function largeHead(record, layer, head) {
   );
 }
 
-// Lines from the tokens that read, on the left, to the tokens that are read.
+// Lines from the queries, on the left, to the keys.
 function lines(m, rows, columns, row, pick, width) {
   const step = 20;
   const height = Math.max(rows.length, columns.length) * step + 24;
@@ -209,14 +204,14 @@ function lines(m, rows, columns, row, pick, width) {
     height,
     viewBox: `0 0 ${width} ${height}`,
     role: "group",
-    "aria-label": "lines from the tokens that read to the tokens that are read",
+    "aria-label": "lines from the queries to the keys",
   });
   const head = (x, anchor, text) => {
     const node = svg("text", { x, y: 11, "text-anchor": anchor });
     node.textContent = text;
     return node;
   };
-  drawing.append(head(left - 6, "end", "reads"), head(right + 6, "start", "is read"));
+  drawing.append(head(left - 6, "end", "query"), head(right + 6, "start", "key"));
   const groups = rows.map((_, i) => {
     const group = svg("g", { class: i === row ? "from on" : "from" });
     for (let j = 0; j < m.columns; j++) {
@@ -270,7 +265,7 @@ function readText(m, rows, columns, row) {
     .slice(0, 3);
   return el("output", {
     className: "readout",
-    textContent: `“${rows[row]}” reads ${best.map(([label, p]) => `“${label}” ${percent(p)}`).join(", ")}`,
+    textContent: `“${rows[row]}” attends to ${best.map(([label, p]) => `“${label}” ${percent(p)}`).join(", ")}`,
   });
 }
 
@@ -289,19 +284,18 @@ export const positionsSection = {
   title: "Positions and masks",
   uses: ["bias", "src", "tgt"],
   text:
-    "Attention alone does not know the order of the tokens. The positional scheme adds it, and the mask decides which " +
-    "positions may be read.",
+    "Attention by itself does not depend on the order of the tokens. The positional scheme adds the order; the mask " +
+    "decides which keys a query may attend to.",
   render(record, panel) {
     const half = mapWidth();
     for (const one of record.positions || []) panel.append(...positionNodes(record, one, half));
-    if (!record.positions?.length && record.absent?.positions) panel.append(note(record.absent.positions));
+    if (!record.positions?.length && record.absent.positions) panel.append(note(record.absent.positions));
     if (!record.masks?.length) return;
     panel.append(
-      el("h3", { textContent: "Masks in force" }),
+      el("h3", { textContent: "Masks" }),
       facts(
         "scores + mask, −∞ where a key is hidden",
         record.masks.map((one) => [one.title, one.mask.shape]),
-        null,
       ),
     );
     panel.append(
