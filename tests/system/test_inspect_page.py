@@ -160,6 +160,11 @@ def test_a_kept_page_needs_no_network_and_shows_every_view(
 
 REQUESTS = "return performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/look')).length"
 
+HAVE_VALUES = """
+const panels = [...document.querySelectorAll("#matrices .panel")];
+return panels.length === 2 && panels.every((one) => one.querySelector("canvas"));
+"""
+
 
 @pytest.fixture
 def comparison(runs: dict[str, Path], browser: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
@@ -171,7 +176,8 @@ def comparison(runs: dict[str, Path], browser: webdriver.Chrome) -> Iterator[web
         "const box = document.getElementById('other'); box.selectedIndex = 2; box.dispatchEvent(new Event('change'))"
     )
     browser.find_element(By.ID, "text").send_keys(marians.LINES[0])
-    wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#matrices .panel canvas")) > 2)
+    wait(lambda: text_of(browser, "models").count(marians.LINES[0]) == 2)
+    wait(lambda: browser.execute_script(HAVE_VALUES))
     yield browser
     browser.get("about:blank")
     server.stop()
@@ -179,7 +185,6 @@ def comparison(runs: dict[str, Path], browser: webdriver.Chrome) -> Iterator[web
 
 def test_the_live_comparison_asks_once_for_the_parts_of_both_models(comparison: webdriver.Chrome) -> None:
     browser = comparison
-    wait(lambda: all(panel.find_elements(By.TAG_NAME, "canvas") for panel in panels(browser, "matrices")))
     before = browser.execute_script(REQUESTS)
     time.sleep(1)
     assert browser.execute_script(REQUESTS) == before
