@@ -160,6 +160,11 @@ def test_a_kept_page_needs_no_network_and_shows_every_view(
 
 REQUESTS = "return performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/look')).length"
 
+COMPARE = """
+const box = document.getElementById("other");
+box.selectedIndex = 2;
+box.dispatchEvent(new Event("change"));
+"""
 HAVE_VALUES = """
 const panels = [...document.querySelectorAll("#matrices .panel")];
 return panels.length === 2 && panels.every((one) => one.querySelector("canvas"));
@@ -170,17 +175,17 @@ return panels.length === 2 && panels.every((one) => one.querySelector("canvas"))
 def comparison(runs: dict[str, Path], browser: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
     """The live page of two runs whose default parts differ."""
     server = Server(runs["transformer"], runs["rnn"], "--inspect")
-    browser.get(server.url + "/inspect/")
-    wait(lambda: browser.find_elements(By.CSS_SELECTOR, "[data-key=other]"))
-    browser.execute_script(
-        "const box = document.getElementById('other'); box.selectedIndex = 2; box.dispatchEvent(new Event('change'))"
-    )
-    browser.find_element(By.ID, "text").send_keys(marians.LINES[0])
-    wait(lambda: text_of(browser, "models").count(marians.LINES[0]) == 2)
-    wait(lambda: browser.execute_script(HAVE_VALUES))
-    yield browser
-    browser.get("about:blank")
-    server.stop()
+    try:
+        browser.get(server.url + "/inspect/")
+        wait(lambda: browser.find_elements(By.CSS_SELECTOR, "[data-key=other]"))
+        browser.execute_script(COMPARE)
+        browser.find_element(By.ID, "text").send_keys(marians.LINES[0])
+        wait(lambda: text_of(browser, "models").count(marians.LINES[0]) == 2)
+        wait(lambda: browser.execute_script(HAVE_VALUES))
+        yield browser
+    finally:
+        browser.get("about:blank")
+        server.stop()
 
 
 def test_the_live_comparison_asks_once_for_the_parts_of_both_models(comparison: webdriver.Chrome) -> None:
@@ -233,8 +238,8 @@ def test_a_request_that_was_given_up_stops_and_other_threads_keep_their_number(r
     thread = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
     thread.start()
     thread.join()
-    assert numbers == [2]
     torch.set_num_threads(before)
+    assert numbers == [2] and page._worker.submit(torch.get_num_threads).result() == 1
     asked = LookRequest(run="bert", text="a man", off=[])
     assert page._look(asked, given_up) is page._look(asked, threading.Event())
     given_up.set()

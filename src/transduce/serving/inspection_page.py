@@ -73,8 +73,8 @@ class InspectionPage:
         # One sentence at a time, with one thread: small products gain nothing from two, and where other processes are
         # busy, the threads of OpenMP wait for one another.
         self._worker, n_threads = ThreadPoolExecutor(1, "inspect"), torch.get_num_threads()
-        self._worker.submit(torch.set_num_threads, 1).result()  # of the worker, and of threads that begin from now on
-        torch.set_num_threads(n_threads)
+        self._worker.submit(_use_one_thread).result()
+        torch.set_num_threads(n_threads)  # threads that begin later have as many as before
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The routes of the page and of its requests."""
@@ -173,6 +173,11 @@ class InspectionPage:
     def _check_given_up(self) -> None:
         if self._given_up.is_set():
             raise ExpiredError(EXPIRED)
+
+
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)  # of this thread, and of threads that begin from now on
+    torch.get_num_threads()  # a thread takes the number of the process when it first needs one: now
 
 
 def named_runs(paths: Sequence[Path]) -> dict[str, Path]:
