@@ -54,8 +54,7 @@ function fillPanel(section, record, panel) {
 }
 
 // Sizes are read before anything changes, so that the browser computes the layout once.
-page.render = (keys) => {
-  const wanted = SECTIONS.filter((section) => !keys || section.uses.some((key) => keys.includes(key)));
+function draw(wanted) {
   const boxes = wanted.map((section) => byId(section.id).querySelector(".panels"));
   for (const box of boxes) {
     while (box.children.length < page.records.length) box.append(el("div", { className: "panel" }));
@@ -69,8 +68,34 @@ page.render = (keys) => {
     boxes[n].previousElementSibling.hidden = page.records.every((record) => reasonAgainst(record, section.id));
   });
   for (const one of restore) one();
-  if (page.live && page.records.some((record) => lacksValues(record) && !asksForValues(record))) look();
+}
+
+page.render = (keys) => {
+  draw(SECTIONS.filter((section) => !keys || section.uses.some((key) => keys.includes(key))));
+  askForValues();
 };
+
+let later = 0;
+
+// Draw the sections in view first; the others follow when these have been painted.
+function drawRecords() {
+  const isInView = ({ id }) => {
+    const { top, bottom } = byId(id).getBoundingClientRect();
+    return top < innerHeight && bottom > 0;
+  };
+  const first = SECTIONS.filter(isInView);
+  draw(first);
+  const rest = SECTIONS.filter((section) => !first.includes(section));
+  cancelAnimationFrame(later);
+  later = requestAnimationFrame(() => {
+    later = requestAnimationFrame(() => setTimeout(() => draw(rest)));
+  });
+  askForValues();
+}
+
+function askForValues() {
+  if (page.live && page.records.some((record) => lacksValues(record) && !asksForValues(record))) look();
+}
 
 function showRecords(records) {
   page.records = records;
@@ -93,7 +118,7 @@ function showRecords(records) {
     );
   };
   byId("models").replaceChildren(...records.map(parts));
-  page.render(null);
+  drawRecords();
 }
 
 function settingsOf(model) {
