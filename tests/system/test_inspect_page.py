@@ -248,6 +248,20 @@ def test_a_request_that_was_given_up_stops_and_other_threads_keep_their_number(r
     page.close()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--html", "x.html", "--json"], ["--html, --json", "without TEXT"]),
+        (["--src", "x"], ["--src", "without --ablate-heads"]),
+        (["a man", "--port", "8080"], ["--port", "with TEXT"]),
+        (["a man", "--ablate-heads", "x"], ["TEXT", "with --ablate-heads"]),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(arguments: list[str], named: list[str], runs: dict[str, Path]) -> None:
+    done = transduce("inspect", runs["transformer"], *arguments)
+    assert done.code == 2 and done.err.count("\n") == 1 and all(one in done.err for one in named)
+
+
 def test_a_reload_replaces_the_models_of_the_page(runs: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["transformer"], run)
