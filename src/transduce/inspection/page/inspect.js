@@ -1,9 +1,10 @@
-// modules: record.js draw.js parts.js heads.js steps.js tokens.js inspect.js
+// modules: record.js draw.js parts.js heads.js positions.js steps.js tokens.js inspect.js
 // The page that shows what a model computes: from records inside this file, or live from the server's /inspect/look.
 import { changesOf, chosenPart, forgetPrefixes, lacksValues, page } from "./record.js";
 import { el, forgetColours, note, selectBox } from "./draw.js";
 import { matricesSection, pathSection } from "./parts.js";
-import { forgetMaps, headsSection, positionsSection } from "./heads.js";
+import { forgetMaps, headsSection } from "./heads.js";
+import { positionsSection } from "./positions.js";
 import { stepWithKeys, stepsSection } from "./steps.js";
 import { changeSection, layersSection, tokensSection } from "./tokens.js";
 

@@ -26,17 +26,13 @@ export const pathSection = {
     "The parts of the model in the order of computation, from top to bottom. The orange line follows the selected token. " +
     "The blue lines are its attention weights, averaged over the heads. Click a part to open its matrices.",
   render(record, panel) {
-    const part = record.parts[0];
-    panel.append(
-      facts("x ← x + Sublayer(x)", [[part?.title || "stream", part?.shape || []]], firstSource(record, "residual")),
-    );
+    const residual = record.parts.find((part) => part.kind === "residual");
+    if (residual) panel.append(facts("x ← x + Sublayer(x)", [["x", residual.shape]], residual.source));
     panel.append(...tokenRows(record));
     if (record.parts.length) panel.append(picture(record, page.width));
     else panel.append(note("This record has no parts."));
   },
 };
-
-const firstSource = (record, kind) => record.parts.find((part) => part.kind === kind)?.source;
 
 // The tokens of each side, to choose from.
 export function tokenRows(record, only) {
