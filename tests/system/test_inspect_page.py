@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -19,6 +22,8 @@ import marians
 from servers import Server
 from system.commands import transduce
 from text_runs import BERT, make_run
+from transduce.decoding.queue import ExpiredError
+from transduce.serving.inspection_page import InspectionPage, LookRequest
 
 pytestmark = [
     pytest.mark.loopback,
@@ -151,6 +156,125 @@ def test_a_kept_page_needs_no_network_and_shows_every_view(
         if view in SECTIONS and view != "positions":
             assert reason in text_of(browser, view)
     click_through(browser)
+
+
+REQUESTS = "return performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/look')).length"
+
+COMPARE = """
+const box = document.getElementById("other");
+box.selectedIndex = 2;
+box.dispatchEvent(new Event("change"));
+"""
+HAVE_VALUES = """
+const panels = [...document.querySelectorAll("#matrices .panel")];
+return panels.length === 2 && panels.every((one) => one.querySelector("canvas"));
+"""
+
+
+@pytest.fixture
+def comparison(runs: dict[str, Path], browser: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
+    """The live page of two runs whose default parts differ."""
+    server = Server(runs["transformer"], runs["rnn"], "--inspect")
+    try:
+        browser.get(server.url + "/inspect/")
+        wait(lambda: browser.find_elements(By.CSS_SELECTOR, "[data-key=other]"))
+        browser.execute_script(COMPARE)
+        browser.find_element(By.ID, "text").send_keys(marians.LINES[0])
+        wait(lambda: text_of(browser, "models").count(marians.LINES[0]) == 2)
+        wait(lambda: browser.execute_script(HAVE_VALUES))
+        yield browser
+    finally:
+        browser.get("about:blank")
+        server.stop()
+
+
+def test_the_live_comparison_asks_once_for_the_parts_of_both_models(comparison: webdriver.Chrome) -> None:
+    browser = comparison
+    before = browser.execute_script(REQUESTS)
+    time.sleep(1)
+    assert browser.execute_script(REQUESTS) == before
+    assert len(panels(browser, "matrices")) == 2 and not problems(browser)
+
+
+def test_each_model_of_a_comparison_has_its_own_forced_tokens_and_parts_that_are_off(
+    comparison: webdriver.Chrome,
+) -> None:
+    browser = comparison
+    for section in ("#change input[type=checkbox]", "#steps .candidate"):
+        browser.execute_script(f"document.querySelectorAll('{section}')[1].click()")
+    wait(lambda: "Forced tokens" in text_of(browser, "steps") and "Switched off" in text_of(browser, "change"))
+    first, second = panels(browser, "steps")
+    assert "Forced tokens" in first.text and "Forced tokens" not in second.text
+    assert "Nothing is switched off" in panels(browser, "change")[1].text
+
+
+def panels(browser: webdriver.Chrome, section: str) -> list[Any]:
+    return browser.find_elements(By.CSS_SELECTOR, f"#{section} .panel")
+
+
+def test_the_last_of_two_cells_is_shown(comparison: webdriver.Chrome) -> None:
+    """The answer for the first cell arrives after that for the second one."""
+    shown = comparison.execute_async_script("""
+        const [done, ask] = [arguments[0], window.fetch];
+        let n = 0;
+        window.fetch = async (...request) => {
+          const answer = await ask(...request);
+          if (request[0] === "/inspect/cell" && n++ === 0) await new Promise((end) => setTimeout(end, 600));
+          return answer;
+        };
+        const cells = document.querySelectorAll("#matrices .panel .cells")[1];
+        for (const key of ["Enter", "ArrowRight", "Enter"])
+          cells.dispatchEvent(new KeyboardEvent("keydown", { key }));
+        setTimeout(() => done(document.querySelector("#matrices .detail").textContent), 1500);
+    """)
+    result = shown.rpartition("= ")[2]
+    assert shown.count("sum of") == 1 and f"= {result}" in shown.partition("sum of")[0]
+
+
+def test_a_request_that_was_given_up_stops_and_other_threads_keep_their_number(runs: dict[str, Path]) -> None:
+    before, numbers = torch.get_num_threads(), list[int]()
+    torch.set_num_threads(2)
+    page, given_up = InspectionPage(runs), threading.Event()
+    thread = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    torch.set_num_threads(before)
+    assert numbers == [2] and page._worker.submit(torch.get_num_threads).result() == 1
+    asked = LookRequest(run="bert", text="a man", off=[])
+    assert page._look(asked, given_up) is page._look(asked, threading.Event())
+    given_up.set()
+    with pytest.raises(ExpiredError):
+        page._look(LookRequest(run="bert", text="two women"), given_up)
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--html", "x.html", "--json"], ["--html, --json", "without TEXT"]),
+        (["--src", "x"], ["--src", "without --ablate-heads"]),
+        (["a man", "--port", "8080"], ["--port", "with TEXT"]),
+        (["a man", "--ablate-heads", "x"], ["TEXT", "with --ablate-heads"]),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(arguments: list[str], named: list[str], runs: dict[str, Path]) -> None:
+    done = transduce("inspect", runs["transformer"], *arguments)
+    assert done.code == 2 and done.err.count("\n") == 1 and all(one in done.err for one in named)
+
+
+def test_a_reload_replaces_the_models_of_the_page(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["transformer"], run)
+    server = Server(run, "--inspect")
+    try:
+        before = server.request("/inspect/look", {"run": "run", "text": "a man"})[1]
+        shutil.rmtree(run)
+        marians.make_run(run, seed=5)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for_log("new model in service")
+        assert server.request("/inspect/look", {"run": "run", "text": "a man"})[1]["tokens"] != before["tokens"]
+    finally:
+        server.stop()
 
 
 def test_two_models_side_by_side(runs: dict[str, Path], browser: webdriver.Chrome, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def inspect(
     run: opt.Run,
-    text: Annotated[str | None, opt.argument("TEXT", "What the model reads; without it a live page is served.")] = None,
-    target: Annotated[str | None, opt.option(help="Translation to look at (default: the model's).")] = None,
+    text: Annotated[str | None, opt.argument("TEXT", "Sentence to inspect; without it, start a local page.")] = None,
+    target: Annotated[str | None, opt.option(help="Target of the sentence (default: the model's translation).")] = None,
     compare: Annotated[
         Path | None, opt.option(metavar="RUN", help="Another run, shown side by side with the first one.")
     ] = None,
@@ -40,7 +40,7 @@ def inspect(
         Path | None,
         opt.option(
             metavar="FILE",
-            help="Switch off each head in turn; write loss and BLEU on --src and --ref. Resumes.",
+            help="Switch off each head in turn; write loss and BLEU on --src and --ref. An interrupted run continues.",
         ),
     ] = None,
     src: Annotated[Path | None, opt.option(metavar="FILE", help="Sources for --ablate-heads.")] = None,
@@ -49,8 +49,7 @@ def inspect(
 ) -> None:
     """Look inside a model.
 
-    Without a text, serves a page on this machine on which one can type a sentence, see what the model computes for it
-    and switch parts of the model off. With a text, prints the attention.
+    Without TEXT, start a local page to inspect sentences; with TEXT, print the attention weights.
 
     \b
     transduce inspect runs/x
@@ -60,14 +59,26 @@ def inspect(
     transduce inspect runs/x --ablate-heads heads --src test.en --ref test.de
     """
     runs = [run] if compare is None else [run, compare]
+    for_text = {"--target": target, "--off": off, "--html": html, "--json": json, "--svg": svg}
+    for_page = {"--port": port, "--no-browser": not browser}
+    for_ablation = {"--src": src, "--ref": ref}
     if ablate_heads is not None:
+        _refuse({"TEXT": text, "--compare": compare, **for_text, **for_page}, "with --ablate-heads")
         if src is None or ref is None:
             raise SettingsError("ablate_heads needs src and ref: files with sources and their reference translations")
         _ablate_heads(run, src, ref, ablate_heads, device)
     elif text is None:
+        _refuse(for_text, "without TEXT")
+        _refuse(for_ablation, "without --ablate-heads")
         _serve(runs, port, browser, device)
     else:
+        _refuse({**for_page, **for_ablation}, "with TEXT")
         _show(runs, text, target, tuple(off or ()), html, json, svg, device)
+
+
+def _refuse(options: Mapping[str, object], when: str) -> None:
+    if given := [name for name, value in options.items() if value not in (None, False, [])]:
+        raise SettingsError(f"{', '.join(given)}: does not apply {when}; leave it out")
 
 
 def _show(

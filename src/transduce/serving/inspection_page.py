@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 import webbrowser
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import RedirectResponse, Response
 
+from transduce.decoding.queue import EXPIRED, ExpiredError
 from transduce.errors import SettingsError
 from transduce.inspection.look import Inspection, look
 from transduce.inspection.page import page_files, read_page_file
 from transduce.inspection.subjects import Subject, open_subject
 from transduce.logging import Log
+from transduce.nn.embedding import TokenEmbedding, VectorEmbedding
+from transduce.runs.folder import RunFolder
 from transduce.serving.concurrency import expiring
 from transduce.serving.http import Call, Endpoint, json_response
 from transduce.serving.web_page import HEADERS, TYPES
@@ -29,7 +34,7 @@ Names = Annotated[list[str], Field(max_length=4096)]
 
 
 class LookRequest(BaseModel):
-    """What to look at: a sentence of a run, with parts switched off. values: parts whose matrices are wanted."""
+    """A request to inspect one sentence. values: names of the parts whose matrices are wanted."""
 
     model_config = ConfigDict(extra="forbid")
     run: str
@@ -47,19 +52,29 @@ class CellRequest(LookRequest):
     index: Annotated[list[int], Field(max_length=8)]
 
 
+@dataclass(slots=True)
+class _Model:
+    """The model of a run and its last inspection, whose cells the page asks for."""
+
+    subject: Subject
+    last: tuple[Any, Inspection] | None = None
+
+
 class InspectionPage:
-    """Serves the page for runs of any task. Their models are loaded with PyTorch when they are first looked at."""
+    """Serves the page for runs of any task. Their models are loaded with PyTorch at the first request for each."""
 
     def __init__(
         self, runs: Mapping[str, Path], *, device: str = "auto", together: bool = False, browse: bool = False
     ) -> None:
         """`together`: the page shows all runs side by side. `browse`: open it in a browser."""
         self._runs, self._device, self._together, self._browse = runs, device, together, browse
-        self._subjects: dict[str, Subject] = {}
-        self._last: tuple[Any, Inspection] | None = None  # the page asks for cells of what it shows
+        self._models: dict[str, _Model] = {}
+        self._given_up = threading.Event()  # of the request that the worker works for
         # One sentence at a time, with one thread: small products gain nothing from two, and where other processes are
         # busy, the threads of OpenMP wait for one another.
-        self._worker = ThreadPoolExecutor(1, "inspect", initializer=_use_one_thread)
+        self._worker, n_threads = ThreadPoolExecutor(1, "inspect"), torch.get_num_threads()
+        self._worker.submit(_use_one_thread).result()
+        torch.set_num_threads(n_threads)  # threads that begin later have as many as before
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The routes of the page and of its requests."""
@@ -68,9 +83,9 @@ class InspectionPage:
             Endpoint("GET", "/inspect", self._redirect, is_open=True),
             Endpoint("GET", "/inspect/", self._file, is_open=True),
             *files,
-            Endpoint("GET", "/inspect/models", self._models, is_open=True),
-            Endpoint("POST", "/inspect/look", self._look),
-            Endpoint("POST", "/inspect/cell", self._cell),
+            Endpoint("GET", "/inspect/models", self._list_models, is_open=True),
+            Endpoint("POST", "/inspect/look", self._answer_look),
+            Endpoint("POST", "/inspect/cell", self._answer_cell),
         )
 
     def greet(self, address: str, log: Log) -> None:
@@ -78,6 +93,15 @@ class InspectionPage:
         log.say(f"look inside: {address}")
         if self._browse:
             webbrowser.open(address)
+
+    def forget_models(self) -> None:
+        """Load the models again at the next request."""
+        self._models = {}
+
+    def close(self) -> None:
+        """Give up what the worker does."""
+        self._given_up.set()
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
     async def _redirect(self, call: Call) -> Response:
         return RedirectResponse("/inspect/", status_code=308)
@@ -91,23 +115,21 @@ class InspectionPage:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])
 
-    async def _models(self, call: Call) -> Response:
+    async def _list_models(self, call: Call) -> Response:
         models = []
-        for name in self._runs:
-            subject = await self._subject(name)
-            assert subject.folder is not None
-            settings = subject.folder.settings
+        for name, path in self._runs.items():
+            settings = RunFolder.open(path).settings
             models.append(
                 {"name": name, "kind": settings.model.kind, "task": settings.task, "together": self._together}
             )
         return json_response(models)
 
-    async def _look(self, call: Call) -> Response:
+    async def _answer_look(self, call: Call) -> Response:
         asked = call.parse(LookRequest)
         found = await self._inspection(call, asked)
         return json_response(await self._run(found.to_json, asked.values))
 
-    async def _cell(self, call: Call) -> Response:
+    async def _answer_cell(self, call: Call) -> Response:
         asked = call.parse(CellRequest)
         found = await self._inspection(call, asked)
         if asked.value not in found.arrays:
@@ -116,32 +138,46 @@ class InspectionPage:
 
     async def _inspection(self, call: Call, asked: LookRequest) -> Inspection:
         call.take_texts([asked.text, asked.target or ""])
-        key = asked.model_dump(include=set(LookRequest.model_fields) - {"values"})
-        async with expiring(call.deadline()):
-            subject = await self._subject(asked.run)
-            return await self._run(self._look_once, subject, asked, key)
+        if asked.run not in self._runs:
+            raise SettingsError(f"run = {asked.run}: not served here; allowed are {', '.join(self._runs)}")
+        given_up = threading.Event()
+        try:
+            async with expiring(call.deadline()):
+                return await self._run(self._look, asked, given_up)
+        finally:
+            given_up.set()
 
-    def _look_once(self, subject: Subject, asked: LookRequest, key: Any) -> Inspection:
-        if self._last is None or self._last[0] != key:
-            found = look(subject, asked.text, asked.target, prefix=asked.prefix, off=asked.off)
-            self._last = key, found
-        return self._last[1]
+    def _look(self, asked: LookRequest, given_up: threading.Event) -> Inspection:
+        """Inspect a sentence, in the worker. Raises `ExpiredError` at the model's next pass after it was given up."""
+        self._given_up = given_up
+        model = self._model(asked.run)
+        key = asked.model_dump(include=set(LookRequest.model_fields) - {"values"})
+        if model.last is None or model.last[0] != key:
+            model.last = key, look(model.subject, asked.text, asked.target, prefix=asked.prefix, off=asked.off)
+        return model.last[1]
 
     def _run(self, work: Callable[..., ResultT], *arguments: Any) -> Awaitable[ResultT]:
         return asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
 
-    async def _subject(self, name: str) -> Subject:
-        if name not in self._runs:
-            raise SettingsError(f"run = {name}: not served here; allowed are {', '.join(self._runs)}")
-        if name not in self._subjects:
-            self._subjects[name] = await self._run(partial(open_subject, self._runs[name], device=self._device))
-        return self._subjects[name]
+    def _model(self, name: str) -> _Model:
+        models = self._models
+        if name not in models:
+            subject = open_subject(self._runs[name], device=self._device)
+            for module in subject.model.modules():
+                if isinstance(module, (TokenEmbedding, VectorEmbedding)):  # each pass begins there
+                    # No bound method: the model is copied with its hooks, and the copy must not have a page of its own.
+                    module.register_forward_pre_hook(lambda *_: self._check_given_up())
+            models[name] = _Model(subject)
+        return models[name]
+
+    def _check_given_up(self) -> None:
+        if self._given_up.is_set():
+            raise ExpiredError(EXPIRED)
 
 
 def _use_one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)  # of this thread
+    torch.set_num_threads(1)  # of this thread, and of threads that begin from now on
+    torch.get_num_threads()  # a thread takes the number of the process when it first needs one: now
 
 
 def named_runs(paths: Sequence[Path]) -> dict[str, Path]:

@@ -102,6 +102,8 @@ async def _serve(service: Service, options: ServerOptions, log: Log, inspection:
             if access_log is not None:
                 access_log.flush()
         finally:
+            if inspection is not None:
+                inspection.close()
             await service.close()
 
 
@@ -194,7 +196,7 @@ async def _run(
 ) -> None:
     """Serve until a signal, then drain; a second signal ends at once."""
     loop, signals = asyncio.get_running_loop(), asyncio.Queue[str]()
-    reloading = asyncio.create_task(_reload_when_asked(service, hangup, options.watch, log))
+    reloading = asyncio.create_task(_reload_when_asked(service, hangup, options.watch, log, inspection))
     with handle_signals(
         lambda number: loop.call_soon_threadsafe(signals.put_nowait, number.name),
         "SIGBREAK",
@@ -222,7 +224,9 @@ async def _run(
     log.say("stopped" if is_complete else "stopped; some requests had not ended")
 
 
-async def _reload_when_asked(service: Service, hangup: asyncio.Event, seconds: float, log: Log) -> None:
+async def _reload_when_asked(
+    service: Service, hangup: asyncio.Event, seconds: float, log: Log, inspection: InspectionPage | None = None
+) -> None:
     """Reload replaced runs at each SIGHUP, and every so many seconds if not 0; an error is logged once."""
     problem = ""
     while True:
@@ -232,6 +236,7 @@ async def _reload_when_asked(service: Service, hangup: asyncio.Event, seconds: f
             problem = ""  # who asks for it wants to know again
         except TimeoutError:
             pass
+        is_asked = hangup.is_set()
         hangup.clear()
         try:
             names = await service.reload()
@@ -241,6 +246,8 @@ async def _reload_when_asked(service: Service, hangup: asyncio.Event, seconds: f
                 log.warn(f"the old model stays in service: {problem}")
             continue
         problem = ""
+        if inspection is not None and (names or is_asked):
+            inspection.forget_models()
         if names:
             _settle_garbage()
             log.say(f"new model in service: {', '.join(names)}")

@@ -187,8 +187,6 @@ export function facts(equation, shapes, source) {
 
 export function sourceLink(source) {
   const text = `${source.file}:${source.line}`;
-  if (source.url && /^https?:/.test(source.url))
-    return el("a", { href: source.url, textContent: text, rel: "noopener" });
   if (!source.code) return el("code", { textContent: text });
   return el(
     "details",

@@ -1,7 +1,7 @@
-// What each head attends to, positions and masks.
-import { at, choiceOf, chosen, format, labelsOf, largest, matrix, mergeWords } from "./record.js";
-import { partNamed, percent, places, set, view, wordLabels } from "./record.js";
-import { buttonRow, el, facts, heatMap, mapWidth, note, paint, rove, selectBox, svg } from "./draw.js";
+// The attention weights of each head.
+import { at, choiceOf, chosen, format, labelsOf, matrix, mergeWords } from "./record.js";
+import { partNamed, percent, set, view, wordsOf } from "./record.js";
+import { buttonRow, el, facts, heatMap, mapWidth, paint, rove, svg } from "./draw.js";
 
 const KINDS = {
   encoder: "encoder self-attention",
@@ -17,8 +17,8 @@ export const headsSection = {
   title: "Heads",
   uses: ["map", "head", "order", "unit", "drawing", "src", "tgt"],
   text:
-    "Each small map is one head: a row for each token that reads, a column for each token that is read, darker for " +
-    "more weight. The label names the rule that the weights fit; it does not say what the head is for.",
+    "Each small map is one head. Rows are queries, columns are keys; darker cells have larger weights. The label names " +
+    "the rule that the weights fit; it does not say what the head is for.",
   render(record, panel) {
     const layer = chosenLayer(record);
     const head = Math.min(view.head, layer.labels.length - 1);
@@ -118,13 +118,17 @@ const paintedMaps = new WeakMap(); // canvases that are drawn once, for a layer 
 export const forgetMaps = (records) =>
   records.forEach((record) => record.attention?.forEach((one) => paintedMaps.delete(one)));
 
-function smallMap({ layer, head, label, score }, isChosen) {
+function headName(layer, head) {
+  const { label, score } = layer.labels[head];
+  const place = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${head + 1}`;
+  return score === null ? `${place}: ${label}` : `${place}: ${label}, ${format(score)}`;
+}
+
+function smallMap({ layer, head, label }, isChosen) {
   if (!paintedMaps.has(layer)) paintedMaps.set(layer, []);
   const canvases = paintedMaps.get(layer);
   canvases[head] ??= paint(matrix(layer.weights, [head]), 1, false);
-  const name = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${
-    head + 1
-  }: ${label} ${format(score)}`;
+  const name = headName(layer, head);
   return el(
     "button",
     {
@@ -147,30 +151,21 @@ function inUnits(record, layer, head) {
   const rows = layer.row_tokens || labelsOf(record, layer.rows, m.rows) || [...Array(m.rows).keys()].map(String);
   const columns =
     layer.column_tokens || labelsOf(record, layer.columns, m.columns) || [...Array(m.columns).keys()].map(String);
-  const [rowWords, columnWords] = [
-    [layer.rows, rows],
-    [layer.columns, columns],
-  ].map(([side, tokens]) => {
-    const words = record.sides[side]?.words;
-    return words && words.length === tokens.length ? words : tokens.map((_, i) => i);
-  });
   if (view.unit === "subwords") return { m, rows, columns, row: chosen(layer.rows, rows.length), rowOf: (i) => i };
-  const rowPlaces = places(rowWords);
+  const ofRows = wordsOf(record, layer.rows, rows);
+  const ofColumns = wordsOf(record, layer.columns, columns);
   return {
-    m: mergeWords(m, rowWords, columnWords),
-    rows: wordLabels(rows, rowWords),
-    columns: wordLabels(columns, columnWords),
-    row: rowPlaces[chosen(layer.rows, rows.length)],
-    rowOf: (i) => rowPlaces.indexOf(i),
+    m: mergeWords(m, ofRows.places, ofColumns.places),
+    rows: ofRows.texts,
+    columns: ofColumns.texts,
+    row: ofRows.places[chosen(layer.rows, rows.length)],
+    rowOf: (i) => ofRows.places.indexOf(i),
   };
 }
 
 function largeHead(record, layer, head) {
   const { m, rows, columns, row, rowOf } = inUnits(record, layer, head);
-  const { label, score } = layer.labels[head];
-  const title = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${
-    head + 1
-  }: ${label}, ${format(score)}`;
+  const title = headName(layer, head);
   const pick = (i) => set({ [choiceOf(layer.rows)]: rowOf(i) });
   const room = mapWidth();
   if (view.drawing === "map") {
@@ -183,8 +178,8 @@ function largeHead(record, layer, head) {
       most: 1,
       signed: false,
       key: "large-map",
-      rowName: "from",
-      columnName: "to",
+      rowName: "query",
+      columnName: "key",
       pick,
     });
   }
@@ -197,7 +192,7 @@ function largeHead(record, layer, head) {
   );
 }
 
-// Lines from the tokens that read, on the left, to the tokens that are read.
+// Lines from the queries, on the left, to the keys.
 function lines(m, rows, columns, row, pick, width) {
   const step = 20;
   const height = Math.max(rows.length, columns.length) * step + 24;
@@ -209,14 +204,14 @@ function lines(m, rows, columns, row, pick, width) {
     height,
     viewBox: `0 0 ${width} ${height}`,
     role: "group",
-    "aria-label": "lines from the tokens that read to the tokens that are read",
+    "aria-label": "lines from the queries to the keys",
   });
   const head = (x, anchor, text) => {
     const node = svg("text", { x, y: 11, "text-anchor": anchor });
     node.textContent = text;
     return node;
   };
-  drawing.append(head(left - 6, "end", "reads"), head(right + 6, "start", "is read"));
+  drawing.append(head(left - 6, "end", "query"), head(right + 6, "start", "key"));
   const groups = rows.map((_, i) => {
     const group = svg("g", { class: i === row ? "from on" : "from" });
     for (let j = 0; j < m.columns; j++) {
@@ -270,7 +265,7 @@ function readText(m, rows, columns, row) {
     .slice(0, 3);
   return el("output", {
     className: "readout",
-    textContent: `“${rows[row]}” reads ${best.map(([label, p]) => `“${label}” ${percent(p)}`).join(", ")}`,
+    textContent: `“${rows[row]}” attends to ${best.map(([label, p]) => `“${label}” ${percent(p)}`).join(", ")}`,
   });
 }
 
@@ -280,150 +275,4 @@ function rulesList(record) {
     list.append(el("dt", { textContent: label }), el("dd", { textContent: rule }));
   }
   return el("details", {}, el("summary", { textContent: "Rules of the labels" }), list);
-}
-
-// --- positions and masks ------------------------------------------------------------------------------------------
-
-export const positionsSection = {
-  id: "positions",
-  title: "Positions and masks",
-  uses: ["bias", "src", "tgt"],
-  text:
-    "Attention alone does not know the order of the tokens. The positional scheme adds it, and the mask decides which " +
-    "positions may be read.",
-  render(record, panel) {
-    const half = mapWidth();
-    for (const one of record.positions || []) panel.append(...positionNodes(record, one, half));
-    if (!record.positions?.length && record.absent?.positions) panel.append(note(record.absent.positions));
-    if (!record.masks?.length) return;
-    panel.append(
-      el("h3", { textContent: "Masks in force" }),
-      facts(
-        "scores + mask, −∞ where a key is hidden",
-        record.masks.map((one) => [one.title, one.mask.shape]),
-        null,
-      ),
-    );
-    panel.append(
-      el(
-        "div",
-        { className: "maps" },
-        ...record.masks.map((one) => {
-          const m = matrix(one.mask);
-          const map = heatMap(m, {
-            title: one.title,
-            shape: one.mask.shape,
-            width: Math.min(half, 360),
-            largest: 24,
-            most: 1,
-            signed: false,
-            rows: labelsOf(record, one.rows, m.rows),
-            columns: labelsOf(record, one.columns, m.columns),
-            rowName: "query",
-            columnName: "key",
-            mark: chosen(one.rows, m.rows),
-            range: "hidden to visible",
-            say: (x) => (x ? "visible" : "hidden"),
-            key: `mask-${one.title}`,
-          });
-          map.append(
-            note(`${one.text[0].toUpperCase()}${one.text.slice(1)}. Filled cells are visible, empty cells are hidden.`),
-          );
-          return map;
-        }),
-      ),
-    );
-  },
-};
-
-const SCHEMES = {
-  sinusoidal: "sin(p / 10000^(2i/d)), cos(p / 10000^(2i/d))",
-  learned: "x = E[token] + P[position]",
-  rotary: "q′ = R(p) q, k′ = R(p) k",
-  alibi: "score − slope · distance",
-  shaw: "(q · (k + r[j − i])) / √d_k",
-};
-
-function positionNodes(record, one, width) {
-  const nodes = [
-    el("h3", { textContent: `${one.stack}: ${one.scheme}` }),
-    el("p", { textContent: `${one.text[0].toUpperCase()}${one.text.slice(1)}.` }),
-  ];
-  const arrays = [
-    ["table", one.table],
-    ["dot products", one.dots],
-    ["bias", one.bias],
-  ].filter(([, array]) => array);
-  nodes.push(
-    facts(
-      SCHEMES[one.scheme],
-      arrays.map(([name, array]) => [name, array.shape]),
-      record.parts.find((part) => part.kind === "embedding" && part.stack === one.stack)?.source,
-    ),
-  );
-  const labels = (array, axis) => labelsOf(record, one.side, array.shape.at(axis));
-  const maps = [];
-  if (one.table) {
-    maps.push(
-      heatMap(matrix(one.table), {
-        title: one.scheme === "rotary" ? "after the rotation" : "encoding",
-        shape: one.table.shape,
-        width,
-        rows: labels(one.table, -2),
-        rowName: "position",
-        columnName: "width",
-        signed: true,
-        key: `table-${one.stack}`,
-      }),
-    );
-  }
-  if (one.dots) {
-    maps.push(
-      heatMap(matrix(one.dots), {
-        title: "dot products of the positions",
-        shape: one.dots.shape,
-        width,
-        largest: 30,
-        rows: labels(one.dots, -2),
-        columns: labels(one.dots, -1),
-        rowName: "position",
-        columnName: "position",
-        key: `dots-${one.stack}`,
-      }),
-    );
-  }
-  if (one.bias) {
-    const heads = one.bias.shape.length > 2 ? one.bias.shape[0] : 1;
-    const head = Math.min(view.bias, heads - 1);
-    nodes.push(
-      el(
-        "p",
-        { className: "controls" },
-        selectBox(
-          "head",
-          `bias-${one.stack}`,
-          Array.from({ length: heads }, (_, i) => [i + 1, i]),
-          head,
-          (i) => set({ bias: +i }),
-        ),
-      ),
-    );
-    const m = matrix(one.bias, [head]);
-    maps.push(
-      heatMap(m, {
-        title: `bias of head ${head + 1}`,
-        shape: one.bias.shape,
-        width,
-        largest: 30,
-        most: largest(m.data),
-        signed: true,
-        rows: labels(one.bias, -2),
-        columns: labels(one.bias, -1),
-        rowName: "query",
-        columnName: "key",
-        key: `bias-map-${one.stack}`,
-      }),
-    );
-  }
-  return [...nodes, el("div", { className: "maps" }, ...maps)];
 }

@@ -1,9 +1,10 @@
-// modules: record.js draw.js parts.js heads.js steps.js tokens.js inspect.js
-// The page that shows the inside of a model: of records inside this file, or live from the server's /inspect/look.
-import { page, view } from "./record.js";
+// modules: record.js draw.js parts.js heads.js positions.js steps.js tokens.js inspect.js
+// The page that shows what a model computes: from records inside this file, or live from the server's /inspect/look.
+import { changesOf, chosenPart, forgetPrefixes, lacksValues, page } from "./record.js";
 import { el, forgetColours, note, selectBox } from "./draw.js";
 import { matricesSection, pathSection } from "./parts.js";
-import { forgetMaps, headsSection, positionsSection } from "./heads.js";
+import { forgetMaps, headsSection } from "./heads.js";
+import { positionsSection } from "./positions.js";
 import { stepWithKeys, stepsSection } from "./steps.js";
 import { changeSection, layersSection, tokensSection } from "./tokens.js";
 
@@ -17,7 +18,6 @@ const SECTIONS = [
   layersSection,
   changeSection,
 ];
-const DEBOUNCE = 120; // milliseconds
 const byId = (id) => document.getElementById(id);
 
 // --- rendering ----------------------------------------------------------------------------------------------------
@@ -25,11 +25,7 @@ const byId = (id) => document.getElementById(id);
 // A section is absent if the record says so, unless it has another half to show.
 function reasonAgainst(record, id) {
   if (id === "positions" && record.masks?.length) return null;
-  if (record.absent?.[id]) return record.absent[id];
-  if (id === "steps" && !record.steps) return "This record has no search.";
-  if (id === "layers" && !record.lens) return "This record has no view of the layers.";
-  if (id === "heads" && !record.attention?.length) return "This record has no attention.";
-  return null;
+  return record.absent[id] ?? null;
 }
 
 // The focus and the scrolled boxes of a panel, as a function that restores them after it was filled again.
@@ -59,8 +55,7 @@ function fillPanel(section, record, panel) {
 }
 
 // Sizes are read before anything changes, so that the browser computes the layout once.
-page.render = (keys) => {
-  const wanted = SECTIONS.filter((section) => !keys || section.uses.some((key) => keys.includes(key)));
+function draw(wanted) {
   const boxes = wanted.map((section) => byId(section.id).querySelector(".panels"));
   for (const box of boxes) {
     while (box.children.length < page.records.length) box.append(el("div", { className: "panel" }));
@@ -74,7 +69,34 @@ page.render = (keys) => {
     boxes[n].previousElementSibling.hidden = page.records.every((record) => reasonAgainst(record, section.id));
   });
   for (const one of restore) one();
+}
+
+page.render = (keys) => {
+  draw(SECTIONS.filter((section) => !keys || section.uses.some((key) => keys.includes(key))));
+  askForValues();
 };
+
+let later = 0;
+
+// Draw the sections in view first; the others follow when these have been painted.
+function drawRecords() {
+  const isInView = ({ id }) => {
+    const { top, bottom } = byId(id).getBoundingClientRect();
+    return top < innerHeight && bottom > 0;
+  };
+  const first = SECTIONS.filter(isInView);
+  draw(first);
+  const rest = SECTIONS.filter((section) => !first.includes(section));
+  cancelAnimationFrame(later);
+  later = requestAnimationFrame(() => {
+    later = requestAnimationFrame(() => setTimeout(() => draw(rest)));
+  });
+  askForValues();
+}
+
+function askForValues() {
+  if (page.live && page.records.some((record) => lacksValues(record) && !asksForValues(record))) look();
+}
 
 function showRecords(records) {
   page.records = records;
@@ -97,7 +119,7 @@ function showRecords(records) {
     );
   };
   byId("models").replaceChildren(...records.map(parts));
-  page.render(null);
+  drawRecords();
 }
 
 function settingsOf(model) {
@@ -165,10 +187,10 @@ function watchAppearance() {
 
 // --- the live page ------------------------------------------------------------------------------------------------
 
-let running = null; // AbortController of the request that is under way
-let timer = 0;
-let answered = ""; // the request that the page shows
-const bodies = new WeakMap(); // from a record to the request for it
+let running = null; // AbortController of the requests that are under way
+let asking = ""; // these requests
+
+const asksForValues = (record) => record.asked.values.includes(chosenPart(record).name);
 
 function showStatus(message, isError = false) {
   byId("status").textContent = message;
@@ -192,47 +214,43 @@ async function ask(path, body, signal) {
 const chosenModels = () =>
   [byId("model")?.value, byId("other")?.value].filter((name, i, all) => name && all.indexOf(name) === i);
 
-async function look(values = []) {
-  clearTimeout(timer);
-  const text = byId("text").value;
-  running?.abort();
-  if (!text.trim()) return showStatus("Type a sentence.");
+function requestFor(run) {
   const target = byId("target").value.trim() ? byId("target").value : null;
-  const { prefix, off, part } = view;
-  const wanted = chosenModels().map((run) => ({
-    run,
-    text,
-    target,
-    prefix,
-    off,
-    values: [...new Set([part, ...values])].filter(Boolean),
-  }));
+  const shown = page.records.find((record) => record.asked.run === run);
+  const part = shown && chosenPart(shown);
+  return { run, text: byId("text").value, target, ...changesOf(run), values: part ? [part.name] : [] };
+}
+
+const isFor = (body) => (record) => JSON.stringify(record.asked) === JSON.stringify(body);
+
+// Ask for what the page should show and does not show yet; what was asked for before is given up.
+async function look() {
+  const wanted = byId("text").value.trim() ? chosenModels().map(requestFor) : [];
   const key = JSON.stringify(wanted);
-  if (values.length && key === answered) return undefined;
+  if (key === asking) return undefined;
+  running?.abort();
+  asking = key;
+  if (!wanted.length) return showStatus("Type a sentence.");
   const own = (running = new AbortController());
   const slow = setTimeout(() => showStatus("Computing ..."), 400);
   const began = performance.now();
-  const answers = await Promise.allSettled(wanted.map((body) => ask("/inspect/look", body, own.signal)));
+  const answers = await Promise.allSettled(
+    wanted.map((body) => page.records.find(isFor(body)) ?? ask("/inspect/look", body, own.signal)),
+  );
   clearTimeout(slow);
   if (own.signal.aborted) return undefined;
-  answered = key;
+  asking = "";
   const taken = performance.now() - began;
-  answers.forEach(({ value }, i) => value && bodies.set(value, wanted[i]));
+  answers.forEach(({ value }, i) => value && (value.asked = wanted[i]));
   const records = answers.map((one) => one.value).filter(Boolean);
   if (records.length) showRecords(records);
   const errors = answers.map((one, i) => one.reason && `${wanted[i].run}: ${one.reason.message}`).filter(Boolean);
   return showStatus(errors.join(" ") || `${Math.round(taken)} ms`, errors.length > 0);
 }
 
-function lookSoon() {
-  clearTimeout(timer);
-  view.prefix = [];
-  timer = setTimeout(() => look(), DEBOUNCE);
-}
-
 page.look = look;
 page.cell = (record, value, index) => {
-  const { values, ...body } = bodies.get(record);
+  const { values, ...body } = record.asked;
   return ask("/inspect/cell", { ...body, value, index });
 };
 
@@ -243,22 +261,22 @@ async function startLive() {
     event.preventDefault();
     look();
   });
-  for (const id of ["text", "target"]) byId(id).addEventListener("input", lookSoon);
+  const changed = () => {
+    forgetPrefixes();
+    look();
+  };
+  for (const id of ["text", "target"]) byId(id).addEventListener("input", changed);
   try {
     const models = await ask("/inspect/models");
     const options = models.map((one) => [`${one.name} (${one.kind}, ${one.task})`, one.name]);
-    const change = () => {
-      Object.assign(view, { off: [], prefix: [] });
-      look();
-    };
-    const first = selectBox("model", "model", options, models[0]?.name, change);
+    const first = selectBox("model", "model", options, models[0]?.name, look);
     first.lastChild.id = "model";
     const second = selectBox(
       "compare with",
       "other",
       [["none", ""], ...options],
       models[0]?.together ? models[1]?.name : "",
-      change,
+      look,
     );
     second.lastChild.id = "other";
     byId("choices").append(first, second);

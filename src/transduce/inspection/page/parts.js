@@ -10,7 +10,6 @@ const LABELS = {
   feed_forward: "feed-forward",
   residual: "add, norm",
   norm: "norm",
-  output: "output",
 };
 const GAP = 6;
 const FRAME = 24; // room for the title of a layer
@@ -24,24 +23,20 @@ export const pathSection = {
   title: "The path",
   uses: ["part", "src", "tgt"],
   text:
-    "The sentence passes these parts from top to bottom. The orange line follows the chosen token; inside attention, " +
-    "the blue lines show where it reads, averaged over the heads. Choose a box to open its matrices.",
+    "The parts of the model in the order of computation, from top to bottom. The orange line follows the selected token. " +
+    "The blue lines are its attention weights, averaged over the heads. Click a part to open its matrices.",
   render(record, panel) {
-    const part = record.parts[0];
-    panel.append(
-      facts("x ← x + Sublayer(x)", [[part?.title || "stream", part?.shape || []]], firstSource(record, "residual")),
-    );
+    const residual = record.parts.find((part) => part.kind === "residual");
+    if (residual) panel.append(facts("x ← x + Sublayer(x)", [["x", residual.shape]], residual.source));
     panel.append(...tokenRows(record));
     if (record.parts.length) panel.append(picture(record, page.width));
     else panel.append(note("This record has no parts."));
   },
 };
 
-const firstSource = (record, kind) => record.parts.find((part) => part.kind === kind)?.source;
-
 // The tokens of each side, to choose from.
 export function tokenRows(record, only) {
-  const titles = { src: "source", tgt_in: "read", tgt_out: "predicted" };
+  const titles = { src: "source", tgt_in: "input", tgt_out: "predicted" };
   const sides = Object.entries(record.sides).filter(([name]) => titles[name] && (!only || only === name));
   const shown = sides.filter(([name]) => name !== "tgt_in" || !record.sides.src || only);
   return (shown.length ? shown : sides).map(([name, side]) =>
@@ -217,8 +212,8 @@ export const matricesSection = {
   title: "The matrices",
   uses: ["part", "head", "src", "tgt"],
   text:
-    "All values of one part, as numbers. Point at a cell, or move over the cells with the arrow keys, to read it. " +
-    "Click it, or press Enter, to see the dot product that it comes from.",
+    "All values of one part. Point at a cell, or move to it with the arrow keys, to read its value. Click it, or press " +
+    "Enter, to see the dot product behind it.",
   render(record, panel) {
     const part = chosenPart(record);
     if (!part) return panel.append(note("This record has no parts."));
@@ -227,16 +222,8 @@ export const matricesSection = {
       ...part.values.filter((value) => value.axes[0] === "head").map((value) => value.shape[0]),
     );
     const head = Math.min(view.head, heads - 1);
-    const bySide = [
-      ...new Set(
-        part.values
-          .map((value) => value.rows)
-          .filter(Boolean)
-          .map(choiceOf),
-      ),
-    ];
-    const sides = ["src", "tgt_out", "tgt_in"].filter((name) => record.sides[name] && bySide.includes(choiceOf(name)));
-    const shownSides = sides.filter((name) => name !== "tgt_in" || !record.sides.tgt_out);
+    const sides = ["src", "tgt_in", "tgt_out"].filter((name) => part.values.some((value) => value.rows === name));
+    const shownSides = sides.filter((name) => name !== "tgt_out" || !sides.includes("tgt_in"));
     panel.append(
       el(
         "p",
@@ -276,11 +263,10 @@ export const matricesSection = {
         note(
           page.live
             ? "The server is computing these values ..."
-            : `This kept page leaves out the values of this part: ${missing.map((value) => value.title).join("; ")}. ` +
-                "The live page shows them.",
+            : `This page does not contain these values: ${missing.map((value) => value.title).join("; ")}. ` +
+                "The live page (`transduce inspect`) shows them.",
         ),
       );
-      if (page.live) page.look([part.name]);
     }
     const detail = el("div", { className: "detail", "aria-live": "polite" });
     const shown = part.values.filter((value) => value.data);
@@ -313,24 +299,25 @@ function valueMap(record, part, value, head, detail) {
 }
 
 async function showCell(record, part, value, index, box) {
-  const title = `${value.title}${shapeText(index.map((i) => i))}`;
   const shown = format(decode(value.data).data[flatPlace(value.shape, index)]);
-  box.replaceChildren(el("h3", { textContent: `${title} = ${shown}` }));
+  const title = el("h3", { textContent: `${value.title}${shapeText(index)} = ${shown}` });
+  box.replaceChildren(title);
   try {
     const product = page.live ? await page.cell(record, value.name, index) : recordedProduct(part, value, index);
+    if (title.parentNode !== box) return; // another cell was chosen meanwhile
     if (product) box.append(...productNodes(product));
     else if (page.live) box.append(note("This value is not a dot product."));
     else
       box.append(
-        note("The operands of this cell are not in the kept page. The live page shows those of all products."),
+        note("This page does not contain the operands of this cell. The live page (`transduce inspect`) shows them."),
       );
     if (product && format(product.result) !== shown) {
       box.append(
-        note("The record keeps 3 significant digits of each number, so the last digit of the sum can differ."),
+        note("This page keeps 3 significant digits of each number, so the last digit of the result can differ."),
       );
     }
   } catch (error) {
-    box.append(note(error.message));
+    if (title.parentNode === box) box.append(note(error.message));
   }
   box.scrollIntoView({ block: "nearest" });
 }

@@ -1,6 +1,6 @@
 // Records: their arrays, sides and parts, and the choices that all sections share.
 
-// width: of a panel, in pixels. look, cell: requests of the live page.
+// width: of a panel, in pixels. look, cell: requests of the live page. Its records have their request: `asked`.
 export const page = { live: false, records: [], width: 340, render: () => {}, look: () => {}, cell: null };
 
 // Choices of the reader. A record without the chosen part, head or token shows its nearest one.
@@ -15,14 +15,22 @@ export const view = {
   drawing: "lines",
   bias: 0,
   step: 0,
-  off: [],
-  prefix: [],
 };
 
 export function set(changes) {
   Object.assign(view, changes);
   page.render(Object.keys(changes));
 }
+
+const changes = new Map();
+
+// What the reader changed in the run of a record: names of parts that are off, and ids of forced tokens.
+export function changesOf(run) {
+  if (!changes.has(run)) changes.set(run, { off: [], prefix: [] });
+  return changes.get(run);
+}
+
+export const forgetPrefixes = () => changes.forEach((one) => (one.prefix = []));
 
 // --- arrays -------------------------------------------------------------------------------------------------------
 
@@ -103,9 +111,7 @@ export function largest(data) {
 export const isSigned = (data) => data.some((x) => x < 0 && Number.isFinite(x));
 
 // Weights between words: summed over the columns of a word, averaged over its rows.
-export function mergeWords(m, rowWords, columnWords) {
-  const rowPlaces = places(rowWords);
-  const columnPlaces = places(columnWords);
+export function mergeWords(m, rowPlaces, columnPlaces) {
   const merged = { rows: Math.max(...rowPlaces) + 1, columns: Math.max(...columnPlaces) + 1 };
   merged.data = new Float32Array(merged.rows * merged.columns);
   const sizes = rowPlaces.reduce((all, row) => {
@@ -120,21 +126,12 @@ export function mergeWords(m, rowWords, columnWords) {
   return merged;
 }
 
-// Word numbers without gaps, in order of their first token.
-export function places(words) {
-  const known = new Map();
-  return words.map((word) => {
-    if (!known.has(word)) known.set(word, known.size);
-    return known.get(word);
-  });
-}
-
-export function wordLabels(tokens, words) {
-  const labels = [];
-  places(words).forEach((place, i) => {
-    labels[place] = (labels[place] || "") + tokens[i];
-  });
-  return labels.map((label) => label.replace(/^[▁Ġ]|@@ ?/g, "") || label);
+// The place of each token's word, and the texts of the words; where a side does not fit, each token is a word.
+export function wordsOf(record, name, tokens) {
+  const side = record.sides[name];
+  if (side?.words.length !== tokens.length) return { places: tokens.map((_, i) => i), texts: tokens };
+  const numbers = [...new Set(side.words)];
+  return { places: side.words.map((word) => numbers.indexOf(word)), texts: side.word_texts ?? side.tokens };
 }
 
 // --- numbers ------------------------------------------------------------------------------------------------------
@@ -159,7 +156,7 @@ export const shapeText = (shape) => `[${shape.join(", ")}]`;
 // --- sides and parts ----------------------------------------------------------------------------------------------
 
 // The choice that holds the chosen token of a side: tokens of tgt_in and tgt_out are chosen together.
-export const choiceOf = (side) => (side === "src" || side === "memory" ? "src" : "tgt");
+export const choiceOf = (side) => (side === "src" ? "src" : "tgt");
 
 export const chosen = (side, size) => Math.min(view[choiceOf(side)], size - 1);
 
@@ -178,5 +175,8 @@ export function chosenPart(record) {
     parts.find((part) => part.name === view.part) || parts.find((part) => /self_attention$/.test(part.kind)) || parts[0]
   );
 }
+
+// Whether the record lacks the matrices of its chosen part.
+export const lacksValues = (record) => chosenPart(record)?.values.some((value) => !value.data);
 
 export const partNamed = (record, name) => record.parts.find((part) => part.name === name);

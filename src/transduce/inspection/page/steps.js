@@ -1,24 +1,23 @@
 // Decoding, step by step: the candidates of each beam, the tree of hypotheses and the results.
-import { format, meanOverHeads, page, percent, set, view } from "./record.js";
+import { changesOf, format, meanOverHeads, page, percent, set, view } from "./record.js";
 import { bar, css, el, facts, note, shade, svg } from "./draw.js";
 
 const NODE = { width: 92, height: 34, gap: 8, between: 26 };
-const FATES = { kept: "kept", pruned: "pruned", finished: "finished" };
 
 export const stepsSection = {
   id: "steps",
   title: "Step by step",
   uses: ["step"],
   text:
-    "Beam search builds the translation token by token. Each step continues every kept hypothesis, keeps the best ones " +
-    "and prunes the rest. The left and right arrow keys go through the steps.",
+    "Beam search builds the translation token by token. Each step extends every kept hypothesis, keeps the best ones " +
+    "and prunes the rest. Click a candidate to force it. The left and right arrow keys change the step.",
   render(record, panel) {
     const { steps, beam, length_penalty: penalty, results, why } = record.steps;
     const last = steps.length - 1;
     const step = Math.min(view.step, last);
     const nodes = new Map(steps.flatMap((one, i) => one.live.map((node) => [node.id, { ...node, step: i }])));
     panel.append(
-      facts(`score = log p / length^${penalty}`, [["beam, steps", [beam, steps.length]]], record.steps.source),
+      facts(`score = log p / length^${penalty}`, [["beam, steps", [beam, steps.length]]]),
     );
     const go = (i) => set({ step: Math.min(Math.max(i, 0), last) });
     panel.append(
@@ -42,17 +41,18 @@ export const stepsSection = {
         }),
       ),
     );
-    if (view.prefix.length && page.live) {
+    const forced = page.live ? record.asked.prefix.length : 0;
+    if (forced) {
       panel.append(
         el(
           "p",
           {},
-          `The first ${view.prefix.length} tokens are forced. `,
+          `Forced tokens at the start: ${forced}. `,
           el("button", {
             type: "button",
-            textContent: "Remove the forced start",
+            textContent: "Remove forced tokens",
             "data-key": "unforce",
-            click: () => force([]),
+            click: () => force(record, []),
           }),
         ),
       );
@@ -62,7 +62,7 @@ export const stepsSection = {
       el(
         "div",
         { className: "beams" },
-        ...continued(record, nodes, step).map((one) => beamBox(one, nodes, step, steps, message)),
+        ...continued(record.steps, step).map((one) => beamBox(record, one, nodes, step, message)),
       ),
       message,
       tree(steps, nodes, step, results[0], go),
@@ -73,8 +73,9 @@ export const stepsSection = {
   },
 };
 
-export function force(prefix) {
-  set({ prefix, step: prefix.length ? prefix.length - 1 : 0 });
+function force(record, prefix) {
+  changesOf(record.asked.run).prefix = prefix;
+  set({ step: prefix.length ? prefix.length - 1 : 0 });
   page.look();
 }
 
@@ -84,32 +85,24 @@ function pathOf(node, nodes) {
   return path;
 }
 
-const textOf = (path) =>
-  path
-    .map((one) => one.token)
-    .join("")
-    .replaceAll("▁", " ")
-    .trim();
+const textOf = (node) => node.text ?? node.token;
 
 // The hypotheses that a step continues, with their candidates.
-function continued(record, nodes, step) {
-  if (step > 0) return record.steps.steps[step - 1].live.filter((one) => one.top.length);
-  const first = record.steps.steps[0].live;
-  const top = record.steps.top?.length
-    ? record.steps.top
-    : first.map((one) => [one.token, one.token_id, Math.exp(one.log_prob)]);
-  return [{ id: first[0]?.parent, token: "", top, log_prob: 0 }];
+function continued({ steps, top }, step) {
+  if (step > 0) return steps[step - 1].live.filter((one) => one.top.length);
+  const first = steps[0].live;
+  const pairs = first.map((one) => [one.token, one.token_id, Math.exp(one.log_prob)]);
+  return [{ id: first[0].parent, text: "", top: top ?? pairs, log_prob: 0 }];
 }
 
-function beamBox(one, nodes, step, steps, message) {
-  const path = nodes.has(one.id) ? pathOf(one, nodes) : [];
-  const fates = new Map(
-    steps[step].live.filter((node) => node.parent === one.id || !path.length).map((node) => [node.token_id, node.fate]),
-  );
+function beamBox(record, one, nodes, step, message) {
+  const path = pathOf(nodes.get(one.id), nodes);
+  const { live } = record.steps.steps[step];
+  const fates = new Map(live.filter((node) => node.parent === one.id).map((node) => [node.token_id, node.fate]));
   const choose = (id) => {
-    if (page.live) return force([...path.map((node) => node.token_id), id]);
+    if (page.live) return force(record, [...path.map((node) => node.token_id), id]);
     message.textContent =
-      "This kept page cannot decode again. Open the live page with `transduce inspect` to force a token.";
+      "Open the live page with `transduce inspect` to force a token.";
     return undefined;
   };
   const items = one.top.map(([token, id, p]) =>
@@ -127,15 +120,16 @@ function beamBox(one, nodes, step, steps, message) {
         },
         el("span", { className: "piece", textContent: token }),
         bar(p, percent(p)),
-        el("span", { className: "fate", textContent: FATES[fates.get(id)] || "" }),
+        el("span", { className: "fate", textContent: fates.get(id) || "" }),
       ),
     ),
   );
-  const title = path.length ? `… ${textOf(path.slice(-4))}` : "start";
+  const text = textOf(one);
+  const tail = text.length > 40 ? `… ${text.slice(-40)}` : text;
   return el(
     "div",
     { className: "beam" },
-    el("h3", { textContent: title, title: textOf(path) }),
+    el("h3", { textContent: tail || "start", title: text }),
     el("p", { className: "soft", textContent: `log p = ${format(one.log_prob)}` }),
     el("ol", {}, ...items),
   );
@@ -155,7 +149,7 @@ function tree(steps, nodes, step, best, go) {
     viewBox: `0 0 ${width} ${height}`,
     class: "tree",
     role: "img",
-    "aria-label": "the tree of hypotheses; the winner's path is thick",
+    "aria-label": "the tree of hypotheses; the path of the best one is thick",
   });
   drawing.append(svg("rect", { class: "now", x: step * across, y: 0, width: NODE.width, height, rx: 6 }));
   const spots = new Map();
@@ -188,9 +182,7 @@ function tree(steps, nodes, step, best, go) {
       const score = svg("text", { x: x + 6, y: y + 28 });
       score.textContent = format(node.log_prob);
       const title = svg("title");
-      title.textContent = `${textOf(
-        pathOf(nodes.get(node.id), nodes),
-      )}: ${node.fate}, log p = ${format(node.log_prob)}`;
+      title.textContent = `${textOf(node)}: ${node.fate}, log p = ${format(node.log_prob)}`;
       group.append(title, svg("rect", { x, y, width: NODE.width, height: NODE.height, rx: 5 }), name, score);
       texts.push(group);
     }
@@ -216,7 +208,7 @@ function legendOfFates() {
   return el(
     "ul",
     { className: "fates" },
-    item("wins", "path of the winner"),
+    item("wins", "path of the best hypothesis"),
     item("kept", "kept"),
     item("finished", "■ finished"),
     item("pruned", "pruned"),
@@ -242,13 +234,11 @@ function lookedAt(record, step) {
     node.style.borderBottomColor = css(colour);
     return node;
   });
-  const token = record.sides[cross.rows]?.tokens[step];
+  const token = record.sides.tgt_out.tokens[step];
   return [
-    el("h3", { textContent: `Where the decoder looks for “${token}”` }),
+    el("h3", { textContent: `Cross-attention for “${token}”` }),
     note(
-      `Cross-attention of layer ${
-        cross.layer + 1
-      }, averaged over its heads, for the translation that the other sections show.`,
+      `Weights of layer ${cross.layer + 1}, averaged over its heads, for the translation that the other sections show.`,
     ),
     el("div", { className: "reads" }, ...tokens),
   ];

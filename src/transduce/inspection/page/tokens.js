@@ -1,6 +1,6 @@
 // Predicted tokens, layer by layer, and parts that are switched off.
-import { choiceOf, chosen, decode, format, labelsOf, matrix, page } from "./record.js";
-import { partNamed, percent, predictedSide, set, view } from "./record.js";
+import { changesOf, choiceOf, chosen, decode, format, labelsOf, matrix, page } from "./record.js";
+import { percent, predictedSide, set } from "./record.js";
 import { bar, el, facts, heatMap, mapWidth, note, svg } from "./draw.js";
 import { tokenRows } from "./parts.js";
 
@@ -8,7 +8,7 @@ const tableHead = (...names) =>
   el("thead", {}, el("tr", {}, ...names.map((name) => el("th", { scope: "col", textContent: name }))));
 
 const outputPart = (record) =>
-  record.parts.filter((part) => part.kind === "output" || part.kind === "norm").at(-1) || record.parts.at(-1);
+  record.parts.findLast((part) => part.kind === "norm") || record.parts.at(-1);
 
 // --- tokens -------------------------------------------------------------------------------------------------------
 
@@ -17,17 +17,17 @@ export const tokensSection = {
   title: "Predicted tokens",
   uses: ["tgt", "src"],
   text:
-    "The probability that the model gives to each token of the shown text, given the tokens before it, and its rank " +
-    "among all tokens of the vocabulary.",
+    "The probability of each predicted token or label, and its rank among all of them. A decoder predicts each token " +
+    "from the tokens before it.",
   render(record, panel) {
     const part = outputPart(record);
     panel.append(facts("p = softmax(W x)", part ? [["x", part.shape]] : [], part?.source));
     const side = predictedSide(record);
     if (record.tokens?.length) panel.append(tokenTable(record, side));
     const half = mapWidth();
-    if (!record.saliency?.length) return panel.append(note(record.absent?.saliency || "Nothing is attributed."));
+    if (!record.saliency?.length) return panel.append(note(record.absent.saliency));
     panel.append(
-      el("h3", { textContent: "Tokens that mattered" }),
+      el("h3", { textContent: "Attribution to the input" }),
       el(
         "div",
         { className: "maps" },
@@ -91,7 +91,7 @@ export const layersSection = {
   id: "layers",
   title: "Layer by layer",
   uses: ["tgt", "src"],
-  text: "Each sub-layer adds to the stream. The predictions after each layer show where the answer appears.",
+  text: "Each sub-layer adds to the residual stream. The table has the predictions after each layer.",
   render(record, panel) {
     const { lens } = record;
     const n = lens.layers[0].top.length;
@@ -214,23 +214,22 @@ function changeBars(changes, place) {
 
 // --- change -------------------------------------------------------------------------------------------------------
 
-const GROUPS = { heads: "Heads", feed_forward: "Feed-forward networks", positions: "Positions", mask: "Masks" };
+const GROUPS = {
+  heads: ["Heads", "The output of a head that is off is zero."],
+  feed_forward: ["Feed-forward networks", "The output of a network that is off is zero."],
+  positions: ["Positions", "Without them, the model does not know the order of the tokens."],
+  mask: ["Masks", "Without the causal mask, the decoder sees later tokens."],
+};
 
 export const changeSection = {
   id: "change",
-  title: "Change it",
+  title: "Switch off",
   uses: ["off"],
-  text: "A part that is switched off adds nothing. The translation shows whether the model needs it for this sentence.",
+  text: "Switch parts of the model off and compare its output.",
   render(record, panel) {
     const side = record.sides[predictedSide(record)];
     const off = new Set(record.off);
-    panel.append(
-      facts(
-        "switched off: Sublayer(x) = 0",
-        record.parts[0] ? [["x", record.parts[0].shape]] : [],
-        partNamed(record, record.can_switch[0]?.name)?.source,
-      ),
-    );
+    if (page.live && !off.size) complete.set(sentenceOf(record), logProb(record));
     const texts = el("dl", { className: "texts" });
     if (record.original)
       texts.append(el("dt", { textContent: "original" }), el("dd", { textContent: record.original.text }));
@@ -243,11 +242,10 @@ export const changeSection = {
     panel.append(
       el("p", { textContent: off.size ? `Switched off: ${titles.join("; ")}.` : "Nothing is switched off." }),
     );
-    if (record.original && record.original.text === side?.text)
-      panel.append(note("The text is the same with and without them."));
+    if (record.original && record.original.text === side?.text) panel.append(effect(record, side.text));
     if (!page.live)
       return panel.append(
-        note("This page is a record. Open the live page with `transduce inspect` to switch parts off."),
+        note("Open the live page with `transduce inspect` to switch parts off."),
       );
     panel.append(
       el("button", {
@@ -255,24 +253,41 @@ export const changeSection = {
         textContent: "Switch everything on",
         "data-key": "all-on",
         disabled: !off.size,
-        click: () => switchOff([]),
+        click: () => switchOff(record, []),
       }),
     );
-    for (const [group, title] of Object.entries(GROUPS)) {
+    for (const [group, [title, text]] of Object.entries(GROUPS)) {
       const members = record.can_switch.filter((one) => one.group === group);
       if (members.length)
-        panel.append(el("fieldset", {}, el("legend", { textContent: title }), ...switchRows(members)));
+        panel.append(el("fieldset", {}, el("legend", { textContent: title }), note(text), ...switchRows(record, members)));
     }
   },
 };
 
-function switchOff(names) {
-  set({ off: names });
+// The change of the log-probability, where the output is the same.
+function effect(record, text) {
+  const isFree = record.steps ? record.steps.results[0]?.text === text : !record.sides.tgt_in;
+  const before = page.live && complete.get(sentenceOf(record));
+  const parts = isFree ? ["The output is the same."] : [];
+  if (before) parts.push(`Its log p is ${format(logProb(record))}; with everything on it is ${format(before)}.`);
+  return note(parts.join(" "));
+}
+
+const logProb = (record) => record.tokens.reduce((sum, one) => sum + Math.log(one.probability), 0);
+
+const sentenceOf = ({ asked: { run, text, target, prefix } }) => JSON.stringify([run, text, target, prefix]);
+
+const complete = new Map(); // from a sentence to its log-probability with everything on
+
+function switchOff(record, names) {
+  changesOf(record.asked.run).off = names;
+  page.render(["off"]);
   page.look();
 }
 
 // Heads are in rows of one layer, with a button for the row.
-function switchRows(members) {
+function switchRows(record, members) {
+  const { off } = changesOf(record.asked.run);
   const rows = new Map();
   for (const one of members) {
     const [, before, short] = /^(.*), (head \d+)$/.exec(one.title) || [null, "", one.title];
@@ -280,19 +295,19 @@ function switchRows(members) {
   }
   return [...rows].map(([title, row]) => {
     const names = row.map((one) => one.name);
-    const isOff = names.every((name) => view.off.includes(name));
-    const others = view.off.filter((name) => !names.includes(name));
+    const isOff = names.every((name) => off.includes(name));
+    const others = off.filter((name) => !names.includes(name));
     const boxes = row.map((one) =>
       el(
         "label",
         { className: "switch", title: one.title },
         el("input", {
           type: "checkbox",
-          checked: !view.off.includes(one.name),
+          checked: !off.includes(one.name),
           "aria-label": one.title,
           "data-key": `switch-${one.name}`,
           change: (event) =>
-            switchOff(event.target.checked ? view.off.filter((name) => name !== one.name) : [...view.off, one.name]),
+            switchOff(record, event.target.checked ? off.filter((name) => name !== one.name) : [...off, one.name]),
         }),
         ` ${one.short}`,
       ),
@@ -304,7 +319,7 @@ function switchRows(members) {
         textContent: isOff ? "all on" : "all off",
         "data-key": `all-${title}`,
         "aria-label": `${title}: ${isOff ? "all on" : "all off"}`,
-        click: () => switchOff(isOff ? others : [...others, ...names]),
+        click: () => switchOff(record, isOff ? others : [...others, ...names]),
       });
     return el(
       "div",
