@@ -155,8 +155,8 @@ class TranslationSubject(Subject):
         return min(self.options().most_output(src.shape[1] - 1), self.longest)
 
     def _known(self, prefix: Sequence[int]) -> Sequence[int]:
-        if len(prefix) > self.longest or not all(EOS < i < self.tokenizers.n_tgt for i in prefix):
-            raise DataError(f"prefix: at most {self.longest} token ids from {EOS + 1} to {self.tokenizers.n_tgt - 1}")
+        if len(prefix) > self.longest or not all(0 <= i < self.tokenizers.n_tgt for i in prefix):
+            raise DataError(f"prefix: at most {self.longest} token ids from 0 to {self.tokenizers.n_tgt - 1}")
         return prefix
 
     def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:

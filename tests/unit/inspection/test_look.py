@@ -244,7 +244,7 @@ def test_too_much_and_nothing_are_refused(subjects: Any) -> None:
     assert look(subjects("paper"), "").views["tokens"]
 
 
-@pytest.mark.parametrize("prefix", [[10**6], [-1], [1], [20] * 300])
+@pytest.mark.parametrize("prefix", [[10**6], [-1], [20] * 300])
 def test_odd_prefixes_are_refused(subjects: Any, prefix: list[int]) -> None:
     with pytest.raises(DataError, match="prefix: at most"):
         look(subjects("paper"), TEXT, prefix=prefix)
