@@ -7,9 +7,10 @@
 FOLDER has train, valid and test as .grc, .en and .align (Pharaoh format, the side of --src first). `train` trains both
 directions, one after the other; --links is gold (train.align), none, or a file of links for the training text. `score`
 prints a row per method. DIR has the links of other aligners for the test text, as NAME.forward and NAME.backward, both
-in the direction of --src. `cost` translates the test text by turns with an engine that keeps the weights of the guided
-head and with one that does not, and prints the ratio of their CPU seconds. benchmarks/README.md says how these were
-made.
+in the direction of --src; `score` also prints the difference of each of our methods to each of them, symmetrized, with
+a 95 % interval by bootstrap over the sentences. `cost` translates the test text by turns with an engine that keeps the
+weights of the guided head and with one that does not, and prints the ratio of their CPU seconds. benchmarks/README.md
+says how these were made.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from unittest import mock
+
+import numpy as np
 
 from transduce.config.decoding import DecodingOptions
 from transduce.data.lines import read_lines
 from transduce.data.word_links import GoldLinks, WordLink, format_links, parse_links, read_links
 from transduce.decoding.translator import Translator
-from transduce.decoding.word_alignment import SYMMETRIZATIONS, align_words, heads_of, symmetrize
+from transduce.decoding.word_alignment import GROW, SYMMETRIZATIONS, align_words, heads_of, symmetrize
 from transduce.evaluation.alignment_error import score_links
 from transduce.runs.folder import RunFolder
 
@@ -94,14 +98,37 @@ def row(name: str, found: Sequence[Sequence[WordLink]], gold: Sequence[GoldLinks
     print(f"| {name} | {score.error_rate:.1%} | {score.precision:.1%} | {score.recall:.1%} |", flush=True)
 
 
-def rows(name: str, sides: tuple[str, str], found: Sequence[list[list[WordLink]]], gold: Sequence[GoldLinks]) -> None:
-    """Print the rows of a method: each direction, then both together. All links are in the first direction."""
+def rows(
+    name: str, sides: tuple[str, str], found: Sequence[list[list[WordLink]]], gold: Sequence[GoldLinks]
+) -> list[list[WordLink]]:
+    """Print the rows of a method: each direction, then both together. All links are in the first direction.
+
+    Returns the links by grow-diag-final-and.
+    """
     row(f"{name}, {'-'.join(sides)}", found[0], gold)
     row(f"{name}, {'-'.join(reversed(sides))}", found[1], gold)
     flipped = [[WordLink(j, i) for i, j in links] for links in found[1]]
-    for how in SYMMETRIZATIONS:
-        both = zip(found[0], flipped, strict=True)
-        row(f"{name}, {how}", [symmetrize(*one, how) for one in both], gold)
+    both = {how: [symmetrize(*one, how) for one in zip(found[0], flipped, strict=True)] for how in SYMMETRIZATIONS}
+    for how, links in both.items():
+        row(f"{name}, {how}", links, gold)
+    return both[GROW]
+
+
+def difference(
+    found: Sequence[list[WordLink]], other: Sequence[list[WordLink]], gold: Sequence[GoldLinks]
+) -> tuple[float, float, float]:
+    """The difference of two error rates, and its 95 % interval by a paired bootstrap over the sentences."""
+    n, draw = len(gold), np.random.default_rng(1)
+    drawn = np.vstack([np.ones(n, int), draw.multinomial(n, np.full(n, 1 / n), 10_000)])  # the first: each once
+
+    def rates(links: Sequence[list[WordLink]]) -> np.ndarray:
+        counts = np.array([astuple(score_links([one], [known])) for one, known in zip(links, gold, strict=True)])
+        sure, n_found, found_sure, found_possible = (drawn @ counts).T
+        return 1 - (found_sure + found_possible) / (sure + n_found)
+
+    differences = rates(found) - rates(other)
+    low, high = np.quantile(differences[1:], (0.025, 0.975))
+    return differences[0], low, high
 
 
 def score(args: argparse.Namespace) -> None:
@@ -109,14 +136,16 @@ def score(args: argparse.Namespace) -> None:
     texts = {side: list(read_lines(args.data / f"{args.set}.{side}")) for side in (args.src, args.tgt)}
     gold = read_links(args.data / f"{args.set}.align", texts[args.src], texts[args.tgt])
     print("| method | AER | precision | recall |\n|---|---|---|---|")
+    others, ours = dict[str, list[list[WordLink]]](), dict[str, list[list[WordLink]]]()
     for path in sorted(args.statistical.glob("*.forward")) if args.statistical else ():
         sides = [
             [list(parse_links(line).sure) for line in read_lines(path.with_suffix(s))]
             for s in (".forward", ".backward")
         ]
-        rows(path.stem, (args.src, args.tgt), sides, gold)
+        others[path.stem] = rows(path.stem, (args.src, args.tgt), sides, gold)
     layers = (("", None), *((f", layer {n}", n) for n in args.layers))
     methods = [("guided", "", None), ("leave-out", "", None), *(("attention", text, n) for text, n in layers)]
+    methods.append(("attention", ", at the step that reads", None))
     names = sorted({path.name.split(".")[0] for path in args.runs.glob(f"*.{args.src}-{args.tgt}")})
     for name, (method, text, layer) in itertools.product(names, methods):
         if (method == "guided") == (name == "none"):
@@ -125,10 +154,15 @@ def score(args: argparse.Namespace) -> None:
         for src, tgt in ((args.src, args.tgt), (args.tgt, args.src)):
             run = args.runs / f"{name}.{src}-{tgt}"
             heads = heads_of(RunFolder.open(run).settings, method, layer)
+            if heads is not None and text.endswith("reads"):
+                heads = replace(heads, reads=True)
             found.append(list(align_words(Translator.load(run, device="cpu"), texts[src], texts[tgt], heads)))
         label = f"{method}{text}" + (f" ({name} links)" if method == "guided" else "")
         found[1] = [[WordLink(i, j) for j, i in links] for links in found[1]]
-        rows(label, (args.src, args.tgt), found, gold)
+        ours[label] = rows(label, (args.src, args.tgt), found, gold)
+    for (label, links), (name, known) in itertools.product(ours.items(), others.items()):
+        found_difference, low, high = difference(links, known, gold)
+        print(f"{label} - {name}: {found_difference:+.1%}, 95 % interval {low:+.1%} to {high:+.1%}")
 
 
 def cost(args: argparse.Namespace) -> None:

@@ -23,8 +23,8 @@ METHODS = ("guided", "attention", "leave-out")
 def heads_of(settings: Settings, method: str, layer: int | None = None) -> Heads | None:
     """The heads that a method reads; None for leave-out, which reads none.
 
-    The trained head is read at the step that reads a token, for which it was trained. Without training, attention
-    serves to write the next token: there the step that writes it aligns better (benchmarks/README.md).
+    The trained head is read at the step that reads a token, for which it was trained. Attention that was not trained to
+    align has a lower error rate at the step that writes it (benchmarks/README.md).
 
     Args:
         settings: Of the run.
