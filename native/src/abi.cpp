@@ -464,4 +464,15 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
     });
 }
 
+int32_t transduce_orthogonalize(float* matrices, int64_t n, int32_t rows, int32_t columns, const float* coefficients, int32_t steps,
+                                int32_t n_threads) {
+    return guarded([&] {
+        require(transduce::training_kernels(), "this CPU has no kernels of training");
+        require(matrices && coefficients, "matrices and coefficients must not be null");
+        require(0 <= n && n <= INT32_MAX && 1 <= rows && rows <= columns && columns <= 1 << 20 && 0 <= steps, "n, rows, columns or steps: out of range");
+        require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+        transduce::orthogonalize({n, rows, columns, steps, {coefficients[0], coefficients[1], coefficients[2]}, matrices}, n_threads);
+    });
+}
+
 }  // extern "C"

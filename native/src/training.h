@@ -120,6 +120,16 @@ struct LinearCall {
 void linear(const LinearCall& call, int n_threads);
 void linear_backward(const LinearCall& call, int n_threads);
 
+// The nearest semi-orthogonal matrices, approximately: X becomes a X + (b G + c G G) X with G = X X^T in each step (Muon).
+struct OrthogonalizeCall {
+    int64_t n;
+    int rows, columns, steps;  // rows <= columns
+    float coefficients[3];
+    float* matrices;           // [n, rows, columns], overwritten
+};
+
+void orthogonalize(const OrthogonalizeCall& call, int n_threads);
+
 struct TrainingKernels {
     int loss_columns;
     void (*round_row)(const float* from, int n, int width, uint16_t* to);
@@ -140,6 +150,7 @@ struct TrainingKernels {
     void (*residual_rows)(const ResidualCall& call, int64_t first, int64_t last);
     void (*residual_rows_backward)(const ResidualCall& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);
     void (*dropout_rows_backward)(const ResidualCall& call, int64_t first, int64_t last);
+    void (*orthogonalize_matrix)(const OrthogonalizeCall& call, int64_t matrix, float* memory);
 };
 #if defined(__x86_64__)
 extern const TrainingKernels kBf16Kernels, kAmxBf16Kernels;

@@ -241,6 +241,11 @@ typedef struct {
 TRANSDUCE_API int32_t transduce_linear(const transduce_linear_call* call, int32_t n_threads);
 TRANSDUCE_API int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_threads);
 
+/* Newton-Schulz steps on n matrices [n, rows, columns], rows <= columns, in their place: X / |X| becomes a X + (b G + c G G) X with
+ * G = X X^T. */
+TRANSDUCE_API int32_t transduce_orthogonalize(float* matrices, int64_t n, int32_t rows, int32_t columns, const float* coefficients,
+                                              int32_t steps, int32_t n_threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -62,27 +62,33 @@ def kernels_in_use() -> str:
 
 def in_use_for(x: Tensor) -> bool:
     """Whether the kernels take part in computing with x: bfloat16 on a CPU, under autocast."""
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and _rounds_on_cpu()
+
+
+def _rounds_on_cpu() -> bool:
+    """Whether products on a CPU round to bfloat16 now, and native kernels compute them."""
     return (
-        x.dtype == torch.bfloat16
-        and x.device.type == "cpu"
-        and torch.is_autocast_enabled("cpu")
+        torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and not torch.compiler.is_compiling()
         and kernels_in_use() != "torch"
     )
 
 
 def multiplies(x: Tensor, weight: Tensor) -> bool:
-    """Whether `Linear` computes x W^T in place of PyTorch's product under autocast."""
+    """Whether `linear` computes x W^T in place of PyTorch's product under autocast."""
     return (
         x.dtype in (torch.bfloat16, torch.float32)
         and weight.dtype == torch.float32
         and x.device.type == "cpu"
-        and torch.is_autocast_enabled("cpu")
-        and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and x.numel() > 0
-        and not torch.compiler.is_compiling()
-        and kernels_in_use() != "torch"
+        and _rounds_on_cpu()
     )
+
+
+def norms(x: Tensor) -> bool:
+    """Whether `normed` computes the norm of x in place of PyTorch."""
+    return x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0 and _rounds_on_cpu()
 
 
 def activates(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:

@@ -60,6 +60,7 @@ def load_library() -> ctypes.CDLL | str:
         "residual": [pointer, int32],
         "residual_backward": [pointer, int32],
         "attend_backward": [pointer, int32],
+        "orthogonalize": [pointer, int64, int32, int32, pointer, int32, int32],
     }
     for name, types in arguments.items():
         getattr(library, f"transduce_{name}").argtypes = types

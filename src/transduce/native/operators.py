@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.native.kernels import n_threads, training_library
-from transduce.native.library import check
+from transduce.native.library import address, check
 
 
 class _LossCall(ctypes.Structure):
@@ -221,10 +222,19 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
     What is dropped follows from one number of PyTorch's generator and the place of each element.
     """
     seed = _new_seed() if p else 0
+    return _Residual.apply(x, update, *_norm_arguments(norm), p, seed)
+
+
+def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[Tensor, "*B D"]:
+    """LayerNorm or RMSNorm of x."""
+    return _Residual.apply(x, None, *_norm_arguments(norm), 0.0, 0)
+
+
+def _norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
+    """Gain, shift, epsilon, and whether it is an RMSNorm."""
     if norm is None:
-        return _Residual.apply(x, update, None, None, 0.0, False, p, seed)
-    is_rms = isinstance(norm, nn.RMSNorm)
-    return _Residual.apply(x, update, norm.weight, getattr(norm, "bias", None), norm.eps, is_rms, p, seed)
+        return None, None, 0.0, False
+    return norm.weight, getattr(norm, "bias", None), norm.eps, isinstance(norm, nn.RMSNorm)
 
 
 class _Residual(torch.autograd.Function):
@@ -232,17 +242,20 @@ class _Residual(torch.autograd.Function):
     def forward(ctx, x, update, gain, shift, epsilon, is_rms, p, seed):  # type: ignore[no-untyped-def]
         library = training_library()
         assert library is not None
-        x, update = x.contiguous(), update.contiguous()
-        rows, total = x.numel() // x.shape[-1], torch.empty_like(x)
+        x = x.contiguous()
+        rows, total = x.numel() // x.shape[-1], x
+        if update is not None:
+            update, total = update.contiguous(), torch.empty_like(x)
         output = statistics = None
         if gain is not None:
             output, statistics = torch.empty_like(x), x.new_empty(rows, 2)
         call = _ResidualCall(rows, x.shape[-1], is_rms, epsilon, p, seed)
-        given = _pointers(x=x, update=update, gain=gain, shift=shift, sum=total, output=output, statistics=statistics)
+        given = _pointers(x=x, update=update, gain=gain, shift=shift, output=output, statistics=statistics)
+        call.sum = None if update is None else total.data_ptr()
         for name, pointer in given.items():
             setattr(call, name, pointer)
         check(library, library.transduce_residual(ctypes.byref(call), n_threads()))
-        ctx.options = (rows, x.shape[-1], is_rms, epsilon, p, seed)
+        ctx.options, ctx.has_update = (rows, x.shape[-1], is_rms, epsilon, p, seed), update is not None
         ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
         return total if output is None else output
 
@@ -252,7 +265,7 @@ class _Residual(torch.autograd.Function):
         assert library is not None
         normed, gain, shift, statistics = ctx.saved_tensors
         grad = grad.contiguous()
-        grad_update = torch.empty_like(grad, dtype=torch.bfloat16)
+        grad_update = torch.empty_like(grad, dtype=torch.bfloat16) if ctx.has_update else None
         grads = [None if like is None else torch.empty_like(like) for like in (normed, gain, shift)]
         call = _ResidualCall(*ctx.options)
         written = dict(zip(("grad_x", "grad_gain", "grad_shift"), grads, strict=True))
@@ -335,3 +348,14 @@ def _linear_call(options: tuple[int, float, int], *, x: Tensor, weight: Tensor, 
     for name, pointer in _pointers(x=x, weight=weight, **others).items():
         setattr(call, name, pointer)
     return call
+
+
+def orthogonalize(matrices: Float[Tensor, "N R C"], coefficients: Sequence[float], steps: int) -> Tensor:
+    """Newton-Schulz steps on float32 matrices, R <= C: X / |X| becomes a X + (b G + c G G) X with G = X X^T."""
+    library = training_library()
+    assert library is not None
+    x = matrices.float().contiguous()
+    x = x.clone() if x.data_ptr() == matrices.data_ptr() else x
+    factors = array("f", coefficients)
+    check(library, library.transduce_orthogonalize(x.data_ptr(), *x.shape, address(factors), steps, n_threads()))
+    return x

@@ -21,9 +21,24 @@ from transduce.nn.patterns import CausalPattern, FullPattern
 from transduce.nn.positions import Positions, Rotate
 from transduce.nn.ssru import SSRU
 
+
+class LayerNorm(nn.LayerNorm):
+    """PyTorch's, in training on a CPU by the native kernels."""
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        return operators.normed(x, self) if kernels.norms(x) else super().forward(x)
+
+
+class RMSNorm(nn.RMSNorm):
+    """PyTorch's, in training on a CPU by the native kernels."""
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        return operators.normed(x, self) if kernels.norms(x) else super().forward(x)
+
+
 NORMS: dict[str, Callable[..., nn.Module]] = {
-    "layer": lambda d_model, *, eps, bias: nn.LayerNorm(d_model, eps=eps, bias=bias),
-    "rms": lambda d_model, *, eps, bias: nn.RMSNorm(d_model, eps=eps),
+    "layer": lambda d_model, *, eps, bias: LayerNorm(d_model, eps=eps, bias=bias),
+    "rms": lambda d_model, *, eps, bias: RMSNorm(d_model, eps=eps),
 }
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from transduce.config.section import resolved
 from transduce.config.settings import TrainingSettings
+from transduce.native import operators
+from transduce.native.kernels import kernels_in_use
 from transduce.nn.linear import Linear
 
 _EPS = 1e-9  # the paper's
@@ -23,9 +25,11 @@ _NS_STEPS = 5
 def orthogonalize(matrices: Tensor) -> Tensor:
     """Approximate the nearest semi-orthogonal matrices of a stack [n, r, c], r <= c, with five Newton-Schulz steps.
 
-    The resulting singular values are between about 0.7 and 1.2 (Jordan et al. 2024). Computes in bfloat16, like
+    The resulting singular values are between about 0.7 and 1.2 (Jordan et al. 2024). Multiplies in bfloat16, like
     torch.optim.Muon.
     """
+    if matrices.device.type == "cpu" and kernels_in_use() != "torch":
+        return operators.orthogonalize(matrices, _NS, _NS_STEPS)
     a, b, c = _NS
     x = matrices.bfloat16()
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)

@@ -100,9 +100,10 @@ class Updater:
                     unit.hide_loop()
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         choose_kernels(settings.kernels)
-        of_cpu = device.type == "cpu" and precision == "bfloat16"
-        self.kernels = kernels_in_use() if of_cpu else "torch"
-        self._kernels_do_most = self.kernels != "torch" and not settings.compile and _is_covered(model)
+        is_rounded = precision == "bfloat16"
+        has_kernels = device.type == "cpu" and (is_rounded or settings.optimizer == "muon")
+        self.kernels = kernels_in_use() if has_kernels else "torch"
+        self._kernels_do_most = self.kernels != "torch" and is_rounded and not settings.compile and _is_covered(model)
         self.optimizer = build_optimizer(model, settings)
         self.too_large: int | None = None
 

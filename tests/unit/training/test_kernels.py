@@ -173,6 +173,29 @@ def test_gradients_of_packed_projections_are_written_in_their_places() -> None:
         assert (packed.grad.double() - exact.grad).norm() <= 2**-7 * exact.grad.norm()
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 17, 40), (2, 96, 200), (2, 64, 64), (1, 130, 130)])
+def test_newton_schulz_steps(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(2)
+    matrices = torch.randn(shape)
+    given, (a, b, c) = matrices.clone(), (3.4445, -4.7750, 2.0315)
+    found = []
+    for n_threads in (1, 3):
+        before = torch.get_num_threads()
+        torch.set_num_threads(n_threads)
+        found.append(operators.orthogonalize(given, (a, b, c), 5))
+        torch.set_num_threads(before)
+    x = matrices.double() / matrices.double().norm(dim=(1, 2), keepdim=True)
+    rounded = x.bfloat16()
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+        gram = rounded @ rounded.mT
+        rounded = a * rounded + (b * gram + c * gram @ gram) @ rounded
+    assert torch.equal(*found) and torch.equal(given, matrices)
+    error, of_bfloat16 = ((y.double() - x).norm() for y in (found[0], rounded))
+    assert error <= of_bfloat16 + 2**-5 * x.norm()
+
+
 NORMS: dict[str, Callable[[int], nn.Module | None]] = {
     "none": lambda width: None,
     "layer": nn.LayerNorm,
@@ -218,6 +241,23 @@ def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float) 
         assert torch.equal(ours, again)
         rounding = 2**-8 if ours.dtype == torch.bfloat16 else 1e-6
         assert (ours.double() - exactly).norm() <= rounding * exactly.norm() + 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name in NORMS if name != "none"])
+def test_norm_without_an_update(name: str) -> None:
+    torch.manual_seed(3)
+    norm = NORMS[name](40)
+    assert norm is not None
+    nn.init.normal_(norm.weight)
+    exactly = copy.deepcopy(norm).double()
+    x, grad = torch.randn(7, 9, 40), torch.randn(7, 9, 40)
+    given, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    output, expected = operators.normed(given, norm), exactly(exact)
+    output.backward(grad)
+    expected.backward(grad.double())
+    own, right = ([output, given.grad, *(p.grad for p in norm.parameters())], [expected, exact.grad])
+    for one, other in zip(own, [*right, *(p.grad for p in exactly.parameters())], strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_dropped_is_independent() -> None:

@@ -1,0 +1,64 @@
+// Newton-Schulz steps of Muon (Jordan et al. 2024): products of bfloat16 numbers, float32 in between. Included after product_bf16.inl.
+
+namespace {
+
+using transduce::OrthogonalizeCall;
+
+// One matrix [rows, columns], rows <= columns. All rows in `memory` are padded to panels; see orthogonalize_scratch.
+void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* memory) {
+    const Products products;
+    const int rows = call.rows, columns = call.columns, depth = (rows + 31) / 32 * 32, width = (columns + 31) / 32 * 32;
+    const size_t row_panels = (rows + kPanelColumns - 1) / kPanelColumns, column_panels = (columns + kPanelColumns - 1) / kPanelColumns;
+    const size_t gram_stride = row_panels * kPanelColumns, stride = column_panels * kPanelColumns;
+    float *x = memory, *gram = x + rows * stride, *product = gram + rows * gram_stride, *whole = product + rows * gram_stride;
+    Bf16 *left = reinterpret_cast<Bf16*>(whole + rows * stride), *right = left + size_t(rows) * std::max(width, depth);
+    const float* from = call.matrices + size_t(matrix) * rows * columns;
+    double square = 0;
+    for (int r = 0; r < rows; r++) {
+        Vec sum = zero();
+        for (int c = 0; c < int(stride); c += W) {
+            const Vec value = load_part(from + size_t(r) * columns + c, columns - c);
+            sum = fma(value, value, sum);
+            store(x + r * stride + c, value);
+        }
+        square += sum_of(sum);
+    }
+    const Vec inverse = splat(1 / std::max(float(std::sqrt(square)), 1e-7f));
+    for (size_t i = 0; i < rows * stride; i += W) store(x + i, load(x + i) * inverse);
+    const auto round_all = [&](const float* values, size_t from_stride, int n, int to_stride) {
+        for (int r = 0; r < rows; r++) round_row(values + r * from_stride, n, to_stride, left + size_t(r) * to_stride);
+    };
+    const auto rows_as_panel = [&](const float* values, size_t from_stride, size_t panel) {  // of 64 columns
+        Bf16* to = right;
+        for (int r = 0; r < depth; r += 2, to += 2 * kPanelColumns) {
+            const float* row = values + r * from_stride + panel * kPanelColumns;
+            interleave_rows(row, r + 1 < rows ? row + from_stride : nullptr, r < rows ? kPanelColumns : 0, to);
+        }
+    };
+    const Vec a = splat(call.coefficients[0]), b = splat(call.coefficients[1]), c = splat(call.coefficients[2]);
+    for (int step = 0; step < call.steps; step++) {
+        round_all(x, stride, columns, width);
+        for (size_t p = 0; p < row_panels; p++) {  // G = X X^T
+            const int first = int(p) * kPanelColumns;
+            pack_transposed(x + first * stride, stride, std::min(rows - first, kPanelColumns), columns, width, right);
+            product_bf16(left, width, rows, right, width / 2, gram + first, gram_stride, false);
+        }
+        round_all(gram, gram_stride, rows, depth);
+        for (size_t p = 0; p < row_panels; p++) {  // b G + c G G
+            rows_as_panel(gram, gram_stride, p);
+            product_bf16(left, depth, rows, right, depth / 2, product + p * kPanelColumns, gram_stride, false);
+        }
+        for (size_t i = 0; i < rows * gram_stride; i += W) store(product + i, fma(load(product + i), c, load(gram + i) * b));
+        round_all(product, gram_stride, rows, depth);
+        for (size_t p = 0; p < column_panels; p++) {  // a X + (b G + c G G) X
+            rows_as_panel(x, stride, p);
+            product_bf16(left, depth, rows, right, depth / 2, whole + p * kPanelColumns, stride, false);
+        }
+        for (size_t i = 0; i < rows * stride; i += W) store(x + i, fma(load(x + i), a, load(whole + i)));
+    }
+    float* to = call.matrices + size_t(matrix) * rows * columns;
+    for (int r = 0; r < rows; r++)
+        for (int k = 0; k < columns; k += W) store_part(to + size_t(r) * columns + k, columns - k, load(x + r * stride + k));
+}
+
+}  // namespace
