@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,16 @@ class Part:
 
     def source(self) -> dict[str, Any]:
         """Where it is computed: the file in this package, the line, and the code."""
-        lines, line = inspect.getsourcelines(self.kind.source)
-        file = Path(inspect.getsourcefile(self.kind.source) or "")
-        root = Path(transduce.__file__).parent
-        inside = file.relative_to(root) if file.is_relative_to(root) else Path(*file.parts[-4:])
-        return {"file": inside.as_posix(), "line": line, "code": inspect.cleandoc("\n" + "".join(lines)), "url": None}
+        return _source(self.kind.source)
+
+
+@cache
+def _source(function: Callable[..., Any]) -> dict[str, Any]:
+    lines, line = inspect.getsourcelines(function)
+    file = Path(inspect.getsourcefile(function) or "")
+    root = Path(transduce.__file__).parent
+    inside = file.relative_to(root) if file.is_relative_to(root) else Path(*file.parts[-4:])
+    return {"file": inside.as_posix(), "line": line, "code": inspect.cleandoc("\n" + "".join(lines))}
 
 
 def parts_of(model: nn.Module, found: Recording, side_of: Callable[[str], tuple[str, str]]) -> Iterator[Part]:
