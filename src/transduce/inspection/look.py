@@ -15,7 +15,7 @@ import torch
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 from transduce.inspection.arrays import NamedArray, pack
-from transduce.inspection.heatmap import HeatMap
+from transduce.inspection.heatmap import HeatMap, SentenceAttention
 from transduce.inspection.page import kept_page
 from transduce.inspection.parts import Part, cell, parts_of
 from transduce.inspection.replay import Replay
@@ -174,6 +174,12 @@ def heat_maps(found: Inspection) -> list[HeatMap]:
             weights = np.stack([found[f"{view['name']}.weights"].array for view in layers])
             maps.append(HeatMap(name, rows, columns, weights))
     return maps
+
+
+def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:
+    """The attention for `tgt` (default: the model's translation of `src`). Raises `DataError`."""
+    found = inspect(translator, src, tgt)
+    return SentenceAttention(src, found.sentence.sides["tgt_out"].text, tuple(heat_maps(found)))
 
 
 def _model_data(subject: Subject) -> dict[str, Any]:

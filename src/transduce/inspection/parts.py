@@ -55,7 +55,7 @@ class Part:
 
     def source(self) -> dict[str, Any]:
         """Where it is computed: the file in this package, the line, and the code."""
-        return _source(self.kind.source)
+        return _source(self.kind.source or type(self.module).forward)
 
 
 @cache
@@ -82,7 +82,8 @@ def parts_of(model: nn.Module, found: Recording, side_of: Callable[[str], tuple[
         nested = any(owner.startswith(f"{other}.") for other in _owners(owner, modules))
         if kind is not None and not nested:
             shown.setdefault(owner, kind)
-    for name, kind in sorted(shown.items(), key=lambda item: _last_place(item[0], found)):
+    places = {owner: place for place, value in enumerate(found) for owner in _prefixes(value)}
+    for name, kind in sorted(shown.items(), key=lambda item: places[item[0]]):
         side, keys = side_of(name)
         part = Part(name, kind, modules[name], side, keys, _is_backward(name, modules))
         yield replace(part, values=dict(_values(part, found)))
@@ -100,9 +101,10 @@ def _owners(name: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
             yield name
 
 
-def _last_place(name: str, found: Recording) -> int:
-    order = list(found)
-    return max((i for i, value in enumerate(order) if value == name or value.startswith(f"{name}.")), default=0)
+def _prefixes(name: str) -> Iterator[str]:
+    """A value's own name and those of the modules around it; its last place is where a part is complete."""
+    words = name.split(".")
+    return (".".join(words[:n]) for n in range(1, len(words) + 1))
 
 
 def _values(part: Part, found: Recording) -> Iterator[tuple[str, NamedArray]]:
