@@ -2,9 +2,12 @@
 
     python benchmarks/inspection.py --run RUN --text "a man in a blue shirt is standing on a ladder ."
 
+    python benchmarks/inspection.py --page page.html     # how fast a kept page opens
+
 RUN translates; needs chromium, chromedriver and selenium. Each press adds or deletes a letter at the end of the text.
 The clock starts with the time stamp of the key event and stops after the first frame that has the new record. "look" is
-the share of the server, and "attributions" the time until they are painted with their section in sight.
+the share of the server, and "attributions" the time until they are painted with their section in sight. Then the time
+of a forward pass of a sentence pair is compared with that of a recorded one, in turns.
 """
 
 from __future__ import annotations
@@ -21,10 +24,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+
+from transduce.inspection.subjects import open_subject
+from transduce.inspection.views import predictions, recorded_run
 
 WATCH = """
 let pressed = 0;
@@ -58,21 +65,68 @@ def measure(browser: webdriver.Chrome, presses: int, section: str) -> list[list[
 def show(name: str, values: list[float]) -> None:
     ordered = sorted(values)
     median, late = statistics.median(ordered), ordered[int(0.9 * (len(ordered) - 1))]
-    print(f"{name:<24} median {median:6.0f} ms   90 % {late:6.0f} ms   {len(ordered)} presses", flush=True)
+    print(f"{name:<24} median {median:6.0f} ms   90 % {late:6.0f} ms   {len(ordered)} times", flush=True)
+
+
+def start_browser() -> webdriver.Chrome:
+    options = webdriver.ChromeOptions()
+    for one in (*ARGUMENTS, f"--user-data-dir={tempfile.mkdtemp()}"):
+        options.add_argument(one)
+    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+
+
+def open_page(page: Path, times: int = 7) -> None:
+    """From the start of the navigation to the first frame, and to the last section."""
+    browser, firsts, lasts = start_browser(), list[float](), list[float]()
+    for _ in range(times):
+        browser.get("about:blank")
+        browser.get(page.absolute().as_uri())
+        while not browser.execute_script("return document.querySelector('#change .panel')?.children.length"):
+            time.sleep(0.005)
+        lasts.append(browser.execute_script("return performance.now()"))
+        time.sleep(0.5)
+        firsts.append(browser.execute_script("return performance.getEntriesByType('paint').at(-1).startTime"))
+    browser.quit()
+    print(f"{page.stat().st_size:,} bytes, load average {os.getloadavg()[0]:.1f}")
+    show("first paint", firsts)
+    show("all sections", lasts)
+
+
+def recording(run: Path, text: str, times: int = 60) -> None:
+    subject = open_subject(run, device="cpu")
+    torch.set_num_threads(1)
+    sentence = subject.read(subject.model, text, None, ())
+
+    def forward() -> float:
+        began = time.perf_counter()
+        with torch.no_grad():
+            predictions(subject, subject.model, sentence)
+        return time.perf_counter() - began
+
+    def recorded() -> float:
+        began = time.perf_counter()
+        recorded_run(subject, subject.model, sentence)
+        return time.perf_counter() - began
+
+    pairs = [(forward(), recorded()) for _ in range(times)][5:]
+    plain, kept = (1000 * statistics.median(one) for one in zip(*pairs, strict=True))
+    print(f"forward pass {plain:.2f} ms, recorded {kept:.2f} ms: {kept / plain:.2f} times")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--text", required=True)
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--text")
+    parser.add_argument("--page", type=Path)
     parser.add_argument("--presses", type=int, default=20)
     arguments = parser.parse_args()
+    if arguments.page is not None:
+        return open_page(arguments.page)
+    if arguments.run is None or not arguments.text:
+        parser.error("give --run and --text, or --page")
     command = [sys.executable, "-m", "transduce", "inspect", str(arguments.run), "--no-browser"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    options = webdriver.ChromeOptions()
-    for one in (*ARGUMENTS, f"--user-data-dir={tempfile.mkdtemp()}"):
-        options.add_argument(one)
-    browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    browser = start_browser()
     try:
         assert server.stderr is not None
         address = next(line.split()[-1] for line in server.stderr if "look inside" in line)
@@ -99,6 +153,7 @@ def main() -> None:
         browser.quit()
         server.terminate()
         server.wait()
+    recording(arguments.run, arguments.text)
 
 
 if __name__ == "__main__":

@@ -113,9 +113,14 @@ def front_picture(*, run: bool) -> str:
         if not (model / "model.safetensors").exists():
             transduce("demo", "--run", model, "--updates", "400", *SMALL, "--quiet")
         transduce("inspect", model, SENTENCE, "--html", page)
+        off = [word for side in ("src", "tgt") for word in ("--off", f"{side}_embedding.positions")]
+        transduce("inspect", model, SENTENCE, *off, "--html", PAGES / "demo-without-positions.html")
     if not page.exists():
         return ""
-    link = f'[Open the page](demo.html): the demo model translates "{SENTENCE}"'
+    link = (
+        f'[Open the page](demo.html): the demo model translates "{SENTENCE}". '
+        "[The same model without positions](demo-without-positions.html)"
+    )
     return f'<iframe src="demo.html" title="Inside the demo model" style="{FRAME}"></iframe>\n\n{link}'
 
 
