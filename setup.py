@@ -43,6 +43,7 @@ X86_64_ONLY = {
     "target_vnni": VNNI,
     "target_bf16": BF16,
     "target_amx": AMX,
+    "target_amx_bf16": AMX,
 }
 
 

@@ -198,11 +198,17 @@ transduce::HeadsCall checked(const transduce_heads_call* call, int32_t n_threads
             "batch or heads: out of range");
     for (const int32_t size : {c.queries, c.keys, c.width, c.value_width}) require(1 <= size && size <= kMaxSource, "sizes: out of range");
     transduce::HeadsCall found{c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.width, c.value_width, c.scale, c.query, c.key, c.value, {}, {}, {},
-                               c.bias, {}, c.output, c.grad_output, {}, c.grad_query, c.grad_key, c.grad_value};
+                               c.bias, {}, c.output, c.grad_output, {}, c.grad_query, c.grad_key, c.grad_value, {}, {}, {}};
     const std::pair<const int64_t*, int64_t*> strides[] = {{c.query_strides, found.query_strides}, {c.key_strides, found.key_strides},
-        {c.value_strides, found.value_strides}, {c.bias_strides, found.bias_strides}, {c.grad_strides, found.grad_strides}};
+        {c.value_strides, found.value_strides}, {c.bias_strides, found.bias_strides}, {c.grad_strides, found.grad_strides},
+        {c.grad_query_strides, found.grad_query_strides}, {c.grad_key_strides, found.grad_key_strides}, {c.grad_value_strides, found.grad_value_strides}};
     for (const auto& [from, to] : strides) std::copy_n(from, 3, to);
     return found;
+}
+
+transduce::Dropout dropout_of(float p, uint64_t seed) {
+    require(0 <= p && p < 1, "p: out of range");
+    return {uint32_t(std::llround(double(p) * 4294967296.0)), 1 / (1 - p), seed};
 }
 
 transduce::ResidualCall checked(const transduce_residual_call* call, int32_t n_threads) {
@@ -210,9 +216,8 @@ transduce::ResidualCall checked(const transduce_residual_call* call, int32_t n_t
     require(transduce::training_kernels(), "this CPU has no kernels of training");
     require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
     require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 16, "rows or width: out of range");
-    require(0 <= c.p && c.p < 1 && c.epsilon >= 0, "p or epsilon: out of range");
-    const auto drop_below = uint32_t(std::llround(double(c.p) * 4294967296.0));
-    return {c.rows, c.width, c.x, c.update, c.gain, c.shift, c.epsilon, c.rms != 0, drop_below, 1 / (1 - c.p), c.seed, c.sum, c.output,
+    require(c.epsilon >= 0, "epsilon: out of range");
+    return {c.rows, c.width, c.x, c.update, c.gain, c.shift, c.epsilon, c.rms != 0, dropout_of(c.p, c.seed), c.sum, c.output,
             c.statistics, c.grad_output, c.normed, c.grad_x, c.grad_update, c.grad_gain, c.grad_shift};
 }
 
@@ -223,7 +228,9 @@ transduce::LinearCall checked(const transduce_linear_call* call, int32_t n_threa
     require(1 <= c.rows && c.rows <= INT32_MAX && 1 <= c.inputs && c.inputs <= 1 << 20 && 1 <= c.outputs && c.outputs <= 1 << 20,
             "rows, inputs or outputs: out of range");
     require(c.x && c.weight, "x and weight must not be null");
-    return {c.rows, c.inputs, c.outputs, c.x, c.x_is_bf16 != 0, c.grad_is_bf16 != 0, c.weight, c.bias, c.output, c.grad_output, c.grad_x,
+    require(-1 <= c.activation && c.activation <= int32_t(transduce::Activation::silu), "activation: out of range");
+    return {c.rows, c.inputs, c.outputs, c.x, c.x_is_bf16 != 0, c.grad_is_bf16 != 0, c.weight, c.bias, c.activation >= 0,
+            transduce::Activation(std::max(c.activation, 0)), dropout_of(c.p, c.seed), c.output, c.before, c.grad_output, c.grad_x,
             c.grad_weight, c.grad_bias};
 }
 
@@ -452,6 +459,7 @@ int32_t transduce_linear(const transduce_linear_call* call, int32_t n_threads) {
 int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_threads) {
     return guarded([&] {
         require(call && call->grad_output && call->grad_weight, "call and gradients must not be null");
+        require(call->activation < 0 || (call->activation ? call->before : call->output), "activation: what it has read or written is null");
         transduce::linear_backward(checked(call, n_threads), n_threads);
     });
 }

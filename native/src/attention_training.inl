@@ -6,9 +6,6 @@ namespace {
 
 using transduce::HeadsCall;
 
-inline Vec load_bf16(const Bf16* p) {
-    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16);
-}
 inline int padded(int n) { return (n + W - 1) / W * W; }
 
 // C [ROWS, VECS vectors] = A B. Element (r, k) of A is at r * a_row + k * a_next, so that A may be transposed.
@@ -53,8 +50,7 @@ void widen(const Bf16* from, int64_t from_stride, int rows, int n, float* to, si
     for (int r = 0; r < rows; r++, from += from_stride, to += stride) {
         int k = 0;
         for (; k + W <= n; k += W) store(to + k, load_bf16(from + k));
-        if (k == n) continue;
-        store(to + k, (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(__mmask16((1u << (n - k)) - 1), from + k)), 16));
+        if (k < n) store(to + k, load_part(from + k, n - k));
     }
 }
 
@@ -62,7 +58,7 @@ void narrow(const float* from, size_t stride, int rows, int n, Bf16* to, int64_t
     for (int r = 0; r < rows; r++, from += stride, to += to_stride) {
         int k = 0;
         for (; k + W <= n; k += W) store_bf16(to + k, load(from + k));
-        if (k < n) _mm256_mask_storeu_epi16(to + k, __mmask16((1u << (n - k)) - 1), (__m256i)_mm512_cvtneps_pbh(load(from + k)));
+        if (k < n) store_part(to + k, n - k, load(from + k));
     }
 }
 
@@ -166,12 +162,12 @@ void attend_group_backward(const HeadsCall& call, int64_t batch, int group, floa
         }
         product_float32(h.grad_weights, h.keys, 1, call.queries, h.key, h.width, call.keys, h.width, h.grad_query, h.width);
         product_float32(h.grad_weights, 1, h.keys, call.keys, h.query, h.width, call.queries, h.width, h.grad_key, h.width, add);
-        const int64_t row = int64_t(call.heads) * call.width;
-        narrow(h.grad_query, h.width, call.queries, call.width, call.grad_query + batch * call.queries * row + head * call.width, row);
+        const int64_t* strides = call.grad_query_strides;
+        narrow(h.grad_query, h.width, call.queries, call.width, call.grad_query + batch * strides[0] + head * strides[1], strides[2]);
     }
-    const int64_t row = int64_t(call.kv_heads) * call.width, value_row = int64_t(call.kv_heads) * call.value_width;
-    narrow(h.grad_key, h.width, call.keys, call.width, call.grad_key + batch * call.keys * row + group * call.width, row);
-    narrow(h.grad_value, h.value_width, call.keys, call.value_width, call.grad_value + batch * call.keys * value_row + group * call.value_width, value_row);
+    const int64_t *key = call.grad_key_strides, *value = call.grad_value_strides;
+    narrow(h.grad_key, h.width, call.keys, call.width, call.grad_key + batch * key[0] + group * key[1], key[2]);
+    narrow(h.grad_value, h.value_width, call.keys, call.value_width, call.grad_value + batch * value[0] + group * value[1], value[2]);
 }
 
 }  // namespace

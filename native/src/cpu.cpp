@@ -63,6 +63,9 @@ Isa detect() {
     if (!avx512) return Isa::avx2;
     if (!has(seven.c, 11)) return Isa::avx512;  // VNNI
     const Registers more = cpuid(7, 1);
+#if defined(TRANSDUCE_EMULATED_TILES)
+    if (has(more.a, 5)) return Isa::amx;
+#endif
     const bool amx = (saved & kTiles) == kTiles && has(seven.d, 24) && has(seven.d, 25) && has(seven.d, 22) &&
                      has(more.a, 5);  // tiles, int8, bf16 products; AVX-512 conversions to bf16
     return amx && request_tiles() ? Isa::amx : Isa::avx512_vnni;

@@ -22,13 +22,55 @@ void write_rows(const float* from, size_t stride, int rows, int n, const float* 
         for (int c = 0; c < n; c += W) {
             Vec x = load(from + c);
             if (bias) x = x + load_part(bias + c, n - c);
-            if (is_bf16) store_update(static_cast<Bf16*>(to) + r * to_stride + c, n - c, x);
+            if (is_bf16) store_part(static_cast<Bf16*>(to) + r * to_stride + c, n - c, x);
             else store_part(static_cast<float*>(to) + r * to_stride + c, n - c, x);
         }
 }
 
+// What follows the product for `n` columns of a block of rows: bias, activation and dropout.
+template <Activation KIND>
+void activate_rows(const LinearCall& call, int64_t first, int rows, int column, int n, const float* product) {
+    for (int r = 0; r < rows; r++, product += kPanelColumns) {
+        const int64_t at = (first + r) * call.outputs + column;
+        for (int c = 0; c < n; c += W) {
+            Vec x = load(product + c);
+            if (call.bias) x = x + load_part(call.bias + column + c, n - c);
+            if (call.before) store_part(call.before + at + c, n - c, x);
+            store_part(call.output + at + c, n - c, dropped(call.dropout, activated<KIND>(x), uint64_t(at + c)));
+        }
+    }
+}
+
+// The gradient of what has been activated, as bfloat16 numbers `width` apart, from that of the result.
+template <Activation KIND>
+void activation_gradient(const LinearCall& call, int64_t first, int rows, int width, Bf16* to) {
+    const Vec scale = splat(call.dropout.scale);
+    for (int r = 0; r < rows; r++, to += width) {
+        for (int c = 0; c < width; c += W) {
+            const int64_t at = (first + r) * call.outputs + c;
+            const int n = call.outputs - c;
+            Vec grad = call.grad_is_bf16 ? load_part(static_cast<const Bf16*>(call.grad_output) + at, n) : load_part(static_cast<const float*>(call.grad_output) + at, n);
+            if (KIND == Activation::relu) grad = _mm512_maskz_mul_ps(at_least(zero(), load_part(call.output + at, n)) ^ 0xffff, grad, scale);
+            else grad = dropped(call.dropout, grad * slope<KIND>(load_part(call.before + at, n)), uint64_t(at));
+            store_bf16(to + c, grad);
+        }
+    }
+}
+
+// Calls `work` with a constant for the call's activation.
+template <class Work>
+void with_activation(const LinearCall& call, Work work) {
+    switch (call.activation) {
+    case Activation::relu: return work(std::integral_constant<Activation, Activation::relu>());
+    case Activation::gelu: return work(std::integral_constant<Activation, Activation::gelu>());
+    case Activation::gelu_tanh: return work(std::integral_constant<Activation, Activation::gelu_tanh>());
+    case Activation::silu: return work(std::integral_constant<Activation, Activation::silu>());
+    }
+}
+
 // Output rows [first, first + rows). scratch: [rows, padded inputs] and [rows, 64] floats.
 void linear_rows(const LinearCall& call, int64_t first, int rows, const Bf16* columns, Bf16* rounded, float* product) {
+    const Products products;
     const int width = (call.inputs + 31) / 32 * 32;
     const Bf16* x = rounded;
     if (call.x_is_bf16 && width == call.inputs) x = static_cast<const Bf16*>(call.x) + first * call.inputs;
@@ -36,16 +78,17 @@ void linear_rows(const LinearCall& call, int64_t first, int rows, const Bf16* co
     for (int n = 0; n < call.outputs; n += kPanelColumns) {
         product_bf16(x, width, rows, columns + size_t(n) * width, width / 2, product, kPanelColumns, false);
         const int some = call.outputs - n < kPanelColumns ? call.outputs - n : kPanelColumns;
-        write_rows(product, kPanelColumns, rows, some, call.bias ? call.bias + n : nullptr, call.output + first * call.outputs + n, true, call.outputs);
+        if (call.activates) with_activation(call, [&](auto kind) { activate_rows<kind.value>(call, first, rows, n, some, product); });
+        else write_rows(product, kPanelColumns, rows, some, call.bias ? call.bias + n : nullptr, call.output + first * call.outputs + n, true, call.outputs);
     }
 }
 
 // A panel of the weights' rows [outputs / 2][64][2] for inputs [first, first + 64).
 void pack_rows(const LinearCall& call, int first, Bf16* to) {
     const int n = call.inputs - first;
-    for (int i = 0; i < call.outputs; i += 2, to += 2 * kPanelColumns) {
+    for (int i = 0; i < call.padded_outputs; i += 2, to += 2 * kPanelColumns) {
         const float* row = call.weight + size_t(i) * call.inputs + first;
-        interleave_rows(row, i + 1 < call.outputs ? row + call.inputs : nullptr, n, to);
+        interleave_rows(row, i + 1 < call.outputs ? row + call.inputs : nullptr, i < call.outputs ? n : 0, to);
     }
 }
 
@@ -54,68 +97,50 @@ void pack_columns(const LinearCall& call, int panel, Bf16* to) {
     pack_transposed(call.weight + size_t(first) * call.inputs, call.inputs, n, call.inputs, (call.inputs + 31) / 32 * 32, to);
 }
 
-// 32 x 32 bfloat16 numbers of rows `stride` apart, transposed: 16 pairs of rows at a time.
-void transpose_block(const Bf16* from, size_t stride, int rows, int columns, Bf16* to, size_t to_stride) {
-    for (int k = 0; k < columns; k += W) {
-        __m512i low[W], high[W];
-        for (int i = 0; i < W; i++) {
-            const auto row = [&](int r) { return r < rows ? _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes(columns - k), from + r * stride + k)), 16) : _mm512_setzero_si512(); };
-            low[i] = row(i), high[i] = row(W + i);
-        }
-        transpose(low), transpose(high);
-        for (int i = 0; i < W && k + i < columns; i++) _mm512_storeu_si512(to + (k + i) * to_stride, (__m512i)pairs_of((Vec)low[i], (Vec)high[i]));
-    }
-}
-
-// Rows [first, first + rows), at most a multiple of 32: the gradient of x, and the operands of that of the weights:
-// transposed [outputs, padded rows] and interleaved [input panels][padded rows / 2][64][2].
-void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int padded, const Bf16* weight_rows, Bf16* transposed, Bf16* interleaved,
+// Rows [first, first + rows), at most `padded`, a multiple of 32: the gradient of x, and the operands of that of the weights: `left`
+// (see pack_left) and right, [input panels][padded rows / 2][64][2].
+void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int padded, const Bf16* weight_rows, Bf16* left, Bf16* right,
                           float* grad_bias, Bf16* rounded, float* product) {
+    const Products products;
     const int width = (call.outputs + 31) / 32 * 32;
     const Bf16* grad = rounded;
-    if (call.grad_is_bf16 && width == call.outputs) grad = static_cast<const Bf16*>(call.grad_output) + first * call.outputs;
+    if (call.activates) with_activation(call, [&](auto kind) { activation_gradient<kind.value>(call, first, rows, width, rounded); });
+    else if (call.grad_is_bf16 && width == call.outputs) grad = static_cast<const Bf16*>(call.grad_output) + first * call.outputs;
     else round_rows(call.grad_output, call.grad_is_bf16, first, rows, call.outputs, width, rounded);
-    const int64_t all = call.padded_rows;
-    for (int r = 0; r < padded; r += 2 * W) {
-        const int left = rows - r > 0 ? rows - r : 0;
-        transpose_block(grad + size_t(r) * width, width, left, call.outputs, transposed + first + r, all);
-    }
+    pack_left(grad, width, rows, padded, call.outputs, first, call.padded_rows, left);
     for (int n = 0; n < call.outputs; n += W) {
         Vec sum = zero();
-        for (int r = 0; r < rows; r++) sum = sum + load_update(grad + size_t(r) * width + n, call.outputs - n);
+        for (int r = 0; r < rows; r++) sum = sum + load_bf16(grad + size_t(r) * width + n);
         store(grad_bias + n, sum);
     }
     for (int part = 0; part < call.inputs; part += kPanelColumns) {
-        Bf16* to = interleaved + (size_t(part) * all / 2 + size_t(first / 2) * kPanelColumns) * 2;
-        const int n = call.inputs - part < kPanelColumns ? call.inputs - part : kPanelColumns;
-        for (int r = 0; r < padded; r += 2, to += 2 * kPanelColumns)
-            for (int c = 0; c < kPanelColumns; c += W) {
-                const auto row = [&](int i) {
-                    const int64_t at = (first + i) * call.inputs + part + c;
-                    if (i >= rows || c >= n) return zero();
-                    return call.x_is_bf16 ? load_update(static_cast<const Bf16*>(call.x) + at, n - c) : load_part(static_cast<const float*>(call.x) + at, n - c);
-                };
-                _mm512_storeu_si512(to + 2 * c, ::interleaved(row(r), row(r + 1)));
-            }
+        Bf16* to = right + size_t(part) * call.padded_rows + first * kPanelColumns;
+        const auto interleave = [&](const auto* x) {
+            x += first * call.inputs + part;
+            for (int r = 0; r < padded; r += 2, x += 2 * call.inputs, to += 2 * kPanelColumns)
+                interleave_rows(x, r + 1 < rows ? x + call.inputs : nullptr, r < rows ? call.inputs - part : 0, to);
+        };
+        if (call.x_is_bf16) interleave(static_cast<const Bf16*>(call.x));
+        else interleave(static_cast<const float*>(call.x));
     }
     for (int part = 0; call.grad_x && part < call.inputs; part += kPanelColumns) {
         const int n = call.inputs - part < kPanelColumns ? call.inputs - part : kPanelColumns;
-        product_bf16(grad, width, rows, weight_rows + size_t(part) * call.padded_outputs, call.outputs / 2 + call.outputs % 2, product, kPanelColumns, false);
+        product_bf16(grad, width, rows, weight_rows + size_t(part) * call.padded_outputs, width / 2, product, kPanelColumns, false);
         char* to = static_cast<char*>(call.grad_x) + (first * call.inputs + part) * (call.x_is_bf16 ? 2 : 4);
         write_rows(product, kPanelColumns, rows, n, nullptr, to, call.x_is_bf16, call.inputs);
     }
 }
 
 // Rows [first, first + rows) of the gradient of the weights, for a panel of inputs.
-void weight_rows_gradient(const LinearCall& call, int first, int rows, int panel, const Bf16* transposed, const Bf16* interleaved, float* product) {
+void weight_rows_gradient(const LinearCall& call, int first, int rows, int panel, const Bf16* left, const Bf16* right, float* product) {
     constexpr int kPairs = 256;  // that stay in the cache
+    const Products products;
     const int64_t pairs = call.padded_rows / 2;
-    const Bf16* b = interleaved + size_t(panel) * pairs * 2 * kPanelColumns;
+    const int column = panel * kPanelColumns, n = call.inputs - column < kPanelColumns ? call.inputs - column : kPanelColumns;
     for (int64_t p = 0; p < pairs; p += kPairs) {
         const int some = int(pairs - p < kPairs ? pairs - p : kPairs);
-        product_bf16(transposed + first * call.padded_rows + 2 * p, call.padded_rows, rows, b + p * 2 * kPanelColumns, some, product, kPanelColumns, p > 0);
+        product_over_rows(left, call.padded_rows, first, rows, p, right + (panel * pairs + p) * 2 * kPanelColumns, some, product, p > 0);
     }
-    const int column = panel * kPanelColumns, n = call.inputs - column < kPanelColumns ? call.inputs - column : kPanelColumns;
     write_rows(product, kPanelColumns, rows, n, nullptr, call.grad_weight + size_t(first) * call.inputs + column, false, call.inputs);
 }
 

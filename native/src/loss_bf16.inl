@@ -79,6 +79,7 @@ void remove_gold(const LossBlock& b, int r, int first, int last) {
 
 // A block of rows: normalizers, exponentials, and the products of these with the weights.
 void loss_block(const LossSizes& s, const LossBlock& b) {
+    const Products products;
     block_logits(s, b);
     for (int r = 0; r < b.rows; r++) b.sums[r] = 0;
     for (int first = 0; first < s.padded_vocabulary(); first += kLossColumns) {
@@ -101,6 +102,7 @@ void loss_block(const LossSizes& s, const LossBlock& b) {
 
 // grad [width + 1, 64] of a panel, transposed, += hidden [width + 1, rows] times the exponentials.
 void weight_gradient(const Bf16* hidden, size_t stride, int width, const Bf16* exponentials, int rows, float* grad, bool add) {
+    const Products products;
     product_bf16(hidden, stride, width, exponentials, rows / 2, grad, kPanelColumns, add);
 }
 

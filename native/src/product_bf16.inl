@@ -1,4 +1,4 @@
-// Products of bfloat16 numbers with sums in float32, for training. Included by target_bf16.cpp after vec.h.
+// Products of bfloat16 numbers with sums in float32, for training: by vectors, or on AMX tiles. Included after vec.h.
 //
 // C [rows, 64] = A B. A: rows of numbers. B, packed: panels of 64 columns [pairs of rows][64][2], so that one instruction multiplies a
 // pair of A with 16 pairs of B.
@@ -7,7 +7,6 @@ namespace {
 
 using transduce::kPanelColumns;
 using Bf16 = uint16_t;
-constexpr int kVecs = kPanelColumns / W, kMostRows = 6;  // 24 sums in registers
 
 inline __m512bh pairs_of(Vec low, Vec high) { return _mm512_cvtne2ps_pbh(high, low); }
 // Numbers of two rows side by side: a0 b0 a1 b1 ...
@@ -17,14 +16,109 @@ inline __m512i interleaved(Vec a, Vec b) {
     return _mm512_permutexvar_epi16(order, (__m512i)pairs_of(a, b));
 }
 inline void store_bf16(Bf16* to, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(a)); }
-inline Vec load_part(const float* p, int n) { return _mm512_maskz_loadu_ps(__mmask16((1u << (n < W ? n : W)) - 1), p); }
+inline Vec widened(__m256i a) { return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16); }
+inline Vec load_bf16(const Bf16* p) { return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+// The first n numbers of a vector, with zeros behind them; of none for n <= 0.
+inline __mmask16 lanes(int n) { return __mmask16(n <= 0 ? 0 : (1u << (n < W ? n : W)) - 1); }
+inline Vec load_part(const float* p, int n) { return _mm512_maskz_loadu_ps(lanes(n), p); }
+inline Vec load_part(const Bf16* p, int n) { return widened(_mm256_maskz_loadu_epi16(lanes(n), p)); }
+inline void store_part(float* p, int n, Vec a) { _mm512_mask_storeu_ps(p, lanes(n), a); }
+inline void store_part(Bf16* p, int n, Vec a) { _mm256_mask_storeu_epi16(p, lanes(n), (__m256i)_mm512_cvtneps_pbh(a)); }
 
+#if defined(__AMX_BF16__)
+
+// Tiles: 0 to 3 sums (rows 0-15 and 16-31, columns 0-15 and 16-31), 4 and 5 of A, 6 and 7 of B.
+void configure_tiles(int rows, int more_rows) {
+    struct alignas(64) {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config;
+    std::memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
+    for (int i = 0; i < 6; i++) config.rows[i] = uint8_t(i == 0 || i == 1 || i == 4 ? rows : more_rows);
+    _tile_loadconfig(&config);
+}
+
+// While one exists, its thread can multiply.
+struct Products {
+    Products() { configure_tiles(16, 16); }
+    ~Products() { _tile_release(); }
+};
+
+// C [32 or 16 rows, 32 columns] = A B.
+template <bool TWO>
+void tile_block(const Bf16* a, size_t stride, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
+    float* below = c + 16 * c_stride;
+    if (add) {
+        _tile_loadd(0, c, c_stride * 4);
+        _tile_loadd(1, c + 16, c_stride * 4);
+        if (TWO) {
+            _tile_loadd(2, below, c_stride * 4);
+            _tile_loadd(3, below + 16, c_stride * 4);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        if (TWO) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+    }
+    for (int p = 0; p < pairs; p += 16, a += 32, b += 32 * kPanelColumns) {
+        _tile_loadd(4, a, stride * 2);
+        _tile_loadd(6, b, 4 * kPanelColumns);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + 32, 4 * kPanelColumns);
+        _tile_dpbf16ps(1, 4, 7);
+        if (TWO) {
+            _tile_loadd(5, a + 16 * stride, stride * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, c, c_stride * 4);
+    _tile_stored(1, c + 16, c_stride * 4);
+    if (TWO) {
+        _tile_stored(2, below, c_stride * 4);
+        _tile_stored(3, below + 16, c_stride * 4);
+    }
+}
+
+// C [rows, 64] = A [rows, 2 pairs] times a panel, added to C if `add`. A multiple of 16 pairs.
+void product_bf16(const Bf16* a, size_t stride, int rows, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
+    constexpr int kPairs = 256;  // of half a panel, which stay in the first cache
+    for (int p = 0; p < pairs; p += kPairs) {
+        const int some = pairs - p < kPairs ? pairs - p : kPairs;
+        for (int half = 0; half < kPanelColumns; half += 32) {
+            const Bf16* columns = b + size_t(p) * 2 * kPanelColumns + 2 * half;
+            int r = 0;
+            for (; r + 32 <= rows; r += 32) tile_block<true>(a + r * stride + 2 * p, stride, columns, some, c + r * c_stride + half, c_stride, add || p);
+            const int left = rows - r;
+            if (!left) continue;
+            configure_tiles(left < 16 ? left : 16, left > 16 ? left - 16 : 16);
+            const auto block = left > 16 ? tile_block<true> : tile_block<false>;
+            block(a + r * stride + 2 * p, stride, columns, some, c + r * c_stride + half, c_stride, add || p);
+            configure_tiles(16, 16);
+        }
+    }
+}
+
+#else
+
+struct Products {
+    Products() {}  // not an unused variable
+};
+constexpr int kVecs = kPanelColumns / W, kMostRows = 6;  // 24 sums in registers
+
+// Pair p of row r of A is at r * stride + p * next.
 template <int ROWS>
-void product_rows(const Bf16* a, size_t stride, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
+void product_rows(const Bf16* a, size_t stride, size_t next, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
     Vec sum[ROWS][kVecs];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < kVecs; v++) sum[r][v] = add ? load(c + r * c_stride + v * W) : zero();
-    for (int p = 0; p < pairs; p++, a += 2, b += 2 * kPanelColumns) {
+    for (int p = 0; p < pairs; p++, a += next, b += 2 * kPanelColumns) {
         __m512bh column[kVecs];
 #pragma GCC unroll 4
         for (int v = 0; v < kVecs; v++) column[v] = (__m512bh)_mm512_loadu_si512(b + v * 2 * W);
@@ -41,18 +135,24 @@ void product_rows(const Bf16* a, size_t stride, const Bf16* b, int pairs, float*
         for (int v = 0; v < kVecs; v++) store(c + r * c_stride + v * W, sum[r][v]);
 }
 
-// C [rows, 64] = A [rows, 2 pairs] times a panel, added to C if `add`.
-void product_bf16(const Bf16* a, size_t stride, int rows, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
+void product_pairs(const Bf16* a, size_t stride, size_t next, int rows, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
     for (; rows >= kMostRows; rows -= kMostRows, a += kMostRows * stride, c += kMostRows * c_stride)
-        product_rows<kMostRows>(a, stride, b, pairs, c, c_stride, add);
+        product_rows<kMostRows>(a, stride, next, b, pairs, c, c_stride, add);
     switch (rows) {
-    case 5: return product_rows<5>(a, stride, b, pairs, c, c_stride, add);
-    case 4: return product_rows<4>(a, stride, b, pairs, c, c_stride, add);
-    case 3: return product_rows<3>(a, stride, b, pairs, c, c_stride, add);
-    case 2: return product_rows<2>(a, stride, b, pairs, c, c_stride, add);
-    case 1: return product_rows<1>(a, stride, b, pairs, c, c_stride, add);
+    case 5: return product_rows<5>(a, stride, next, b, pairs, c, c_stride, add);
+    case 4: return product_rows<4>(a, stride, next, b, pairs, c, c_stride, add);
+    case 3: return product_rows<3>(a, stride, next, b, pairs, c, c_stride, add);
+    case 2: return product_rows<2>(a, stride, next, b, pairs, c, c_stride, add);
+    case 1: return product_rows<1>(a, stride, next, b, pairs, c, c_stride, add);
     }
 }
+
+// C [rows, 64] = A [rows, 2 pairs] times a panel, added to C if `add`.
+void product_bf16(const Bf16* a, size_t stride, int rows, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
+    product_pairs(a, stride, 2, rows, b, pairs, c, c_stride, add);
+}
+
+#endif
 
 // A row of n numbers, with zeros up to `width`, which is even.
 void round_row(const float* from, int n, int width, Bf16* to) {
@@ -90,6 +190,28 @@ void transpose(__m512i* r) {
     }
 }
 
+// Numbers of two rows side by side: the first 16 of at most 32, and the rest. b: null: zeros.
+struct RowPair {
+    __m512i low, high;
+    RowPair(const Bf16* a, const Bf16* b, int n) {
+        const __m512i order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3,
+                                               34, 2, 33, 1, 32, 0);
+        const __mmask32 known = n >= 32 ? ~__mmask32(0) : (__mmask32(1) << n) - 1;
+        const __m512i x = _mm512_maskz_loadu_epi16(known, a), y = b ? _mm512_maskz_loadu_epi16(known, b) : _mm512_setzero_si512();
+        low = _mm512_permutex2var_epi16(x, order, y);
+        high = _mm512_permutex2var_epi16(x, _mm512_add_epi16(order, _mm512_set1_epi16(16)), y);
+    }
+};
+
+// Rows as a panel: two rows of at most 64 numbers become one of its pairs.
+inline void interleave_rows(const Bf16* a, const Bf16* b, int n, Bf16* to) {
+    for (int c = 0; c < kPanelColumns; c += 2 * W) {
+        const RowPair pair(a + c, b ? b + c : nullptr, n > c ? n - c : 0);
+        _mm512_storeu_si512(to + 2 * c, pair.low);
+        _mm512_storeu_si512(to + 2 * (c + W), pair.high);
+    }
+}
+
 // Rows of `n` numbers become columns of a panel: `rows` of at most 64, the others zero. to: [width / 2][64][2].
 void pack_transposed(const float* from, size_t stride, int rows, int n, int width, Bf16* to) {
     alignas(64) Bf16 row[W][2 * W];
@@ -107,5 +229,55 @@ void pack_transposed(const float* from, size_t stride, int rows, int n, int widt
         }
     }
 }
+
+// The left operand of a product A^T B over `all` rows of A, in parts: rows [first, first + padded) of `columns` numbers, of which `rows`
+// are known and the others zero. `padded` is a multiple of 32.
+#if defined(__AMX_BF16__)
+
+// [columns, all]: rows of A^T.
+void pack_left(const Bf16* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t all, Bf16* to) {
+    for (int r = 0; r < padded; r += 32)
+        for (int k = 0; k < columns; k += 32) {
+            __m512i part[2][W];
+            for (int i = 0; i < W; i++) {
+                const Bf16* row = from + size_t(r + 2 * i) * stride + k;
+                const int known = rows - r - 2 * i;
+                const RowPair pair(row, known > 1 ? row + stride : nullptr, known > 0 ? columns - k : 0);
+                part[0][i] = pair.low, part[1][i] = pair.high;
+            }
+            for (int half = 0; half < 2; half++) {
+                transpose(part[half]);
+                for (int i = 0, column = k + half * W; i < W && column + i < columns; i++)
+                    _mm512_storeu_si512(to + (column + i) * all + first + r, part[half][i]);
+            }
+        }
+}
+
+// C [columns, 64] = A^T B for columns of A from `column` on, and 2 `pairs` rows from row 2 `pair` on, which b begins with.
+void product_over_rows(const Bf16* left, int64_t all, int column, int columns, int64_t pair, const Bf16* b, int pairs, float* c, bool add) {
+    product_bf16(left + column * all + 2 * pair, all, columns, b, pairs, c, kPanelColumns, add);
+}
+
+#else
+
+// Panels of 64 columns, [all / 2][64][2].
+void pack_left(const Bf16* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t all, Bf16* to) {
+    for (int k = 0; k < columns; k += kPanelColumns) {
+        Bf16* pairs = to + size_t(k) * all + first * kPanelColumns;
+        for (int r = 0; r < padded; r += 2, pairs += 2 * kPanelColumns) {
+            const Bf16* row = from + size_t(r) * stride + k;
+            interleave_rows(row, r + 1 < rows ? row + stride : nullptr, r < rows ? columns - k : 0, pairs);
+        }
+    }
+}
+
+// C [columns, 64] = A^T B for columns of A from `column` on, of one panel, and 2 `pairs` rows from row 2 `pair` on, which b begins with.
+void product_over_rows(const Bf16* left, int64_t all, int column, int columns, int64_t pair, const Bf16* b, int pairs, float* c, bool add) {
+    const int in_panel = column % kPanelColumns;
+    const Bf16* a = left + size_t(column - in_panel) * all + (pair * kPanelColumns + in_panel) * 2;
+    product_pairs(a, 2, 2 * kPanelColumns, columns, b, pairs, c, kPanelColumns, add);
+}
+
+#endif
 
 }  // namespace

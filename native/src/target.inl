@@ -6,6 +6,7 @@
 #include "product_float32.inl"
 #include "product_int8.inl"
 
+#include "activations.inl"
 #include "attention.inl"
 #include "layers.inl"
 #include "recurrent.inl"

@@ -1,19 +1,4 @@
 // Kernels of training for CPUs with AVX-512 and its bfloat16 products.
-#include "training.h"
-#include "vec.h"
+#include "training.inl"
 
-#include "product_bf16.inl"
-
-#include "loss_bf16.inl"
-
-#include "attention_training.inl"
-
-#include "norm_training.inl"
-
-#include "linear_bf16.inl"
-
-constexpr transduce::TrainingKernels transduce::kBf16Kernels = {
-    kLossColumns, round_row, pack_panel, loss_block, weight_gradient, unpack_gradient, attend_group, attend_group_backward,
-    pack_columns, pack_rows, linear_rows, linear_rows_backward, weight_rows_gradient,
-    residual_rows, residual_rows_backward, dropout_rows_backward,
-};
+constexpr transduce::TrainingKernels transduce::kBf16Kernels = kTraining;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace transduce {
 
 constexpr int kPanelColumns = 64;
@@ -49,7 +51,7 @@ struct LossBlock {
 };
 
 // Attention of all heads of some sequences. The numbers of one head at one position are side by side; strides, in numbers, are of
-// sequences, heads and positions. What is written is contiguous: [batch, positions, heads, width].
+// sequences, heads and positions. The output is contiguous: [batch, positions, heads, width].
 struct HeadsCall {
     int64_t batch;
     int heads, kv_heads, queries, keys, width, value_width;
@@ -62,10 +64,18 @@ struct HeadsCall {
     const uint16_t* grad_output;  // backward
     int64_t grad_strides[3];
     uint16_t *grad_query, *grad_key, *grad_value;
+    int64_t grad_query_strides[3], grad_key_strides[3], grad_value_strides[3];
 };
 
 void attend(const HeadsCall& call, int n_threads);
 void attend_backward(const HeadsCall& call, int n_threads);
+
+// Each number is a function of the seed and of its place.
+struct Dropout {
+    uint32_t below;  // of 2^32: numbers whose random bits are below this are dropped; 0: none
+    float scale;     // of the others
+    uint64_t seed;
+};
 
 // x + dropout(update), and its norm: LayerNorm, or RMSNorm (rms). Rows of `width` numbers.
 struct ResidualCall {
@@ -76,9 +86,7 @@ struct ResidualCall {
     const float *gain, *shift;   // shift: null: none
     float epsilon;
     bool rms;
-    uint32_t drop_below;         // of 2^32; 0: nothing is dropped
-    float keep_scale;
-    uint64_t seed;
+    Dropout dropout;
     float* sum;                  // x + dropout(update); null: not wanted, without an update
     float *output, *statistics;  // the norm, and [rows, 2]: mean and 1 / deviation; null: no norm
     const float *grad_output, *normed;  // backward: `normed` is what the norm has read
@@ -90,14 +98,18 @@ struct ResidualCall {
 void residual(const ResidualCall& call, int n_threads);
 void residual_backward(const ResidualCall& call, int n_threads);
 
-// x weight^T + bias, in bfloat16.
+// x weight^T + bias in bfloat16, and the activation of that with dropout.
 struct LinearCall {
     int64_t rows;
     int inputs, outputs;
     const void* x;               // [rows, inputs], bfloat16 or float32
     bool x_is_bf16, grad_is_bf16;
     const float *weight, *bias;  // [outputs, inputs]; [outputs] or null
+    bool activates;
+    Activation activation;
+    Dropout dropout;             // of what is activated
     uint16_t* output;            // [rows, outputs]
+    uint16_t* before;            // the output before the activation, for its gradient; null: not wanted. Of ReLU, `output` does
     const void* grad_output;     // backward
     void* grad_x;                // of the type of x; null: not wanted
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias
@@ -121,17 +133,16 @@ struct TrainingKernels {
     void (*pack_columns)(const LinearCall& call, int panel, uint16_t* to);
     void (*pack_rows)(const LinearCall& call, int first, uint16_t* to);
     void (*linear_rows)(const LinearCall& call, int64_t first, int rows, const uint16_t* columns, uint16_t* rounded, float* product);
-    void (*linear_rows_backward)(const LinearCall& call, int64_t first, int rows, int padded, const uint16_t* weight_rows, uint16_t* transposed,
-                                 uint16_t* interleaved, float* grad_bias, uint16_t* rounded, float* product);
-    void (*weight_rows_gradient)(const LinearCall& call, int first, int rows, int panel, const uint16_t* transposed, const uint16_t* interleaved,
-                                 float* product);
+    void (*linear_rows_backward)(const LinearCall& call, int64_t first, int rows, int padded, const uint16_t* weight_rows, uint16_t* left,
+                                 uint16_t* right, float* grad_bias, uint16_t* rounded, float* product);
+    void (*weight_rows_gradient)(const LinearCall& call, int first, int rows, int panel, const uint16_t* left, const uint16_t* right, float* product);
     // Rows [first, last); the gradients of gain and shift are added to [padded width].
     void (*residual_rows)(const ResidualCall& call, int64_t first, int64_t last);
     void (*residual_rows_backward)(const ResidualCall& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);
     void (*dropout_rows_backward)(const ResidualCall& call, int64_t first, int64_t last);
 };
 #if defined(__x86_64__)
-extern const TrainingKernels kBf16Kernels;
+extern const TrainingKernels kBf16Kernels, kAmxBf16Kernels;
 #endif
 // Those of this CPU; null: none.
 const TrainingKernels* training_kernels();

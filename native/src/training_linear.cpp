@@ -8,7 +8,7 @@ namespace transduce {
 namespace {
 
 constexpr int kRows = 96;         // of x that a thread takes at once; a multiple of 32
-constexpr int kWeightRows = 48;   // of the gradient of the weights
+constexpr int kWeightRows = 64;   // of the gradient of the weights: of one panel
 
 struct Scratch {
     Buffer<uint16_t> rounded;
@@ -28,7 +28,7 @@ void share(int n_threads, int n_pieces, Work work) { Pool::get().run(n_threads, 
 
 // Operands, kept from call to call. One caller at a time: see `Pool`.
 struct Operands {
-    Buffer<uint16_t> weight, transposed, interleaved;
+    Buffer<uint16_t> weight, left, right;
     Buffer<float> bias;
 };
 thread_local Operands operands;
@@ -52,26 +52,26 @@ void linear_backward(const LinearCall& given, int n_threads) {
     const TrainingKernels& kernels = *training_kernels();
     LinearCall call = given;
     const int blocks = int((call.rows + kRows - 1) / kRows);
-    call.padded_rows = int64_t(blocks) * kRows, call.padded_outputs = int(round_up(call.outputs, 2));
+    call.padded_rows = int64_t(blocks) * kRows, call.padded_outputs = int(round_up(call.outputs, 32));
     const size_t width = round_up(call.outputs, 32), n_bias = round_up(call.outputs, 16);
     operands.weight.reserve(size_t(panels(call.inputs)) * kPanelColumns * call.padded_outputs);
-    operands.transposed.reserve(size_t(call.outputs) * call.padded_rows);
-    operands.interleaved.reserve(size_t(panels(call.inputs)) * kPanelColumns * call.padded_rows);
+    operands.left.reserve(size_t(panels(call.outputs)) * kPanelColumns * call.padded_rows);
+    operands.right.reserve(size_t(panels(call.inputs)) * kPanelColumns * call.padded_rows);
     operands.bias.reserve(blocks * n_bias);
-    uint16_t *weight = operands.weight.data(), *transposed = operands.transposed.data(), *interleaved = operands.interleaved.data();
+    uint16_t *weight = operands.weight.data(), *left = operands.left.data(), *right = operands.right.data();
     float* bias = operands.bias.data();
     share(n_threads, panels(call.inputs),
           [&](int p) { kernels.pack_rows(call, p * kPanelColumns, weight + size_t(p) * kPanelColumns * call.padded_outputs); });
     share(n_threads, blocks, [&](int piece) {
         const int64_t first = int64_t(piece) * kRows;
         Scratch& own = scratch(width);
-        kernels.linear_rows_backward(call, first, int(std::min<int64_t>(kRows, call.rows - first)), kRows, weight, transposed, interleaved,
+        kernels.linear_rows_backward(call, first, int(std::min<int64_t>(kRows, call.rows - first)), kRows, weight, left, right,
                                      bias + piece * n_bias, own.rounded.data(), own.product.data());
     });
     const int rows = (call.outputs + kWeightRows - 1) / kWeightRows;
     share(n_threads, rows * panels(call.inputs), [&](int piece) {
         const int first = piece % rows * kWeightRows;
-        kernels.weight_rows_gradient(call, first, std::min(kWeightRows, call.outputs - first), piece / rows, transposed, interleaved,
+        kernels.weight_rows_gradient(call, first, std::min(kWeightRows, call.outputs - first), piece / rows, left, right,
                                      scratch(width).product.data());
     });
     for (int n = 0; call.grad_bias && n < call.outputs; n++) {

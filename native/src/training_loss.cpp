@@ -10,7 +10,7 @@
 namespace transduce {
 namespace {
 
-constexpr int kBlockRows = 48;              // that a thread takes at once
+constexpr int kBlockRows = 96;              // that a thread takes at once
 constexpr size_t kChunkBytes = 8 << 20;     // of exponentials that are kept for the gradient of the weights
 constexpr int kMostChunkRows = 1536;
 
@@ -185,7 +185,8 @@ Loss smoothed_loss(const LossCall& call, int n_threads) { return SmoothedLoss(ca
 
 const TrainingKernels* training_kernels() {
 #if defined(__x86_64__)
-    if (chosen_isa() == Isa::avx512_vnni && has_bf16()) return &kBf16Kernels;  // on AMX: not measured
+    if (chosen_isa() == Isa::amx) return &kAmxBf16Kernels;
+    if (chosen_isa() == Isa::avx512_vnni && has_bf16()) return &kBf16Kernels;
 #endif
     return nullptr;
 }

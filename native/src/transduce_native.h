@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 12
+#define TRANSDUCE_ABI_VERSION 13
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -182,8 +182,8 @@ typedef struct {
 TRANSDUCE_API int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, double* loss, double* nll);
 
 /* softmax(scale * query key^T + bias) value, of all heads of some sequences. Numbers are bfloat16, those of one head at one position
- * side by side; strides are of sequences, heads and positions, in numbers. Groups of heads / kv_heads heads share keys and values. What
- * is written is contiguous: [batch, positions, heads, width]. */
+ * side by side; strides are of sequences, heads and positions, in numbers. Groups of heads / kv_heads heads share keys and values. The
+ * output is contiguous: [batch, positions, heads, width]. */
 typedef struct {
     int64_t batch;
     int32_t heads, kv_heads, queries, keys, width, value_width;
@@ -196,6 +196,7 @@ typedef struct {
     const uint16_t* grad_output; /* transduce_attend_backward: the rest */
     int64_t grad_strides[3];
     uint16_t *grad_query, *grad_key, *grad_value;
+    int64_t grad_query_strides[3], grad_key_strides[3], grad_value_strides[3];
 } transduce_heads_call;
 
 TRANSDUCE_API int32_t transduce_attend(const transduce_heads_call* call, int32_t n_threads);
@@ -221,13 +222,17 @@ typedef struct {
 TRANSDUCE_API int32_t transduce_residual(const transduce_residual_call* call, int32_t n_threads);
 TRANSDUCE_API int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t n_threads);
 
-/* x weight^T + bias with products of bfloat16 numbers, and its gradients. */
+/* x weight^T + bias with products of bfloat16 numbers, with an activation and dropout after it, and its gradients. */
 typedef struct {
     int64_t rows;
     int32_t inputs, outputs, x_is_bf16, grad_is_bf16; /* other numbers are float32 */
     const void* x;             /* [rows, inputs] */
+    int32_t activation;        /* -1: none; 0: ReLU, 1: GELU, 2: its tanh form, 3: SiLU */
+    float p;                   /* of dropping what is activated; 0 without an activation */
+    uint64_t seed;
     const float *weight, *bias; /* [outputs, inputs]; null, or [outputs] */
     uint16_t* output;          /* [rows, outputs] */
+    uint16_t* before;          /* what the activation reads, for its gradient; null: not wanted, or ReLU, which reads `output` */
     const void* grad_output;   /* backward */
     void* grad_x;              /* of the type of x; null: not wanted */
     float *grad_weight, *grad_bias; /* grad_bias: null without a bias */

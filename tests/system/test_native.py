@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
+from transduce.native import kernels
 from transduce.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -144,3 +146,18 @@ def test_make_native_without_a_compiler_succeeds_and_says_so() -> None:
     command = ["make", "native", "CXX=no-such-compiler"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "no C++ compiler" in done.stdout
+
+
+def test_kernels_of_training_for_amx_on_emulated_tiles(tmp_path: Path) -> None:
+    """The code for CPUs with AMX, whose tiles are plain C++ here: any CPU with AVX-512 BF16 can run it."""
+    if kernels.kernels_in_use() == "torch":
+        pytest.skip("this CPU has no kernels of training")
+    build = [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(tmp_path)]
+    flags = {"CXXFLAGS": "-O1 -include native/tests/emulated_tiles.h", "TRANSDUCE_NATIVE_REQUIRED": "1"}
+    subprocess.run(build, cwd=ROOT, env={**os.environ, **flags}, check=True)
+    library = tmp_path / "transduce/native/libtransduce_native.so"
+    tests = [sys.executable, "-m", "pytest", "-n", "0", "tests/unit/training/test_kernels.py"]
+    used = {"TRANSDUCE_NATIVE_LIBRARY": str(library), "TRANSDUCE_NATIVE_ISA": "amx"}
+    done = subprocess.run(tests, cwd=ROOT, env={**os.environ, **used}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout and "skipped" not in done.stdout

@@ -6,13 +6,13 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transduce.native.library import load_library
+from transduce.native.library import instruction_set, load_library
 
 Kernels = Literal["auto", "torch"]
 
@@ -54,8 +54,10 @@ def all_threads_for_kernels() -> Iterator[None]:
 
 
 def kernels_in_use() -> str:
-    """What computes bfloat16 products of training on a CPU: avx512_bf16 or torch."""
-    return "torch" if _chosen == "torch" or training_library() is None else "avx512_bf16"
+    """What computes bfloat16 products of training on a CPU: amx, avx512_bf16 or torch."""
+    if _chosen == "torch" or training_library() is None:
+        return "torch"
+    return "amx" if instruction_set() == "amx" else "avx512_bf16"
 
 
 def in_use_for(x: Tensor) -> bool:
@@ -83,6 +85,16 @@ def multiplies(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+def activates(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:
+    """Whether `activated_linear` computes this layer, its activation and dropout."""
+    return isinstance(layer, nn.Linear) and not _has_hooks(layer) and multiplies(x, layer.weight)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether something reads or changes what the module computes."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 _LONG = 1 << 15  # queries times keys from which PyTorch's kernel, whose memory does not grow with them, takes over
 
 
@@ -108,8 +120,4 @@ def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], bias: 
 
 def residual_in_use(x: Tensor, update: Tensor, norm: nn.Module | None) -> bool:
     """Whether `add_and_norm` adds this update to x, and computes this norm of the sum."""
-    return (
-        x.dtype == torch.float32
-        and in_use_for(update)
-        and (norm is None or not (norm._forward_hooks or norm._forward_pre_hooks))
-    )
+    return x.dtype == torch.float32 and in_use_for(update) and (norm is None or not _has_hooks(norm))

@@ -6,6 +6,7 @@ Products round to bfloat16 and add in float32. Results do not depend on the numb
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 
 import torch
@@ -79,6 +80,7 @@ class _HeadsCall(ctypes.Structure):
         ("grad_output", ctypes.c_void_p),
         ("grad_strides", ctypes.c_int64 * 3),
         *((name, ctypes.c_void_p) for name in ("grad_query", "grad_key", "grad_value")),
+        *((f"grad_{name}_strides", ctypes.c_int64 * 3) for name in ("query", "key", "value")),
     ]
 
 
@@ -106,21 +108,53 @@ def _empty_heads(like: Tensor, width: int) -> Tensor:
     return like.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
+def _place(x: Tensor) -> tuple[object, object]:
+    return x.storage_offset(), x.stride()
+
+
+def _empty_gradients(*tensors: Tensor) -> list[Tensor]:
+    """Memory for gradients: of tensors that together are all of a packed projection, in one place and its order."""
+    found: list[Tensor] = []
+    memory: dict[int, Tensor] = {}  # by the address of the projection
+    for x in tensors:
+        storage = x.untyped_storage()
+        address, n = storage.data_ptr(), storage.nbytes() // x.element_size()
+        if sum(one.numel() for one in tensors if one.untyped_storage().data_ptr() == address) == n:
+            whole = memory.setdefault(address, x.new_empty(n))
+            found.append(whole.as_strided(x.shape, x.stride(), x.storage_offset()))
+        else:
+            found.append(_empty_heads(x, x.shape[3]))
+    return found
+
+
 class SplitHeads(torch.autograd.Function):
     """Views of the heads of several projections [B, T, sum of heads * width]: of each [B, H_i, T, K_i]."""
 
     @staticmethod
     def forward(ctx, x: Float[Tensor, "B T D"], heads: Sequence[int], widths: Sequence[int]):  # type: ignore[no-untyped-def]
-        ctx.shape, ctx.rows = x.shape, [n * width for n, width in zip(heads, widths, strict=True)]
-        parts = zip(heads, x.split(ctx.rows, dim=-1), strict=True)
-        return tuple(part.unflatten(-1, (n, -1)).transpose(1, 2) for n, part in parts)
+        ctx.shape, ctx.heads = x.shape, heads
+        ctx.rows = [n * width for n, width in zip(heads, widths, strict=True)]
+        return _heads_of(x, ctx.rows, ctx.heads)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):  # type: ignore[no-untyped-def]
+        storage, n = grads[0].untyped_storage(), math.prod(ctx.shape)
+        if storage.nbytes() == n * grads[0].element_size():  # perhaps of `_empty_gradients`, already in their places
+            whole = grads[0].as_strided((n,), (1,), 0).view(ctx.shape)
+            parts = _heads_of(whole, ctx.rows, ctx.heads)
+            same = (grad.untyped_storage().data_ptr() == storage.data_ptr() for grad in grads)
+            if all(same) and list(map(_place, grads)) == list(map(_place, parts)):
+                return whole, None, None
         whole = grads[0].new_empty(ctx.shape)
-        for part, grad in zip(whole.split(ctx.rows, dim=-1), grads, strict=True):
-            part.unflatten(-1, (grad.shape[1], -1)).copy_(grad.transpose(1, 2))
+        for part, grad in zip(_heads_of(whole, ctx.rows, ctx.heads), grads, strict=True):
+            part.copy_(grad)
         return whole, None, None
+
+
+def _heads_of(x: Float[Tensor, "B T D"], rows: Sequence[int], heads: Sequence[int]) -> tuple[Tensor, ...]:
+    """A view [B, H_i, T, K_i] of each part of `rows` numbers."""
+    parts = zip(heads, x.split(rows, dim=-1), strict=True)
+    return tuple(part.unflatten(-1, (n, -1)).transpose(1, 2) for n, part in parts)
 
 
 class HeadsAttention(torch.autograd.Function):
@@ -152,9 +186,11 @@ class HeadsAttention(torch.autograd.Function):
         assert library is not None
         query, key, value, bias = ctx.saved_tensors
         call, grad = _heads_call(query, key, value, bias), _dense_heads(grad)
-        grads = [_empty_heads(x, x.shape[3]) for x in (query, key, value)]
+        grads = _empty_gradients(query, key, value)
         call.grad_output, call.grad_strides = grad.data_ptr(), grad.stride()[:3]
-        call.grad_query, call.grad_key, call.grad_value = (x.data_ptr() for x in grads)
+        for name, x in zip(("query", "key", "value"), grads, strict=True):
+            setattr(call, f"grad_{name}", x.data_ptr())
+            setattr(call, f"grad_{name}_strides", x.stride()[:3])
         check(library, library.transduce_attend_backward(ctypes.byref(call), n_threads()))
         return *grads, None
 
@@ -184,7 +220,7 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
 
     What is dropped follows from one number of PyTorch's generator and the place of each element.
     """
-    seed = int(torch.empty((), dtype=torch.int64).random_()) if p else 0
+    seed = _new_seed() if p else 0
     if norm is None:
         return _Residual.apply(x, update, None, None, 0.0, False, p, seed)
     is_rms = isinstance(norm, nn.RMSNorm)
@@ -234,46 +270,68 @@ class _LinearCall(ctypes.Structure):
     _fields_ = [
         ("rows", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("inputs", "outputs", "x_is_bf16", "grad_is_bf16")),
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "output")),
+        ("x", ctypes.c_void_p),
+        ("activation", ctypes.c_int32),
+        ("p", ctypes.c_float),
+        ("seed", ctypes.c_uint64),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "output", "before")),
         *((name, ctypes.c_void_p) for name in ("grad_output", "grad_x", "grad_weight", "grad_bias")),
     ]
 
 
-class Linear(torch.autograd.Function):
-    """x W^T + b in bfloat16, from x in bfloat16 or float32, with float32 weights and gradients of them."""
+_ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")  # by their numbers in transduce_linear_call
+
+
+def _new_seed() -> int:
+    """A number of PyTorch's generator."""
+    return int(torch.empty((), dtype=torch.int64).random_())
+
+
+def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None) -> Tensor:
+    """x W^T + b in bfloat16."""
+    return _Linear.apply(x, weight, bias, -1, 0.0, 0)
+
+
+def activated_linear(x: Float[Tensor, "*B I"], layer: nn.Linear, activation: str, p: float) -> Float[Tensor, "*B O"]:
+    """dropout(activation(x W^T + b)) in bfloat16."""
+    return _Linear.apply(x, layer.weight, layer.bias, _ACTIVATIONS.index(activation), p, _new_seed() if p else 0)
+
+
+class _Linear(torch.autograd.Function):
+    """From x in bfloat16 or float32, with float32 weights and gradients of them."""
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx, x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None
-    ):
+    def forward(ctx, x, weight, bias, activation, p, seed):  # type: ignore[no-untyped-def]
         library = training_library()
         assert library is not None
         x, weight = x.contiguous(), weight.contiguous()
         output = x.new_empty(*x.shape[:-1], len(weight), dtype=torch.bfloat16)
-        call = Linear._call(x, weight)
-        for name, pointer in _pointers(bias=bias, output=output).items():
-            setattr(call, name, pointer)
+        before = torch.empty_like(output) if activation > 0 else None
+        ctx.options = (activation, p, seed)
+        call = _linear_call(ctx.options, x=x, weight=weight, bias=bias, output=output, before=before)
         check(library, library.transduce_linear(ctypes.byref(call), n_threads()))
-        ctx.save_for_backward(x, weight, bias)
+        ctx.save_for_backward(x, weight, bias, output if activation == 0 else None, before)
         return output
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         library = training_library()
         assert library is not None
-        x, weight, bias = ctx.saved_tensors
+        x, weight, bias, output, before = ctx.saved_tensors
         grad = grad.contiguous()
         grads = [torch.empty_like(x) if ctx.needs_input_grad[0] else None, torch.empty_like(weight)]
         grads.append(None if bias is None else torch.empty_like(bias))
-        call = Linear._call(x, weight)
-        call.grad_is_bf16 = grad.dtype == torch.bfloat16
         written = dict(zip(("grad_x", "grad_weight", "grad_bias"), grads, strict=True))
-        for name, pointer in _pointers(grad_output=grad, **written).items():
-            setattr(call, name, pointer)
+        call = _linear_call(ctx.options, x=x, weight=weight, output=output, before=before, grad_output=grad, **written)
+        call.grad_is_bf16 = grad.dtype == torch.bfloat16
         check(library, library.transduce_linear_backward(ctypes.byref(call), n_threads()))
-        return tuple(grads)
+        return *grads, None, None, None
 
-    @staticmethod
-    def _call(x: Tensor, weight: Tensor) -> _LinearCall:
-        rows, is_bf16 = x.numel() // x.shape[-1], x.dtype == torch.bfloat16
-        return _LinearCall(rows, x.shape[-1], len(weight), is_bf16, x=x.data_ptr(), weight=weight.data_ptr())
+
+def _linear_call(options: tuple[int, float, int], *, x: Tensor, weight: Tensor, **others: Tensor | None) -> _LinearCall:
+    activation, p, seed = options
+    rows, is_bf16 = x.numel() // x.shape[-1], x.dtype == torch.bfloat16
+    call = _LinearCall(rows, x.shape[-1], len(weight), is_bf16, activation=activation, p=p, seed=seed)
+    for name, pointer in _pointers(x=x, weight=weight, **others).items():
+        setattr(call, name, pointer)
+    return call

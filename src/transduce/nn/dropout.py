@@ -36,9 +36,14 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = p
 
+    @property
+    def rate(self) -> float:
+        """The probability that is in force: 0 in eval."""
+        return self.p if self.training else 0.0
+
     def forward(self, x: Tensor) -> Tensor:
         """Dropped-out `x` of the same shape."""
-        if not self.training or self.p == 0:
+        if not self.rate:
             return x
         if _of_torch(x):
             return nn.functional.dropout(x, self.p)
@@ -46,7 +51,7 @@ class Dropout(nn.Module):
 
     def add(self, x: Tensor, update: Tensor) -> Tensor:
         """`x + dropout(update)` in one pass, with x's dtype, for residual connections."""
-        if not self.training or self.p == 0 or _of_torch(x):
+        if not self.rate or _of_torch(x):
             return x + self(update)
         return torch.addcmul(x, update.to(x.dtype), keep_factors(update, self.p).to(x.dtype))
 

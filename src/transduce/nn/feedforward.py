@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.native import kernels, operators
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear
 
@@ -44,7 +45,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.d_model, self.d_ff, self.bias, self.kernel_size, self.causal = d_model, d_ff, bias, kernel_size, causal
         self.expand, self.contract = self._expansion(), self._contraction()
-        self.activate = ACTIVATIONS[activation]
+        self.activation, self.activate = activation, ACTIVATIONS[activation]
         self.dropout = Dropout(dropout)
 
     def _expansion(self) -> nn.Module:
@@ -57,6 +58,9 @@ class FeedForward(nn.Module):
         self, x: Float[Tensor, "B T D"], keep: Tensor | None = None, history: list[Tensor] | None = None
     ) -> Float[Tensor, "B T D"]:
         """x transformed position by position; only the convolution uses `keep` and `history`."""
+        expand = self.expand
+        if kernels.activates(expand, x):
+            return self.contract(operators.activated_linear(x, expand, self.activation, self.dropout.rate))
         return self.contract(self.dropout(self.activate(self.expand(x))))
 
 

@@ -60,7 +60,7 @@ def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor 
         or not x.numel()
     ):
         if kernels.multiplies(x, weight):
-            return operators.Linear.apply(x, weight, bias)
+            return operators.linear(x, weight, bias)
         if _has_changing_shapes(x):
             return _RoundedLinear.apply(x, weight, bias)
         return F.linear(x, weight, bias)

@@ -44,7 +44,7 @@ class PostNorm(nn.Module):
     def _add(self, x: Tensor, update: Tensor, norm: nn.Module | None) -> Tensor:
         """x + Dropout(update), and the norm of that, if there is one."""
         if kernels.residual_in_use(x, update, norm):
-            return operators.add_and_norm(x, update, norm, self.dropout.p if self.training else 0.0)
+            return operators.add_and_norm(x, update, norm, self.dropout.rate)
         total = self.dropout.add(x, update)
         return total if norm is None else norm(total)
 

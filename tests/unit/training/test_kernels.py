@@ -17,6 +17,7 @@ from transduce.data.batch import collate
 from transduce.models.registry import build_model
 from transduce.native import kernels as native
 from transduce.native import operators
+from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.masks import HIDDEN
 from transduce.training.loss import predict_tokens
 from transduce.training.step import autocast
@@ -112,7 +113,7 @@ def test_linear_layers(shape: tuple[int, int, int], has_bias: bool, kind: torch.
         given = [one.clone().requires_grad_() for one in (x, weight, bias) if one is not None]
         before = torch.get_num_threads()
         torch.set_num_threads(n_threads)
-        output = operators.Linear.apply(*given[:2], given[2] if has_bias else None)
+        output = operators.linear(*given[:2], given[2] if has_bias else None)
         output.backward(grad)
         torch.set_num_threads(before)
         found.append([output, *(one.grad for one in given)])
@@ -122,6 +123,54 @@ def test_linear_layers(shape: tuple[int, int, int], has_bias: bool, kind: torch.
     for ours, again, exactly in zip(*found, [expected, *(one.grad for one in exact)], strict=True):
         assert torch.equal(ours, again)
         assert (ours.double() - exactly).norm() <= 2**-7 * exactly.norm()
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("shape", [(1, 1, 1), (97, 33, 65), (300, 128, 512)])
+def test_activated_linear_layers(shape: tuple[int, int, int], activation: str, kind: torch.dtype, p: float) -> None:
+    rows, n_in, n_out = shape
+    torch.manual_seed(1)
+    layer = nn.Linear(n_in, n_out)
+    layer.weight.data = layer.weight.data.bfloat16().float()  # rounded later, signs would change before ReLU
+    x, grad = (2 * torch.randn(rows, n_in)).bfloat16().to(kind), torch.randn(rows, n_out).bfloat16()
+    generator = torch.get_rng_state()
+    found = []
+    for n_threads in (1, 3):
+        torch.set_rng_state(generator)
+        layer.zero_grad()
+        given, before = x.clone().requires_grad_(), torch.get_num_threads()
+        torch.set_num_threads(n_threads)
+        output = operators.activated_linear(given, layer, activation, p)
+        output.backward(grad)
+        torch.set_num_threads(before)
+        found.append([output, given.grad, layer.weight.grad, layer.bias.grad])
+    exact, exact_layer = x.double().requires_grad_(), copy.deepcopy(layer).double()
+    activated = ACTIVATIONS[activation](exact_layer(exact))
+    torch.set_rng_state(generator)  # what is dropped is a function of the seed and the place
+    factors = operators.add_and_norm(torch.zeros(rows, n_out), torch.ones(rows, n_out).bfloat16(), None, p).double()
+    expected = activated * factors
+    exact_layer.zero_grad()
+    expected.backward(grad.double())
+    exactly = [expected, exact.grad, exact_layer.weight.grad, exact_layer.bias.grad]
+    for ours, again, right in zip(*found, exactly, strict=True):
+        assert torch.equal(ours, again)
+        assert (ours.double() - right).norm() <= 2**-7 * right.norm() + 1e-6
+
+
+def test_gradients_of_packed_projections_are_written_in_their_places() -> None:
+    """Those of queries, keys and values of one projection need no copy; a query that is used twice does."""
+    torch.manual_seed(1)
+    for twice in (False, True):
+        packed = torch.randn(3, 5, 3 * 8).bfloat16().requires_grad_()
+        query, key, value = operators.SplitHeads.apply(packed, (2, 2, 2), (4, 4, 4))
+        output = operators.HeadsAttention.apply(query, key, value, None)
+        (output.sum() + (query.sum() if twice else 0)).backward()
+        exact = packed.detach().double().requires_grad_()
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in exact.split(8, dim=-1))
+        ((q @ k.transpose(2, 3) / 2).softmax(-1) @ v).sum().add(q.sum() if twice else 0).backward()
+        assert (packed.grad.double() - exact.grad).norm() <= 2**-7 * exact.grad.norm()
 
 
 NORMS: dict[str, Callable[[int], nn.Module | None]] = {

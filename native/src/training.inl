@@ -1,0 +1,23 @@
+// All kernels of training for the instruction set that the including file is compiled for.
+
+#include "training.h"
+#include "vec.h"
+
+#include "product_bf16.inl"
+
+#include "activations.inl"
+#include "attention_training.inl"
+#include "dropout.inl"
+#include "linear_bf16.inl"
+#include "loss_bf16.inl"
+#include "norm_training.inl"
+
+namespace {
+
+constexpr transduce::TrainingKernels kTraining = {
+    kLossColumns, round_row, pack_panel, loss_block, weight_gradient, unpack_gradient, attend_group, attend_group_backward,
+    pack_columns, pack_rows, linear_rows, linear_rows_backward, weight_rows_gradient,
+    residual_rows, residual_rows_backward, dropout_rows_backward,
+};
+
+}  // namespace
