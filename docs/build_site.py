@@ -106,7 +106,7 @@ def with_outputs(path: Path) -> str:
 
 def front_picture(*, run: bool) -> str:
     """The inspection page of the model of `make demo`, or else of a smaller one that is trained here, once."""
-    model, page = ROOT / "runs" / "demo", PAGES / "demo.html"
+    model, page, without = ROOT / "runs" / "demo", PAGES / "demo.html", PAGES / "demo-without-positions.html"
     if not (model / "model.safetensors").exists():
         model = ROOT / "build" / "demo"
     if run:
@@ -114,8 +114,8 @@ def front_picture(*, run: bool) -> str:
             transduce("demo", "--run", model, "--updates", "400", *SMALL, "--quiet")
         transduce("inspect", model, SENTENCE, "--html", page)
         off = [word for side in ("src", "tgt") for word in ("--off", f"{side}_embedding.positions")]
-        transduce("inspect", model, SENTENCE, *off, "--html", PAGES / "demo-without-positions.html")
-    if not page.exists():
+        transduce("inspect", model, SENTENCE, *off, "--html", without)
+    if not (page.exists() and without.exists()):
         return ""
     link = (
         f'[Open the page](demo.html): the demo model translates "{SENTENCE}". '
