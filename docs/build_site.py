@@ -106,16 +106,21 @@ def with_outputs(path: Path) -> str:
 
 def front_picture(*, run: bool) -> str:
     """The inspection page of the model of `make demo`, or else of a smaller one that is trained here, once."""
-    model, page = ROOT / "runs" / "demo", PAGES / "demo.html"
+    model, page, without = ROOT / "runs" / "demo", PAGES / "demo.html", PAGES / "demo-without-positions.html"
     if not (model / "model.safetensors").exists():
         model = ROOT / "build" / "demo"
     if run:
         if not (model / "model.safetensors").exists():
             transduce("demo", "--run", model, "--updates", "400", *SMALL, "--quiet")
         transduce("inspect", model, SENTENCE, "--html", page)
-    if not page.exists():
+        off = [word for side in ("src", "tgt") for word in ("--off", f"{side}_embedding.positions")]
+        transduce("inspect", model, SENTENCE, *off, "--html", without)
+    if not (page.exists() and without.exists()):
         return ""
-    link = f'[Open the page](demo.html): the demo model translates "{SENTENCE}"'
+    link = (
+        f'[Open the page](demo.html): the demo model translates "{SENTENCE}". '
+        "[The same model without positions](demo-without-positions.html)"
+    )
     return f'<iframe src="demo.html" title="Inside the demo model" style="{FRAME}"></iframe>\n\n{link}'
 
 

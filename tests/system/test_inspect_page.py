@@ -108,6 +108,8 @@ def test_the_live_page(runs: dict[str, Path], browser: webdriver.Chrome) -> None
         for section in SECTIONS:
             drawn = ", ".join(f"#{section} {one}" for one in ("canvas", "svg", "table", "input"))
             assert browser.find_elements(By.CSS_SELECTOR, drawn), section
+        browser.execute_script("document.getElementById('tokens').scrollIntoView()")
+        wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#tokens canvas")) == 2)
         before = text_of(browser, "steps")
         browser.find_element(By.CSS_SELECTOR, "#steps .tree-box").send_keys(Keys.ARROW_RIGHT)
         wait(lambda: text_of(browser, "steps") != before)
@@ -131,6 +133,14 @@ def test_requests_of_the_page(runs: dict[str, Path]) -> None:
         assert status == 400 and "allowed are" in error["error"]
         status, error = server.request("/inspect/look", asked | {"text": "a " * 4000})
         assert status == 400 and "at most 256" in error["error"]
+        first = server.request("/inspect/look", asked)[1]
+        assert "saliency" not in first and first["tokens"] and not any(v["data"] for v in first["parts"][0]["values"])
+        assert server.request("/inspect/look", asked | {"views": ["saliency"]})[1].keys() == {"saliency"}
+        later = {"views": ["parts"], "values": [first["parts"][0]["name"]]}
+        (values, *_) = (part["values"] for part in server.request("/inspect/look", asked | later)[1]["parts"])
+        assert all(value["data"] for value in values)
+        status, error = server.request("/inspect/look", asked | {"views": ["heads"]})
+        assert status == 400 and "allowed are" in error["error"]
         query = {"value": "encoder.blocks.0.self_attention.query", "index": [0, 0, 0]}
         status, cell = server.request("/inspect/cell", asked | query)
         terms = sum(a * b for a, b in cell["terms"])
@@ -190,6 +200,7 @@ def comparison(runs: dict[str, Path], browser: webdriver.Chrome) -> Iterator[web
 
 def test_the_live_comparison_asks_once_for_the_parts_of_both_models(comparison: webdriver.Chrome) -> None:
     browser = comparison
+    wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#tokens canvas")) == 4)  # asked for when nobody types
     before = browser.execute_script(REQUESTS)
     time.sleep(1)
     assert browser.execute_script(REQUESTS) == before

@@ -78,7 +78,7 @@ def _results(folder: Path) -> Iterator[str]:
     """Yield lines with translations next to their references, scores, and attention."""
     from transduce.decoding.translator import Translator
     from transduce.evaluation.result_files import read_record
-    from transduce.inspection.attention import attention_of
+    from transduce.inspection.look import attention_of
     from transduce.inspection.terminal import show_attention
     from transduce.runs.folder import RunFolder
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 import torch
 
 from transduce.decoding.translator import Translator
+from transduce.errors import SettingsError
 from transduce.inspection.arrays import NamedArray, pack
-from transduce.inspection.heatmap import HeatMap
+from transduce.inspection.heatmap import HeatMap, SentenceAttention
 from transduce.inspection.page import kept_page
 from transduce.inspection.parts import Part, cell, parts_of
 from transduce.inspection.replay import Replay
@@ -24,6 +26,7 @@ from transduce.inspection.views import (
     lens_view,
     masks_view,
     positions_view,
+    predictions,
     recorded_run,
     saliency_view,
     tokens_view,
@@ -37,11 +40,20 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inspection:
-    """What a model computes for one sentence: `views`, plain data but for arrays, and the parts with their values."""
+    """What a model computes for one sentence: its views, and the parts with their values.
+
+    recorded: views by name. slow: functions that compute further views, and keep what they computed.
+    """
 
     sentence: Sentence
     parts: tuple[Part, ...]
-    views: Mapping[str, Any] = field(repr=False)
+    recorded: Mapping[str, Any] = field(repr=False)
+    slow: Mapping[str, Callable[[], Any]] = field(repr=False)
+
+    @property
+    def views(self) -> dict[str, Any]:
+        """All views by name, plain data."""
+        return {**self.recorded, **{name: compute() for name, compute in self.slow.items()}}
 
     @property
     def arrays(self) -> dict[str, NamedArray]:
@@ -51,9 +63,22 @@ class Inspection:
     def __getitem__(self, name: str) -> NamedArray:
         return self.arrays[name]
 
-    def to_json(self, values: Sequence[str] = ()) -> dict[str, Any]:
-        """Plain data for the page; with the matrices of the parts whose names are in `values`."""
-        return {**self.views, "parts": [_part_data(part, part.name in values) for part in self.parts]}
+    def to_json(self, values: Sequence[str] = (), views: Sequence[str] | None = None) -> dict[str, Any]:
+        """Plain data for the page.
+
+        Args:
+            values: Names of the parts whose matrices are wanted.
+            views: Names of the views, "parts" among them (default: all); without any, those that are not slow.
+
+        Raises:
+            SettingsError: There is no such view.
+        """
+        quick = {**self.recorded, "parts": [_part_data(part, part.name in values) for part in self.parts]}
+        known = (*quick, *self.slow)
+        wanted = known if views is None else views or tuple(quick)
+        if unknown := [name for name in wanted if name not in known]:
+            raise SettingsError(f"views = {unknown[0]}: no such view; allowed are {', '.join(known)}")
+        return {name: quick[name] if name in quick else self.slow[name]() for name in wanted}
 
     def cell(self, name: str, index: Sequence[int]) -> dict[str, Any] | None:
         """The dot product behind one cell of a value; None if it is none."""
@@ -93,7 +118,7 @@ def look(
         found, log_probs = recorded_run(subject, model, sentence)
         parts = tuple(parts_of(model, found, subject.side_of))
         lens = lens_view(subject, model, found, sentence)
-        original = subject.read(subject.model, text, target, prefix) if off else None
+        original = _original(subject, subject.read(subject.model, text, target, prefix)) if off else None
     sides = sentence.sides
     predicted = sides[subject.predicted]
     attention = list(attention_view(parts, sides))
@@ -101,7 +126,7 @@ def look(
         "version": VERSION,
         "model": _model_data(subject),
         "off": list(off),
-        "original": None if original is None else {"text": original.sides[subject.predicted].text},
+        "original": original,
         "can_switch": [_switch(name, label) for name, label in switches(subject.model).items()],
         "sides": {name: {"text": s.text, "tokens": s.tokens, "words": s.words} for name, s in sides.items()},
         "attention": attention,
@@ -109,12 +134,11 @@ def look(
         "positions": list(positions_view(model, sentence, subject)),
         "masks": list(masks_view(parts)),
         "tokens": tokens_view(log_probs, sentence, predicted),
-        "saliency": saliency_view(subject, model, sentence),
         "lens": lens,
         "steps": _steps(subject, sentence.search),
     }
     views["absent"] = _absent(subject, views)
-    return Inspection(sentence, parts, views)
+    return Inspection(sentence, parts, views, {"saliency": cache(partial(saliency_view, subject, model, sentence))})
 
 
 def inspect(
@@ -152,6 +176,12 @@ def heat_maps(found: Inspection) -> list[HeatMap]:
     return maps
 
 
+def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:
+    """The attention for `tgt` (default: the model's translation of `src`). Raises `DataError`."""
+    found = inspect(translator, src, tgt)
+    return SentenceAttention(src, found.sentence.sides["tgt_out"].text, tuple(heat_maps(found)))
+
+
 def _model_data(subject: Subject) -> dict[str, Any]:
     settings = {} if subject.folder is None else subject.folder.settings.model.model_dump()
     scalars = {key: value for key, value in settings.items() if isinstance(value, (int, float, str, bool))}
@@ -163,6 +193,12 @@ def _model_data(subject: Subject) -> dict[str, Any]:
         "n_parameters": count_parameters(subject.model) or sum(p.numel() for p in subject.model.parameters()),
         "settings": scalars,
     }
+
+
+def _original(subject: Subject, sentence: Sentence) -> dict[str, Any]:
+    """The output of the complete model and its log-probability."""
+    targets = predictions(subject, subject.model, sentence).gather(1, sentence.targets[:, None])
+    return {"text": sentence.sides[subject.predicted].text, "log_prob": float(targets.sum())}
 
 
 def _switch(name: str, label: str) -> dict[str, str]:
@@ -274,7 +310,6 @@ def _absent(subject: Subject, views: Mapping[str, Any]) -> dict[str, str]:
         "positions": "This model adds no positions to its embeddings or scores.",
         "steps": "This view replays the search for a translation; this model does not translate.",
         "lens": "This view needs a residual stream from the embedding to predictions of tokens.",
-        "saliency": "Attribution is not available for this model.",
     }
-    keys = {"heads": "attention", "positions": "positions", "steps": "steps", "lens": "lens", "saliency": "saliency"}
+    keys = {"heads": "attention", "positions": "positions", "steps": "steps", "lens": "lens"}
     return {"layers" if view == "lens" else view: reasons[view] for view, key in keys.items() if not views[key]}

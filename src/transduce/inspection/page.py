@@ -28,7 +28,7 @@ class Recorded(Protocol):
         """The parts of the model."""
 
     def to_json(self, values: Sequence[str] = ()) -> dict[str, Any]:
-        """Plain data, with the matrices of the parts in `values`."""
+        """Plain data of all views, with the matrices of the parts in `values`."""
 
 
 @cache

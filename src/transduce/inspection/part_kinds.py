@@ -63,13 +63,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class PartKind:
-    """What to say and to show of a class of modules; `source`: the function that computes it."""
+    """What to say and to show of a class of modules; `source`: the function that computes it (default: `forward`)."""
 
     kind: str
     equation: str
     text: str
     points: tuple[Point, ...]
-    source: Callable[..., Any]
+    source: Callable[..., Any] | None = None
 
 
 def _rows(n: int) -> Weight:
@@ -113,6 +113,17 @@ _SELF = (
     Point("value", "V", OF_HEADS, of_keys=True, product=Product("input", weight=_rows(2))),
     *_ATTENTION,
 )
+
+
+def _feed_forward(expanded: str, hidden: str) -> tuple[Point, ...]:
+    return (
+        _INPUT,
+        Point("expand", expanded, product=Product("input", weight=_linear("expand"))),
+        Point("contract.input", hidden),
+        Point("", "output", product=Product("contract.input", weight=_linear("contract"))),
+    )
+
+
 _RESIDUAL = "The input goes on beside the sub-layer, so that each layer adds to a stream that reaches to the end."
 
 PART_KINDS: dict[type[nn.Module], PartKind] = {
@@ -121,21 +132,18 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
         "x = E[token] · √d_model + position",
         "Each token becomes a vector; the position is added, unless the scheme works inside attention.",
         (Point("table", "E[token], before scaling"), Point("", "embedded tokens")),
-        TokenEmbedding.forward,
     ),
     VectorEmbedding: PartKind(
         "embedding",
         "x = W v + b + position",
         "Each vector of the input is projected to the model's width.",
         (Point("projection.input", "input vectors"), Point("", "embedded vectors")),
-        VectorEmbedding.forward,
     ),
     SelfAttention: PartKind(
         "self_attention",
         "softmax(Q Kᵀ / √d_k + mask) V",
         "Every position asks (Q) all positions of its own sequence, finds those that match (K), and reads them (V).",
         _SELF,
-        SelfAttention.forward,
     ),
     CrossAttention: PartKind(
         "cross_attention",
@@ -148,14 +156,12 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
             Point("value", "V, of the source", OF_HEADS, of_keys=True),
             *_ATTENTION,
         ),
-        CrossAttention.forward,
     ),
     RelativeAttention: PartKind(
         "self_attention",
         "softmax((q+u)·k + (q+v)·W_R R) V over the memory and the segment",
         "Scores depend on the distance of query and key; keys of earlier segments come first (the memory).",
         (_INPUT, *(Point(p, t, OF_HEADS) for p, t in (("query", "Q + u"), ("key", "K"), ("value", "V"))), *_ATTENTION),
-        RelativeAttention.forward,
     ),
     StateAttention: PartKind(
         "attention",
@@ -185,59 +191,42 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
         "attention of each token to its neighbours, itself, its embedding and the relay node",
         "A token sees only five vectors; the relay node carries what is far away.",
         (_INPUT, Point("", "output")),
-        SatelliteAttention.forward,
     ),
     SSRU: PartKind(
         "recurrent",
         "c_t = f_t c_(t-1) + (1 - f_t) W x_t,  output = ReLU(c_t)",
         "A recurrent unit in place of the decoder's self-attention: one vector remembers all earlier tokens.",
         (_INPUT, Point("", "ReLU(c)")),
-        SSRU.forward,
     ),
     FeedForward: PartKind(
         "feed_forward",
         "max(0, x W₁ + b₁) W₂ + b₂",
         "The same two-layer network at every position.",
-        (
-            _INPUT,
-            Point("expand", "x W₁ + b₁", product=Product("input", weight=_linear("expand"))),
-            Point("contract.input", "after the activation"),
-            Point("", "output", product=Product("contract.input", weight=_linear("contract"))),
-        ),
-        FeedForward.forward,
+        _feed_forward("x W₁ + b₁", "after the activation"),
     ),
     GatedFeedForward: PartKind(
         "feed_forward",
         "(activate(x W) · x V) W₂",
         "One half of the hidden layer gates the other.",
-        (
-            _INPUT,
-            Point("expand", "x W and x V", product=Product("input", weight=_linear("expand"))),
-            Point("contract.input", "gated"),
-            Point("", "output", product=Product("contract.input", weight=_linear("contract"))),
-        ),
-        GatedFeedForward.forward,
+        _feed_forward("x W and x V", "gated"),
     ),
     ConvFeedForward: PartKind(
         "feed_forward",
         "two convolutions over positions",
         "A feed-forward network that also sees neighbouring positions.",
         (_INPUT, Point("", "output")),
-        ConvFeedForward.forward,
     ),
     PostNorm: PartKind(
         "residual",
         "LayerNorm(x + Sublayer(x))",
         _RESIDUAL,
         (_INPUT, Point("norm.input", "x + Sublayer(x)"), Point("", "after the norm")),
-        PostNorm.forward,
     ),
     PreNorm: PartKind(
         "residual",
         "x + Sublayer(LayerNorm(x))",
         _RESIDUAL,
         (_INPUT, Point("norm", "LayerNorm(x)"), Point("", "x + Sublayer(LayerNorm(x))")),
-        PreNorm.forward,
     ),
     LSTM: PartKind(
         "recurrent",
@@ -252,7 +241,6 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
             Point("0", "hidden state h"),
             Point("1", "cell state c"),
         ),
-        LSTM.forward,
     ),
     GRU: PartKind(
         "recurrent",
@@ -265,25 +253,22 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
             Point("gates.n", "new content n"),
             Point("0", "hidden state h"),
         ),
-        GRU.forward,
     ),
     GatedConvolution: PartKind(
         "convolution",
         "v(x) · σ(g(x)) of a window of positions",
         "A convolution over neighbouring positions whose output gates itself.",
         (_INPUT, Point("", "output")),
-        GatedConvolution.forward,
     ),
     nn.LayerNorm: PartKind(
         "norm",
         "(x - mean) / √(var + ε) · γ + β",
         "The norm after the last block.",
         (_INPUT, Point("", "after the norm")),
-        nn.LayerNorm.forward,
     ),
 }
 PART_KINDS[nn.RMSNorm] = PartKind(
-    "norm", "x / rms(x) · γ", "The norm after the last block.", PART_KINDS[nn.LayerNorm].points, nn.RMSNorm.forward
+    "norm", "x / rms(x) · γ", "The norm after the last block.", PART_KINDS[nn.LayerNorm].points
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,16 @@ class Part:
 
     def source(self) -> dict[str, Any]:
         """Where it is computed: the file in this package, the line, and the code."""
-        lines, line = inspect.getsourcelines(self.kind.source)
-        file = Path(inspect.getsourcefile(self.kind.source) or "")
-        root = Path(transduce.__file__).parent
-        inside = file.relative_to(root) if file.is_relative_to(root) else Path(*file.parts[-4:])
-        return {"file": inside.as_posix(), "line": line, "code": inspect.cleandoc("\n" + "".join(lines)), "url": None}
+        return _source(self.kind.source or type(self.module).forward)
+
+
+@cache
+def _source(function: Callable[..., Any]) -> dict[str, Any]:
+    lines, line = inspect.getsourcelines(function)
+    file = Path(inspect.getsourcefile(function) or "")
+    root = Path(transduce.__file__).parent
+    inside = file.relative_to(root) if file.is_relative_to(root) else Path(*file.parts[-4:])
+    return {"file": inside.as_posix(), "line": line, "code": inspect.cleandoc("\n" + "".join(lines))}
 
 
 def parts_of(model: nn.Module, found: Recording, side_of: Callable[[str], tuple[str, str]]) -> Iterator[Part]:
@@ -76,7 +82,8 @@ def parts_of(model: nn.Module, found: Recording, side_of: Callable[[str], tuple[
         nested = any(owner.startswith(f"{other}.") for other in _owners(owner, modules))
         if kind is not None and not nested:
             shown.setdefault(owner, kind)
-    for name, kind in sorted(shown.items(), key=lambda item: _last_place(item[0], found)):
+    places = {owner: place for place, value in enumerate(found) for owner in _prefixes(value)}
+    for name, kind in sorted(shown.items(), key=lambda item: places[item[0]]):
         side, keys = side_of(name)
         part = Part(name, kind, modules[name], side, keys, _is_backward(name, modules))
         yield replace(part, values=dict(_values(part, found)))
@@ -94,9 +101,10 @@ def _owners(name: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
             yield name
 
 
-def _last_place(name: str, found: Recording) -> int:
-    order = list(found)
-    return max((i for i, value in enumerate(order) if value == name or value.startswith(f"{name}.")), default=0)
+def _prefixes(name: str) -> Iterator[str]:
+    """A value's own name and those of the modules around it; its last place is where a part is complete."""
+    words = name.split(".")
+    return (".".join(words[:n]) for n in range(1, len(words) + 1))
 
 
 def _values(part: Part, found: Recording) -> Iterator[tuple[str, NamedArray]]:

@@ -206,10 +206,9 @@ def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np
         with torch.enable_grad(), intervene(model, {subject.embedding: keep}):
             own = subject.hidden(model, *repeated)[torch.arange(len(places)), places]
             known = subject.logits(model, own).float().log_softmax(-1)
-            known[torch.arange(len(places)), sentence.targets[places]].sum().backward()
-        x = embedded.pop()
-        assert x.grad is not None
-        found.append(to_numpy((x.grad * x).sum(-1)))
+            x = embedded.pop()
+            (gradient,) = torch.autograd.grad(known[torch.arange(len(places)), sentence.targets[places]].sum(), x)
+        found.append(to_numpy((gradient * x).sum(-1)))
     return np.concatenate(found)
 
 
@@ -313,6 +312,10 @@ def lens_view(
 def recorded_run(subject: Subject, model: Any, sentence: Sentence) -> tuple[Recording, Tensor]:
     """Everything that the model computes for a sentence, and the log-probabilities [T, V] of its predictions."""
     with torch.no_grad(), record(model) as found:
-        hidden = subject.hidden(model, *sentence.inputs)
-        log_probs = subject.logits(model, hidden)[0].float().log_softmax(-1)
+        log_probs = predictions(subject, model, sentence)
     return found, log_probs
+
+
+def predictions(subject: Subject, model: Any, sentence: Sentence) -> Tensor:
+    """The log-probabilities [T, V] of a sentence's predictions."""
+    return subject.logits(model, subject.hidden(model, *sentence.inputs))[0].float().log_softmax(-1)

@@ -25,8 +25,6 @@ from transduce.models.star import CLASSIFIER_OPTIONS, STAR_OPTIONS, StarClassifi
 from transduce.models.transformer import TRANSFORMER_OPTIONS, Transformer, transformer_problems
 from transduce.models.transformer_xl import TRANSFORMER_XL_OPTIONS, TransformerXL
 
-Attentions = Mapping[Literal["encoder", "relay", "decoder", "cross"], str]
-
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -35,7 +33,6 @@ class Architecture:
     build: makes the model, from settings and the two vocabulary sizes.
     shape: its stacks.
     family: models of one family use the same names for shared weights, so that one can be fine-tuned from another.
-    attention: name patterns of the modules that are a `nn.attention.Attention`, by kind of attention.
     options: by setting, the table whose keys it may name.
     problems: what is inconsistent in settings whose options are known; each problem is one clause of an error.
     unused: what was changed without effect, likewise. New runs refuse it; old ones with such settings load.
@@ -45,21 +42,15 @@ class Architecture:
     build: Callable[..., nn.Module]
     shape: Literal["encoder-decoder", "decoder", "encoder"]
     family: str
-    attention: Attentions
     options: Mapping[str, Mapping[str, Any]]
     problems: Callable[[Any], Iterable[str]] = lambda s: ()
     unused: Callable[[Any], Iterable[str]] = lambda s: ()
     compiles: bool = True
 
 
-_DECODER: Attentions = {"decoder": "decoder.blocks.*.self_attention"}
-_ENCODER: Attentions = {"encoder": "encoder.blocks.*.self_attention"}
-_RELAY: Attentions = {"relay": "encoder.blocks.*.relay_attention"}
-_CROSS: Attentions = {"cross": "decoder.blocks.*.cross_attention"}
 _BERT: dict[str, Any] = dict(
     shape="encoder",
     family="BERT",
-    attention=_ENCODER,
     problems=stack_problems,
     unused=unused_by_stacks,
 )
@@ -69,7 +60,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         Transformer,
         shape="encoder-decoder",
         family="Transformer",
-        attention={**_ENCODER, **_DECODER, **_CROSS},
         options=TRANSFORMER_OPTIONS,
         problems=transformer_problems,
         unused=unused_by_stacks,
@@ -78,14 +68,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         ConvS2S,
         shape="encoder-decoder",
         family="ConvS2S",
-        attention={"cross": "decoder.attentions.*"},
         options=CONVS2S_OPTIONS,
     ),
     "star": Architecture(
         StarTransformer,
         shape="encoder-decoder",
         family="Star",
-        attention={**_RELAY, **_DECODER, **_CROSS},
         options=STAR_OPTIONS,
         problems=stack_problems,
         unused=unused_by_stacks,
@@ -94,7 +82,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         RecurrentModel,
         shape="encoder-decoder",
         family="RNN",
-        attention={"cross": "decoder.attention"},
         options=RECURRENT_OPTIONS,
         problems=recurrent_problems,
         unused=unused_by_rnn,
@@ -104,7 +91,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         CausalLM,
         shape="decoder",
         family="GPT",
-        attention=_DECODER,
         options=DECODER_OPTIONS,
         problems=stack_problems,
         unused=unused_by_stacks,
@@ -113,7 +99,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         TransformerXL,
         shape="decoder",
         family="Transformer-XL",
-        attention=_DECODER,
         options=TRANSFORMER_XL_OPTIONS,
         problems=head_problems,
     ),
@@ -124,18 +109,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         StarClassifier,
         shape="encoder",
         family="Star classifier",
-        attention=_RELAY,
         options=CLASSIFIER_OPTIONS,
         problems=head_problems,
     ),
 }
 """By `model.kind`."""
 assert ARCHITECTURES.keys() == MODEL_SETTINGS.keys()
-
-
-def architecture_of(model: nn.Module) -> Architecture:
-    """The entry of a model's class."""
-    return next(entry for entry in ARCHITECTURES.values() if entry.build is type(model))
 
 
 def check_model(settings: ModelSettings) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import threading
 import webbrowser
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,10 @@ Names = Annotated[list[str], Field(max_length=4096)]
 
 
 class LookRequest(BaseModel):
-    """A request to inspect one sentence. values: names of the parts whose matrices are wanted."""
+    """A request to inspect one sentence.
+
+    values: names of the parts whose matrices are wanted. views: names of those wanted (default: all but the slow ones).
+    """
 
     model_config = ConfigDict(extra="forbid")
     run: str
@@ -43,6 +46,7 @@ class LookRequest(BaseModel):
     prefix: Annotated[list[int], Field(max_length=4096)] = []
     off: Names = []
     values: Names = []
+    views: Names = []
 
 
 class CellRequest(LookRequest):
@@ -126,24 +130,28 @@ class InspectionPage:
 
     async def _answer_look(self, call: Call) -> Response:
         asked = call.parse(LookRequest)
-        found = await self._inspection(call, asked)
-        return json_response(await self._run(found.to_json, asked.values))
+        return json_response(await self._answer(call, asked, lambda found: found.to_json(asked.values, asked.views)))
 
     async def _answer_cell(self, call: Call) -> Response:
         asked = call.parse(CellRequest)
-        found = await self._inspection(call, asked)
-        if asked.value not in found.arrays:
-            raise SettingsError(f"value = {asked.value}: this model has no such value")
-        return json_response(found.cell(asked.value, asked.index))
 
-    async def _inspection(self, call: Call, asked: LookRequest) -> Inspection:
+        def cell(found: Inspection) -> dict[str, Any] | None:
+            if asked.value not in found.arrays:
+                raise SettingsError(f"value = {asked.value}: this model has no such value")
+            return found.cell(asked.value, asked.index)
+
+        return json_response(await self._answer(call, asked, cell))
+
+    async def _answer(self, call: Call, asked: LookRequest, answer: Callable[[Inspection], ResultT]) -> ResultT:
         call.take_texts([asked.text, asked.target or ""])
         if asked.run not in self._runs:
             raise SettingsError(f"run = {asked.run}: not served here; allowed are {', '.join(self._runs)}")
         given_up = threading.Event()
         try:
             async with expiring(call.deadline()):
-                return await self._run(self._look, asked, given_up)
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._worker, lambda: answer(self._look(asked, given_up))
+                )
         finally:
             given_up.set()
 
@@ -151,13 +159,10 @@ class InspectionPage:
         """Inspect a sentence, in the worker. Raises `ExpiredError` at the model's next pass after it was given up."""
         self._given_up = given_up
         model = self._model(asked.run)
-        key = asked.model_dump(include=set(LookRequest.model_fields) - {"values"})
+        key = asked.model_dump(include=set(LookRequest.model_fields) - {"values", "views"})
         if model.last is None or model.last[0] != key:
             model.last = key, look(model.subject, asked.text, asked.target, prefix=asked.prefix, off=asked.off)
         return model.last[1]
-
-    def _run(self, work: Callable[..., ResultT], *arguments: Any) -> Awaitable[ResultT]:
-        return asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
 
     def _model(self, name: str) -> _Model:
         models = self._models

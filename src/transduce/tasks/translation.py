@@ -34,7 +34,8 @@ from transduce.evaluation.metrics import Scores, format_precisions, metrics
 from transduce.evaluation.options import TranslationEvaluation
 from transduce.evaluation.result_files import Wording, save_attention, save_set
 from transduce.evaluation.scored_models import ScoredTranslator
-from transduce.inspection.attention import attention_of
+from transduce.inspection.look import attention_of
+from transduce.inspection.subjects import MOST_TOKENS
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
@@ -325,7 +326,7 @@ def _choose_for_attention(sources: Sequence[str], translator: Translator) -> lis
     taken = (
         src
         for src in fitting or sources
-        if src.strip() and len(translator.tokenizers.src.encode(src)) <= translator.longest
+        if src.strip() and len(translator.tokenizers.src.encode(src)) <= min(translator.longest, MOST_TOKENS)
     )
     return list(islice(taken, N_DRAWN))
 

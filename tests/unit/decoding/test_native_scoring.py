@@ -9,13 +9,13 @@ from functools import cache
 import numpy as np
 import pytest
 
+from attentions import attention_maps
 from native_engines import GPTS, N_TOKENS, engine_of, model_of, needs_library, pytorch_of
 from transduce.data.batch import collate
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.decoding.native_scoring import _Pairs
 from transduce.errors import SettingsError
-from transduce.inspection.attention import attention_maps
 from transduce.native.library import instruction_set
 from transduce.text.special import BOS, EOS, PAD
 
@@ -100,8 +100,7 @@ def test_attention_is_that_of_pytorch(name: str) -> None:
     heads = [(1, 0), (0, 1), (1, settings.model.n_heads - 1), (1, 0)]
     for pair, weights in zip(pairs(), engine_of(name).attention(pairs(), heads), strict=True):
         batch = collate([pair])
-        recorded = attention_maps(model, batch.src, batch.tgt_in).cross
-        assert recorded is not None
+        recorded = attention_maps(model, batch.src, batch.tgt_in)["cross"]
         assert weights.shape == (len(heads), len(pair.tgt) + 1, len(pair.src) + 1)
         for one, (layer, head) in zip(weights, heads, strict=True):
             np.testing.assert_allclose(one, recorded[layer][head], atol=1e-4)

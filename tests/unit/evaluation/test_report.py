@@ -26,8 +26,7 @@ from transduce.evaluation.result_files import (
     save_attention,
     save_set,
 )
-from transduce.inspection.attention import SentenceAttention
-from transduce.inspection.heatmap import HeatMap
+from transduce.inspection.heatmap import HeatMap, SentenceAttention
 from transduce.inspection.html import environment
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import write_json

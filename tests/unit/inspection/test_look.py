@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import transduce
+from attentions import attention_maps
 from text_runs import make_run
 from transduce.config.decoding import DecodingOptions
 from transduce.data.batch import collate
@@ -302,13 +303,20 @@ def test_arrays_survive_their_json() -> None:
 
 
 def test_heat_maps_are_those_of_attention_maps(subjects: Any) -> None:
-    from transduce.inspection.attention import attention_maps
-
     subject = subjects("paper")
     found = look(subject, TEXT)
     batch = collate([Example(found.sentence.sides["src"].ids[:-1], found.sentence.targets.tolist()[:-1])])
     expected = attention_maps(subject.model, batch.src, batch.tgt_in)
     cross, encoder, decoder = heat_maps(found)
-    for heat, other in ((cross, expected.cross), (encoder, expected.encoder), (decoder, expected.decoder)):
-        assert other is not None
+    for heat, other in ((cross, expected["cross"]), (encoder, expected["encoder"]), (decoder, expected["decoder"])):
         np.testing.assert_allclose(heat.weights, other, atol=1e-6)
+
+
+def test_the_memory_of_a_star_begins_with_its_relay_node(subjects: Any) -> None:
+    found = look(subjects("star"), TEXT)
+    cross, relay, _ = heat_maps(found)
+    assert cross.columns == relay.columns == ("relay", *found.sentence.sides["src"].tokens)
+    assert relay.rows == ("relay",)
+    assert (
+        heat_maps(look(subjects("RNN"), TEXT))[0].rows == look(subjects("RNN"), TEXT).sentence.sides["tgt_out"].tokens
+    )

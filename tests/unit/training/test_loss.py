@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from attentions import attention_maps
 from oracle import numpy_transformer as oracle
 from transduce.config.architectures import TransformerSettings
 from transduce.data.batch import collate
 from transduce.data.examples import Example
-from transduce.inspection.attention import attention_maps
 from transduce.models.transformer import Transformer
 from transduce.native import kernels as native
 from transduce.training import loss as module
@@ -307,8 +307,8 @@ def test_guided_loss_is_that_of_the_tokens_and_of_one_recorded_head() -> None:
     expected = 0.0
     for one in examples:
         alone = collate([one])
-        maps = attention_maps(model, alone.src, alone.tgt_in).cross
-        assert maps is not None and one.links is not None
+        maps = attention_maps(model, alone.src, alone.tgt_in)["cross"]
+        assert one.links is not None
         expected -= sum(np.log(maps[1, 0, tgt + 1, src]) for src, tgt in one.links)  # the step that reads the token
     assert (guided - plain).item() == pytest.approx(0.5 * expected, rel=1e-4)
     (guided - plain).backward()

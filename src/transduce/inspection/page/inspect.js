@@ -73,29 +73,34 @@ function draw(wanted) {
 
 page.render = (keys) => {
   draw(SECTIONS.filter((section) => !keys || section.uses.some((key) => keys.includes(key))));
-  askForValues();
+  addMissing();
 };
 
+const IDLE = 1000; // ms after which the server may compute for sections that are not in view
 let later = 0;
+let idle = 0;
+
+function isInView({ id }) {
+  const { top, bottom } = byId(id).getBoundingClientRect();
+  return top < innerHeight && bottom > 0;
+}
 
 // Draw the sections in view first; the others follow when these have been painted.
 function drawRecords() {
-  const isInView = ({ id }) => {
-    const { top, bottom } = byId(id).getBoundingClientRect();
-    return top < innerHeight && bottom > 0;
-  };
   const first = SECTIONS.filter(isInView);
   draw(first);
   const rest = SECTIONS.filter((section) => !first.includes(section));
   cancelAnimationFrame(later);
   later = requestAnimationFrame(() => {
-    later = requestAnimationFrame(() => setTimeout(() => draw(rest)));
+    later = requestAnimationFrame(() =>
+      setTimeout(() => {
+        draw(rest);
+        addMissing();
+      }),
+    );
   });
-  askForValues();
-}
-
-function askForValues() {
-  if (page.live && page.records.some((record) => lacksValues(record) && !asksForValues(record))) look();
+  clearTimeout(idle);
+  idle = setTimeout(() => addMissing(SECTIONS), IDLE);
 }
 
 function showRecords(records) {
@@ -139,6 +144,7 @@ function buildSections() {
       }),
     { rootMargin: "-45% 0px -50% 0px" },
   );
+  const appeared = new IntersectionObserver(() => addMissing());
   for (const [i, section] of SECTIONS.entries()) {
     const node = el(
       "section",
@@ -150,6 +156,7 @@ function buildSections() {
     byId("sections").append(node);
     document.querySelector("nav").append(el("a", { href: `#${section.id}`, textContent: section.title }));
     current.observe(node);
+    appeared.observe(node);
   }
 }
 
@@ -190,8 +197,6 @@ function watchAppearance() {
 let running = null; // AbortController of the requests that are under way
 let asking = ""; // these requests
 
-const asksForValues = (record) => record.asked.values.includes(chosenPart(record).name);
-
 function showStatus(message, isError = false) {
   byId("status").textContent = message;
   byId("status").classList.toggle("error", isError);
@@ -216,9 +221,14 @@ const chosenModels = () =>
 
 function requestFor(run) {
   const target = byId("target").value.trim() ? byId("target").value : null;
+  return { run, text: byId("text").value, target, ...changesOf(run) };
+}
+
+// The part of a run whose matrices the page shows.
+function valuesFor(run) {
   const shown = page.records.find((record) => record.asked.run === run);
   const part = shown && chosenPart(shown);
-  return { run, text: byId("text").value, target, ...changesOf(run), values: part ? [part.name] : [] };
+  return part ? [part.name] : [];
 }
 
 const isFor = (body) => (record) => JSON.stringify(record.asked) === JSON.stringify(body);
@@ -235,7 +245,10 @@ async function look() {
   const slow = setTimeout(() => showStatus("Computing ..."), 400);
   const began = performance.now();
   const answers = await Promise.allSettled(
-    wanted.map((body) => page.records.find(isFor(body)) ?? ask("/inspect/look", body, own.signal)),
+    wanted.map(
+      (body) =>
+        page.records.find(isFor(body)) ?? ask("/inspect/look", { ...body, values: valuesFor(body.run) }, own.signal),
+    ),
   );
   clearTimeout(slow);
   if (own.signal.aborted) return undefined;
@@ -248,11 +261,32 @@ async function look() {
   return showStatus(errors.join(" ") || `${Math.round(taken)} ms`, errors.length > 0);
 }
 
+// Ask for what sections show and their records lack: slow views, and the matrices of the chosen part.
+function addMissing(sections = SECTIONS.filter(isInView)) {
+  if (page.live) page.records.forEach((record) => addMissingTo(record, sections));
+}
+
+async function addMissingTo(record, sections) {
+  const slow = sections.flatMap((section) => section.needs ?? []).filter((name) => !(name in record));
+  const values = lacksValues(record) ? [chosenPart(record).name] : [];
+  const views = values.length ? [...slow, "parts"] : slow;
+  const key = JSON.stringify([views, values]);
+  if (!views.length || record.awaited === key) return;
+  record.awaited = key;
+  try {
+    Object.assign(record, await ask("/inspect/look", { ...record.asked, values, views }, running.signal));
+    const changed = ({ needs, uses }) => needs?.some((name) => slow.includes(name)) || (values.length && uses.includes("part"));
+    if (page.records.includes(record)) draw(SECTIONS.filter(changed));
+    if (record.awaited === key) record.awaited = null;
+    addMissing();
+  } catch (error) {
+    record.awaited = null;
+    if (error.name !== "AbortError") showStatus(error.message, true);
+  }
+}
+
 page.look = look;
-page.cell = (record, value, index) => {
-  const { values, ...body } = record.asked;
-  return ask("/inspect/cell", { ...body, value, index });
-};
+page.cell = (record, value, index) => ask("/inspect/cell", { ...record.asked, value, index });
 
 async function startLive() {
   page.live = true;

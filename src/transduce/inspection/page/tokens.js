@@ -16,6 +16,7 @@ export const tokensSection = {
   id: "tokens",
   title: "Predicted tokens",
   uses: ["tgt", "src"],
+  needs: ["saliency"],
   text:
     "The probability of each predicted token or label, and its rank among all of them. A decoder predicts each token " +
     "from the tokens before it.",
@@ -25,9 +26,9 @@ export const tokensSection = {
     const side = predictedSide(record);
     if (record.tokens?.length) panel.append(tokenTable(record, side));
     const half = mapWidth();
-    if (!record.saliency?.length) return panel.append(note(record.absent.saliency));
+    panel.append(el("h3", { textContent: "Attribution to the input" }));
+    if (!record.saliency) return panel.append(note("The server is computing the attributions ..."));
     panel.append(
-      el("h3", { textContent: "Attribution to the input" }),
       el(
         "div",
         { className: "maps" },
@@ -229,20 +230,21 @@ export const changeSection = {
   render(record, panel) {
     const side = record.sides[predictedSide(record)];
     const off = new Set(record.off);
-    if (page.live && !off.size) complete.set(sentenceOf(record), logProb(record));
-    const texts = el("dl", { className: "texts" });
-    if (record.original)
-      texts.append(el("dt", { textContent: "original" }), el("dd", { textContent: record.original.text }));
-    texts.append(
-      el("dt", { textContent: record.original ? "changed" : "now" }),
-      el("dd", { textContent: side?.text || "" }),
-    );
-    panel.append(texts);
+    const { original } = record;
+    const outputs = [
+      ...(original ? [["original", original.text, original.log_prob]] : []),
+      [original ? "changed" : "now", side?.text || "", logProb(record)],
+    ];
+    const rows = outputs.flatMap(([name, text, p]) => [
+      el("dt", { textContent: name }),
+      el("dd", {}, text, el("span", { className: "soft", textContent: ` log p = ${format(p)}` })),
+    ]);
+    panel.append(el("dl", { className: "texts" }, ...rows));
     const titles = record.can_switch.filter((one) => off.has(one.name)).map((one) => one.title);
     panel.append(
       el("p", { textContent: off.size ? `Switched off: ${titles.join("; ")}.` : "Nothing is switched off." }),
     );
-    if (record.original && record.original.text === side?.text) panel.append(effect(record, side.text));
+    if (isSame(record)) panel.append(note("The output is the same."));
     if (!page.live)
       return panel.append(
         note("Open the live page with `transduce inspect` to switch parts off."),
@@ -264,20 +266,13 @@ export const changeSection = {
   },
 };
 
-// The change of the log-probability, where the output is the same.
-function effect(record, text) {
-  const isFree = record.steps ? record.steps.results[0]?.text === text : !record.sides.tgt_in;
-  const before = page.live && complete.get(sentenceOf(record));
-  const parts = isFree ? ["The output is the same."] : [];
-  if (before) parts.push(`Its log p is ${format(logProb(record))}; with everything on it is ${format(before)}.`);
-  return note(parts.join(" "));
+// Whether the model writes the same without the parts that are off; a translation that was given is the same anyway.
+function isSame({ original, sides, steps }) {
+  const text = original && sides[predictedSide({ sides })]?.text;
+  return original?.text === text && (steps ? steps.results[0]?.text === text : !sides.tgt_in);
 }
 
 const logProb = (record) => record.tokens.reduce((sum, one) => sum + Math.log(one.probability), 0);
-
-const sentenceOf = ({ asked: { run, text, target, prefix } }) => JSON.stringify([run, text, target, prefix]);
-
-const complete = new Map(); // from a sentence to its log-probability with everything on
 
 function switchOff(record, names) {
   changesOf(record.asked.run).off = names;
