@@ -12,6 +12,7 @@ import torch
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.data.check_sample import Sample
+from transduce.data.workers import Workers, Workplace
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.checks import warn_of_data
 from transduce.doctor.resources import warn_of_resources
@@ -53,19 +54,23 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     with join_ranks() as ranks:
         machine = machine.shared(ranks.size, ranks.local_size)
         if dry_run:
-            _resolved(task, settings, start=start, machine=machine, log=log, spool_in=_nearest_folder(path))
+            _resolved(task, settings, start=start, machine=machine, log=log, place=Workplace(_nearest_folder(path)))
         else:
             _train_in(path, settings, task=task, start=start, machine=machine, log=log, ranks=ranks)
     return path
 
 
-def prepare(settings: Settings, path: Path, *, log: Log | None = None) -> None:
-    """Read and encode the text into the run folder `path`, as `train` does before the first update."""
+def prepare(settings: Settings, path: Path, *, log: Log | None = None, workers: Workers | None = None) -> None:
+    """Read and encode the text into the run folder `path`, as `train` does before the first update.
+
+    A killed preparation resumes. `workers`: what cleans and encodes sentence pairs (default: processes of this
+    machine, as many as `data.workers`).
+    """
     log = log or Log()
     start = None if has_read_text(path) else find_start(settings)
-    task = check(settings if start is None else start.settings)
+    task, machine = check(settings if start is None else start.settings), this_machine(settings.training.device)
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
-        _prepare(task, folder, asked=settings, start=start, machine=this_machine(settings.training.device), log=log)
+        _prepare(task, folder, asked=settings, start=start, machine=machine, log=log, workers=workers)
 
 
 def _train_in(
@@ -101,13 +106,13 @@ def _train_in(
 
 
 def _resolved(
-    task: AnyTask, asked: Settings, *, start: Start | None, machine: Machine, log: Log, spool_in: Path
+    task: AnyTask, asked: Settings, *, start: Start | None, machine: Machine, log: Log, place: Workplace
 ) -> tuple[Any, Settings, Extended]:
     """The text, the resolved settings, and the vocabulary."""
     if start is not None:
         asked = start.settings
         log.say(start.summary)
-    texts = task.read(asked, log, spool_in=spool_in)
+    texts = task.read(asked, log, place=place)
     if not asked.model.reads_vectors:
         warn_of_data(Sample(texts.windows), asked.data, task.reads, log)
     extended = None if start is None else extend_vocabulary(start, *task.lines(texts), log)
@@ -117,7 +122,14 @@ def _resolved(
 
 
 def _prepare(
-    task: AnyTask, folder: RunFolder, *, asked: Settings, start: Start | None, machine: Machine, log: Log
+    task: AnyTask,
+    folder: RunFolder,
+    *,
+    asked: Settings,
+    start: Start | None,
+    machine: Machine,
+    log: Log,
+    workers: Workers | None = None,
 ) -> Any:
     """Encode the text, and copy the weights to start from, into the folder, unless an earlier start has done it.
 
@@ -125,15 +137,17 @@ def _prepare(
     """
     if folder.resumed and (found := task.find_prepared(folder, log)) is not None:
         return found
-    tokens = folder.path / "tokens"
+    tokens, place = folder.path / "tokens", Workplace(folder.path / "preparation", keep=True, workers=workers)
     shutil.rmtree(tokens, ignore_errors=True)  # what a killed process has left
     tokens.mkdir(exist_ok=True)
+    (folder.path / "preparation").mkdir(exist_ok=True)
     try:
-        texts, settings, extended = _resolved(task, asked, start=start, machine=machine, log=log, spool_in=tokens)
+        texts, settings, extended = _resolved(task, asked, start=start, machine=machine, log=log, place=place)
         folder.write_settings(settings)
         if start is not None and settings.training.start is not None:
             save_start_weights(start, extended, settings, tokens)
         prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
+        shutil.rmtree(folder.path / "preparation", ignore_errors=True)
         return prepared
     except UserError:
         if not folder.resumed:

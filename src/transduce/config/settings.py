@@ -64,6 +64,7 @@ class DataSettings(Section):
     max_ratio: float = Field(9.0, gt=1, description="Drop pairs above this length ratio (sides over 10 tokens).")
     deduplicate: bool = Field(False, description="Keep only the first of identical pairs.")
     drop_copies: bool = Field(False, description="Drop pairs whose source and target are identical.")
+    workers: int = Field(0, ge=0, le=4096, description="Processes that clean and encode pairs; 0: one per core.")
     documents: Literal["file", "blank_line", "line"] = Field("file", description="What separates text documents.")
     context: int | None = Field(None, ge=2, le=MAX_TOKENS, description="Context length in tokens of text models.")
     masked: float = Field(0.15, gt=0, lt=1, description="Fraction of tokens to mask (BERT).")

@@ -48,6 +48,11 @@ class Pair:
     place: tuple[str, int]
     links: str = ""
 
+    @property
+    def where(self) -> str:
+        """File and line for people."""
+        return f"{self.place[0]}:{self.place[1]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Labelled:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transduce.config.settings import Settings
 
-CHANGEABLE = ("name", "data.root", "training.keep_checkpoints", "training.save_updates")
+CHANGEABLE = ("name", "data.root", "data.workers", "training.keep_checkpoints", "training.save_updates")
 """Settings that do not affect what is computed: a command with other values resumes the same run, with the new values.
 
 `training.micro_batch_tokens` and `training.device` are not among them: another order of summation rounds differently.

@@ -17,6 +17,7 @@ from transduce.data.corpus import Pair
 from transduce.data.leaks import comparable
 from transduce.data.preparation import PairTexts
 from transduce.data.sources import Source, Sources, memory_source
+from transduce.data.workers import Workplace
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
@@ -27,8 +28,8 @@ QUIET = Log(quiet=True)
 TASK = TranslationTask()
 
 
-def read_texts(asked: Settings, sources: Sources[Pair] | None = None, *, spool_in: Path | None = None) -> PairTexts:
-    return TASK.read(asked, QUIET, sources, spool_in=spool_in)
+def read_texts(asked: Settings, sources: Sources[Pair] | None = None, *, place: Workplace | None = None) -> PairTexts:
+    return TASK.read(asked, QUIET, sources, place=place)
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -204,7 +205,7 @@ def test_each_source_is_read_once(tmp_path: Path, validation: bool) -> None:
     valid = (Counted("v", 9, first=950),) if validation else ()
     asked = settings(data={"deduplicate": True})
     with RunFolder.create(tmp_path / "run", asked, "") as folder:
-        texts = read_texts(asked, Sources(train, valid, (test,)), spool_in=tmp_path)
+        texts = read_texts(asked, Sources(train, valid, (test,)), place=Workplace(tmp_path))
         tokenizers = learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
         TASK.count_tokens(texts, tokenizers)
         folder.write_settings(asked)
