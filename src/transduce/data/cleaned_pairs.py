@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate, chain, islice, pairwise
@@ -13,48 +13,77 @@ import numpy as np
 import zstandard
 
 from transduce.config.settings import DataSettings
+from transduce.data.check_sample import Windows
 from transduce.data.clean import DUPLICATE, Cleaner, CleanReport, HeldOutSources, SeenHashes, draws_of, hashes_of
-from transduce.data.corpus import Pair
+from transduce.data.corpus import CHUNK, Pair, RawPairs
 from transduce.data.leaks import comparable
+from transduce.data.sources import Source
 from transduce.data.workers import Arrays, ResultFile, Workers, compute
 from transduce.text.training import Reservoir
 
-CHUNK = 10_000
-"""Pairs that a worker process gets at once."""
+VECTOR_CHUNK = 200
+"""Pairs that are cleaned and encoded at once where the sources are sequences of vectors."""
 
-VECTOR_CHUNK = 50
-"""The same where the sources are sequences of vectors."""
-
-_SEPARATOR = "\0"  # a control character, which cleaning removes
+_SEPARATOR = "\0"  # a control character: cleaning removes it
 
 
-class PairChunk(NamedTuple):
-    """Pairs of one file as they were read, in columns, which are sent faster than objects."""
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Pairs of one file in columns, which are sent to other processes faster than objects."""
 
-    corpus: int
     file: str
     lines: list[int]
     src: list[str]
     tgt: list[str]
     links: list[str]
 
-    def pair(self, i: int) -> Pair:
-        """One of the pairs."""
+    @classmethod
+    def of(cls, pairs: Sequence[Pair]) -> Columns:
+        """At least one pair; the places of all name the same file."""
+        rows = ((pair.place[1], pair.src, pair.tgt, pair.links) for pair in pairs)
+        lines, src, tgt, links = map(list, zip(*rows, strict=True))
+        return cls(pairs[0].place[0], lines, src, tgt, links)
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    def __getitem__(self, i: int) -> Pair:
         return Pair(self.src[i], self.tgt[i], (self.file, self.lines[i]), self.links[i])
 
+    def pairs(self) -> Iterator[Pair]:
+        """All pairs."""
+        return map(self.__getitem__, range(len(self)))
 
-def chunks_of(pairs: Iterable[Pair], n: int = CHUNK, *, corpus: int = 0) -> Iterator[PairChunk]:
-    """The pairs of one corpus, all of whose places name the same file, in chunks."""
-    pairs = iter(pairs)
-    while some := list(islice(pairs, n)):
-        rows = zip(*((pair.place[1], pair.src, pair.tgt, pair.links) for pair in some), strict=True)
-        yield PairChunk(corpus, some[0].place[0], *map(list, rows))
+    def content(self) -> bytes:
+        """All that the pairs depend on."""
+        columns = (self.file, *map(str, self.lines), *self.src, *self.tgt, *self.links)
+        return _SEPARATOR.join(columns).encode("utf-8", "surrogatepass")
+
+
+class PairChunk(NamedTuple):
+    """Consecutive pairs of a corpus as they were read."""
+
+    corpus: int
+    block: RawPairs | Columns
+
+
+def read_chunks(corpus: int, source: Source[Pair], windows: Windows[Pair], n: int) -> Iterator[PairChunk]:
+    """The pairs of a corpus, not decoded where possible, `n` at a time."""
+    if source.read_raw is None:
+        pairs = windows.watch(source.read())
+        while some := list(islice(pairs, n)):
+            yield PairChunk(corpus, Columns.of(some))
+        return
+    for block in source.read_raw(n):
+        windows.see(len(block), block.__getitem__)
+        yield PairChunk(corpus, block)
 
 
 def pack_pairs(pairs: Iterable[Pair], n: int = CHUNK, *, corpus: int = 0) -> Iterator[Arrays]:
     """Pairs as `CleanedPairs.records` has them, for pairs in memory."""
-    for chunk in chunks_of(pairs, n, corpus=corpus):
-        yield _packed(chunk, range(len(chunk.src)))
+    pairs = iter(pairs)
+    while some := list(islice(pairs, n)):
+        yield _packed(corpus, some)
 
 
 def unpack_pairs(record: Arrays) -> list[Pair]:
@@ -71,17 +100,17 @@ def n_pairs(record: Arrays) -> int:
     return len(record["lines"])
 
 
-def _packed(chunk: PairChunk, places: Iterable[int]) -> Arrays:
-    """Some pairs of a chunk. `new`: which of them are no duplicates; at first all."""
-    places = list(places)
-    columns = chain.from_iterable([column[i] for i in places] for column in (chunk.src, chunk.tgt, chunk.links))
-    text = _SEPARATOR.join(columns).encode("utf-8", "surrogatepass")
+def _packed(corpus: int, pairs: Sequence[Pair]) -> Arrays:
+    """`new`: which of the pairs are no duplicates; at first all."""
+    columns = ([pair.src for pair in pairs], [pair.tgt for pair in pairs], [pair.links for pair in pairs])
+    text = _SEPARATOR.join(chain.from_iterable(columns)).encode("utf-8", "surrogatepass")
+    file = pairs[0].place[0] if pairs else ""
     return {
         "text": as_bytes(zstandard.ZstdCompressor(level=1).compress(text)),
-        "file": as_bytes(chunk.file.encode("utf-8", "surrogatepass")),
-        "lines": np.array([chunk.lines[i] for i in places], dtype=np.int64),
-        "corpus": np.array([chunk.corpus]),
-        "new": np.ones(len(places), dtype=bool),
+        "file": as_bytes(file.encode("utf-8", "surrogatepass")),
+        "lines": np.array([pair.place[1] for pair in pairs], dtype=np.int64),
+        "corpus": np.array([corpus]),
+        "new": np.ones(len(pairs), dtype=bool),
     }
 
 
@@ -95,21 +124,19 @@ class CleanPairs:
     def key(self, chunk: PairChunk) -> bytes:
         """See `ChunkFunction`."""
         rules = (self.settings.deduplicate, self.settings.drop_copies, self.seed)
-        return digest_of(rules, *(_SEPARATOR.join(map(str, column)) for column in chunk[1:]), chunk.corpus)
+        return digest_of(rules, chunk.corpus, chunk.block.content())
 
     def __call__(self, chunk: PairChunk) -> Arrays:
         cleaner, kept, places, changed = Cleaner(self.settings), list[Pair](), list[int](), list[tuple[Any, ...]]()
-        key = self.key(chunk)
-        for i in range(len(chunk.src)):
-            if (pair := cleaner.by_rules(chunk.pair(i))) is not None:
+        for i, pair in enumerate(chunk.block.pairs()):
+            if (found := cleaner.by_rules(pair)) is not None:
                 places.append(i)
-                kept.append(pair)
-                if (pair.src, pair.tgt) != (chunk.src[i], chunk.tgt[i]):
-                    changed.append((i, pair.src, pair.tgt, pair.links))
-        _apply(chunk, changed)
+                kept.append(found)
+                if found is not pair:
+                    changed.append((i, found.src, found.tgt, found.links))
         facts = {"report": cleaner.report.to_json(), "changed": changed}
-        result = _packed(chunk, places)
-        result |= {"key": as_bytes(key), "facts": as_bytes(json.dumps(facts).encode()), "places": np.array(places, int)}
+        result = {"key": as_bytes(self.key(chunk)), "facts": as_bytes(json.dumps(facts).encode())}
+        result |= {**_packed(chunk.corpus, kept), "places": np.array(places, np.int64)}
         if self.settings.deduplicate:
             result["hashes"] = hashes_of(kept)
         if self.seed is not None:
@@ -149,44 +176,42 @@ class PairCleaning:
     report: CleanReport = field(default_factory=CleanReport)
 
     def clean(
-        self, corpora: Iterable[Iterable[Pair]], file: ResultFile, workers: Workers, *, n: int
+        self, chunks: Iterable[PairChunk], n_corpora: int, file: ResultFile, workers: Workers
     ) -> list[CleanedPairs]:
-        """Read and clean all corpora, `n` pairs at a time."""
+        """Clean the chunks of all corpora."""
         function = CleanPairs(self.settings, None if self.held_out is None else self.seed)
-        seen, counts = SeenHashes(), list[int]()
-
-        def chunks() -> Iterator[PairChunk]:
-            for corpus, pairs in enumerate(corpora):
-                counts.append(0)
-                yield from chunks_of(pairs, n, corpus=corpus)
-
-        for chunk, result in compute(function, chunks(), workers, file):
+        seen, counts = SeenHashes(), [0] * n_corpora
+        for chunk, result in compute(function, chunks, workers, file):
             self._see(chunk, result, seen)
             counts[chunk.corpus] += 1
-        ends = list(accumulate(counts, initial=0))
+        ends = accumulate(counts, initial=0)
         return [CleanedPairs(file, range(start, end)) for start, end in pairwise(ends)]
 
     def _see(self, chunk: PairChunk, result: Arrays, seen: SeenHashes) -> None:
         """Take note of the next chunk and its result, and mark duplicates in that."""
         facts = json.loads(result["facts"].tobytes())
         self.report.include(facts["report"])
-        _apply(chunk, facts["changed"])
-        places = result["places"]
+        changed, places = {i: texts for i, *texts in facts["changed"]}, result["places"]
+
+        def pair_of(i: int) -> Pair:
+            pair = chunk.block[i]
+            src, tgt, links = changed.get(i, (pair.src, pair.tgt, pair.links))
+            return Pair(src, tgt, pair.place, links)
+
         if self.settings.deduplicate:
             result["new"] = new = seen.add(result["hashes"])
             for i in places[~new].tolist():
-                self.report.drop(DUPLICATE, chunk.pair(i))
+                self.report.drop(DUPLICATE, pair_of(i))
             places = places[new]
         kept = places.tolist()
-        self.sample.add_some(len(kept), lambda i: (chunk.src[kept[i]], chunk.tgt[kept[i]]))
+
+        def sides_of(i: int) -> tuple[str, str]:
+            pair = pair_of(kept[i])
+            return pair.src, pair.tgt
+
+        self.sample.add_some(len(kept), sides_of)
         if self.held_out is not None:
-            self.held_out.see(result["draws"][result["new"]], lambda i: chunk.pair(kept[i]))
-
-
-def _apply(chunk: PairChunk, changed: Iterable[Iterable[Any]]) -> None:
-    """Replace the texts that cleaning has changed."""
-    for i, src, tgt, links in changed:
-        chunk.src[i], chunk.tgt[i], chunk.links[i] = src, tgt, links
+            self.held_out.see(result["draws"][result["new"]], lambda i: pair_of(kept[i]))
 
 
 def digest_of(*parts: object) -> bytes:

@@ -9,11 +9,12 @@ import contextlib
 import gzip
 import hashlib
 import io
+import itertools
 import lzma
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -160,10 +161,16 @@ def read_lines(path: Path | str, digests: Digests | None = None) -> Iterator[str
     if str(path) == "-":
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
         return
+    for number, raw in enumerate(raw_lines(Path(path), digests), 1):
+        yield decode_input(raw, path, number)
+
+
+def raw_lines(path: Path, digests: Digests | None = None) -> Iterator[bytes]:
+    """Yield the lines of a text file as they are stored. A file of vectors is a `DataError`."""
     if is_vectors(path):
         raise DataError(f"{path} is a file of vectors; a text file belongs here")
-    with open_bytes(Path(path), digests) as file:
-        yield from decode_lines(file, str(path))
+    with open_bytes(path, digests) as file:
+        yield from _lines_of(file, str(path))
 
 
 def read_inputs(
@@ -175,6 +182,12 @@ def read_inputs(
     """
     vectors = open_vectors(path, vocabulary)
     return read_lines(path, digests) if vectors is None else vectors.names
+
+
+def raw_inputs(path: Path, digests: Digests | None = None) -> Iterator[bytes | str]:
+    """The same without decoding the lines of a text file; `decode_input` does that."""
+    vectors = open_vectors(path)
+    return raw_lines(path, digests) if vectors is None else vectors.names
 
 
 LineParser = Callable[[str, int], tuple[str, ...] | None]
@@ -216,15 +229,47 @@ def one_line(text: str) -> str:
 
 def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
     """Decode the lines of an open file; a `DataError` names a line that is not UTF-8 or is too long."""
-    number = 0
-    while raw := file.readline(MAX_LINE):
-        number += 1
-        if not raw.endswith(b"\n") and len(raw) == MAX_LINE:
+    for number, raw in enumerate(_lines_of(file, name), 1):
+        yield decode_input(raw, name, number)
+
+
+def _lines_of(file: io.BufferedIOBase, name: str) -> Iterator[bytes]:
+    for number in itertools.count(1):
+        if not (raw := file.readline(MAX_LINE)):
+            return
+        if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
             raise DataError(f"{name}, line {number}: {TOO_LONG}")
-        try:
-            yield decode_line(raw, first=number == 1)
-        except ValueError as error:
-            raise DataError(f"{name}, line {number}: {error}") from None
+        yield raw
+
+
+def decode_input(raw: bytes | str, name: Path | str, number: int) -> str:
+    """Decode a line of a file, or return a name of vectors. A `DataError` names a line that is not UTF-8."""
+    if isinstance(raw, str):
+        return raw
+    try:
+        return decode_line(raw, first=number == 1)
+    except ValueError as error:
+        raise DataError(f"{name}, line {number}: {error}") from None
+
+
+def decode_block(lines: Sequence[bytes | str], *, first: bool) -> list[str] | None:
+    """The same as `decode_input` of many lines, and faster; None if that has to find an error.
+
+    `first`: they are the first ones of a file.
+    """
+    raw = [line for line in lines if isinstance(line, bytes)]
+    data = b"".join(raw)
+    if len(raw) < len(lines) or first or b"\r" in data:
+        with contextlib.suppress(ValueError):
+            return [
+                line if isinstance(line, str) else decode_line(line, first=first and not i)
+                for i, line in enumerate(lines)
+            ]
+        return None
+    with contextlib.suppress(UnicodeDecodeError):
+        text = data.decode("utf-8").split("\n")
+        return text if text[-1] else text[:-1]
+    return None
 
 
 def decode_line(raw: bytes, *, first: bool) -> str:

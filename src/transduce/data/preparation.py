@@ -17,9 +17,9 @@ from typing import Any, Generic, TypeVar
 from transduce.config.settings import Settings
 from transduce.data.check_sample import Windows
 from transduce.data.clean import CleanReport, HeldOutSources
-from transduce.data.cleaned_pairs import CHUNK, VECTOR_CHUNK, CleanedPairs, PairCleaning
+from transduce.data.cleaned_pairs import VECTOR_CHUNK, CleanedPairs, PairCleaning, read_chunks
 from transduce.data.cleaned_text import Stream, spooled
-from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
+from transduce.data.corpus import CHUNK, Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
 from transduce.data.sources import Source, Sources
@@ -98,9 +98,9 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], place:
     sample = Reservoir[tuple[str, str]](SAMPLE_LINES // (1 + settings.tokenizer.joint), seed=seed)
     cleaning = PairCleaning(data, seed, sample, None if sources.valid else HeldOutSources(MAX_HELD_OUT_PAIRS))
     windows, workers = tuple(map(Windows[Pair], sources.train)), place.workers or LocalWorkers(data.workers)
-    corpora = (places.watch(source.read()) for source, places in zip(sources.train, windows, strict=True))
     n_chunk = VECTOR_CHUNK if settings.model.reads_vectors else CHUNK
-    streams = cleaning.clean(corpora, place.results("cleaned"), workers, n=n_chunk)
+    chunks = (read_chunks(i, one, windows[i], n_chunk) for i, one in enumerate(sources.train))
+    streams = cleaning.clean(chain.from_iterable(chunks), len(windows), place.results("cleaned"), workers)
     report, place = cleaning.report, replace(place, workers=workers)
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
     digests = tuple(source.digest() for source in sources.train)
