@@ -18,12 +18,13 @@ from transduce.doctor.checks import warn_of_data
 from transduce.doctor.resources import warn_of_resources
 from transduce.errors import RunFolderError, UserError
 from transduce.evaluation.finalize import finalize, restore_pages
+from transduce.evaluation.report import render_report, write_report
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
 from transduce.models.registry import build_model, count_parameters
 from transduce.process import keep_freed_memory, limit_kernel_cache
-from transduce.runs.atomic import expecting
+from transduce.runs.atomic import expecting, write_text
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_start_weights, save_start_weights
 from transduce.tasks.registry import AnyTask, find_task
@@ -207,6 +208,17 @@ def _report_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
         changed = {**data, "padding": share}
     if changed != data:
         folder.write_record("data.json", changed)
+
+
+def rebuild_report(run: Path) -> Path:
+    """Write the report of a finished or running training again; returns its path."""
+    if is_finished(run):
+        with RunFolder.open_locked(run) as folder:
+            write_report(folder, find_task(folder.settings.task).wording)
+    else:  # the training holds the lock; at its end it writes the report again
+        folder = RunFolder.open(run, model=False)
+        write_text(run / "report.html", render_report(folder, find_task(folder.settings.task).wording))
+    return run / "report.html"
 
 
 def is_finished(run: Path) -> bool:

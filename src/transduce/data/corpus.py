@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.config.settings import Corpus, DataSettings
+from transduce.data.arrow import arrow_files, is_dataset, read_arrow, read_parquet
 from transduce.data.json_lines import read_json_lines
 from transduce.data.lines import (
     COMPRESSIONS,
@@ -42,6 +43,8 @@ PAIR_FORMATS: dict[str, PairFormat] = {
     ".tsv": PairFormat(read_tsv),
     ".jsonl": PairFormat(read_json_lines),
     ".tmx": PairFormat(read_tmx, by_line=False),
+    ".parquet": PairFormat(read_parquet, by_line=False),
+    ".arrow": PairFormat(read_arrow, by_line=False),
 }
 """By suffix. A new format is a module with such a function, and an entry here."""
 
@@ -122,10 +125,12 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str, digests: Digests
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
         raw = read_raw_pairs(corpus.src, corpus.tgt, digests)
         return itertools.chain.from_iterable(chunk.pairs() for chunk in raw)
-    found = PAIR_FORMATS.get(bare_suffix(corpus.path))
+    found = PAIR_FORMATS.get(".arrow" if is_dataset(corpus.path) else bare_suffix(corpus.path))
     if found is None:
         known, packed = ", ".join(PAIR_FORMATS), ", ".join(COMPRESSIONS)
-        raise SettingsError(f"{corpus.path}: unknown format; known: {known} (also {packed}), or two files src and tgt")
+        raise SettingsError(
+            f"{corpus.path}: unknown format; known: {known} (also {packed}), a saved dataset, or two files src and tgt"
+        )
     place = str(corpus.path)
     return (Pair(src, tgt, (place, line)) for line, src, tgt in found.read(corpus.path, src_lang, tgt_lang, digests))
 
@@ -190,7 +195,8 @@ def number_of(example: Labelled, labels: Sequence[str]) -> int:
 
 def corpus_files(corpus: Corpus) -> list[Path]:
     """The files that a corpus is read from."""
-    return [path for path in (corpus.src, corpus.tgt, corpus.path) if path is not None]
+    paths = (path for path in (corpus.src, corpus.tgt, corpus.path) if path is not None)
+    return [file for path in paths for file in arrow_files(path)]
 
 
 def text_files(data: DataSettings) -> dict[str, Path]:

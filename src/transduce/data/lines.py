@@ -16,11 +16,12 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import zstandard
 
-from transduce.errors import DataError
+from transduce.config.settings import is_remote
+from transduce.errors import DataError, SettingsError
 from transduce.text.special import Vocabulary
 from transduce.text.vectors import is_vectors, open_vectors
 
@@ -70,7 +71,7 @@ class _ZstdFile(io.RawIOBase):
 class _Watched(io.RawIOBase):
     """A file whose bytes are passed to a function while they are read."""
 
-    def __init__(self, file: io.RawIOBase | io.BufferedIOBase, see: Callable[[memoryview], object]) -> None:
+    def __init__(self, file: Any, see: Callable[[memoryview], object]) -> None:
         self._file, self._see = file, see
 
     def readable(self) -> bool:
@@ -82,9 +83,9 @@ class _Watched(io.RawIOBase):
         return n
 
 
-def _bounded(file: io.BufferedIOBase, path: Path) -> io.BufferedReader:
+def _bounded(file: io.BufferedIOBase, path: Path, stored: Any) -> io.BufferedReader:
     """Decompressed content up to a bound, as a defence against decompression bombs."""
-    n, most = 0, max(UNCHECKED_BYTES, MAX_RATIO * path.stat().st_size)
+    n, most = 0, max(UNCHECKED_BYTES, MAX_RATIO * _size_of(path, stored))
 
     def count(content: memoryview) -> None:
         nonlocal n
@@ -98,6 +99,27 @@ def _bounded(file: io.BufferedIOBase, path: Path) -> io.BufferedReader:
     return io.BufferedReader(_Watched(file, count), 1 << 16)
 
 
+def _size_of(path: Path, file: Any) -> int:
+    """Bytes of an open file; sys.maxsize if the server of a remote one does not tell them."""
+    return (file.size or sys.maxsize) if remote_url(path) else path.stat().st_size
+
+
+def _open_remote(url: str) -> Any:
+    """Open a file for reading with fsspec. Raises `SettingsError` without the libraries that this needs."""
+    try:
+        import fsspec
+    except ImportError as error:
+        raise SettingsError(f"{url}: a remote file needs fsspec: pip install 'transduce[remote]'") from error
+    try:
+        return fsspec.open(url, "rb").open()
+    except (ImportError, ValueError) as error:  # no library for the protocol, or no such protocol
+        raise SettingsError(f"{url}: {error}; pip install 'transduce[remote]' for https, s3 and hf") from error
+    except OSError:
+        raise
+    except Exception as error:  # each of the libraries has its own
+        raise DataError(f"cannot read {url}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
 COMPRESSIONS: dict[str, Callable[[io.BufferedIOBase], io.BufferedIOBase]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
     ".xz": lambda file: lzma.LZMAFile(cast(IO[bytes], file)),  # noqa: SIM115  (closed by `open_watched`)
@@ -108,9 +130,20 @@ Digests = dict[Path, bytes]
 """The sha256 of files as stored, filled in when a file has been read to its end."""
 
 
+def remote_url(path: Path) -> str | None:
+    """The address of a remote file, `https://host/a.tsv`; None for a local path."""
+    scheme, _, rest = path.as_posix().partition(":/")
+    return f"{scheme}://{rest}" if is_remote(path) else None
+
+
 def bare_suffix(path: Path) -> str:
     """The suffix that determines the format, in lower case, without that of a compression: `.tsv` of `a.TSV.gz`."""
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
+
+
+def is_missing(path: Path) -> bool:
+    """Whether a local file does not exist. Nothing is asked of a server."""
+    return remote_url(path) is None and not path.exists()
 
 
 def check_is_text(path: Path) -> None:
@@ -133,12 +166,12 @@ def open_watched(path: Path, digests: Digests | None = None) -> Iterator[tuple[i
     """Like `open_bytes`, with a function that returns how many bytes of the file have been read so far."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a text file")
-    sha256 = hashlib.sha256()
+    sha256, url = hashlib.sha256(), remote_url(path)
     try:
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb", buffering=0) if url is None else _open_remote(url) as file:
             raw = io.BufferedReader(file if digests is None else _Watched(file, sha256.update), 1 << 16)
             if path.suffix.lower() in COMPRESSIONS:
-                with COMPRESSIONS[path.suffix.lower()](raw) as unpacked, _bounded(unpacked, path) as bounded:
+                with COMPRESSIONS[path.suffix.lower()](raw) as unpacked, _bounded(unpacked, path, file) as bounded:
                     yield bounded, file.tell
             else:
                 yield raw, raw.tell if digests is None else file.tell
@@ -149,7 +182,7 @@ def open_watched(path: Path, digests: Digests | None = None) -> Iterator[tuple[i
     except _DAMAGE as error:
         raise DataError(f"{path}: damaged or truncated: {error}") from None
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+        raise DataError(f"cannot read {url or path}: {error.strerror or error}") from None
 
 
 def read_lines(path: Path | str, digests: Digests | None = None) -> Iterator[str]:

@@ -6,6 +6,7 @@ What a function returns depends on its chunk only, so neither the number of work
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import struct
 import tempfile
@@ -71,7 +72,7 @@ class LocalWorkers:
         from loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
 
         one_thread = {"OMP_NUM_THREADS": "1"}
-        pool = ProcessPoolExecutor(n, initializer=_start_worker, initargs=(function,), env=one_thread)
+        pool = ProcessPoolExecutor(n, initializer=_start_worker, initargs=(function, os.getpid()), env=one_thread)
         waiting: deque[tuple[ChunkT, Any]] = deque()
         try:
             for chunk in chunks:
@@ -93,11 +94,13 @@ class LocalWorkers:
 _function: ChunkFunction[Any]  # of this worker process
 
 
-def _start_worker(function: ChunkFunction[Any]) -> None:
+def _start_worker(function: ChunkFunction[Any], parent: int) -> None:
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the main process, which ends this one
     send_at_parent_exit(signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
 
 
 def _call(chunk: Any) -> Arrays:

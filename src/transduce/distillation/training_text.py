@@ -9,6 +9,7 @@ from typing import Any
 
 from transduce.config.settings import Corpus, DataSettings, Settings
 from transduce.data.corpus import text_files
+from transduce.data.lines import is_missing
 from transduce.data.preparation import PairTexts
 from transduce.data.workers import Workplace
 from transduce.errors import DataError
@@ -62,7 +63,7 @@ def read_training_text(
     """
     task, data = find_task("translation"), settings.data
     for path in text_files(data).values():
-        if not path.exists():
+        if is_missing(path):
             raise DataError(f"there is no file {path}; if the training text was moved, name its folder (data)")
     texts: PairTexts = task.read(settings, log, place=place)
     then = run.read_record("data.json").get("fingerprint") if check else None
