@@ -168,7 +168,8 @@ def test_a_ray_cluster_prepares_the_same_bytes(
 
 def test_the_command_prepares_what_train_continues(texts: Path, tmp_path: Path) -> None:
     files = ("--src", texts / "a.en", "--tgt", texts / "a.de", "--run", tmp_path / "run")
-    overrides = ("--set", "training.max_updates=1", "--set", "tokenizer.kind=char", "--set", "model.preset=tiny")
+    values = ("training.max_updates=1", "training.valid_bleu_sentences=0", "tokenizer.kind=char", "model.preset=tiny")
+    overrides = [part for value in values for part in ("--set", value)]
     done = transduce("prepare", *files, *overrides)
     assert done.code == 0 and "transduce train" in done.err, done.err
     assert (tmp_path / "run" / "data.json").exists() and not (tmp_path / "run" / "model.safetensors").exists()
