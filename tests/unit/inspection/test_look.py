@@ -243,6 +243,8 @@ def test_too_much_and_nothing_are_refused(subjects: Any) -> None:
     with pytest.raises(DataError, match="text is empty"):
         look(subjects("BERT"), "")
     assert look(subjects("paper"), "").views["tokens"]
+    with pytest.raises(SettingsError, match="beam: no effect on task 'causal'"):
+        open_subject(subjects("GPT").folder.path, decoding=DecodingOptions(beam=2))
 
 
 @pytest.mark.parametrize("prefix", [[10**6], [-1], [20] * 300])
