@@ -208,9 +208,9 @@ def test_a_selected_hypothesis_says_why_it_lost(
         assert browser.execute_script(f"return {control}.getAttribute('aria-pressed')") == "true"
         n = next(n for n, (a, b) in enumerate(zip(path_to(id), path_to(best["id"]), strict=False)) if a != b)
         assert f"left the winner at step {n + 1}, by “{nodes[path_to(id)[n]]['token']}”" in said
-        if nodes[id]["fate"] == "finished":
+        if key == "result":
             score = f"{abs(nodes[id]['log_prob'] / len(path_to(id)) ** steps['length_penalty']):.3g}"
-            assert f"= −{score}, that of the winner" in said and "By log p alone" in said
+            assert f"= −{score}, that of the winner" in said
         if key == "node":
             assert "was pruned at step" in said and "length penalty plays no part" in said
     assert not problems(browser)
@@ -319,6 +319,11 @@ def test_a_request_that_was_given_up_stops_and_other_threads_keep_their_number(r
 def test_options_that_do_not_apply_are_refused(arguments: list[str], named: list[str], runs: dict[str, Path]) -> None:
     done = transduce("inspect", runs["transformer"], *arguments)
     assert done.code == 2 and done.err.count("\n") == 1 and all(one in done.err for one in named)
+
+
+def test_a_refused_picture_leaves_no_page(runs: dict[str, Path], tmp_path: Path) -> None:
+    done = transduce("inspect", runs["transformer"], "a", "--html", tmp_path / "x.html", "--svg", tmp_path / "x.bmp")
+    assert done.code == 2 and "use .svg or .png" in done.err and not list(tmp_path.iterdir())
 
 
 def test_a_reload_replaces_the_models_of_the_page(runs: dict[str, Path], tmp_path: Path) -> None:

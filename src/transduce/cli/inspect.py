@@ -106,13 +106,13 @@ def _show(
     from transduce.runs.atomic import write_text
 
     found = [look(open_subject(run, device=device, decoding=decoding), text, target, off=off) for run in runs]
-    if html is not None:
-        write_text(html, kept_page(found))
     if svg is not None:
         maps = heat_maps(found[0])
         if not maps:
             raise SettingsError(f"{runs[0]}: this model has no attention, so there is no picture of it; leave out svg")
         save_picture(svg, maps[0])
+    if html is not None:
+        write_text(html, kept_page(found))
     if json:
         print_lines(to_json(one.to_json([part.name for part in one.parts])) for one in found)
         return

@@ -276,28 +276,27 @@ function explain({ steps: search, selected }, nodes) {
   const winner = pathOf(nodes.get(results[0].id), nodes);
   const place = results.findIndex((one) => one.id === node.id) + 1;
   const said = [`“${textOf(node, nodes)}”`];
-  if (node.fate === "finished") {
+  if (place || node.fate === "finished") {
     const score = ({ log_prob: p, step }) =>
       `${format(p)} / ${step + 1}^${penalty} = ${format(p / (step + 1) ** penalty)}`;
     said.push(place ? `is number ${place} of ${results.length}:` : "ended, but is not among the best:");
     said.push(`its score is ${score(node)}, that of the winner ${score(winner.at(-1))}.`);
     said.push(
-      node.log_prob > winner.at(-1).log_prob
-        ? "By log p alone it would have won: the length penalty favours the longer one."
-        : "By log p alone it would have lost too.",
+      node.fate !== winner.at(-1).fate
+        ? "It was cut off, and such hypotheses come after those that ended."
+        : node.log_prob > winner.at(-1).log_prob
+          ? "By log p alone it would have won: the length penalty favours the longer one."
+          : "By log p alone it would have lost too.",
     );
   } else if (node.fate === "pruned") {
     const rank = steps[node.step].live.findIndex((one) => one.id === node.id) + 1;
-    said.push(`was pruned at step ${node.step + 1}: its log p = ${format(node.log_prob)} is number ${rank} there, and`);
-    said.push(`the beam has ${beam} places. All have the same length there, so the length penalty plays no part.`);
-  } else if (place) {
-    said.push(`is number ${place} of ${results.length}: it was cut off at ${node.step + 1} tokens, and such hypotheses`);
-    said.push("come after those that ended.");
+    said.push(`was pruned at step ${node.step + 1}: its log p = ${format(node.log_prob)} is number ${rank} there, and the`);
+    said.push(`beam is ${beam}. All have the same length there, so the length penalty plays no part.`);
   } else {
     const others = [...nodes.values()].filter((one) => one.fate !== "pruned" && pathOf(one, nodes).includes(node));
     const places = results.flatMap((one, i) => (others.includes(nodes.get(one.id)) ? [i + 1] : []));
     const last = Math.max(...others.map((one) => one.step)) + 1;
-    if (places.length) said.push(`was kept, and led to the finished hypotheses ${places.join(", ")}.`);
+    if (places.length) said.push(`was kept, and led to the results ${places.join(", ")}.`);
     else if (last < steps.length) said.push(`was kept, but all that continued it were pruned by step ${last + 1}.`);
     else said.push("was kept, and had not ended when the search stopped.");
   }
