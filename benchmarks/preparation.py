@@ -1,17 +1,20 @@
 """Measure the preparation of a corpus (read, clean, learn a vocabulary, encode): time, memory, disk and bytes read.
 
-    python benchmarks/preparation.py --pairs 5000000 --folder /tmp/corpus
-    python benchmarks/preparation.py --pairs 5000000 --folder /tmp/corpus --python /path/to/other/python
+    python benchmarks/preparation.py --pairs 2000000 --folder /tmp/corpus --cores 1
+    python benchmarks/preparation.py --pairs 2000000 --folder /tmp/corpus --cores 2 --workers 4
 
-Writes a synthetic corpus into the folder (kept for the next call), starts `transduce train` on it, and kills it as soon
-as the encoded text is complete. `--python` measures another installed version. Linux only: the figures come from /proc.
+Writes a synthetic corpus into the folder (kept for the next call) and runs `transduce prepare` on it. The digest of the
+store shows whether two runs have prepared the same. Memory is that of all processes together; shared pages count once.
+Linux only: the figures come from /proc.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -55,68 +58,65 @@ def write_corpus(folder: Path, n_pairs: int, *, seed: int = 1, n_words: int = 50
     return paths
 
 
-def proc(pid: int, file: str, field: str) -> int:
-    """A number from /proc/PID; 0 once the process has ended."""
+def number_in(file: Path, field: str) -> int:
+    """A number from a file of /proc; 0 once the process has ended."""
     try:
-        found = re.search(rf"^{field}:\s*(\d+)", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
+        found = re.search(rf"^{field}:\s*(\d+)", file.read_text(), re.MULTILINE)
     except OSError:
         return 0
     return int(found[1]) if found else 0
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def processes_of(session: int) -> list[Path]:
+    """The folders in /proc of the processes of a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                found.append(folder)
+        except OSError:
+            continue
+    return found
 
 
-def bytes_on_disk(pid: int, run: Path) -> int:
-    """Bytes of the run folder, and of unnamed temporary files that the process has open."""
+def bytes_on_disk(run: Path) -> int:
+    """Bytes of the run folder."""
     total = 0
     for path in run.rglob("*"):
         try:
             total += path.stat().st_size if path.is_file() else 0
         except OSError:
             continue
-    try:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(link)
-            if target.endswith("(deleted)") and not target.startswith(("/dev/", "/memfd:")):
-                total += link.stat().st_size
-    except OSError:
-        pass
     return total
 
 
-def measure(python: str, files: tuple[Path, Path], run: Path, settings: list[str]) -> dict[str, float]:
+def measure(command: list[str], run: Path) -> dict[str, float]:
     """Run the preparation in a separate process."""
-    sets = [part for value in settings for part in ("--set", value)]
-    command = [python, "-m", "transduce", "train", "--src", files[0], "--tgt", files[1], "--run", run, *sets]
     began = time.monotonic()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def show() -> None:
         for line in process.stderr or ():
             print(f"  {time.monotonic() - began:7.1f} s  {line.rstrip()[:150]}", file=sys.stderr)
 
     threading.Thread(target=show, daemon=True).start()
-    found = {"seconds": 0.0, "CPU seconds": 0.0, "peak memory, MB": 0.0, "peak disk, MB": 0.0, "read, MB": 0.0}
-    while process.poll() is None and not (run / "data.json").exists():
-        found["peak disk, MB"] = max(found["peak disk, MB"], bytes_on_disk(process.pid, run) / 1e6)
-        found["CPU seconds"] = cpu_seconds(process.pid)
-        found["peak memory, MB"] = proc(process.pid, "status", "VmHWM") * 1024 / 1e6
-        found["read, MB"] = proc(process.pid, "io", "rchar") / 1e6
-        time.sleep(0.2)
-    found["seconds"] = time.monotonic() - began
-    process.kill()
-    process.wait()
-    if not (run / "data.json").exists():
+    memory = disk = read = 0
+    while process.poll() is None:
+        found = processes_of(process.pid)
+        memory = max(memory, sum(number_in(one / "smaps_rollup", "Pss") for one in found) * 1024)
+        disk, read = max(disk, bytes_on_disk(run)), max(read, number_in(Path(f"/proc/{process.pid}/io"), "rchar"))
+        time.sleep(0.5)
+    seconds, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if process.returncode:
         sys.exit("the preparation failed")
-    found["kept on disk, MB"] = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) / 1e6
-    return found
+    return {
+        "seconds": seconds,
+        "CPU seconds": used.ru_utime + used.ru_stime,
+        "peak memory, MB": memory / 1e6,
+        "peak disk, MB": disk / 1e6,
+        "kept on disk, MB": bytes_on_disk(run) / 1e6,
+        "read by the main process, MB": read / 1e6,
+    }
 
 
 def main() -> None:
@@ -124,20 +124,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, help="where the corpus is kept (default: a temporary folder)")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter of the version to measure")
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1, help="cores that may be used")
+    parser.add_argument("--workers", type=int, default=0, help="data.workers")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
+    os.sched_setaffinity(0, range(args.cores))
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         files = write_corpus(folder, args.pairs)
-        size = sum(path.stat().st_size for path in files) / 1e6
         run = folder / f"run-{os.getpid()}"
+        command = [sys.executable, "-m", "transduce", "prepare", "--run", run, "--src", files[0], "--tgt", files[1]]
+        for value in (*SETTINGS, f"data.workers={args.workers}", *args.set):
+            command += ["--set", value]
         try:
-            found = measure(args.python, files, run, [*SETTINGS, *args.set])
+            found = measure(list(map(str, command)), run)
+            digest = hashlib.sha256((run / "tokens" / "manifest.json").read_bytes()).hexdigest()[:16]
         finally:
             shutil.rmtree(run, ignore_errors=True)
-    found["read, times the text"] = found["read, MB"] / size
-    print(f"{args.pairs:,} pairs, {size:,.0f} MB of text")
+    size = sum(path.stat().st_size for path in files) / 1e6
+    print(f"{args.pairs:,} pairs, {size:,.0f} MB of text, {args.cores} cores, store {digest}")
     for name, value in found.items():
         print(f"| {name} | {value:,.1f} |")
 

@@ -1,18 +1,30 @@
-"""Metrics for programs: `metrics.jsonl`, one JSON object per line."""
+"""Metrics for programs: `metrics.jsonl`, one JSON object per line, and experiment trackers that get the same.
+
+A tracker gets the numbers of every event as `EVENT/NAME` at the event's update, and the settings of the run. It writes
+into the run folder; nothing is sent to another machine unless the tracker's own environment variables ask for it.
+"""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transduce.errors import RunFolderError
+from transduce.errors import RunFolderError, SettingsError
 from transduce.runs.atomic import reading, write_text
+from transduce.runs.identity import settings_by_name
+
+if TYPE_CHECKING:
+    from transduce.runs.folder import RunFolder
 
 _LONGEST_LINE = 1 << 20  # bytes; parsing takes up to 20 times as much memory
 
@@ -87,6 +99,138 @@ class MetricsFile:
                 else:
                     events.append(event)
         return events, damaged
+
+
+class Tracker(ABC):
+    """Receives the settings and the events of one run."""
+
+    @abstractmethod
+    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+        """`folder`: the run's, in which the tracker writes. `settings`: by dotted name."""
+
+    @abstractmethod
+    def log(self, numbers: Mapping[str, float], update: int) -> None:
+        """Numbers of an event."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class _TensorBoard(Tracker):
+    """Event files in `tensorboard/`."""
+
+    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # it gets all events again
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        rows = "\n".join(f"    {key} = {value}" for key, value in settings.items())
+        self._writer.add_text("settings", rows)
+
+    def log(self, numbers: Mapping[str, float], update: int) -> None:
+        for key, value in numbers.items():
+            self._writer.add_scalar(key, value, update)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WandB(Tracker):
+    """Offline runs in `wandb/`, which `wandb sync` uploads; WANDB_MODE=online uploads them at once."""
+
+    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+        import wandb
+
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        self._run = wandb.init(project="transduce", name=name, dir=folder, config=dict(settings), mode=mode)
+
+    def log(self, numbers: Mapping[str, float], update: int) -> None:
+        self._run.log({"update": update, **numbers})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _MLflow(Tracker):
+    """A file store in `mlruns/`; MLFLOW_TRACKING_URI names a server."""
+
+    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions prefer databases
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow.tracking import MlflowClient
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
+        self._client = MlflowClient(uri)
+        found = self._client.get_experiment_by_name("transduce")
+        experiment = self._client.create_experiment("transduce") if found is None else found.experiment_id
+        self._id = self._client.create_run(experiment, run_name=name).info.run_id
+        for key, value in settings.items():
+            self._client.log_param(self._id, key, str(value)[:500])
+
+    def log(self, numbers: Mapping[str, float], update: int) -> None:
+        for key, value in numbers.items():
+            self._client.log_metric(self._id, key, value, step=update)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise `SettingsError` for a tracker that is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise SettingsError(f"training.track: {name} is not installed: pip install 'transduce[{name}]'")
+
+
+def numbers_of(event: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of an event.
+
+    >>> numbers_of({"event": "validation", "update": 7, "loss": 2.5, "best": True})
+    {'validation/loss': 2.5, 'validation/best': 1.0}
+    """
+    kind = event["event"]
+    return {
+        f"{kind}/{key}": float(value)
+        for key, value in event.items()
+        if key != "update" and isinstance(value, int | float)
+    }
+
+
+class TrackedMetrics(MetricsFile):
+    """The metrics of a run, which `training.track` gets too.
+
+    A process that resumes begins another run of the tracker, with all events so far.
+    """
+
+    def __init__(self, folder: RunFolder, *, active: bool) -> None:
+        super().__init__(folder.path / "metrics.jsonl", active=active)
+        self._folder, self._trackers = folder, list[Tracker]()
+        self._names = folder.settings.training.track if active else ()
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Write one line; a full disk is a `RunFolderError`."""
+        super().append(event)
+        events: Sequence[Mapping[str, Any]] = [event]
+        if self._names and not self._trackers:
+            events, settings = self.read(), dict(settings_by_name(self._folder.settings))
+            name = self._folder.settings.name or self._folder.path.absolute().name
+            self._trackers = [TRACKERS[one](self._folder.path, name, settings) for one in self._names]
+            atexit.register(self.close)  # after an interrupt too
+        for tracker in self._trackers:
+            for one in events:
+                tracker.log(numbers_of(one), one.get("update", 0))
+        if event["event"] == "end":
+            self.close()
+
+    def close(self) -> None:
+        """Complete what the trackers write."""
+        trackers, self._trackers = self._trackers, []
+        for tracker in trackers:
+            tracker.close()
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -12,17 +12,19 @@ import torch
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.data.check_sample import Sample
+from transduce.data.workers import Workers, Workplace
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.checks import warn_of_data
 from transduce.doctor.resources import warn_of_resources
 from transduce.errors import RunFolderError, UserError
 from transduce.evaluation.finalize import finalize, restore_pages
+from transduce.evaluation.report import render_report, write_report
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
 from transduce.models.registry import build_model, count_parameters
 from transduce.process import keep_freed_memory, limit_kernel_cache
-from transduce.runs.atomic import expecting
+from transduce.runs.atomic import expecting, write_text
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_start_weights, save_start_weights
 from transduce.tasks.registry import AnyTask, find_task
@@ -53,19 +55,23 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     with join_ranks() as ranks:
         machine = machine.shared(ranks.size, ranks.local_size)
         if dry_run:
-            _resolved(task, settings, start=start, machine=machine, log=log, spool_in=_nearest_folder(path))
+            _resolved(task, settings, start=start, machine=machine, log=log, place=Workplace(_nearest_folder(path)))
         else:
             _train_in(path, settings, task=task, start=start, machine=machine, log=log, ranks=ranks)
     return path
 
 
-def prepare(settings: Settings, path: Path, *, log: Log | None = None) -> None:
-    """Read and encode the text into the run folder `path`, as `train` does before the first update."""
+def prepare(settings: Settings, path: Path, *, log: Log | None = None, workers: Workers | None = None) -> None:
+    """Read and encode the text into the run folder `path`, as `train` does before the first update.
+
+    A killed preparation resumes. `workers`: what cleans and encodes sentence pairs (default: processes of this
+    machine, as many as `data.workers`).
+    """
     log = log or Log()
     start = None if has_read_text(path) else find_start(settings)
-    task = check(settings if start is None else start.settings)
+    task, machine = check(settings if start is None else start.settings), this_machine(settings.training.device)
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
-        _prepare(task, folder, asked=settings, start=start, machine=this_machine(settings.training.device), log=log)
+        _prepare(task, folder, asked=settings, start=start, machine=machine, log=log, workers=workers)
 
 
 def _train_in(
@@ -101,13 +107,13 @@ def _train_in(
 
 
 def _resolved(
-    task: AnyTask, asked: Settings, *, start: Start | None, machine: Machine, log: Log, spool_in: Path
+    task: AnyTask, asked: Settings, *, start: Start | None, machine: Machine, log: Log, place: Workplace
 ) -> tuple[Any, Settings, Extended]:
     """The text, the resolved settings, and the vocabulary."""
     if start is not None:
         asked = start.settings
         log.say(start.summary)
-    texts = task.read(asked, log, spool_in=spool_in)
+    texts = task.read(asked, log, place=place)
     if not asked.model.reads_vectors:
         warn_of_data(Sample(texts.windows), asked.data, task.reads, log)
     extended = None if start is None else extend_vocabulary(start, *task.lines(texts), log)
@@ -117,7 +123,14 @@ def _resolved(
 
 
 def _prepare(
-    task: AnyTask, folder: RunFolder, *, asked: Settings, start: Start | None, machine: Machine, log: Log
+    task: AnyTask,
+    folder: RunFolder,
+    *,
+    asked: Settings,
+    start: Start | None,
+    machine: Machine,
+    log: Log,
+    workers: Workers | None = None,
 ) -> Any:
     """Encode the text, and copy the weights to start from, into the folder, unless an earlier start has done it.
 
@@ -125,15 +138,17 @@ def _prepare(
     """
     if folder.resumed and (found := task.find_prepared(folder, log)) is not None:
         return found
-    tokens = folder.path / "tokens"
+    tokens, place = folder.path / "tokens", Workplace(folder.path / "preparation", keep=True, workers=workers)
     shutil.rmtree(tokens, ignore_errors=True)  # what a killed process has left
     tokens.mkdir(exist_ok=True)
+    (folder.path / "preparation").mkdir(exist_ok=True)
     try:
-        texts, settings, extended = _resolved(task, asked, start=start, machine=machine, log=log, spool_in=tokens)
+        texts, settings, extended = _resolved(task, asked, start=start, machine=machine, log=log, place=place)
         folder.write_settings(settings)
         if start is not None and settings.training.start is not None:
             save_start_weights(start, extended, settings, tokens)
         prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
+        shutil.rmtree(folder.path / "preparation", ignore_errors=True)
         return prepared
     except UserError:
         if not folder.resumed:
@@ -193,6 +208,17 @@ def _report_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
         changed = {**data, "padding": share}
     if changed != data:
         folder.write_record("data.json", changed)
+
+
+def rebuild_report(run: Path) -> Path:
+    """Write the report of a finished or running training again; returns its path."""
+    if is_finished(run):
+        with RunFolder.open_locked(run) as folder:
+            write_report(folder, find_task(folder.settings.task).wording)
+    else:  # the training holds the lock; at its end it writes the report again
+        folder = RunFolder.open(run, model=False)
+        write_text(run / "report.html", render_report(folder, find_task(folder.settings.task).wording))
+    return run / "report.html"
 
 
 def is_finished(run: Path) -> bool:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +42,28 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model."""
     return text_runs.make_run(tmp_path_factory.mktemp("runs") / "gpt", **text_runs.GPT)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes of one core each."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: the paths of its sockets have a limit
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # for Ray, this machine is 127.0.0.1
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_USAGE_STATS_REPORT_URL", "http://127.0.0.1:9")  # it would report that they are disabled
+        Path(folder, "ray_bootstrap_config.yaml").touch()  # it would ask the network which cloud this is
+        patch.setenv("HOME", folder)
+        patch.setenv("RAY_TMPDIR", folder)
+        Path(folder, "ray").mkdir()  # newer versions write an address there and do not create it
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder, "include_dashboard": False})
+        try:
+            cluster.add_node(**node)
+            yield cluster
+        finally:
+            cluster.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)

@@ -83,6 +83,9 @@ class ChunkTranslator:
                 notes.append(note)
         return Translated(rows, notes)
 
+    def __call__(self, chunk: tuple[int, list[str]]) -> Translated:
+        return self.translate(*chunk)
+
     def translate_all(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Translated]]:
         """Translate chunks in order."""
         for chunk in chunks:

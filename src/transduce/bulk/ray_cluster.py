@@ -1,7 +1,7 @@
-"""Bulk translation on the nodes of a Ray cluster.
+"""Bulk translation, and the preparation of text, on the nodes of a Ray cluster.
 
-This process reads and writes the files and sends chunks of lines to actors, each with its own model. If a node fails,
-the others translate its chunks. A chunk is written once, when its translation is here: no line is lost or doubled.
+This process reads and writes the files and sends chunks to actors, each with its own model or vocabulary. If a node
+fails, the others compute its chunks. A chunk is written once, when its result is here: no line is lost or doubled.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+import transduce
 from transduce.bulk.chunks import Chunk, ChunkTranslator, Setup, Translated
+from transduce.data.workers import Arrays, ChunkFunction, ChunkT
 from transduce.errors import SettingsError, TransduceError
 from transduce.logging import Log
+
+T = TypeVar("T")
 
 _CHUNKS_PER_ACTOR = 4  # sent and not written: the next ones are there when one is done, and slow ones delay nobody
 _SECONDS_TO_START = 20.0
@@ -30,7 +35,8 @@ class RayCluster:
     """The nodes of a Ray cluster, for `translate_to_folder`.
 
     Every node with CPUs runs an actor with all its cores; one with several GPUs an actor for each. transduce must be
-    installed there, and the run folder must have the same path; the files are needed here only.
+    installed there, and the run folder must have the same path; the files are needed here only. To prepare text every
+    core has an actor, and only files of vectors are needed there.
 
     Args:
         address: HOST:PORT of the cluster's head, of which this machine is a node, or "auto".
@@ -42,21 +48,32 @@ class RayCluster:
     def load(self, setup: Setup, log: Log) -> Iterator[RayNodes]:
         """Load the model on all nodes. Raises `SettingsError` if there is no such cluster."""
         setup = replace(setup, run=os.path.abspath(setup.run))
-        with _connected(self.address) as ray:
-            actors = self._actors(ray, setup)
-            yield RayNodes(ray, actors, *_load(ray, actors, setup, log), log)  # Ray ends actors that nothing refers to
+        with self._start(partial(ChunkTranslator, setup), log, per_core=False, gpus=setup.device != "cpu") as nodes:
+            yield nodes
 
-    def _actors(self, ray: Any, setup: Setup) -> list[_Actor]:
+    def workers(self, log: Log) -> RayWorkers:
+        """What prepares text on the cluster, for `transduce.pipeline.prepare`."""
+        return RayWorkers(self, log)
+
+    @contextlib.contextmanager
+    def _start(self, make: Callable[[], Any], log: Log, *, per_core: bool, gpus: bool) -> Iterator[RayNodes]:
+        """Make the same object in actors on all nodes. It has `how`, `notes`, and is called with chunks."""
+        with _connected(self.address) as ray:
+            actors = self._actors(ray, per_core=per_core, gpus=gpus)
+            yield RayNodes(ray, actors, *_load(ray, actors, make, log), log)  # Ray ends actors that nothing refers to
+
+    def _actors(self, ray: Any, *, per_core: bool, gpus: bool) -> list[_Actor]:
         """Actors with their shares of the nodes' resources; they start when they are free."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         remote, actors = ray.remote(_Worker), []
         for node in ray.nodes():
             resources = node["Resources"] if node["Alive"] else {}
-            n_cpus, n_gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0) * (setup.device != "cpu"))
-            for _ in range(min(max(1, n_gpus), n_cpus)):
+            n_cpus, n_gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0) * gpus)
+            n_actors = n_cpus if per_core else min(max(1, n_gpus), n_cpus)
+            for _ in range(n_actors):
                 options = {
-                    "num_cpus": n_cpus // max(1, n_gpus) or 1,
+                    "num_cpus": n_cpus // n_actors,
                     "num_gpus": min(1, n_gpus),
                     "scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
                 }
@@ -66,15 +83,43 @@ class RayCluster:
         return actors
 
 
+@dataclass(frozen=True, slots=True)
+class RayWorkers:
+    """`data.workers.Workers` on a cluster."""
+
+    cluster: RayCluster
+    log: Log
+
+    def map(self, function: ChunkFunction[ChunkT], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
+        """See `Workers`."""
+        with self.cluster._start(partial(_Preparation, function), self.log, per_core=True, gpus=False) as nodes:
+            yield from nodes.map(chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Preparation:
+    """A function of `data` in an actor."""
+
+    function: ChunkFunction[Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def how(self) -> dict[str, Any]:
+        return {"transduce": transduce.__version__}
+
+    def __call__(self, chunk: Any) -> Arrays:
+        return self.function(chunk)
+
+
 class _Worker:
-    """A chunk translator in an actor. It is loaded by a call, whose errors reach the caller as they are."""
+    """An object in an actor. It is made by a call, whose errors reach the caller as they are."""
 
-    def load(self, setup: Setup) -> tuple[dict[str, Any], list[str]]:
-        self._translator = ChunkTranslator(setup)
-        return self._translator.how, self._translator.notes
+    def load(self, make: Callable[[], Any]) -> tuple[dict[str, Any], Sequence[str]]:
+        self._object = make()
+        return self._object.how, self._object.notes
 
-    def translate(self, first: int, lines: list[str]) -> Translated:
-        return self._translator.translate(first, lines)
+    def call(self, chunk: Any) -> Any:
+        return self._object(chunk)
 
 
 class _Actor(NamedTuple):
@@ -85,31 +130,39 @@ class _Actor(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A chunk that was sent to an actor, and the reference to its result."""
+    """A chunk, what was sent of it to an actor, and the reference to its result."""
 
-    chunk: Chunk
+    chunk: Any
+    sent: Any
     actor: _Actor
     result: Any
 
 
 class RayNodes:
-    """A chunk translator on the nodes of a cluster; see `ChunkTranslator`."""
+    """Actors on the nodes of a cluster, each with the same object; `how` and `notes` are those of the objects."""
 
-    def __init__(self, ray: Any, actors: Sequence[_Actor], how: dict[str, Any], notes: list[str], log: Log) -> None:
+    def __init__(self, ray: Any, actors: Sequence[_Actor], how: dict[str, Any], notes: Sequence[str], log: Log) -> None:
         self.how, self.notes, self._ray, self._log = how, notes, ray, log
         self._unfinished: dict[_Actor, list[Any]] = {actor: [] for actor in actors}  # results of their calls
 
     def translate_all(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Translated]]:
-        """Translate chunks, several at a time; yield them in order. Raises `TransduceError` when no actor is left."""
+        """See `ChunkTranslator`."""
+        return self.map(chunks, lambda chunk: (chunk.first, chunk.lines))
+
+    def map(self, chunks: Iterable[T], sent_of: Callable[[T], Any] = lambda chunk: chunk) -> Iterator[tuple[T, Any]]:
+        """Call the objects with what `sent_of` gives of each chunk, several at a time; yield the results in order.
+
+        Raises `TransduceError` when no actor is left.
+        """
         waiting: deque[_Call] = deque()
         for chunk in chunks:
-            waiting.append(self._send(chunk))
+            waiting.append(self._send(chunk, sent_of(chunk)))
             if len(waiting) >= _CHUNKS_PER_ACTOR * len(self._unfinished):
                 yield self._finish(waiting.popleft())
         while waiting:
             yield self._finish(waiting.popleft())
 
-    def _send(self, chunk: Chunk) -> _Call:
+    def _send(self, chunk: Any, sent: Any) -> _Call:
         """Send a chunk to the actor that has the fewest unfinished calls."""
         if not self._unfinished:
             raise TransduceError("no worker of the Ray cluster is left; the same command resumes")
@@ -117,11 +170,11 @@ class RayNodes:
             if results:
                 _, results[:] = self._ray.wait(results, num_returns=len(results), timeout=0)
         actor = min(self._unfinished, key=lambda one: len(self._unfinished[one]))
-        result = actor.handle.translate.remote(chunk.first, chunk.lines)
+        result = actor.handle.call.remote(sent)
         self._unfinished[actor].append(result)
-        return _Call(chunk, actor, result)
+        return _Call(chunk, sent, actor, result)
 
-    def _finish(self, call: _Call) -> tuple[Chunk, Translated]:
+    def _finish(self, call: _Call) -> tuple[Any, Any]:
         """Wait for the result of a call; if its actor is lost, for that of another one."""
         while True:
             try:
@@ -130,7 +183,7 @@ class RayNodes:
                 if self._unfinished.pop(call.actor, None) is not None:
                     n_left = len(self._unfinished)
                     self._log.warn(f"lost the worker on {call.actor.node} ({_reason(error)}); {n_left} are left")
-                call = self._send(call.chunk)
+                call = self._send(call.chunk, call.sent)
 
 
 def _get(ray: Any, result: Any) -> Any:
@@ -141,14 +194,16 @@ def _get(ray: Any, result: Any) -> Any:
         raise error.cause from error
 
 
-def _load(ray: Any, actors: Sequence[_Actor], setup: Setup, log: Log) -> tuple[dict[str, Any], list[str]]:
-    """Load the model in all actors; returns `how` and `notes`. Raises `SettingsError` if the actors differ."""
-    calls = {actor.handle.load.remote(setup): actor.node for actor in actors}
+def _load(
+    ray: Any, actors: Sequence[_Actor], make: Callable[[], Any], log: Log
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """Make the object in all actors; returns `how` and `notes`. Raises `SettingsError` if the actors differ."""
+    calls = {actor.handle.load.remote(make): actor.node for actor in actors}
     _, waiting = ray.wait([*calls], num_returns=len(calls), timeout=_SECONDS_TO_START)
     if waiting:
         nodes = ", ".join(sorted({calls[call] for call in waiting}))
         log.say(f"waiting for workers on {nodes}; their CPUs may be in use by other jobs of the cluster")
-    found: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    found: dict[str, tuple[dict[str, Any], Sequence[str]]] = {}
     for call, node in calls.items():
         try:
             found[node] = _get(ray, call)

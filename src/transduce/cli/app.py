@@ -22,7 +22,7 @@ from transduce.cli.inspect import inspect
 from transduce.cli.serve import serve
 from transduce.cli.shortlist import shortlist
 from transduce.cli.text import classify, fill, generate
-from transduce.cli.train import doctor, train, verify
+from transduce.cli.train import doctor, prepare, report, train, verify
 from transduce.cli.translate import score, translate
 from transduce.errors import DataError
 
@@ -103,7 +103,22 @@ def _check_text(text: str) -> None:
 
 
 for _command in (
-    *(demo, train, doctor, translate, evaluate, generate, fill, classify, score, align, inspect, verify),
+    *(
+        demo,
+        train,
+        prepare,
+        doctor,
+        translate,
+        evaluate,
+        generate,
+        fill,
+        classify,
+        score,
+        align,
+        inspect,
+        report,
+        verify,
+    ),
     *(compare, serve, distill, shortlist, import_model, export_model),
 ):
     app.command(_command.__name__.removesuffix("_model"))(_with_checked_text(_command))

@@ -129,8 +129,8 @@ class Request:
                 )
             if text and (src or files):
                 raise SettingsError(f"the {name} text is given as plain text and as sentence pairs; give one of them")
-            pairs = [{"src": str(s.absolute()), "tgt": str(t.absolute())} for s, t in zip(src, tgt, strict=True)]
-            if found := pairs + [{"path": str(file.absolute())} for file in (*text, *files)]:
+            pairs = [{"src": _absolute(s), "tgt": _absolute(t)} for s, t in zip(src, tgt, strict=True)]
+            if found := pairs + [{"path": _absolute(file)} for file in (*text, *files)]:
                 corpora[name] = found
         return corpora
 
@@ -149,7 +149,8 @@ class Request:
 
     def _check_data(self, data: DataSettings) -> None:
         """Refuse a request without training text, or with files that do not exist."""
-        from transduce.data.lines import check_is_text
+        from transduce.data.arrow import is_dataset
+        from transduce.data.lines import check_is_text, is_missing
         from transduce.runs.folder import has_read_text
 
         if not data.train and not data.demo:
@@ -160,7 +161,14 @@ class Request:
             return
         for corpus in (*data.train, *data.valid, *data.test):
             for path in filter(None, (corpus.src, corpus.tgt, corpus.path)):
-                if not path.exists():
+                if is_missing(path):
                     hint = "; name the folder of the data with --data FOLDER" if self.recipe and not self.data else ""
                     raise DataError(f"there is no file {path}{hint}")
-                check_is_text(path)
+                if not is_dataset(path):
+                    check_is_text(path)
+
+
+def _absolute(path: Path) -> str:
+    from transduce.config.settings import is_remote
+
+    return str(path if is_remote(path) else path.absolute())

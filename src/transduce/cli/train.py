@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from transduce.cli.options import Overrides, Processes, Quiet, argument, expand, option
+from transduce.cli.options import Overrides, Processes, Quiet, Run, argument, expand, option
 from transduce.cli.output import print_lines, to_json
 from transduce.cli.request import Request
 from transduce.errors import SettingsError
@@ -53,6 +53,38 @@ def train(
     run_train(settings, folder, log=Log(quiet=quiet), dry_run=dry_run)
 
 
+@expand(Request)
+def prepare(
+    request: Request,
+    ray: Annotated[
+        str | None,
+        option(metavar="ADDRESS", help="Clean and encode pairs on a Ray cluster: HOST:PORT of its head, or auto."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Read, clean and encode the text of a training. The same options of train continue from there.
+
+    A killed command resumes. Sentence pairs are cleaned and encoded by a process per core (data.workers), or by the
+    nodes of a Ray cluster.
+
+    \b
+    transduce prepare --src train.en --tgt train.de --run runs/x
+    transduce prepare recipe.toml --run runs/x --set data.workers=4
+    transduce prepare recipe.toml --run runs/x --ray auto
+    """
+    settings, folder = request.settings(), request.run_folder()
+
+    from transduce.bulk.ray_cluster import RayCluster
+    from transduce.logging import Log
+    from transduce.pipeline import prepare as run_prepare
+    from transduce.process import exit_on_signals
+
+    log = Log(quiet=quiet)
+    with exit_on_signals():
+        run_prepare(settings, folder, log=log, workers=None if ray is None else RayCluster(ray).workers(log))
+    log.say(f"prepared: {folder / 'tokens'}; transduce train with the same options trains")
+
+
 def _learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
     from transduce.pipeline import learn_as_worker
 
@@ -92,6 +124,17 @@ def doctor(
     print_lines([to_json(found.to_json())] if as_json else format_diagnosis(found))
     if not found.ready:
         raise typer.Exit(2)
+
+
+def report(run: Run) -> None:
+    """Write report.html of a run from what it has measured so far, also while it is trained.
+
+    \b
+    transduce report runs/mine
+    """
+    from transduce.pipeline import rebuild_report
+
+    print_lines([str(rebuild_report(run))])
 
 
 def verify(

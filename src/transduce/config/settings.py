@@ -7,6 +7,7 @@ TOML in (a recipe), JSON out (`config.json` of the run folder). An unknown key i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,12 +35,20 @@ TrainingPrecision = Literal["auto", "float32", "bfloat16"]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 
 
+def is_remote(path: Path) -> bool:
+    """Whether a path is an address such as `s3://bucket/a.tsv`, of which a path keeps `s3:/bucket/a.tsv`."""
+    scheme, colon, _ = path.as_posix().partition(":/")
+    return bool(colon) and len(scheme) > 1 and re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) is not None
+
+
 class Corpus(Section):
     """One source of text: files `src` and `tgt`, or one `path` with sentence pairs or plain text."""
 
     src: Path | None = Field(None, description="Text file of source sentences, one per line (.gz, .xz, .zst too).")
     tgt: Path | None = Field(None, description="Text file of target sentences, line by line parallel to `src`.")
-    path: Path | None = Field(None, description="One file: pairs (.tsv, .jsonl, .tmx) or text (.gz, .xz, .zst too).")
+    path: Path | None = Field(
+        None, description="One file of pairs (.tsv, .jsonl, ...) or of text (.gz, .xz, .zst too)."
+    )
     weight: float = Field(1.0, gt=0, le=1e6, description="Passes over the corpus per epoch: 2 for two, 0.5 for half.")
 
     @model_validator(mode="after")
@@ -64,6 +73,7 @@ class DataSettings(Section):
     max_ratio: float = Field(9.0, gt=1, description="Drop pairs above this length ratio (sides over 10 tokens).")
     deduplicate: bool = Field(False, description="Keep only the first of identical pairs.")
     drop_copies: bool = Field(False, description="Drop pairs whose source and target are identical.")
+    workers: int = Field(0, ge=0, le=4096, description="Processes that clean and encode pairs; 0: one per core.")
     documents: Literal["file", "blank_line", "line"] = Field("file", description="What separates text documents.")
     context: int | None = Field(None, ge=2, le=MAX_TOKENS, description="Context length in tokens of text models.")
     masked: float = Field(0.15, gt=0, lt=1, description="Fraction of tokens to mask (BERT).")
@@ -145,6 +155,9 @@ class TrainingSettings(Section):
         "bleu", description="Score for early stopping and `best`; the loss where the run has no such score."
     )
     start: Path | None = Field(None, description="Run folder to fine-tune from.")
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        (), description="Experiment trackers that get what metrics.jsonl contains: tensorboard, wandb, mlflow."
+    )
     keep_checkpoints: int = Field(2, ge=1, le=MAX_STEPS, description="Number of checkpoints to keep.")
     save_updates: Steps | None = Field(
         None,
@@ -207,7 +220,11 @@ class Settings(Section):
 
         def absolute(corpus: Corpus) -> Corpus:
             given = {key: getattr(corpus, key) for key in ("src", "tgt", "path")}
-            paths = {key: Path(os.path.realpath(root / path)) for key, path in given.items() if path is not None}
+            paths = {
+                key: path if is_remote(path) else Path(os.path.realpath(root / path))
+                for key, path in given.items()
+                if path is not None
+            }
             return corpus.model_copy(update=paths)
 
         sets = {key: tuple(map(absolute, getattr(self.data, key))) for key in ("train", "valid", "test")}

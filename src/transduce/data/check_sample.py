@@ -5,9 +5,9 @@ A training keeps them in its single pass over the text; `take_sample` reads the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from transduce.data.sources import Source, Sources, memory_source
@@ -35,15 +35,19 @@ class Windows(Generic[T]):
     def watch(self, records: Iterable[T]) -> Iterator[T]:
         """Yield the records unchanged, and keep some of them."""
         records = iter(records)
-        for number in count():
-            if not (window := list(islice(records, WINDOW))):
-                return
-            self.total += len(window)
-            if number % self._every == 0:
-                self.kept.append(window)
+        while window := list(islice(records, WINDOW)):
+            self.see(len(window), window.__getitem__)
+            yield from window
+
+    def see(self, n: int, record_of: Callable[[int], T]) -> None:
+        """Keep some of the next `n` records: a multiple of `WINDOW`, except at the end of the corpus."""
+        for start in range(0, n, WINDOW):
+            end = min(n, start + WINDOW)
+            if self.total // WINDOW % self._every == 0:
+                self.kept.append([record_of(i) for i in range(start, end)])
+            self.total += end - start
             if len(self.kept) > self._most:
                 self.kept, self._every = self.kept[::2], 2 * self._every
-            yield from window
 
     @property
     def is_whole(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -35,8 +35,7 @@ class Tally:
         """Count one more."""
         self.count += 1
         if len(self.samples) < N_SAMPLES:
-            place = f"{pair.place[0]}:{pair.place[1]}"
-            self.samples.append({"src": shortened(pair.src), "tgt": shortened(pair.tgt), "place": place})
+            self.samples.append({"src": shortened(pair.src), "tgt": shortened(pair.tgt), "place": pair.where})
 
 
 @dataclass(slots=True)
@@ -56,6 +55,15 @@ class CleanReport:
     def drop(self, reason: str, pair: Pair) -> None:
         """Count a pair that is left out."""
         self.dropped.setdefault(reason, Tally()).add(pair)
+
+    def include(self, later: Mapping[str, Any]) -> None:
+        """Add the report, as `to_json` has it, of pairs that follow."""
+        self.read += later["read"]
+        for tallies, more in ((self.dropped, later["dropped"]), (self.changed, later["changed"])):
+            for one in more:
+                tally = tallies.setdefault(one["reason"], Tally())
+                tally.count += one["count"]
+                tally.samples += one["samples"][: N_SAMPLES - len(tally.samples)]
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""
@@ -111,22 +119,23 @@ class Cleaner:
 
         The rules on length need tokens; `lengths_fit` applies them when the pairs are encoded.
         """
-        kept = self._by_rules(pairs)
+        kept = filter(None, map(self.by_rules, pairs))
         return self._without_duplicates(kept) if self.settings.deduplicate else kept
 
-    def _by_rules(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+    def by_rules(self, pair: Pair) -> Pair | None:
+        """The pair without control characters, or None if it does not pass the rules on its text alone."""
         report = self.report
-        for pair in pairs:
-            report.read += 1
-            if _CONTROLS.search(pair.src) or _CONTROLS.search(pair.tgt):
-                report.changed.setdefault(CONTROLS, Tally()).add(pair)
-                pair = _without_controls(pair)
-            if not pair.src or not pair.tgt or pair.src.isspace() or pair.tgt.isspace():
-                report.drop(EMPTY, pair)
-            elif self.settings.drop_copies and comparable(pair.src) == comparable(pair.tgt):
-                report.drop(COPY, pair)
-            else:
-                yield pair
+        report.read += 1
+        if _CONTROLS.search(pair.src) or _CONTROLS.search(pair.tgt):
+            report.changed.setdefault(CONTROLS, Tally()).add(pair)
+            pair = _without_controls(pair)
+        if not pair.src or not pair.tgt or pair.src.isspace() or pair.tgt.isspace():
+            report.drop(EMPTY, pair)
+        elif self.settings.drop_copies and comparable(pair.src) == comparable(pair.tgt):
+            report.drop(COPY, pair)
+        else:
+            return pair
+        return None
 
     def lengths_fit(self, pair: Pair, n_src: int, n_tgt: int) -> bool:
         """Whether to keep a pair with so many tokens (without EOS). Reports it if not."""
@@ -144,13 +153,25 @@ class Cleaner:
     def _without_duplicates(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
         pairs = iter(pairs)
         while chunk := list(islice(pairs, _CHUNK)):
-            # NUL separates the sides: it is a control character, which none of them contains.
-            digests = [blake2b(f"{pair.src}\0{pair.tgt}".encode(), digest_size=8).digest() for pair in chunk]
-            for pair, new in zip(chunk, self._seen.add(np.frombuffer(b"".join(digests), np.uint64)), strict=True):
+            for pair, new in zip(chunk, self._seen.add(hashes_of(chunk)), strict=True):
                 if new:
                     yield pair
                 else:
                     self.report.drop(DUPLICATE, pair)
+
+
+def hashes_of(pairs: Iterable[Pair]) -> np.ndarray:
+    """uint64 [N]: of both sides of each pair, to find duplicates."""
+    # NUL separates the sides: it is a control character, which none of them contains.
+    digests = [blake2b(f"{pair.src}\0{pair.tgt}".encode(), digest_size=8).digest() for pair in pairs]
+    return np.frombuffer(b"".join(digests), np.uint64)
+
+
+def draws_of(pairs: Iterable[Pair], *, seed: int) -> np.ndarray:
+    """uint64 [N]: the hash of (seed, source) of each pair, by which `HeldOutSources` chooses."""
+    keys = (without_folder(comparable(pair.src)) for pair in pairs)
+    digests = [blake2b(f"{seed}\n{key}".encode(), digest_size=8).digest() for key in keys]
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
 class HeldOutSources:
@@ -161,19 +182,20 @@ class HeldOutSources:
     the training text, so that none leaks.
     """
 
-    def __init__(self, most: int, *, seed: int) -> None:
+    def __init__(self, most: int) -> None:
         """`most`: sources that can be asked for at the end, which bounds the memory."""
-        self._most, self._seed = most, seed
+        self._most = most
         self._first: dict[str, Pair] = {}  # the sources with the lowest hashes, in order of appearance
         self._counts: Counter[str] = Counter()
         self._heap: list[tuple[int, str]] = []  # the same, the highest hash first
 
-    def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Yield the pairs unchanged."""
-        for pair in pairs:
+    def see(self, draws: np.ndarray, pair_of: Callable[[int], Pair]) -> None:
+        """Consider the next pairs by their `draws_of`; `pair_of` gives the pair of a draw that may be low enough."""
+        last = -self._heap[0][0] if self._most and len(self._heap) == self._most else np.iinfo(np.uint64).max
+        for i in (draws <= last).nonzero()[0].tolist() if self._most else ():
+            pair = pair_of(i)
             if key := comparable(pair.src):
-                self._see(key, pair)
-            yield pair
+                self._see(key, -int(draws[i]), pair)
 
     def choose(self, n: int) -> tuple[dict[str, Pair], int]:
         """The first pair of each of `n` sources, in order of appearance; and how many pairs have these sources."""
@@ -181,15 +203,14 @@ class HeldOutSources:
         first = {key: pair for key, pair in self._first.items() if key in chosen}
         return first, sum(self._counts[key] for key in chosen)
 
-    def _see(self, key: str, pair: Pair) -> None:
+    def _see(self, key: str, rank: int, pair: Pair) -> None:
         if key in self._counts:
             self._counts[key] += 1
             return
-        digest = blake2b(f"{self._seed}\n{without_folder(key)}".encode(), digest_size=8).digest()
-        entry = (-int.from_bytes(digest, "big"), key)
+        entry = (rank, key)
         if len(self._heap) < self._most:
             heapq.heappush(self._heap, entry)
-        elif self._heap and entry[0] > self._heap[0][0]:
+        elif entry[0] > self._heap[0][0]:
             _, last = heapq.heapreplace(self._heap, entry)
             del self._counts[last], self._first[last]
         else:

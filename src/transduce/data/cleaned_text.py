@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import tempfile
@@ -13,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import zstandard
 
-from transduce.errors import RunFolderError
+from transduce.data.workers import writing
 
 T = TypeVar("T")
 Stream = Callable[[], Iterator[T]]
@@ -36,14 +35,14 @@ def spooled(
         pack: Turns a record into a list of JSON values.
         unpack: Turns that back.
     """
-    with _writing(folder):
+    with writing(folder):
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed when `read` is no longer used)
     writer, packed = zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False), map(pack, records)
     while chunk := list(islice(packed, _CHUNK)):
         line = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
-        with _writing(folder):
+        with writing(folder):
             writer.write(line.encode("utf-8") + b"\n")
-    with _writing(folder):
+    with writing(folder):
         writer.close()
 
     def read() -> Iterator[T]:
@@ -53,13 +52,3 @@ def spooled(
             yield from map(unpack, json.loads(line))
 
     return read
-
-
-@contextlib.contextmanager
-def _writing(folder: Path | None) -> Iterator[None]:
-    """Inside, temporary data is written: a failure becomes a one-line `RunFolderError`."""
-    try:
-        yield
-    except OSError as error:
-        where = folder or tempfile.gettempdir()
-        raise RunFolderError(f"cannot write temporary data in {where}: {error.strerror or error}") from error

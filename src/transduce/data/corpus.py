@@ -8,8 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.config.settings import Corpus, DataSettings
+from transduce.data.arrow import arrow_files, is_dataset, read_arrow, read_parquet
 from transduce.data.json_lines import read_json_lines
-from transduce.data.lines import COMPRESSIONS, Digests, LineParser, bare_suffix, read_inputs, read_lines, read_rows
+from transduce.data.lines import (
+    COMPRESSIONS,
+    Digests,
+    LineParser,
+    bare_suffix,
+    decode_block,
+    decode_input,
+    raw_inputs,
+    raw_lines,
+    read_rows,
+)
 from transduce.data.tmx import read_tmx
 from transduce.data.tsv import read_tsv
 from transduce.errors import DataError, SettingsError, nearest
@@ -32,6 +43,8 @@ PAIR_FORMATS: dict[str, PairFormat] = {
     ".tsv": PairFormat(read_tsv),
     ".jsonl": PairFormat(read_json_lines),
     ".tmx": PairFormat(read_tmx, by_line=False),
+    ".parquet": PairFormat(read_parquet, by_line=False),
+    ".arrow": PairFormat(read_arrow, by_line=False),
 }
 """By suffix. A new format is a module with such a function, and an entry here."""
 
@@ -47,6 +60,49 @@ class Pair:
     tgt: str
     place: tuple[str, int]
     links: str = ""
+
+    @property
+    def where(self) -> str:
+        """File and line for people."""
+        return f"{self.place[0]}:{self.place[1]}"
+
+
+CHUNK = 10_000
+"""Lines that are read, and pairs that are cleaned and encoded, at once."""
+
+
+@dataclass(slots=True)
+class RawPairs:
+    """Lines of two parallel files, not yet decoded, or names of vectors; `n_before`: the lines before them."""
+
+    files: tuple[str, str]
+    n_before: int
+    src: Sequence[bytes | str]
+    tgt: Sequence[bytes | str]
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    def __getitem__(self, i: int) -> Pair:
+        """Decode a pair. Raises `DataError` with file and line."""
+        number, (src, tgt) = self.n_before + i + 1, self.files
+        return Pair(decode_input(self.src[i], src, number), decode_input(self.tgt[i], tgt, number), (src, number))
+
+    def content(self) -> bytes:
+        """All that the pairs depend on."""
+        lines = (
+            one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in (*self.src, *self.tgt)
+        )
+        return b"".join([f"{self.files}, {self.n_before}, {len(self)}".encode("utf-8", "surrogatepass"), *lines])
+
+    def pairs(self) -> Iterator[Pair]:
+        """Decode all pairs; those before a faulty line are yielded before the error."""
+        sides = [decode_block(side, first=not self.n_before) for side in (self.src, self.tgt)]
+        if None in sides:
+            yield from map(self.__getitem__, range(len(self)))
+            return
+        for number, (src, tgt) in enumerate(zip(*sides, strict=True), self.n_before + 1):
+            yield Pair(src, tgt, (self.files[0], number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +123,14 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str, digests: Digests
     """
     if corpus.path is None:
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
-        return _read_text(corpus.src, corpus.tgt, digests)
-    found = PAIR_FORMATS.get(bare_suffix(corpus.path))
+        raw = read_raw_pairs(corpus.src, corpus.tgt, digests)
+        return itertools.chain.from_iterable(chunk.pairs() for chunk in raw)
+    found = PAIR_FORMATS.get(".arrow" if is_dataset(corpus.path) else bare_suffix(corpus.path))
     if found is None:
         known, packed = ", ".join(PAIR_FORMATS), ", ".join(COMPRESSIONS)
-        raise SettingsError(f"{corpus.path}: unknown format; known: {known} (also {packed}), or two files src and tgt")
+        raise SettingsError(
+            f"{corpus.path}: unknown format; known: {known} (also {packed}), a saved dataset, or two files src and tgt"
+        )
     place = str(corpus.path)
     return (Pair(src, tgt, (place, line)) for line, src, tgt in found.read(corpus.path, src_lang, tgt_lang, digests))
 
@@ -136,7 +195,8 @@ def number_of(example: Labelled, labels: Sequence[str]) -> int:
 
 def corpus_files(corpus: Corpus) -> list[Path]:
     """The files that a corpus is read from."""
-    return [path for path in (corpus.src, corpus.tgt, corpus.path) if path is not None]
+    paths = (path for path in (corpus.src, corpus.tgt, corpus.path) if path is not None)
+    return [file for path in paths for file in arrow_files(path)]
 
 
 def text_files(data: DataSettings) -> dict[str, Path]:
@@ -160,18 +220,21 @@ def corpus_name(corpus: Corpus) -> str:
     return " + ".join(path.name for path in corpus_files(corpus))
 
 
-def _read_text(src: Path, tgt: Path, digests: Digests | None) -> Iterator[Pair]:
-    """Two files, line by line. Files of different lengths are an error that names both lengths."""
-    name, number = str(src), 0
-    sides = read_inputs(src, digests=digests), read_lines(tgt, digests)
-    for number, (s, t) in enumerate(itertools.zip_longest(*sides), 1):
-        if s is None or t is None:
+def read_raw_pairs(src: Path, tgt: Path, digests: Digests | None = None, *, n: int = CHUNK) -> Iterator[RawPairs]:
+    """Two files, `n` lines at a time. Files of different lengths are an error that names both lengths."""
+    n_before, sides = 0, (raw_inputs(src, digests), raw_lines(tgt, digests))
+    while True:
+        chunks = [list(itertools.islice(side, n)) for side in sides]
+        n_both = min(map(len, chunks))
+        if n_both:
+            yield RawPairs((str(src), str(tgt)), n_before, chunks[0][:n_both], chunks[1][:n_both])
+        n_before += n_both
+        if n_both < n:
             break
-        yield Pair(s, t, (name, number))
-    else:
-        return
-    longer, rest, shorter = (src, sides[0], tgt) if t is None else (tgt, sides[1], src)
-    total = number + sum(1 for _ in rest)
-    raise DataError(
-        f"{longer} has {total} lines, {shorter} has {number - 1}: line {number} of {longer.name} has no counterpart"
-    )
+    left = [len(chunk) - n_both + sum(1 for _ in side) for chunk, side in zip(chunks, sides, strict=True)]
+    if any(left):
+        longer, shorter = (src, tgt) if left[0] else (tgt, src)
+        raise DataError(
+            f"{longer} has {n_before + max(left)} lines, {shorter} has {n_before}: line {n_before + 1} of "
+            f"{longer.name} has no counterpart"
+        )

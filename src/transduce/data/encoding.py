@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from transduce.config.settings import DataSettings
 from transduce.data.clean import Cleaner, CleanReport
+from transduce.data.cleaned_pairs import as_bytes, digest_of, unpack_pairs
 from transduce.data.corpus import Labelled, Pair, number_of
 from transduce.data.examples import Ids
+from transduce.data.leaks import LeakCheck, comparable, hash_of, key_of
 from transduce.data.sentence_pairs import Packed, pack
-from transduce.data.store import AlignedStore, LabelStore, SentenceStore, StoreWriter, TextStore, TokenStore
+from transduce.data.store import (
+    AlignedStore,
+    LabelStore,
+    SentenceStore,
+    StoreWriter,
+    TextStore,
+    TokenStore,
+    join_sequences,
+)
 from transduce.data.text import Piece
 from transduce.data.word_links import links_of_tokens, parse_links, whitespace_words
+from transduce.data.workers import Arrays, LocalWorkers, ResultFile, Workers, compute
 from transduce.errors import DataError
 from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 T = TypeVar("T")
 
-_CHUNK = 10_000  # records between two reports
+_CHUNK = 10_000  # size of the records between two reports
 
 
 def fingerprint_of_pairs(digests: Sequence[bytes], settings: DataSettings, tokenizers: Tokenizers, *extra: str) -> str:
@@ -49,46 +62,96 @@ def _sha256(head: str, parts: Sequence[bytes], extra: Sequence[str]) -> str:
     return hashlib.sha256(b"".join([head.encode(), *parts, *hashed])).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class EncodePairs:
+    """Encodes the pairs of a record (`data.cleaned_pairs`) and drops those of unsuitable length.
+
+    without: sources that are held out. held_out: hashes of held-out sources, whose pairs are to be reported. aligned:
+    with the links of the pairs.
+    """
+
+    tokenizers: Tokenizers
+    settings: DataSettings
+    without: frozenset[str] = frozenset()
+    held_out: frozenset[bytes] = frozenset()
+    aligned: bool = False
+
+    @property
+    def columns(self) -> dict[str, tuple[str, np.dtype[Any]]]:
+        """The arrays of tokens of the store: the array of their offsets, and their type."""
+        sides = {name: (f"{name}_offsets", getattr(self.tokenizers, name).stored_as) for name in ("src", "tgt")}
+        return sides | ({"links": ("link_offsets", np.dtype(np.int32))} if self.aligned else {})
+
+    def key(self, record: Arrays) -> bytes:
+        """See `ChunkFunction`."""
+        models = (self.tokenizers.src.model, self.tokenizers.tgt.model)
+        rules = (self.settings.max_length, self.settings.max_ratio, self.aligned)
+        held_out = (sorted(self.without), sorted(self.held_out))
+        return digest_of(*models, rules, held_out, *(array.tobytes() for array in record.values()))
+
+    def __call__(self, record: Arrays) -> Arrays:
+        cleaner, hits, pairs = Cleaner(self.settings), list[tuple[str, str, str]](), list[Pair]()
+        looks = bool(self.without or self.held_out)
+        for pair in unpack_pairs(record):
+            text = comparable(pair.src) if looks else ""
+            if text not in self.without:
+                pairs.append(pair)
+                if self.held_out and hash_of(text) in self.held_out:
+                    hits.append((pair.src, pair.tgt, pair.where))
+        src, tgt = self.tokenizers.src, self.tokenizers.tgt
+        src_ids, tgt_ids, links = list[Any](), list[Any](), list[list[int]]()
+        for some in _chunks(pairs, min(src.chunk, tgt.chunk)):
+            sides = src.encode_batch([pair.src for pair in some]), tgt.encode_batch([pair.tgt for pair in some])
+            for pair, s, t in zip(some, *sides, strict=True):
+                if cleaner.lengths_fit(pair, len(s), len(t)):
+                    src_ids.append(s)
+                    tgt_ids.append(t)
+                    if self.aligned:
+                        links.append(_token_links(pair, self.tokenizers))
+        facts = {"report": cleaner.report.to_json(), "hits": hits}
+        result = {"facts": as_bytes(json.dumps(facts).encode()), "key": as_bytes(self.key(record))}
+        for (name, (_, dtype)), sequences in zip(self.columns.items(), (src_ids, tgt_ids, links), strict=False):
+            result[name], result[f"{name}_lengths"] = join_sequences(sequences, dtype)
+        return result
+
+
 def encode_pairs(
     folder: Path,
-    corpora: Sequence[Iterable[Pair]],
-    tokenizers: Tokenizers,
-    settings: DataSettings,
+    corpora: Sequence[Iterable[Arrays]],
+    function: EncodePairs,
     *,
     report: CleanReport,
     fingerprint: str = "",
     name: str = "training text",
-    aligned: bool = False,
+    checks: Sequence[LeakCheck] = (),
+    workers: Workers | None = None,
+    saved: ResultFile | None = None,
 ) -> TokenStore:
-    """Encode the cleaned pairs of each corpus, drop those of unsuitable length, and write the store.
+    """Encode the records of each corpus and write the store, an `AlignedStore` if the function keeps links.
 
-    `report`: that of the cleaning so far. `aligned`: store the pairs' links too, in an `AlignedStore`. Raises what
-    reading the pairs raises, `DataError` where no pair is left (`name` says of what), `RunFolderError` where the disk
-    is full.
+    `report`: that of the cleaning so far. `checks`: take note of the pairs that the function looks for. `saved`: see
+    `compute`. Raises what reading the pairs raises, `DataError` where no pair is left (`name` says of what),
+    `RunFolderError` where the disk is full.
     """
 
     def fill(writer: StoreWriter) -> None:
-        cleaner, sizes = Cleaner(settings, copy.deepcopy(report)), list[int]()
-        for pairs in corpora:
-            sizes.append(0)
-            for chunk in _chunks(pairs, min(tokenizers.src.chunk, tokenizers.tgt.chunk)):
-                src_ids = tokenizers.src.encode_batch([pair.src for pair in chunk])
-                tgt_ids = tokenizers.tgt.encode_batch([pair.tgt for pair in chunk])
-                fits = [cleaner.lengths_fit(p, len(s), len(t)) for p, s, t in zip(chunk, src_ids, tgt_ids, strict=True)]
-                writer.append_sequences("src", "src_offsets", [s for s, fit in zip(src_ids, fits, strict=True) if fit])
-                writer.append_sequences("tgt", "tgt_offsets", [t for t, fit in zip(tgt_ids, fits, strict=True) if fit])
-                if aligned:
-                    links = [_token_links(pair, tokenizers) for pair, fit in zip(chunk, fits, strict=True) if fit]
-                    writer.append_sequences("links", "link_offsets", links)
-                sizes[-1] += sum(fits)
-        cleaner.report.require_pairs(settings, name)
-        writer.facts |= {"fingerprint": fingerprint, "sizes": sizes, "cleaning": cleaner.report.to_json()}
+        found, sizes, records = copy.deepcopy(report), [0] * len(corpora), chain.from_iterable(corpora)
+        for record, result in compute(function, records, workers or LocalWorkers(1), saved):
+            facts = json.loads(result["facts"].tobytes())
+            found.include(facts["report"])
+            for src, tgt, place in facts["hits"]:
+                for check in checks:
+                    check.note(key_of((src, tgt)), (src, tgt), place)
+            for column, (offsets, _) in columns.items():
+                writer.append_joined(column, offsets, result[column], result[f"{column}_lengths"])
+            sizes[int(record["corpus"][0])] += len(result["src_lengths"])
+        found.require_pairs(function.settings, name)
+        writer.facts |= {"fingerprint": fingerprint, "sizes": sizes, "cleaning": found.to_json()}
 
-    dtypes = {"src": tokenizers.src.stored_as, "src_offsets": np.int64}
-    dtypes |= {"tgt": tokenizers.tgt.stored_as, "tgt_offsets": np.int64}
-    if aligned:
-        return AlignedStore.create(folder, dtypes | {"links": np.int32, "link_offsets": np.int64}, fill)
-    return TokenStore.create(folder, dtypes, fill)
+    columns, dtypes = function.columns, dict[str, Any]()
+    for column, (offsets, dtype) in columns.items():
+        dtypes |= {column: dtype, offsets: np.int64}
+    return (AlignedStore if function.aligned else TokenStore).create(folder, dtypes, fill)
 
 
 def _token_links(pair: Pair, tokenizers: Tokenizers) -> list[int]:
@@ -220,12 +283,13 @@ def _cut(sides: Sequence[Ids], longest: int) -> Packed:
 def counted(
     records: Iterable[T], report: Callable[[int], object], size_of: Callable[[T], int] = lambda _: 1
 ) -> Iterator[T]:
-    """Yield the records, and report their total size so far every few thousand of them and at the end."""
-    total = 0
-    for number, record in enumerate(records, 1):
+    """Yield the records, and report their total size so far now and then and at the end."""
+    total = reported = 0
+    for record in records:
         yield record
         total += size_of(record)
-        if number % _CHUNK == 0:
+        if total - reported >= _CHUNK:
+            reported = total
             report(total)
     report(total)
 

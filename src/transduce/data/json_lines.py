@@ -31,15 +31,20 @@ def _parser(src_lang: str, tgt_lang: str) -> LineParser:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"not valid JSON: {getattr(error, 'msg', None) or error}") from None
-        sides = _sides(value, src_lang, tgt_lang)
-        if sides is None:
-            keys = dict.fromkeys([("src", "tgt"), (src_lang, tgt_lang)])  # the same twice if the languages are unset
-            raise ValueError("expected " + " or ".join(f'{{"{src}": "...", "{tgt}": "..."}}' for src, tgt in keys))
-        if "\\u" in line and any(_SURROGATES.search(side) for side in sides):
-            raise ValueError("half of a surrogate pair is not a character")
-        return one_line(sides[0]), one_line(sides[1])
+        return pair_of(value, src_lang, tgt_lang)
 
     return parse
+
+
+def pair_of(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str]:
+    """Source and target of an object. Raises `ValueError` where it does not contain both as strings."""
+    sides = _sides(value, src_lang, tgt_lang)
+    if sides is None:
+        keys = dict.fromkeys([("src", "tgt"), (src_lang, tgt_lang)])  # the same twice if the languages are unset
+        raise ValueError("expected " + " or ".join(f'{{"{src}": "...", "{tgt}": "..."}}' for src, tgt in keys))
+    if any(_SURROGATES.search(side) for side in sides):
+        raise ValueError("half of a surrogate pair is not a character")
+    return one_line(sides[0]), one_line(sides[1])
 
 
 def _sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:

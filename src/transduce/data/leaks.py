@@ -33,7 +33,7 @@ class LeakCheck:
         self._found: dict[int, str] = {}  # example -> the place of the first training example with its source
         self._leaked: dict[int, str] = {}  # the same where its target is there as well
         for number, example in enumerate(held_out):
-            key = _key(example)
+            key = key_of(example)
             self.n += bool(key) or len(example) > 1
             if key:
                 self._examples[number] = example
@@ -48,6 +48,11 @@ class LeakCheck:
     def found(self) -> int:
         """Examples whose source occurs there, with any target."""
         return len(self._found)
+
+    @property
+    def keys(self) -> frozenset[bytes]:
+        """The keys (`key_of`) of the examples that were not met yet."""
+        return frozenset(self._waiting)
 
     def note(self, key: bytes, example: tuple[str, ...], place: str) -> None:
         """Take note of a training example with this key."""
@@ -106,7 +111,7 @@ def watch(
 ) -> Iterator[T]:
     """Yield training records unchanged and compare each with all held-out sets."""
     for record in records:
-        if checks and (key := _key(example := example_of(record))):
+        if checks and (key := key_of(example := example_of(record))):
             for check in checks:
                 check.note(key, example, place_of(record))
         yield record
@@ -126,9 +131,12 @@ def shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-def _key(example: tuple[str, ...]) -> bytes:
+def key_of(example: tuple[str, ...]) -> bytes:
     """A hash of the source or the text; nothing for a text that is too short, or an empty source."""
     text = comparable(example[0])
-    if len(text) < (SHORTEST if len(example) == 1 else 1):
-        return b""
+    return b"" if len(text) < (SHORTEST if len(example) == 1 else 1) else hash_of(text)
+
+
+def hash_of(text: str) -> bytes:
+    """The hash of a `comparable` text."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -9,17 +9,19 @@ import contextlib
 import gzip
 import hashlib
 import io
+import itertools
 import lzma
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import zstandard
 
-from transduce.errors import DataError
+from transduce.config.settings import is_remote
+from transduce.errors import DataError, SettingsError
 from transduce.text.special import Vocabulary
 from transduce.text.vectors import is_vectors, open_vectors
 
@@ -69,7 +71,7 @@ class _ZstdFile(io.RawIOBase):
 class _Watched(io.RawIOBase):
     """A file whose bytes are passed to a function while they are read."""
 
-    def __init__(self, file: io.RawIOBase | io.BufferedIOBase, see: Callable[[memoryview], object]) -> None:
+    def __init__(self, file: Any, see: Callable[[memoryview], object]) -> None:
         self._file, self._see = file, see
 
     def readable(self) -> bool:
@@ -81,9 +83,9 @@ class _Watched(io.RawIOBase):
         return n
 
 
-def _bounded(file: io.BufferedIOBase, path: Path) -> io.BufferedReader:
+def _bounded(file: io.BufferedIOBase, path: Path, stored: Any) -> io.BufferedReader:
     """Decompressed content up to a bound, as a defence against decompression bombs."""
-    n, most = 0, max(UNCHECKED_BYTES, MAX_RATIO * path.stat().st_size)
+    n, most = 0, max(UNCHECKED_BYTES, MAX_RATIO * _size_of(path, stored))
 
     def count(content: memoryview) -> None:
         nonlocal n
@@ -97,6 +99,27 @@ def _bounded(file: io.BufferedIOBase, path: Path) -> io.BufferedReader:
     return io.BufferedReader(_Watched(file, count), 1 << 16)
 
 
+def _size_of(path: Path, file: Any) -> int:
+    """Bytes of an open file; sys.maxsize if the server of a remote one does not tell them."""
+    return (file.size or sys.maxsize) if remote_url(path) else path.stat().st_size
+
+
+def _open_remote(url: str) -> Any:
+    """Open a file for reading with fsspec. Raises `SettingsError` without the libraries that this needs."""
+    try:
+        import fsspec
+    except ImportError as error:
+        raise SettingsError(f"{url}: a remote file needs fsspec: pip install 'transduce[remote]'") from error
+    try:
+        return fsspec.open(url, "rb").open()
+    except (ImportError, ValueError) as error:  # no library for the protocol, or no such protocol
+        raise SettingsError(f"{url}: {error}; pip install 'transduce[remote]' for https, s3 and hf") from error
+    except OSError:
+        raise
+    except Exception as error:  # each of the libraries has its own
+        raise DataError(f"cannot read {url}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
 COMPRESSIONS: dict[str, Callable[[io.BufferedIOBase], io.BufferedIOBase]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
     ".xz": lambda file: lzma.LZMAFile(cast(IO[bytes], file)),  # noqa: SIM115  (closed by `open_watched`)
@@ -107,9 +130,20 @@ Digests = dict[Path, bytes]
 """The sha256 of files as stored, filled in when a file has been read to its end."""
 
 
+def remote_url(path: Path) -> str | None:
+    """The address of a remote file, `https://host/a.tsv`; None for a local path."""
+    scheme, _, rest = path.as_posix().partition(":/")
+    return f"{scheme}://{rest}" if is_remote(path) else None
+
+
 def bare_suffix(path: Path) -> str:
     """The suffix that determines the format, in lower case, without that of a compression: `.tsv` of `a.TSV.gz`."""
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
+
+
+def is_missing(path: Path) -> bool:
+    """Whether a local file does not exist. Nothing is asked of a server."""
+    return remote_url(path) is None and not path.exists()
 
 
 def check_is_text(path: Path) -> None:
@@ -132,12 +166,12 @@ def open_watched(path: Path, digests: Digests | None = None) -> Iterator[tuple[i
     """Like `open_bytes`, with a function that returns how many bytes of the file have been read so far."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a text file")
-    sha256 = hashlib.sha256()
+    sha256, url = hashlib.sha256(), remote_url(path)
     try:
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb", buffering=0) if url is None else _open_remote(url) as file:
             raw = io.BufferedReader(file if digests is None else _Watched(file, sha256.update), 1 << 16)
             if path.suffix.lower() in COMPRESSIONS:
-                with COMPRESSIONS[path.suffix.lower()](raw) as unpacked, _bounded(unpacked, path) as bounded:
+                with COMPRESSIONS[path.suffix.lower()](raw) as unpacked, _bounded(unpacked, path, file) as bounded:
                     yield bounded, file.tell
             else:
                 yield raw, raw.tell if digests is None else file.tell
@@ -148,7 +182,7 @@ def open_watched(path: Path, digests: Digests | None = None) -> Iterator[tuple[i
     except _DAMAGE as error:
         raise DataError(f"{path}: damaged or truncated: {error}") from None
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+        raise DataError(f"cannot read {url or path}: {error.strerror or error}") from None
 
 
 def read_lines(path: Path | str, digests: Digests | None = None) -> Iterator[str]:
@@ -160,10 +194,16 @@ def read_lines(path: Path | str, digests: Digests | None = None) -> Iterator[str
     if str(path) == "-":
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
         return
+    for number, raw in enumerate(raw_lines(Path(path), digests), 1):
+        yield decode_input(raw, path, number)
+
+
+def raw_lines(path: Path, digests: Digests | None = None) -> Iterator[bytes]:
+    """Yield the lines of a text file as they are stored. A file of vectors is a `DataError`."""
     if is_vectors(path):
         raise DataError(f"{path} is a file of vectors; a text file belongs here")
-    with open_bytes(Path(path), digests) as file:
-        yield from decode_lines(file, str(path))
+    with open_bytes(path, digests) as file:
+        yield from _lines_of(file, str(path))
 
 
 def read_inputs(
@@ -175,6 +215,12 @@ def read_inputs(
     """
     vectors = open_vectors(path, vocabulary)
     return read_lines(path, digests) if vectors is None else vectors.names
+
+
+def raw_inputs(path: Path, digests: Digests | None = None) -> Iterator[bytes | str]:
+    """The same without decoding the lines of a text file; `decode_input` does that."""
+    vectors = open_vectors(path)
+    return raw_lines(path, digests) if vectors is None else vectors.names
 
 
 LineParser = Callable[[str, int], tuple[str, ...] | None]
@@ -216,15 +262,47 @@ def one_line(text: str) -> str:
 
 def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
     """Decode the lines of an open file; a `DataError` names a line that is not UTF-8 or is too long."""
-    number = 0
-    while raw := file.readline(MAX_LINE):
-        number += 1
-        if not raw.endswith(b"\n") and len(raw) == MAX_LINE:
+    for number, raw in enumerate(_lines_of(file, name), 1):
+        yield decode_input(raw, name, number)
+
+
+def _lines_of(file: io.BufferedIOBase, name: str) -> Iterator[bytes]:
+    for number in itertools.count(1):
+        if not (raw := file.readline(MAX_LINE)):
+            return
+        if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
             raise DataError(f"{name}, line {number}: {TOO_LONG}")
-        try:
-            yield decode_line(raw, first=number == 1)
-        except ValueError as error:
-            raise DataError(f"{name}, line {number}: {error}") from None
+        yield raw
+
+
+def decode_input(raw: bytes | str, name: Path | str, number: int) -> str:
+    """Decode a line of a file, or return a name of vectors. A `DataError` names a line that is not UTF-8."""
+    if isinstance(raw, str):
+        return raw
+    try:
+        return decode_line(raw, first=number == 1)
+    except ValueError as error:
+        raise DataError(f"{name}, line {number}: {error}") from None
+
+
+def decode_block(lines: Sequence[bytes | str], *, first: bool) -> list[str] | None:
+    """The same as `decode_input` of many lines, and faster; None if that has to find an error.
+
+    `first`: they are the first ones of a file.
+    """
+    raw = [line for line in lines if isinstance(line, bytes)]
+    data = b"".join(raw)
+    if len(raw) < len(lines) or first or b"\r" in data:
+        with contextlib.suppress(ValueError):
+            return [
+                line if isinstance(line, str) else decode_line(line, first=first and not i)
+                for i, line in enumerate(lines)
+            ]
+        return None
+    with contextlib.suppress(UnicodeDecodeError):
+        text = data.decode("utf-8").split("\n")
+        return text if text[-1] else text[:-1]
+    return None
 
 
 def decode_line(raw: bytes, *, first: bool) -> str:

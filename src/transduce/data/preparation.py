@@ -1,14 +1,14 @@
 """Read the text of a run once: clean it, hold some out, sample it, and keep it for encoding.
 
 On the way each record is sampled for the vocabulary, considered for the validation set and written to a temporary file
-without a name (`spooled`), from which it is encoded once the vocabulary is known.
+(`spooled`, `CleanedPairs`), from which it is encoded once the vocabulary is known.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,13 +16,15 @@ from typing import Any, Generic, TypeVar
 
 from transduce.config.settings import Settings
 from transduce.data.check_sample import Windows
-from transduce.data.clean import Cleaner, CleanReport, HeldOutSources
+from transduce.data.clean import CleanReport, HeldOutSources
+from transduce.data.cleaned_pairs import VECTOR_CHUNK, CleanedPairs, PairCleaning, read_chunks
 from transduce.data.cleaned_text import Stream, spooled
-from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
+from transduce.data.corpus import CHUNK, Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
 from transduce.data.sources import Source, Sources
 from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, is_held_out, part_of
+from transduce.data.workers import LocalWorkers, Workplace
 from transduce.errors import DataError
 from transduce.logging import Log
 from transduce.text.training import SAMPLE_LINES, Reservoir
@@ -72,9 +74,11 @@ class Texts(Generic[T]):
 
 @dataclass(frozen=True)
 class PairTexts(Texts[Pair]):
-    """Sentence pairs; `report` is that of the cleaning of the training pairs."""
+    """Sentence pairs; `report` is that of the cleaning of the training pairs, `cleaned` the pairs of each corpus."""
 
     report: CleanReport
+    cleaned: tuple[CleanedPairs, ...]
+    place: Workplace
 
 
 @dataclass(frozen=True)
@@ -84,43 +88,45 @@ class LabelledTexts(Texts[Labelled]):
     labels: tuple[str, ...]
 
 
-def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], *, spool_in: Path | None = None) -> PairTexts:
+def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], place: Workplace) -> PairTexts:
     """Read and clean sentence pairs, each source once; test sets are not cleaned.
 
-    `spool_in`: the folder whose disk holds the temporary files. Raises `DataError` for whatever is wrong with the text.
+    Raises `DataError` for whatever is wrong with the text.
     """
     data, seed, files = settings.data, settings.training.seed, _files(sources.train)
     tests = read_test_pairs(sources)
-    cleaner, held_out = Cleaner(data), HeldOutSources(0 if sources.valid else MAX_HELD_OUT_PAIRS, seed=seed)
     sample = Reservoir[tuple[str, str]](SAMPLE_LINES // (1 + settings.tokenizer.joint), seed=seed)
-    streams, windows = list[Stream[Pair]](), tuple(map(Windows[Pair], sources.train))
-    for source, places in zip(sources.train, windows, strict=True):
-        kept = cleaner.texts(places.watch(source.read()))
-        streams.append(_spooled_pairs(kept if sources.valid else held_out.watch(kept), spool_in, sample))
-    report = cleaner.report
+    cleaning = PairCleaning(data, seed, sample, None if sources.valid else HeldOutSources(MAX_HELD_OUT_PAIRS))
+    windows, workers = tuple(map(Windows[Pair], sources.train)), place.workers or LocalWorkers(data.workers)
+    n_chunk = VECTOR_CHUNK if settings.model.reads_vectors else CHUNK
+    chunks = (read_chunks(i, one, windows[i], n_chunk) for i, one in enumerate(sources.train))
+    streams = cleaning.clean(chain.from_iterable(chunks), len(windows), place.results("cleaned"), workers)
+    report, place = cleaning.report, replace(place, workers=workers)
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
     digests = tuple(source.digest() for source in sources.train)
-    if sources.valid:
+    if cleaning.held_out is None:
         train = TextSet("train", files, tuple(streams), report.kept)
         valid = _read_set("valid", sources.valid, "sentence pair")
-        return PairTexts(train, valid, tests, sample.items, digests, windows, report)
+        return PairTexts(train, valid, tests, sample.items, digests, windows, report, tuple(streams), place)
     n_pairs = report.kept
     if n_pairs < 2:
         raise DataError(f"{', '.join(files)}: one sentence pair is not enough to train on and to hold one out")
     n_held_out = min(MAX_HELD_OUT_PAIRS, max(1, round(n_pairs * HELD_OUT_PAIRS)))
-    chosen, report.held_out = held_out.choose(n_held_out)
+    chosen, report.held_out = cleaning.held_out.choose(n_held_out)
     report.require_pairs(data, f"training text without the validation set ({', '.join(files[:4])})")
     log.say(f"no validation text given: holding out {len(chosen):,} source sentences of {n_pairs:,} pairs (by seed)")
-    left = tuple(_without(stream, chosen.keys()) for stream in streams)
+    streams = [replace(stream, without=frozenset(chosen)) for stream in streams]
     first = list(chosen.values())
     return PairTexts(
-        TextSet("train", files, left, report.kept),
+        TextSet("train", files, tuple(streams), report.kept),
         TextSet("valid", files, (lambda: iter(first),), len(first)),
         tests,
         [pair for pair in sample.items if comparable(pair[0]) not in chosen],
         digests,
         windows,
         report,
+        tuple(streams),
+        place,
     )
 
 
@@ -137,29 +143,28 @@ def read_scored_pairs(sources: Sources[Pair]) -> dict[str, list[tuple[str, str]]
     return {name: [(pair.src, pair.tgt) for pair in pairs] for name, pairs in sets.items()}
 
 
-def read_plain_texts(
-    settings: Settings, log: Log, sources: Sources[str], *, spool_in: Path | None = None
-) -> Texts[Piece]:
+def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], place: Workplace) -> Texts[Piece]:
     """Read running text as documents, each source once.
 
-    `spool_in`: the folder whose disk holds the temporary files. Raises `DataError` for whatever is wrong with the text,
-    or where there is too little.
+    Raises `DataError` for whatever is wrong with the text, or where there is too little.
     """
     data, seed = settings.data, settings.training.seed
     sample = Reservoir[tuple[int, int, str]](SAMPLE_LINES, seed=seed)
     windows = tuple(map(Windows[str], sources.train))
     lines = [places.watch(source.read()) for source, places in zip(sources.train, windows, strict=True)]
-    everything, sizes = _read_documents("train", sources.train, data.documents, spool_in, lines=lines, sample=sample)
+    everything, sizes = _read_documents(
+        "train", sources.train, data.documents, place.folder, lines=lines, sample=sample
+    )
     named = zip(_distinct([source.name for source in sources.tests]), sources.tests, strict=True)
-    tests = tuple(_read_documents(name, (source,), data.documents, spool_in)[0] for name, source in named)
+    tests = tuple(_read_documents(name, (source,), data.documents, place.folder)[0] for name, source in named)
     digests = tuple(source.digest() for source in sources.train)
     if sources.valid:
-        valid, _ = _read_documents("valid", sources.valid, data.documents, spool_in)
+        valid, _ = _read_documents("valid", sources.valid, data.documents, place.folder)
         return Texts(everything, valid, tests, [(text,) for _, _, text in sample.items], digests, windows)
     whole = data.documents != "file"
     held = choose_held_out(sizes, share=HELD_OUT_TEXT, most=MAX_HELD_OUT_BYTES, seed=seed, whole=whole)
     meter = Meter()
-    stream = _spooled_pieces(meter.watch(part_of(everything.read(), held, held_out=True)), spool_in)
+    stream = _spooled_pieces(meter.watch(part_of(everything.read(), held, held_out=True)), place.folder)
     n_held, files = sum(meter.sizes), everything.files
     if not 0 < n_held < everything.size:
         raise DataError(f"{', '.join(files)}: too little text to hold some out; give data.valid")
@@ -179,12 +184,10 @@ def read_plain_texts(
     )
 
 
-def read_labelled_texts(
-    settings: Settings, log: Log, sources: Sources[Labelled], *, spool_in: Path | None = None
-) -> LabelledTexts:
+def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled], place: Workplace) -> LabelledTexts:
     """Read labelled texts, each source once. The labels are those of the training text, unless the settings name them.
 
-    `spool_in`: the folder whose disk holds the temporary files. Raises `DataError` for whatever is wrong with the text.
+    Raises `DataError` for whatever is wrong with the text.
     """
     data, seed, files = settings.data, settings.training.seed, tuple(sorted(set(_files(sources.train))))
     counts, sample = Counter[str](), Reservoir[tuple[int, Labelled]](SAMPLE_LINES // 2, seed=seed)
@@ -205,7 +208,7 @@ def read_labelled_texts(
 
     everything = spooled(
         counted(),
-        spool_in,
+        place.folder,
         lambda example: [example.label, example.texts, example.place],
         lambda row: Labelled(row[0], tuple(row[1]), tuple(row[2])),
     )
@@ -332,22 +335,5 @@ def _read_documents(
     return TextSet(name, _files(sources), (stream,), sum(meter.sizes)), meter.sizes
 
 
-def _spooled_pieces(pieces: Iterator[Piece], spool_in: Path | None) -> Stream[Piece]:
-    return spooled(pieces, spool_in, lambda piece: [piece.text, piece.ends], lambda row: Piece(*row))
-
-
-def _spooled_pairs(pairs: Iterator[Pair], spool_in: Path | None, sample: Reservoir[tuple[str, str]]) -> Stream[Pair]:
-    """Read the pairs of one corpus, all of whose places name the same file, to the end."""
-    file = ""
-
-    def pack(pair: Pair) -> list[Any]:
-        nonlocal file
-        file = pair.place[0]
-        sample.add((pair.src, pair.tgt))
-        return [pair.place[1], pair.src, pair.tgt, pair.links]
-
-    return spooled(pairs, spool_in, pack, lambda row: Pair(row[1], row[2], (file, row[0]), row[3]))
-
-
-def _without(stream: Stream[Pair], sources: Collection[str]) -> Stream[Pair]:
-    return lambda: (pair for pair in stream() if comparable(pair.src) not in sources)
+def _spooled_pieces(pieces: Iterator[Piece], folder: Path | None) -> Stream[Piece]:
+    return spooled(pieces, folder, lambda piece: [piece.text, piece.ends], lambda row: Piece(*row))

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from transduce.config.settings import Corpus, DataSettings, Settings
-from transduce.data.corpus import Labelled, Pair, corpus_files, corpus_name, read_labelled, read_pairs
+from transduce.data.corpus import (
+    Labelled,
+    Pair,
+    RawPairs,
+    corpus_files,
+    corpus_name,
+    read_labelled,
+    read_pairs,
+    read_raw_pairs,
+)
 from transduce.data.lines import Digests, bare_suffix, open_bytes, read_lines
 
 T = TypeVar("T")
@@ -20,12 +29,14 @@ class Source(Generic[T]):
 
     Each call of `read` starts at the beginning, and raises `DataError` with file and line for text that cannot be read.
     `files`: their names, for reports. `digest`: a fingerprint of the content of the files, if there are any.
+    `read_raw`: reads pairs in chunks of a size without decoding them, if that is possible.
     """
 
     name: str
     read: Callable[[], Iterator[T]]
     files: tuple[str, ...] = ()
     digest: Callable[[], bytes] = bytes
+    read_raw: Callable[[int], Iterator[RawPairs]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,13 @@ def _file_source(corpus: Corpus, reader: Reader[T], has_format: bool) -> Source[
         return b"".join(parts)
 
     names = tuple(path.name for path in files)
-    return Source(corpus_name(corpus), lambda: reader(corpus, digests), names, digest)
+    source, (src, tgt) = (
+        Source(corpus_name(corpus), lambda: reader(corpus, digests), names, digest),
+        (corpus.src, corpus.tgt),
+    )
+    if src is None or tgt is None:
+        return source
+    return replace(source, read_raw=lambda n: read_raw_pairs(src, tgt, digests, n=n))
 
 
 def _path(corpus: Corpus) -> Path:

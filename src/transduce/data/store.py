@@ -272,13 +272,14 @@ class StoreWriter:
 
     def append_sequences(self, name: str, offsets: str, sequences: Sequences) -> None:
         """Append sequences of ids to the array `name`, and where each ends to the array `offsets`."""
+        self.append_joined(name, offsets, *join_sequences(sequences, self._dtypes[name]))
+
+    def append_joined(self, name: str, offsets: str, joined: np.ndarray, lengths: np.ndarray) -> None:
+        """The same for what `join_sequences` returns."""
         if not self._counts[offsets]:
             self.append(offsets, [0])
-        self.append(offsets, self._counts[name] + np.cumsum([len(ids) for ids in sequences], dtype=np.int64))
-        self.append(
-            name,
-            np.concatenate(sequences) if self._dtypes[name].shape and sequences else chain.from_iterable(sequences),
-        )
+        self.append(offsets, self._counts[name] + np.cumsum(lengths, dtype=np.int64))
+        self.append(name, joined)
 
     def arrays(self) -> list[np.ndarray]:
         """The arrays that were written into memory."""
@@ -305,6 +306,15 @@ class StoreWriter:
             np.lib.format.write_array_header_1_0(
                 file, {"descr": np.lib.format.dtype_to_descr(dtype.base), "fortran_order": False, "shape": shape}
             )
+
+
+def join_sequences(sequences: Sequences, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """All sequences of ids, or of vectors, in one array, and the length of each."""
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    if not dtype.shape:
+        return np.fromiter(chain.from_iterable(sequences), dtype, int(lengths.sum())), lengths
+    empty = np.empty((0, *dtype.shape), dtype.base)
+    return np.concatenate([empty, *sequences], dtype=dtype.base), lengths
 
 
 def array_names(store: type[Store]) -> list[str]:

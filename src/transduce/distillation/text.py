@@ -23,6 +23,7 @@ from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Corpus, DataSettings, EvaluationSettings, Settings
 from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
+from transduce.data.workers import Workplace
 from transduce.decoding.precision import check_precision
 from transduce.distillation.training_text import read_training_text
 from transduce.errors import DataError, RunFolderError, SettingsError
@@ -158,7 +159,7 @@ class DistilledText:
         return True
 
     def _write_pairs(self, *, check_text: bool, log: Log) -> None:
-        texts = read_training_text(self.teacher, self.settings, log, spool_in=self.folder, check=check_text)
+        texts = read_training_text(self.teacher, self.settings, log, place=Workplace(self.folder), check=check_text)
         sets: list[tuple[str, Iterable[Pair]]] = [
             (f"train-{n}", stream()) for n, stream in enumerate(texts.train.streams, 1)
         ]

@@ -9,7 +9,9 @@ from typing import Any
 
 from transduce.config.settings import Corpus, DataSettings, Settings
 from transduce.data.corpus import text_files
+from transduce.data.lines import is_missing
 from transduce.data.preparation import PairTexts
+from transduce.data.workers import Workplace
 from transduce.errors import DataError
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
@@ -45,7 +47,7 @@ def _moved(data: DataSettings, root: Path) -> DataSettings:
 
 
 def read_training_text(
-    run: RunFolder, settings: Settings, log: Log, *, spool_in: Path | None = None, check: bool = True
+    run: RunFolder, settings: Settings, log: Log, *, place: Workplace | None = None, check: bool = True
 ) -> PairTexts:
     """The sentence pairs of `settings`, cleaned and without what was held out.
 
@@ -53,7 +55,7 @@ def read_training_text(
         run: The run.
         settings: Its settings, with the data to read.
         log: For notes about the text.
-        spool_in: The folder whose disk holds the temporary files.
+        place: Where the temporary files are.
         check: Whether the text must be that of the training.
 
     Raises:
@@ -61,9 +63,9 @@ def read_training_text(
     """
     task, data = find_task("translation"), settings.data
     for path in text_files(data).values():
-        if not path.exists():
+        if is_missing(path):
             raise DataError(f"there is no file {path}; if the training text was moved, name its folder (data)")
-    texts: PairTexts = task.read(settings, log, spool_in=spool_in)
+    texts: PairTexts = task.read(settings, log, place=place)
     then = run.read_record("data.json").get("fingerprint") if check else None
     if then is not None and then != task.fingerprint(run.settings, load_tokenizers(run), texts.digests):
         raise DataError(

@@ -57,7 +57,12 @@ class Table:
 
 def write_report(run: RunFolder, wording: Wording) -> None:
     """Write report.html into the run folder, from its other files."""
-    run.write_page("report.html", render_record(run, lambda record: report_html(record, wording)))
+    run.write_page("report.html", render_report(run, wording))
+
+
+def render_report(run: RunFolder, wording: Wording) -> str:
+    """The page of a run, from its files."""
+    return render_record(run, lambda record: report_html(record, wording))
 
 
 def report_html(record: Record, wording: Wording) -> str:

@@ -33,8 +33,7 @@ class _LossCall(ctypes.Structure):
 class LinearCrossEntropy(torch.autograd.Function):
     """The sums of `label_smoothed_loss` without padded rows, with their gradient made in the forward pass.
 
-    Logits exist in tiles only. The products round to bfloat16 and add in float32; everything else is in float32. The
-    result does not depend on the number of threads.
+    Logits exist in tiles only.
     """
 
     @staticmethod
@@ -161,7 +160,7 @@ def _heads_of(x: Float[Tensor, "B T D"], rows: Sequence[int], heads: Sequence[in
 class HeadsAttention(torch.autograd.Function):
     """softmax(Q K^T / sqrt(d_k) + bias) V of all heads, from bfloat16, with sums in float32 (paper 3.2.1, equation 1).
 
-    The weights are computed again for the gradients. The result does not depend on the number of threads.
+    The weights are computed again for the gradients.
     """
 
     @staticmethod

@@ -8,7 +8,14 @@ from typing import Any
 
 from transduce.config.settings import Settings
 
-CHANGEABLE = ("name", "data.root", "training.keep_checkpoints", "training.save_updates")
+CHANGEABLE = (
+    "name",
+    "data.root",
+    "data.workers",
+    "training.keep_checkpoints",
+    "training.save_updates",
+    "training.track",
+)
 """Settings that do not affect what is computed: a command with other values resumes the same run, with the new values.
 
 `training.micro_batch_tokens` and `training.device` are not among them: another order of summation rounds differently.
@@ -27,7 +34,12 @@ def with_changeable(settings: Settings, other: Settings) -> Settings:
 
 def identity(settings: Settings) -> dict[str, Any]:
     """The settings that make two runs the same one, by dotted name."""
-    return {name: value for name, value in _leaves(settings.model_dump(mode="json")) if name not in CHANGEABLE}
+    return {name: value for name, value in settings_by_name(settings) if not name.startswith(CHANGEABLE)}
+
+
+def settings_by_name(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of all settings."""
+    return _leaves(settings.model_dump(mode="json"))
 
 
 def difference(there: Settings, asked: Settings) -> str:

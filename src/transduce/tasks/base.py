@@ -42,6 +42,7 @@ from transduce.data.leaks import LeakCheck
 from transduce.data.preparation import Texts
 from transduce.data.sources import Sources
 from transduce.data.store import Store
+from transduce.data.workers import Workplace
 from transduce.errors import RunFolderError
 from transduce.evaluation.result_files import Wording
 from transduce.evaluation.significance import ScoredModel
@@ -131,14 +132,13 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         """Refuse settings that cannot work, before any work is done. `model` has the preset's sizes."""
 
     def read(
-        self, settings: Settings, log: Log, sources: Sources[Any] | None = None, *, spool_in: Path | None = None
+        self, settings: Settings, log: Log, sources: Sources[Any] | None = None, *, place: Workplace | None = None
     ) -> TextsT:
         """Read the text once, by default that of `self.sources(settings)`.
 
-        `spool_in`: the folder whose disk holds the temporary file from which it is encoded (default: the system's
-        temporary folder). Raises `DataError` for whatever is wrong with the text.
+        Raises `DataError` for whatever is wrong with the text.
         """
-        texts = self.read_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
+        texts = self.read_texts(settings, log, sources or self.sources(settings), place or Workplace())
         self.check_texts(texts, settings)
         log.say(f"{texts.train.size:,} {self.unit} to train on, {texts.valid.size:,} to validate on")
         return texts

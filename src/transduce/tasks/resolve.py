@@ -13,6 +13,7 @@ from transduce.config.settings import Settings
 from transduce.errors import SettingsError, VocabularyTooSmall, check_known
 from transduce.logging import Log
 from transduce.machine import Machine
+from transduce.metrics_log import check_trackers
 from transduce.models.registry import ARCHITECTURES, check_model
 from transduce.tasks.defaults import FINE_TUNING, choose, format_choices
 from transduce.tasks.registry import TASKS, AnyTask, find_task
@@ -30,6 +31,7 @@ def check(settings: Settings) -> AnyTask:
     """Refuse settings that cannot work, before any work is done, and return their task."""
     task, training, model = find_task(settings.task), settings.training, resolve_preset(settings.model)
     check_model(model)
+    check_trackers(training.track)
     if training.start is None:  # else the architecture is that of a run
         for problem in ARCHITECTURES[model.kind].unused(model):
             raise SettingsError(f"{problem}; change one of them")

@@ -18,9 +18,10 @@ from transduce.config.decoding import DecodingSettings
 from transduce.config.model import ModelSettings, OutputSettings
 from transduce.config.settings import EvaluationSettings, Settings
 from transduce.data.clean import Cleaner, format_cleaning
+from transduce.data.cleaned_pairs import n_pairs, pack_pairs
 from transduce.data.corpus import Pair
-from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
-from transduce.data.leaks import LeakCheck, watch
+from transduce.data.encoding import EncodePairs, counted, encode_pairs, fingerprint_of_pairs
+from transduce.data.leaks import LeakCheck
 from transduce.data.preparation import PairTexts, TextSet, read_pair_texts, read_scored_pairs
 from transduce.data.sources import Sources, pair_sources
 from transduce.data.store import AlignedStore, TokenStore
@@ -165,33 +166,36 @@ class TranslationTask(Task[PairTexts, TokenStore]):
     def encode(
         self, folder: RunFolder, texts: PairTexts, tokenizers: Tokenizers, settings: Settings, log: Log
     ) -> Prepared[TokenStore]:
-        data, tokens, mark = (
-            settings.data,
-            folder.path / "tokens",
-            self.fingerprint(settings, tokenizers, texts.digests),
-        )
+        data, tokens, cleaned, place = settings.data, folder.path / "tokens", texts.cleaned, texts.place
+        mark = self.fingerprint(settings, tokenizers, texts.digests)
         sets = [(found, list(found.read())) for found in (texts.valid, *texts.tests)]
         checks = [
-            LeakCheck(found.name, map(_sides, pairs), places=list(map(_place, pairs)))
+            LeakCheck(found.name, map(_sides, pairs), places=[pair.where for pair in pairs])
             for found, pairs in sets[0 if data.valid else 1 :]
         ]
         tokens.mkdir(exist_ok=True)
+        function = EncodePairs(
+            tokenizers,
+            data,
+            without=frozenset(cleaned[0].without),
+            held_out=frozenset[bytes]().union(*(check.keys for check in checks)),
+            aligned=settings.training.guided_alignment is not None,
+        )
+        n_read = max(1, texts.report.read)
         with log.progress("encoding") as bar:
-            streams = [watch(stream(), _sides, checks, _place) for stream in texts.train.streams]
             train = encode_pairs(
                 tokens / "train",
-                [counted(stream, lambda n: bar.update(n / max(1, texts.train.size))) for stream in streams],
-                tokenizers,
-                data,
+                [counted(one.records(), lambda n: bar.update(n / n_read), n_pairs) for one in cleaned],
+                function,
                 report=texts.report,
                 fingerprint=mark,
-                aligned=settings.training.guided_alignment is not None,
+                checks=checks,
+                workers=place.workers,
+                saved=place.results("encoded") if place.keep else None,
             )
-        cleaner = Cleaner(data)
-        cleaned = list(cleaner.texts(sets[0][1]))
-        valid = encode_pairs(
-            tokens / "valid", [cleaned], tokenizers, data, report=cleaner.report, name="validation text"
-        )
+        cleaner, function = Cleaner(data), EncodePairs(tokenizers, data)
+        kept = list(pack_pairs(cleaner.texts(sets[0][1])))
+        valid = encode_pairs(tokens / "valid", [kept], function, report=cleaner.report, name="validation text")
         n_scored = settings.training.valid_bleu_sentences
         write_json(tokens / "scored_pairs.json", [_sides(pair) for pair in sets[0][1][:n_scored]])
         write_json(tokens / "tests.json", [(found.name, list(map(_sides, pairs))) for found, pairs in sets[1:]])
@@ -346,10 +350,6 @@ def _pairs(found: Any) -> list[tuple[str, str]]:
 
 def _sides(pair: Pair) -> tuple[str, str]:
     return pair.src, pair.tgt
-
-
-def _place(pair: Pair) -> str:
-    return f"{pair.place[0]}:{pair.place[1]}"
 
 
 def _described(found: TextSet[Pair], store: TokenStore) -> dict[str, object]:

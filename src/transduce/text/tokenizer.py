@@ -22,6 +22,7 @@ from typing import Any
 import sentencepiece
 
 from transduce.errors import RunFolderError
+from transduce.process import n_threads_to_use
 from transduce.runs.atomic import read_bytes, read_json
 from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
@@ -103,7 +104,7 @@ class SentencePieceVocabulary(Vocabulary):
     def _cut(self, texts: Sequence[str], out_type: type) -> list[list[Any]]:
         if len(texts) == 1:  # the library starts threads for a list, even of one text
             return [self._sp.encode(texts[0], out_type=out_type, num_threads=1)]
-        return self._sp.encode(texts, out_type=out_type, num_threads=-1 if len(texts) >= _MANY else 1)
+        return self._sp.encode(texts, out_type=out_type, num_threads=n_threads_to_use() if len(texts) >= _MANY else 1)
 
 
 def parse_model(model: bytes) -> Any:

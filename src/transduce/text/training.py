@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -110,11 +110,17 @@ class Reservoir(Generic[T]):
 
     def add(self, item: T) -> None:
         """Offer one more item."""
-        if self._seen < self._n:
-            self.items.append(item)
-        elif (place := int(self._draw.random() * (self._seen + 1))) < self._n:
-            self.items[place] = item
-        self._seen += 1
+        self.add_some(1, lambda _: item)
+
+    def add_some(self, n: int, item_of: Callable[[int], T]) -> None:
+        """Offer `n` more items, of which only those that are taken are made."""
+        room = min(n, max(0, self._n - self._seen))
+        self.items.extend(map(item_of, range(room)))
+        draw, most = self._draw.random, self._n
+        for i in range(room, n):
+            if (place := int(draw() * (self._seen + i + 1))) < most:
+                self.items[place] = item_of(i)
+        self._seen += n
 
     def watch(self, items: Iterable[T]) -> Iterator[T]:
         """Yield the items unchanged while sampling them."""

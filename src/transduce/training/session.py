@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 
 from transduce.logging import Log
-from transduce.metrics_log import MetricsFile
+from transduce.metrics_log import TrackedMetrics
 from transduce.runs.atomic import expecting, remove_leftovers
 from transduce.runs.checkpoints import Checkpoint
 from transduce.runs.folder import RunFolder
@@ -80,7 +80,7 @@ class Session:
         self.average = AVERAGES[s.average if is_main else "none"](
             self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay
         )
-        self.metrics = MetricsFile(folder.path / "metrics.jsonl", active=is_main)
+        self.metrics = TrackedMetrics(folder, active=is_main)
         self.state = TrainingState()
         self.carry: Carry = ()
         self.time_limit: TimeLimit | None = None

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.config.settings import DataSettings
-from transduce.data.clean import Cleaner, CleanReport, HeldOutSources, SeenHashes, format_cleaning
+from transduce.data.clean import Cleaner, CleanReport, HeldOutSources, SeenHashes, draws_of, format_cleaning
 from transduce.data.corpus import Pair
 from transduce.data.leaks import comparable
 from transduce.errors import DataError
@@ -127,9 +127,10 @@ TEXTS = pairs_of(*[(f"Satz {n // 2} ", f"t{n}") for n in range(400)])  # each so
 
 
 def chosen_of(pairs: Iterable[Pair], n: int, *, seed: int, most: int = 1000) -> tuple[dict[str, Pair], int]:
-    held_out = HeldOutSources(most, seed=seed)
-    for _ in held_out.watch(pairs):
-        pass
+    held_out, pairs = HeldOutSources(most), list(pairs)
+    for begin in range(0, len(pairs), 7):
+        some = pairs[begin : begin + 7]
+        held_out.see(draws_of(some, seed=seed), some.__getitem__)
     return held_out.choose(n)
 
 

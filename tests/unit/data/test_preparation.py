@@ -17,6 +17,7 @@ from transduce.data.corpus import Pair
 from transduce.data.leaks import comparable
 from transduce.data.preparation import PairTexts
 from transduce.data.sources import Source, Sources, memory_source
+from transduce.data.workers import Workplace
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
@@ -27,8 +28,8 @@ QUIET = Log(quiet=True)
 TASK = TranslationTask()
 
 
-def read_texts(asked: Settings, sources: Sources[Pair] | None = None, *, spool_in: Path | None = None) -> PairTexts:
-    return TASK.read(asked, QUIET, sources, spool_in=spool_in)
+def read_texts(asked: Settings, sources: Sources[Pair] | None = None, *, place: Workplace | None = None) -> PairTexts:
+    return TASK.read(asked, QUIET, sources, place=place)
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -204,7 +205,7 @@ def test_each_source_is_read_once(tmp_path: Path, validation: bool) -> None:
     valid = (Counted("v", 9, first=950),) if validation else ()
     asked = settings(data={"deduplicate": True})
     with RunFolder.create(tmp_path / "run", asked, "") as folder:
-        texts = read_texts(asked, Sources(train, valid, (test,)), spool_in=tmp_path)
+        texts = read_texts(asked, Sources(train, valid, (test,)), place=Workplace(tmp_path))
         tokenizers = learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
         TASK.count_tokens(texts, tokenizers)
         folder.write_settings(asked)
@@ -244,47 +245,59 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from transduce.config.settings import Settings
-from transduce.data import sources, store
+from transduce.data import cleaned_pairs, encoding, preparation, store, workers
 from transduce.logging import Log
-from transduce.pipeline import train
+from transduce.pipeline import prepare
 
-def killed(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
+text, run, when, number = *map(Path, sys.argv[1:3]), sys.argv[3], int(sys.argv[4])
+preparation.CHUNK = 400
 
-if sys.argv[2] == "reading":
-    original = sources.read_pairs
-    def read(*args, **options):
-        for number, pair in enumerate(original(*args, **options)):
-            if number == 2500:
-                killed()
-            yield pair
-    sources.read_pairs = read
-elif sys.argv[2] == "encoding":
-    store.StoreWriter.close = killed
+def counted(name, original):
+    def call(*args):
+        global number
+        if when == name:
+            if not number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            number -= 1
+        print(name, flush=True)
+        return original(*args)
+    return call
+
+cleaned_pairs.CleanPairs.__call__ = counted("clean", cleaned_pairs.CleanPairs.__call__)
+encoding.EncodePairs.__call__ = counted("encode", encoding.EncodePairs.__call__)
+store.StoreWriter.close = counted("close", store.StoreWriter.close)
 settings = Settings.from_mapping({
-    "data": {"train": [{"src": sys.argv[1] + "/a.en", "tgt": sys.argv[1] + "/a.de"}]},
+    "data": {"train": [{"src": str(text / "a.en"), "tgt": str(text / "a.de")}], "deduplicate": True, "workers": 1},
     "tokenizer": {"vocab_size": 60},
     "model": {"d_model": 16, "d_ff": 16, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1},
-    "training": {"batch_tokens": 2000, "max_updates": 1, "precision": "float32", "valid_bleu_sentences": 0},
+    "training": {"batch_tokens": 2000, "max_updates": 1},
 })
-train(settings, Path(sys.argv[1]) / "run", log=Log(quiet=True))
+prepare(settings, run, log=Log(quiet=True))
 """
 
 
+def prepared_files(run: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(run)): file.read_bytes() for file in run.rglob("*") if file.is_file()}
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_a_killed_preparation_leaves_no_temporary_file_behind(tmp_path: Path) -> None:
-    corpus(tmp_path, "a", 3000)
+def test_a_killed_preparation_resumes_and_leaves_no_temporary_file_behind(tmp_path: Path) -> None:
+    corpus(tmp_path, "a", 3000)  # 8 chunks
 
-    def start(when: str) -> int:
-        return subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), when]).returncode
+    def start(run: str, when: str, number: int) -> tuple[int, int, int]:
+        command = [sys.executable, "-c", KILLED, str(tmp_path), str(tmp_path / run), when, str(number)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        return done.returncode, done.stdout.count("clean"), done.stdout.count("encode")
 
-    assert start("reading") == -signal.SIGKILL
-    assert list((tmp_path / "run" / "tokens").iterdir()) == []  # the spool has no name
-    assert start("encoding") == -signal.SIGKILL
-    (left,) = (tmp_path / "run" / "tokens").iterdir()
-    assert left.name.startswith(".train.") and left.name.endswith(".aside")
-    assert start("never") == 0
-    assert not list((tmp_path / "run").rglob(".*.aside")) and not (tmp_path / "run" / "tokens").exists()
+    killed = -signal.SIGKILL
+    assert start("whole", "", 0) == (0, 8, 9)  # the validation set is a chunk
+    assert start("run", "clean", 3) == (killed, 3, 0)
+    with (tmp_path / "run" / "preparation" / "cleaned").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 1)  # the third is damaged
+    assert start("run", "encode", 5) == (killed, 6, 5)
+    assert start("run", "close", 0) == (killed, 0, 3)
+    assert start("run", "", 0) == (0, 0, 1)
+    assert prepared_files(tmp_path / "run") == prepared_files(tmp_path / "whole")
 
 
 def test_pairs_with_one_source_cannot_be_split() -> None:

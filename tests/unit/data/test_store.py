@@ -17,8 +17,9 @@ import pytest
 from transduce.config.settings import Corpus, DataSettings, Settings, TokenizerSettings
 from transduce.data import encoding
 from transduce.data.clean import Cleaner, CleanReport
+from transduce.data.cleaned_pairs import pack_pairs
 from transduce.data.corpus import Pair, read_pairs
-from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
+from transduce.data.encoding import EncodePairs, counted, encode_pairs, fingerprint_of_pairs
 from transduce.data.sources import pair_sources
 from transduce.data.store import TokenStore
 from transduce.errors import DataError, RunFolderError
@@ -30,6 +31,7 @@ SRC = [f"the {a} dog sees {n} {b}" for n in range(30) for a in ("old", "young") 
 TGT = [f"der {a} Hund sieht {n} {b}" for n in range(30) for a in ("alte", "junge") for b in ("Katzen", "rote Vögel")]
 TOKENIZERS = train_tokenizers(SRC, TGT, TokenizerSettings(joint=False), vocab_size=60, seed=1)
 SETTINGS = DataSettings(max_length=40)
+ENCODE = EncodePairs(TOKENIZERS, SETTINGS)
 
 
 def pairs(n: int = len(SRC)) -> Iterator[Pair]:
@@ -39,8 +41,8 @@ def pairs(n: int = len(SRC)) -> Iterator[Pair]:
 def encoded(folder: Path, streams: list[Iterable[Pair]], both: Tokenizers = TOKENIZERS, **options: Any) -> TokenStore:
     """Clean and encode."""
     cleaner = Cleaner(SETTINGS)
-    cleaned = [list(cleaner.texts(stream)) for stream in streams]
-    return encode_pairs(folder, cleaned, both, SETTINGS, report=cleaner.report, **options)
+    cleaned = [list(pack_pairs(cleaner.texts(stream), corpus=i)) for i, stream in enumerate(streams)]
+    return encode_pairs(folder, cleaned, EncodePairs(both, SETTINGS), report=cleaner.report, **options)
 
 
 def build(folder: Path, fingerprint: str = "f") -> TokenStore:
@@ -195,7 +197,7 @@ def test_an_error_in_the_text_keeps_the_old_store(tmp_path: Path) -> None:
     (tmp_path / "bad.tsv").write_bytes(b"the dog\tder Hund\n\xff\t\n")
     with pytest.raises(DataError, match="line 2: not valid UTF-8"):
         stream = read_pairs(Corpus(path=tmp_path / "bad.tsv"), src_lang="en", tgt_lang="de")
-        encode_pairs(tmp_path / "t", [stream], TOKENIZERS, SETTINGS, report=CleanReport(), fingerprint="g")
+        encode_pairs(tmp_path / "t", [pack_pairs(stream)], ENCODE, report=CleanReport(), fingerprint="g")
     assert TokenStore.open(tmp_path / "t").facts["fingerprint"] == "f"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.tsv", "t"]
 
@@ -207,13 +209,15 @@ def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
         "from transduce.config.settings import DataSettings, TokenizerSettings\n"
         "from transduce.data.corpus import Pair\n"
         "from transduce.data.clean import CleanReport\n"
-        "from transduce.data.encoding import encode_pairs\n"
+        "from transduce.data.cleaned_pairs import pack_pairs\n"
+        "from transduce.data.encoding import EncodePairs, encode_pairs\n"
         "from transduce.text.training import train_tokenizers\n"
         "text = ['ab ba aab'] * 9\n"
         "t = train_tokenizers(text, text, TokenizerSettings(kind='char'), vocab_size=9, seed=1)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
         "pairs = (Pair('ab ' * 20, 'ba ' * 20, ('a', n)) for n in range(20000))\n"
-        "try: encode_pairs(Path(sys.argv[1]), [pairs], t, DataSettings(), report=CleanReport())\n"
+        "function = EncodePairs(t, DataSettings())\n"
+        "try: encode_pairs(Path(sys.argv[1]), [pack_pairs(pairs)], function, report=CleanReport())\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "t")], capture_output=True, text=True, check=True)
@@ -227,7 +231,7 @@ def test_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for n in (5, 60):
         stream, read = (pair for _ in range(n) for pair in pairs()), CleanReport(read=n * len(SRC))
         tracemalloc.start()
-        store = encode_pairs(tmp_path / "t", [stream], TOKENIZERS, SETTINGS, report=read)
+        store = encode_pairs(tmp_path / "t", [pack_pairs(stream, 100)], ENCODE, report=read)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert len(store) == n * len(SRC)

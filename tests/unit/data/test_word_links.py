@@ -11,8 +11,9 @@ from text_runs import vocabulary
 from transduce.config.settings import DataSettings
 from transduce.data.batch import collate
 from transduce.data.clean import Cleaner, CleanReport
+from transduce.data.cleaned_pairs import pack_pairs
 from transduce.data.corpus import Pair
-from transduce.data.encoding import encode_pairs
+from transduce.data.encoding import EncodePairs, encode_pairs
 from transduce.data.examples import Example
 from transduce.data.sources import memory_source
 from transduce.data.store import AlignedStore, TokenStore
@@ -74,7 +75,8 @@ def test_links_travel_with_their_pairs_through_cleaning_and_encoding(tmp_path: P
     assert [pair.links for pair in kept] == ["0-0 1-1", "1-1", "", "1-0"]  # of other words, none
 
     tokenizers = Tokenizers(vocabulary(), vocabulary())
-    store = encode_pairs(tmp_path / "store", [kept], tokenizers, DataSettings(), report=CleanReport(5), aligned=True)
+    function = EncodePairs(tokenizers, DataSettings(), aligned=True)
+    store = encode_pairs(tmp_path / "store", [pack_pairs(kept)], function, report=CleanReport(5))
     assert isinstance(store, AlignedStore) and len(store) == 4
     for i, pair in enumerate(kept):
         src, tgt = (whitespace_words(t, vocabulary().encode_with_offsets(t)[1])[0] for t in (pair.src, pair.tgt))

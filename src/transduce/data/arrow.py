@@ -1,0 +1,79 @@
+"""Read sentence pairs from parquet, from Arrow files, and from a dataset saved by Hugging Face's `save_to_disk`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from transduce.data.json_lines import pair_of
+from transduce.data.lines import Digests, open_bytes
+from transduce.errors import DataError, SettingsError
+
+_ROWS = 1000  # of a parquet file that are in memory at once
+
+
+def read_parquet(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+    """Yield the number, source and target of each row, whose columns are named like the keys of JSON lines."""
+    arrow = _import_arrow(path)
+    with open_bytes(path) as file:
+        try:
+            batches = arrow.parquet.ParquetFile(file).iter_batches(batch_size=_ROWS)
+            yield from _rows_of(batches, path, src_lang, tgt_lang)
+        except arrow.ArrowException as error:
+            raise DataError(f"{path}: not valid parquet: {error}") from None
+
+
+def read_arrow(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+    """The same for an Arrow stream, or for a folder of them that `Dataset.save_to_disk` has written."""
+    arrow, number = _import_arrow(path), 0
+    for file_path in arrow_files(path):
+        with open_bytes(file_path) as file:
+            try:
+                for _, src, tgt in _rows_of(arrow.ipc.open_stream(file), file_path, src_lang, tgt_lang):
+                    number += 1
+                    yield number, src, tgt
+            except arrow.ArrowException as error:
+                raise DataError(f"{file_path}: not a valid Arrow stream: {error}") from None
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether a path is a folder that `Dataset.save_to_disk` has written."""
+    return (path / "state.json").is_file()
+
+
+def arrow_files(path: Path) -> list[Path]:
+    """The files of a saved dataset, in order; those of any other path are itself."""
+    if not is_dataset(path):
+        return [path]
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        selected, names = state.get("_indices_data_files"), [str(one["filename"]) for one in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path / 'state.json'}: not that of a saved dataset: {error!r}") from None
+    if selected:
+        raise DataError(f"{path}: its rows were selected or shuffled; call flatten_indices() before save_to_disk")
+    return [path / Path(name).name for name in names]
+
+
+def _rows_of(batches: Iterable[Any], path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
+    number = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            number += 1
+            try:
+                src, tgt = pair_of(row, src_lang, tgt_lang)
+            except ValueError as error:
+                raise DataError(f"{path}, row {number}: {error}") from None
+            yield number, src, tgt
+
+
+def _import_arrow(path: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise SettingsError(f"{path}: this format needs pyarrow: pip install 'transduce[formats]'") from error
+    return pyarrow

@@ -1,0 +1,137 @@
+"""Parquet, saved datasets, and remote files on a server on loopback."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import gzip
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.config.settings import Corpus, Settings
+from transduce.data.corpus import Pair, read_pairs
+from transduce.data.sources import pair_sources
+from transduce.errors import DataError, SettingsError
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
+
+PAIRS = [("A dog.", "Ein Hund."), ("", "leer"), ("two\nlines", "zwei Zeilen")]
+READ = [("A dog.", "Ein Hund."), ("", "leer"), ("two lines", "zwei Zeilen")]
+
+
+def table(*, nested: bool = False, n: int = 3) -> Any:
+    rows = [{"en": en, "de": de} for en, de in PAIRS[:n]]
+    return pa.Table.from_pylist([{"translation": row} if nested else {**row, "id": 7} for row in rows])
+
+
+def pairs(path: Path | str) -> list[Pair]:
+    return list(read_pairs(Corpus(path=Path(path)), src_lang="en", tgt_lang="de"))
+
+
+def texts(path: Path | str) -> list[tuple[str, str]]:
+    return [(pair.src, pair.tgt) for pair in pairs(path)]
+
+
+def save_dataset(folder: Path, **more: Any) -> Path:
+    """As `datasets.Dataset.save_to_disk` does, in two files."""
+    folder.mkdir()
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    for name, part in zip(names, (table().slice(0, 2), table().slice(2)), strict=True):
+        with pa.ipc.new_stream(folder / name, part.schema) as writer:
+            writer.write_table(part)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names], **more}))
+    return folder
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_parquet(tmp_path: Path, nested: bool) -> None:
+    pa.parquet.write_table(table(nested=nested), tmp_path / "a.parquet")
+    assert texts(tmp_path / "a.parquet") == READ
+    assert pairs(tmp_path / "a.parquet")[1].place == (str(tmp_path / "a.parquet"), 2)
+
+
+def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
+    folder = save_dataset(tmp_path / "saved")
+    assert texts(folder) == READ
+    (source,) = pair_sources(
+        Settings.from_mapping({"data": {"train": [{"path": str(folder)}], "src_lang": "en", "tgt_lang": "de"}})
+    ).train
+    before = source.digest()
+    assert source.files == ("data-00000-of-00002.arrow", "data-00001-of-00002.arrow") and len(before) > 32
+    with pytest.raises(DataError, match="flatten_indices"):
+        texts(save_dataset(tmp_path / "shuffled", _indices_data_files=[{"filename": "x.arrow"}]))
+
+
+def test_damaged_files_and_other_columns_are_one_line_errors(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing")
+    with pytest.raises(DataError, match=r"a\.parquet: not valid parquet"):
+        texts(tmp_path / "a.parquet")
+    (tmp_path / "a.arrow").write_bytes(b"\xff" * 20)
+    with pytest.raises(DataError, match=r"a\.arrow: .*IPC"):
+        texts(tmp_path / "a.arrow")
+    pa.parquet.write_table(table().rename_columns(["en", "fr", "id"]), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r'b\.parquet, row 1: expected .*\{"en": "...", "de": "..."\}'):
+        texts(tmp_path / "b.parquet")
+
+
+def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    original = builtins.__import__
+
+    def refuse(wanted: str, *args: Any, **options: Any) -> Any:
+        if wanted.partition(".")[0] == name:
+            raise ImportError(name)
+        return original(wanted, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa.parquet.write_table(table(), tmp_path / "a.parquet")
+    without(monkeypatch, "pyarrow")
+    with pytest.raises(SettingsError, match=r"needs pyarrow: pip install 'transduce\[formats\]'"):
+        texts(tmp_path / "a.parquet")
+    without(monkeypatch, "fsspec")
+    with pytest.raises(SettingsError, match=r"https://host/a\.tsv: .* pip install 'transduce\[remote\]'"):
+        texts("https://host/a.tsv")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """Serves the test's folder."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+@pytest.mark.loopback
+def test_remote_files(tmp_path: Path, server: str) -> None:
+    pytest.importorskip("aiohttp")
+    pa.parquet.write_table(table(), tmp_path / "a.parquet")
+    for name in ("a.tsv", "b.tsv"):
+        (tmp_path / name).write_text("A dog.\tEin Hund.\n" * 3)
+    (tmp_path / "a.en.gz").write_bytes(gzip.compress(b"A dog.\nA cat.\n"))
+    (tmp_path / "a.de").write_bytes(b"Ein Hund.\nEine Katze.\n")
+    assert texts(f"{server}/a.tsv") == [("A dog.", "Ein Hund.")] * 3
+    assert sorted(texts(f"{server}/a.parquet")) == sorted(READ)
+    train = [{"src": f"{server}/a.en.gz", "tgt": f"{server}/a.de"}]
+    settings = Settings.from_mapping({"data": {"train": train}}).resolve_paths(tmp_path)
+    (source,) = pair_sources(settings).train
+    assert [pair.tgt for pair in source.read()] == ["Ein Hund.", "Eine Katze."]
+    local = [{"src": str(tmp_path / "a.en.gz"), "tgt": str(tmp_path / "a.de")}]
+    assert pair_sources(Settings.from_mapping({"data": {"train": local}})).train[0].digest() == source.digest()
+    with pytest.raises(DataError, match=rf"cannot read {server}/missing\.tsv"):
+        texts(f"{server}/missing.tsv")
+
+
+def test_an_unknown_protocol_is_a_one_line_error() -> None:
+    with pytest.raises(SettingsError, match="nonsense"):
+        texts("nonsense://host/a.tsv")
