@@ -31,6 +31,7 @@ from transduce.config.settings import Corpus, Settings
 ROOT = Path(__file__).parents[1]
 PAGES = Path("build/pages").absolute()
 SENTENCE = "When will the old doctor call his friend?"
+BEAM = ("--beam", "4")
 SMALL = ("--set", "model.d_model=64", "--set", "model.d_ff=128", "--set", "training.valid_bleu_sentences=0")
 FRAME = "width: 100%; height: 32rem; border: 1px solid #8884; border-radius: .2rem"
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -107,14 +108,14 @@ def with_outputs(path: Path) -> str:
 def front_picture(*, run: bool) -> str:
     """The inspection page of the model of `make demo`, or else of a smaller one that is trained here, once."""
     model, page, without = ROOT / "runs" / "demo", PAGES / "demo.html", PAGES / "demo-without-positions.html"
-    if not (model / "model.safetensors").exists():
+    if not (model / "report.html").exists():  # written at the end: an interrupted training goes on
         model = ROOT / "build" / "demo"
     if run:
-        if not (model / "model.safetensors").exists():
+        if not (model / "report.html").exists():
             transduce("demo", "--run", model, "--updates", "400", *SMALL, "--quiet")
-        transduce("inspect", model, SENTENCE, "--html", page)
+        transduce("inspect", model, SENTENCE, *BEAM, "--html", page)
         off = [word for side in ("src", "tgt") for word in ("--off", f"{side}_embedding.positions")]
-        transduce("inspect", model, SENTENCE, *off, "--html", without)
+        transduce("inspect", model, SENTENCE, *BEAM, *off, "--html", without)
     if not (page.exists() and without.exists()):
         return ""
     link = (

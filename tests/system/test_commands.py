@@ -290,6 +290,9 @@ def test_inspect_draws_in_the_terminal_and_into_files(run: Path, tmp_path: Path)
     assert json.loads(changed.out)["off"] == ["src_embedding.positions"]
     refused = transduce("inspect", run, "The dog sleeps.", "--off", "everything")
     assert refused.code == 2 and "cannot be switched off" in refused.err
+    wide = transduce("inspect", run, "The dog sleeps.", "--beam", "3", "--length-penalty", "0", "--json")
+    steps = json.loads(wide.out)["steps"]
+    assert steps["beam"] == len(steps["results"]) == 3 and steps["length_penalty"] == 0
 
 
 def test_ablation_of_heads_is_resumed(run: Path, texts: Path, tmp_path: Path) -> None:

@@ -165,7 +165,55 @@ def test_a_kept_page_needs_no_network_and_shows_every_view(
     for view, reason in record["absent"].items():
         if view in SECTIONS and view != "positions":
             assert reason in text_of(browser, view)
+    if record["attention"]:
+        shown = browser.find_element(By.CSS_SELECTOR, "#heads .split > figure").text
+        assert any(f"“{label}”: {rule}" in shown for label, rule in record["rules"].items())
     click_through(browser)
+
+
+def test_markup_in_a_sentence_is_text(runs: dict[str, Path], browser: webdriver.Chrome, tmp_path: Path) -> None:
+    text = '</script><script>document.title = "on"</script><img src=x onerror="document.title = 2">'
+    page = tmp_path / "page.html"
+    assert transduce("inspect", runs["transformer"], text, "--target", text, "--html", page).code == 0
+    browser.get(page.as_uri())
+    wait(lambda: browser.find_element(By.ID, "sections").is_displayed())
+    assert text in text_of(browser, "models") and browser.title == "Inside the model" and not problems(browser)
+    assert not browser.find_elements(By.TAG_NAME, "img")
+
+
+SENTENCE = "return document.querySelector('#steps .why').textContent"
+
+
+def test_a_selected_hypothesis_says_why_it_lost(
+    runs: dict[str, Path], browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    """Its score and where it left the winner's path, computed again from the values of the search."""
+    page, asked = tmp_path / "page.html", ("inspect", runs["transformer"], "a man", "--beam", "4")
+    assert transduce(*asked, "--html", page).code == 0
+    steps = json.loads(transduce(*asked, "--json").out)["steps"]
+    nodes = {node["id"]: node for step in steps["steps"] for node in step["live"]}
+
+    def path_to(id: int | None) -> list[int]:
+        return [*path_to(nodes[id]["parent"]), id] if id in nodes else []
+
+    best, *others = steps["results"]
+    browser.get(page.as_uri())
+    wait(lambda: browser.find_element(By.ID, "sections").is_displayed())
+    assert browser.execute_script(SENTENCE) == steps["why"]
+    pruned = next(node for step in steps["steps"] for node in step["live"][::-1] if node["fate"] == "pruned")
+    for id, key in [*((one["id"], "result") for one in others), (pruned["id"], "node")]:
+        control = f"document.querySelector('[data-key=\"{key}-{id}\"]')"
+        browser.execute_script(f"{control}.dispatchEvent(new Event('click'))")
+        said = browser.execute_script(SENTENCE)
+        assert browser.execute_script(f"return {control}.getAttribute('aria-pressed')") == "true"
+        n = next(n for n, (a, b) in enumerate(zip(path_to(id), path_to(best["id"]), strict=False)) if a != b)
+        assert f"left the winner at step {n + 1}, by “{nodes[path_to(id)[n]]['token']}”" in said
+        if key == "result":
+            score = f"{abs(nodes[id]['log_prob'] / len(path_to(id)) ** steps['length_penalty']):.3g}"
+            assert f"= −{score}, that of the winner" in said
+        if key == "node":
+            assert "was pruned at step" in said and "length penalty plays no part" in said
+    assert not problems(browser)
 
 
 REQUESTS = "return performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/look')).length"
@@ -271,6 +319,11 @@ def test_a_request_that_was_given_up_stops_and_other_threads_keep_their_number(r
 def test_options_that_do_not_apply_are_refused(arguments: list[str], named: list[str], runs: dict[str, Path]) -> None:
     done = transduce("inspect", runs["transformer"], *arguments)
     assert done.code == 2 and done.err.count("\n") == 1 and all(one in done.err for one in named)
+
+
+def test_a_refused_picture_leaves_no_page(runs: dict[str, Path], tmp_path: Path) -> None:
+    done = transduce("inspect", runs["transformer"], "a", "--html", tmp_path / "x.html", "--svg", tmp_path / "x.bmp")
+    assert done.code == 2 and "use .svg or .png" in done.err and not list(tmp_path.iterdir())
 
 
 def test_a_reload_replaces_the_models_of_the_page(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -10,12 +10,16 @@ from typer import Option
 
 from transduce.cli import options as opt
 from transduce.cli.output import print_lines, to_json
+from transduce.config.decoding import DecodingOptions
 from transduce.errors import SettingsError
 
 if TYPE_CHECKING:
     from transduce.inspection.look import Inspection
 
+_IN_SEARCH = ("beam", "length_penalty")
 
+
+@opt.expand_decoding(without=DecodingOptions.model_fields.keys() - _IN_SEARCH)
 def inspect(
     run: opt.Run,
     text: Annotated[str | None, opt.argument("TEXT", "Sentence to inspect; without it, start a local page.")] = None,
@@ -46,6 +50,8 @@ def inspect(
     src: Annotated[Path | None, opt.option(metavar="FILE", help="Sources for --ablate-heads.")] = None,
     ref: Annotated[Path | None, opt.option(metavar="FILE", help="References for --ablate-heads.")] = None,
     device: opt.Device = "auto",
+    *,
+    decoding: DecodingOptions,
 ) -> None:
     """Look inside a model.
 
@@ -62,18 +68,19 @@ def inspect(
     for_text = {"--target": target, "--off": off, "--html": html, "--json": json, "--svg": svg}
     for_page = {"--port": port, "--no-browser": not browser}
     for_ablation = {"--src": src, "--ref": ref}
+    for_search = {opt.flag_of(name): True for name in decoding.model_fields_set}
     if ablate_heads is not None:
-        _refuse({"TEXT": text, "--compare": compare, **for_text, **for_page}, "with --ablate-heads")
+        _refuse({"TEXT": text, "--compare": compare, **for_text, **for_page, **for_search}, "with --ablate-heads")
         if src is None or ref is None:
             raise SettingsError("ablate_heads needs src and ref: files with sources and their reference translations")
         _ablate_heads(run, src, ref, ablate_heads, device)
     elif text is None:
         _refuse(for_text, "without TEXT")
         _refuse(for_ablation, "without --ablate-heads")
-        _serve(runs, port, browser, device)
+        _serve(runs, port, browser, device, decoding)
     else:
         _refuse({**for_page, **for_ablation}, "with TEXT")
-        _show(runs, text, target, tuple(off or ()), html, json, svg, device)
+        _show(runs, text, target, tuple(off or ()), html, json, svg, device, decoding)
 
 
 def _refuse(options: Mapping[str, object], when: str) -> None:
@@ -90,6 +97,7 @@ def _show(
     json: bool,
     svg: Path | None,
     device: str,
+    decoding: DecodingOptions,
 ) -> None:
     from transduce.inspection.heatmap import save_picture
     from transduce.inspection.look import heat_maps, look
@@ -97,14 +105,14 @@ def _show(
     from transduce.inspection.subjects import open_subject
     from transduce.runs.atomic import write_text
 
-    found = [look(open_subject(run, device=device), text, target, off=off) for run in runs]
-    if html is not None:
-        write_text(html, kept_page(found))
+    found = [look(open_subject(run, device=device, decoding=decoding), text, target, off=off) for run in runs]
     if svg is not None:
         maps = heat_maps(found[0])
         if not maps:
             raise SettingsError(f"{runs[0]}: this model has no attention, so there is no picture of it; leave out svg")
         save_picture(svg, maps[0])
+    if html is not None:
+        write_text(html, kept_page(found))
     if json:
         print_lines(to_json(one.to_json([part.name for part in one.parts])) for one in found)
         return
@@ -125,7 +133,7 @@ def _lines(found: Inspection) -> list[str]:
     return [*texts, "", show_attention(maps[0]) if maps else "This model has no attention.", ""]
 
 
-def _serve(runs: Sequence[Path], port: int, browser: bool, device: str) -> None:
+def _serve(runs: Sequence[Path], port: int, browser: bool, device: str, decoding: DecodingOptions) -> None:
     from transduce.cli.serve import require_packages
 
     require_packages()
@@ -137,7 +145,7 @@ def _serve(runs: Sequence[Path], port: int, browser: bool, device: str) -> None:
 
     for run in runs:
         RunFolder.open(run)  # an error now rather than on the page
-    page = InspectionPage(named_runs(runs), device=device, together=len(runs) > 1, browse=browser)
+    page = InspectionPage(named_runs(runs), device=device, decoding=decoding, together=len(runs) > 1, browse=browser)
     serve(Service([]), ServerOptions(port=port, log=False), Log(), page)
 
 

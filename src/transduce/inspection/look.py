@@ -292,13 +292,15 @@ def _why(results: Sequence[dict[str, Any]], penalty: float) -> str:
     if not results:
         return "The search found no hypothesis of finite probability."
     best, *others = results
-    text = f"The winner has the best score, log-probability / length^{penalty:g}: "
+    text = f"The score is log-probability / length^{penalty:g}. The winner has "
     text += f"{best['log_prob']:.3f} / {best['length']}^{penalty:g} = {best['score']:.3f}"
     if not others:
         return f"{text}; no other hypothesis was finished."
     second = others[0]
     text += f"; the next one has {second['log_prob']:.3f} / {second['length']}^{penalty:g} = {second['score']:.3f}."
-    if second["log_prob"] > best["log_prob"]:
+    if second["score"] > best["score"]:
+        text += " That one was cut off, and such hypotheses come after those that ended."
+    elif second["log_prob"] > best["log_prob"]:
         text += " By log-probability alone the next one would have won: the length penalty favours the longer one."
     return text
 

@@ -139,10 +139,9 @@ class TranslationSubject(Subject):
 
     embedding, read_side, stack = "src_embedding", "src", "decoder"
 
-    def options(self, beam: int | None = None) -> DecodingOptions:
-        """How it decodes: as the run does."""
-        given = {} if beam is None else {"beam": beam}
-        options = DecodingOptions(**given).over(self.settings)
+    def options(self) -> DecodingOptions:
+        """How it decodes."""
+        options = DecodingOptions().over(self.settings)
         return options.model_copy(update={"n_best": options.beam, "sample": False})
 
     def source(self, text: str) -> tuple[Any, Tensor]:
@@ -286,8 +285,8 @@ SUBJECTS: dict[str, Callable[..., Subject]] = {
 """By task."""
 
 
-def open_subject(path: str | Path, *, device: str = "auto") -> Subject:
-    """The model of a run folder of any task.
+def open_subject(path: str | Path, *, device: str = "auto", decoding: DecodingOptions | None = None) -> Subject:
+    """The model of a run folder of any task. `decoding`: how it translates (default: as the run says).
 
     Raises:
         RunFolderError: The folder is missing or damaged.
@@ -296,8 +295,11 @@ def open_subject(path: str | Path, *, device: str = "auto") -> Subject:
     task = RunFolder.open(Path(path)).settings.task
     if task not in SUBJECTS:
         raise SettingsError(f"{path} is a run of task '{task[:40]}', which cannot be shown; {', '.join(SUBJECTS)} can")
+    decoding = decoding or DecodingOptions()
+    if task != "translation" and (given := sorted(decoding.model_fields_set)):
+        raise SettingsError(f"{', '.join(given)}: no effect on task '{task}', of which {path} is a run; leave it out")
     folder, model, tokenizers = open_model(path, task=task, device=device, precision="float32")
-    return SUBJECTS[task](model, folder, tokenizers)
+    return SUBJECTS[task](model, folder, tokenizers, settings=decoding.over(folder.settings.decoding))
 
 
 def _refuse_target(target: str | None, why: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.errors import SettingsError
+from transduce.errors import SettingsError, nearest
 from transduce.nn.attention import Attention, attention_weights
 from transduce.nn.bias import SpecialBias
 from transduce.nn.patterns import FullPattern
@@ -321,7 +322,9 @@ def switched_off(model: ModuleT, names: Sequence[str]) -> ModuleT:
     known, found = switches(model), twin(model)
     for name in names:
         if name not in known:
-            raise SettingsError(f"{name}: cannot be switched off; allowed are {', '.join(known)}")
+            kinds = ", ".join(dict.fromkeys(re.sub(r"\d+", "N", one) for one in known))
+            advice = f"allowed are {kinds}" if known else "this model has no part that can be; leave it out"
+            raise SettingsError(f"off = '{name}': cannot be switched off{nearest(name, known)}; {advice}")
         owner, _, last = name.rpartition(".")
         if owner.endswith(".heads"):
             module: Any = found.get_submodule(owner.removesuffix(".heads"))

@@ -9,6 +9,7 @@ import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,6 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import RedirectResponse, Response
 
+from transduce.config.decoding import DecodingOptions
 from transduce.decoding.queue import EXPIRED, ExpiredError
 from transduce.errors import SettingsError
 from transduce.inspection.look import Inspection, look
@@ -68,10 +70,21 @@ class InspectionPage:
     """Serves the page for runs of any task. Their models are loaded with PyTorch at the first request for each."""
 
     def __init__(
-        self, runs: Mapping[str, Path], *, device: str = "auto", together: bool = False, browse: bool = False
+        self,
+        runs: Mapping[str, Path],
+        *,
+        device: str = "auto",
+        decoding: DecodingOptions | None = None,
+        together: bool = False,
+        browse: bool = False,
     ) -> None:
-        """`together`: the page shows all runs side by side. `browse`: open it in a browser."""
-        self._runs, self._device, self._together, self._browse = runs, device, together, browse
+        """Show these runs.
+
+        `decoding`: how they translate (default: as each run says). `together`: the page shows all runs side by side.
+        `browse`: open it in a browser.
+        """
+        self._runs, self._together, self._browse = runs, together, browse
+        self._open = partial(open_subject, device=device, decoding=decoding)
         self._models: dict[str, _Model] = {}
         self._given_up = threading.Event()  # of the request that the worker works for
         # One sentence at a time, with one thread: small products gain nothing from two, and where other processes are
@@ -167,7 +180,7 @@ class InspectionPage:
     def _model(self, name: str) -> _Model:
         models = self._models
         if name not in models:
-            subject = open_subject(self._runs[name], device=self._device)
+            subject = self._open(self._runs[name])
             for module in subject.model.modules():
                 if isinstance(module, (TokenEmbedding, VectorEmbedding)):  # each pass begins there
                     # No bound method: the model is copied with its hooks, and the copy must not have a page of its own.

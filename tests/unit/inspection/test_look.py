@@ -21,7 +21,7 @@ from transduce.decoding.search import beam_search
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
 from transduce.inspection.arrays import pack, unpack
-from transduce.inspection.look import Inspection, heat_maps, look
+from transduce.inspection.look import Inspection, _why, heat_maps, look
 from transduce.inspection.replay import replay
 from transduce.inspection.subjects import Side, Subject, TranslationSubject, open_subject
 from transduce.inspection.views import gradient_times_input, label_head
@@ -178,6 +178,13 @@ def test_the_tree_is_the_search(subjects: Any) -> None:
             assert tuple(reversed(tokens))[: len(one.ids)] == one.ids
 
 
+def test_a_hypothesis_that_was_cut_off_does_not_win_by_its_score() -> None:
+    ended = {"log_prob": -4.0, "length": 2, "score": -2.0}
+    cut_off, worse = {"log_prob": -3.0, "length": 3, "score": -1.0}, {"log_prob": -3.9, "length": 1, "score": -3.9}
+    assert "was cut off" in _why([ended, cut_off], 1.0) and "length penalty" not in _why([ended, cut_off], 1.0)
+    assert "the length penalty favours the longer one" in _why([ended, worse], 1.0)
+
+
 def test_forcing_the_chosen_tokens_gives_the_translation(subjects: Any) -> None:
     subject = copy.copy(subjects("paper"))
     subject.settings = subject.settings.model_copy(update={"beam": 1})
@@ -243,6 +250,8 @@ def test_too_much_and_nothing_are_refused(subjects: Any) -> None:
     with pytest.raises(DataError, match="text is empty"):
         look(subjects("BERT"), "")
     assert look(subjects("paper"), "").views["tokens"]
+    with pytest.raises(SettingsError, match="beam: no effect on task 'causal'"):
+        open_subject(subjects("GPT").folder.path, decoding=DecodingOptions(beam=2))
 
 
 @pytest.mark.parametrize("prefix", [[10**6], [-1], [20] * 300])

@@ -128,8 +128,11 @@ def test_unknown_names_are_refused() -> None:
     model = a_model()
     with pytest.raises(SettingsError, match="no such value"), intervene(model, {"encoder.blocks.9.feed_forward": None}):
         pass
-    with pytest.raises(SettingsError, match="cannot be switched off"):
-        switched_off(model, ["encoder.blocks.0.self_attention.heads.9"])
+    with pytest.raises(SettingsError, match=r"cannot be switched off; did you mean 'decoder\.mask'\?") as refused:
+        switched_off(model, ["decoder.maks"])
+    assert str(refused.value).count(".heads.N") == 3  # one for each kind of attention, not one for each head
+    with pytest.raises(SettingsError, match="no part that can be"):
+        switched_off(torch.nn.Linear(2, 2), ["decoder.mask"])
     with record(model, "x*") as found:
         model(SRC, TGT_IN)
     with pytest.raises(SettingsError, match="not recorded"):

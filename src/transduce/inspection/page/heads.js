@@ -1,7 +1,7 @@
 // The attention weights of each head.
 import { at, choiceOf, chosen, format, labelsOf, matrix, mergeWords } from "./record.js";
 import { partNamed, percent, set, view, wordsOf } from "./record.js";
-import { buttonRow, el, facts, heatMap, mapWidth, paint, rove, svg } from "./draw.js";
+import { buttonRow, el, facts, heatMap, mapWidth, note, paint, rove, svg } from "./draw.js";
 
 const KINDS = {
   encoder: "encoder self-attention",
@@ -66,7 +66,10 @@ export const headsSection = {
         ),
       ),
     );
-    panel.append(el("div", { className: "split" }, smallMaps(record, layer, head), largeHead(record, layer, head)));
+    const large = largeHead(record, layer, head);
+    const { label } = layer.labels[head];
+    large.append(note(`“${label}”: ${record.rules[label]}.`));
+    panel.append(el("div", { className: "split" }, smallMaps(record, layer, head), large));
     panel.append(rulesList(record));
   },
 };

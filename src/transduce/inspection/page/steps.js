@@ -10,9 +10,10 @@ export const stepsSection = {
   uses: ["step"],
   text:
     "Beam search builds the translation token by token. Each step extends every kept hypothesis, keeps the best ones " +
-    "and prunes the rest. Click a candidate to force it. The left and right arrow keys change the step.",
+    "and prunes the rest. Click a candidate to force it, a hypothesis to see why it lost. The left and right arrow keys " +
+    "change the step.",
   render(record, panel) {
-    const { steps, beam, length_penalty: penalty, results, why } = record.steps;
+    const { steps, beam, length_penalty: penalty } = record.steps;
     const last = steps.length - 1;
     const step = Math.min(view.step, last);
     const nodes = new Map(steps.flatMap((one, i) => one.live.map((node) => [node.id, { ...node, step: i }])));
@@ -65,10 +66,10 @@ export const stepsSection = {
         ...continued(record.steps, step).map((one) => beamBox(record, one, nodes, step, message)),
       ),
       message,
-      tree(steps, nodes, step, results[0], go),
+      tree(record, nodes, step, go),
       legendOfFates(),
+      ...resultNodes(record, nodes),
       ...lookedAt(record, step),
-      ...resultNodes(results, why),
     );
   },
 };
@@ -85,7 +86,12 @@ function pathOf(node, nodes) {
   return path;
 }
 
-const textOf = (node) => node.text ?? node.token;
+const textOf = (node, nodes) =>
+  pathOf(node, nodes)
+    .map((one) => one.token)
+    .join("")
+    .replaceAll("▁", " ")
+    .trim();
 
 // The hypotheses that a step continues, with their candidates.
 function continued({ steps, top }, step) {
@@ -124,7 +130,7 @@ function beamBox(record, one, nodes, step, message) {
       ),
     ),
   );
-  const text = textOf(one);
+  const text = path.length ? textOf(path.at(-1), nodes) : "";
   const tail = text.length > 40 ? `… ${text.slice(-40)}` : text;
   return el(
     "div",
@@ -137,8 +143,11 @@ function beamBox(record, one, nodes, step, message) {
 
 // --- the tree -----------------------------------------------------------------------------------------------------
 
-function tree(steps, nodes, step, best, go) {
-  const winner = new Set(best ? pathOf(nodes.get(best.id), nodes).map((one) => one.id) : []);
+function tree(record, nodes, step, go) {
+  const { steps, results } = record.steps;
+  const pathTo = (id) => new Set(pathOf(nodes.get(id), nodes).map((one) => one.id));
+  const winner = pathTo(results[0]?.id);
+  const selected = pathTo(record.selected);
   const rows = Math.max(...steps.map((one) => one.live.length));
   const across = NODE.width + NODE.between;
   const width = steps.length * across;
@@ -148,8 +157,6 @@ function tree(steps, nodes, step, best, go) {
     height,
     viewBox: `0 0 ${width} ${height}`,
     class: "tree",
-    role: "img",
-    "aria-label": "the tree of hypotheses; the path of the best one is thick",
   });
   drawing.append(svg("rect", { class: "now", x: step * across, y: 0, width: NODE.width, height, rx: 6 }));
   const spots = new Map();
@@ -175,14 +182,30 @@ function tree(steps, nodes, step, best, go) {
           }),
         );
       }
-      const group = svg("g", { class: `node ${node.fate}${wins}`, click: () => go(i) });
+      const select = () => {
+        record.selected = node.id;
+        go(i);
+      };
+      const group = svg("g", {
+        class: `node ${node.fate}${wins}${selected.has(node.id) ? " selected" : ""}`,
+        "data-key": `node-${node.id}`,
+        click: select,
+        keydown: (event) => {
+          if (event.key !== "Enter" && event.key !== " ") return;
+          event.preventDefault();
+          select();
+        },
+        role: "button",
+        "aria-pressed": node.id === record.selected,
+        tabindex: i === step ? 0 : -1,
+      });
       const name = svg("text", { x: x + 6, y: y + 14, class: "name" });
       name.textContent =
         (node.fate === "finished" ? "■ " : "") + (node.token.length > 11 ? `${node.token.slice(0, 10)}…` : node.token);
       const score = svg("text", { x: x + 6, y: y + 28 });
       score.textContent = format(node.log_prob);
       const title = svg("title");
-      title.textContent = `${textOf(node)}: ${node.fate}, log p = ${format(node.log_prob)}`;
+      title.textContent = `${textOf(node, nodes)}: ${node.fate}, log p = ${format(node.log_prob)}`;
       group.append(title, svg("rect", { x, y, width: NODE.width, height: NODE.height, rx: 5 }), name, score);
       texts.push(group);
     }
@@ -194,7 +217,7 @@ function tree(steps, nodes, step, best, go) {
       className: "scroll tree-box",
       tabIndex: 0,
       role: "group",
-      "aria-label": "tree of hypotheses",
+      "aria-label": "the tree of hypotheses; the path of the best one is thick",
       "data-key": "tree",
     },
     drawing,
@@ -244,13 +267,70 @@ function lookedAt(record, step) {
   ];
 }
 
-function resultNodes(results, why) {
+// Why a hypothesis lost to the best one, or why that one won.
+function explain({ steps: search, selected }, nodes) {
+  const { steps, beam, length_penalty: penalty, results, why } = search;
+  const node = nodes.get(selected);
+  if (!node || !results.length || node.id === results[0].id) return why;
+  const path = pathOf(node, nodes);
+  const winner = pathOf(nodes.get(results[0].id), nodes);
+  const place = results.findIndex((one) => one.id === node.id) + 1;
+  const said = [`“${textOf(node, nodes)}”`];
+  if (place || node.fate === "finished") {
+    const score = ({ log_prob: p, step }) =>
+      `${format(p)} / ${step + 1}^${penalty} = ${format(p / (step + 1) ** penalty)}`;
+    said.push(place ? `is number ${place} of ${results.length}:` : "ended, but is not among the best:");
+    said.push(`its score is ${score(node)}, that of the winner ${score(winner.at(-1))}.`);
+    said.push(
+      node.fate !== winner.at(-1).fate
+        ? "It was cut off, and such hypotheses come after those that ended."
+        : node.log_prob > winner.at(-1).log_prob
+          ? "By log p alone it would have won: the length penalty favours the longer one."
+          : "By log p alone it would have lost too.",
+    );
+  } else if (node.fate === "pruned") {
+    const rank = steps[node.step].live.findIndex((one) => one.id === node.id) + 1;
+    said.push(`was pruned at step ${node.step + 1}: its log p = ${format(node.log_prob)} is number ${rank} there, and the`);
+    said.push(`beam is ${beam}. All have the same length there, so the length penalty plays no part.`);
+  } else {
+    const others = [...nodes.values()].filter((one) => one.fate !== "pruned" && pathOf(one, nodes).includes(node));
+    const places = results.flatMap((one, i) => (others.includes(nodes.get(one.id)) ? [i + 1] : []));
+    const last = Math.max(...others.map((one) => one.step)) + 1;
+    if (places.length) said.push(`was kept, and led to the results ${places.join(", ")}.`);
+    else if (last < steps.length) said.push(`was kept, but all that continued it were pruned by step ${last + 1}.`);
+    else said.push("was kept, and had not ended when the search stopped.");
+  }
+  const left = path.findIndex((one, i) => one !== winner[i]);
+  const choice = (one) => `“${one.token}” (${percent(Math.exp(one.log_prob - (nodes.get(one.parent)?.log_prob ?? 0)))})`;
+  if (left < 0) said.push("It is on the path of the winner.");
+  else if (winner[left])
+    said.push(`It left the winner at step ${left + 1}, by ${choice(path[left])} instead of ${choice(winner[left])}.`);
+  return said.join(" ");
+}
+
+function resultNodes(record, nodes) {
+  const { results } = record.steps;
+  const select = (id) => {
+    record.selected = id;
+    page.render(["step"]);
+  };
   const rows = results.map((one, i) =>
     el(
       "tr",
       {},
       el("td", { textContent: i + 1 }),
-      el("td", { textContent: one.text }),
+      el(
+        "td",
+        {},
+        el("button", {
+          type: "button",
+          className: "hypothesis",
+          textContent: one.text || "(empty)",
+          "aria-pressed": String(one.id === record.selected),
+          "data-key": `result-${one.id}`,
+          click: () => select(one.id),
+        }),
+      ),
       ...[format(one.log_prob), one.length, format(one.score)].map((text) =>
         el("td", { className: "n", textContent: text }),
       ),
@@ -265,7 +345,7 @@ function resultNodes(results, why) {
   ];
   return [
     el("h3", { textContent: "Finished hypotheses" }),
-    el("p", { textContent: why }),
+    el("p", { className: "why", "aria-live": "polite", textContent: explain(record, nodes) }),
     el(
       "div",
       { className: "scroll" },
