@@ -34,7 +34,7 @@ def work(args: argparse.Namespace) -> None:
     from transduce.distributed.group import join_ranks
     from transduce.models.registry import build_model
     from transduce.process import keep_freed_memory
-    from transduce.training.feed import PairFeeder, Position
+    from transduce.training.feed import DataPosition, PairFeeder
     from transduce.training.step import Updater
 
     keep_freed_memory()
@@ -60,7 +60,7 @@ def work(args: argparse.Namespace) -> None:
                 summing += time.perf_counter() - start
 
         ranks.all_reduce = timed  # type: ignore[assignment, method-assign]
-        for number, feed in enumerate(islice(feeder.feeds(Position()), args.updates + WARM)):
+        for number, feed in enumerate(islice(feeder.feeds(DataPosition()), args.updates + WARM)):
             if number == WARM:
                 summing, n_targets, began = 0.0, 0, time.perf_counter()
             updater.update(feed.batches, 1.0, feed.n_targets)

@@ -122,7 +122,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         {
             *(
                 f"data.{key}"
-                for key in ("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies")
+                for key in ("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies", "workers")
             ),
             *(f"tokenizer.{key}" for key in ("joint", "sampling", "exact")),
             *(f"training.{key}" for key in ("valid_bleu_sentences", "guided_alignment", "guided_weight")),
