@@ -1,7 +1,7 @@
 """Measure the preparation of a corpus (read, clean, learn a vocabulary, encode): time, memory, disk and bytes read.
 
-    python benchmarks/preparation.py --pairs 2000000 --folder /tmp/corpus --cores 1
-    python benchmarks/preparation.py --pairs 2000000 --folder /tmp/corpus --cores 2 --workers 4
+    python benchmarks/preparation.py --pairs 2000000 --folder corpus --cores 1
+    python benchmarks/preparation.py --pairs 2000000 --folder corpus --cores 2 --workers 4
 
 Writes a synthetic corpus into the folder (kept for the next call) and runs `transduce prepare` on it. The digest of the
 store shows whether two runs have prepared the same. Memory is that of all processes together; shared pages count once.

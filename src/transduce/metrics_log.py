@@ -189,14 +189,14 @@ def check_trackers(names: Sequence[str]) -> None:
 def numbers_of(event: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of an event.
 
-    >>> numbers_of({"event": "validation", "update": 7, "loss": 2.5, "best": True})
+    >>> numbers_of({"event": "validation", "update": 7, "loss": 2.5, "best": True, "grad_norm": math.nan})
     {'validation/loss': 2.5, 'validation/best': 1.0}
     """
     kind = event["event"]
     return {
         f"{kind}/{key}": float(value)
         for key, value in event.items()
-        if key != "update" and isinstance(value, int | float)
+        if key != "update" and isinstance(value, int | float) and math.isfinite(value)
     }
 
 
@@ -218,7 +218,7 @@ class TrackedMetrics(MetricsFile):
         if self._names and not self._trackers:
             events, settings = self.read(), dict(settings_by_name(self._folder.settings))
             name = self._folder.settings.name or self._folder.path.absolute().name
-            self._trackers = [TRACKERS[one](self._folder.path, name, settings) for one in self._names]
+            self._trackers = [TRACKERS[one](self._folder.path, name, settings) for one in dict.fromkeys(self._names)]
             atexit.register(self.close)  # after an interrupt too
         for tracker in self._trackers:
             for one in events:

@@ -137,6 +137,7 @@ def _prepare(
     A user's mistake leaves no new folder.
     """
     if folder.resumed and (found := task.find_prepared(folder, log)) is not None:
+        shutil.rmtree(folder.path / "preparation", ignore_errors=True)  # left by a kill
         return found
     tokens, place = folder.path / "tokens", Workplace(folder.path / "preparation", keep=True, workers=workers)
     shutil.rmtree(tokens, ignore_errors=True)  # what a killed process has left

@@ -135,23 +135,32 @@ def command(texts: Path, folder: Path) -> list[str]:
 def test_kills_at_random_moments_change_nothing_and_leave_no_process(
     texts: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
+    def written() -> int:
+        """Bytes of intermediate results."""
+        total = 0
+        for file in (tmp_path / "run" / "preparation").glob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                total += file.stat().st_size
+        return total
+
     draw = random.Random(3)
     n_killed = n_reused = 0
     for _ in range(12):
+        before = written()
         process = subprocess.Popen([*command(texts, tmp_path), "--set", "data.workers=2", "--quiet"])
-        until = time.monotonic() + draw.uniform(1.5, 5.0)
-        while process.poll() is None and time.monotonic() < until:
-            time.sleep(0.01)
+        while process.poll() is None and written() <= before:
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0, 0.2))
         started = descendants(process.pid, running())
         process.kill()
         if process.wait() == 0:
             break
         n_killed += 1
+        n_reused += before > 0
         until = time.monotonic() + 10
         while left := started & running().keys():
             assert time.monotonic() < until, left
             time.sleep(0.05)
-        n_reused += any(file.stat().st_size for file in (tmp_path / "run" / "preparation").glob("*"))
     assert n_killed and n_reused
     assert prepared(texts, tmp_path / "run", LocalWorkers(1)) == whole
 

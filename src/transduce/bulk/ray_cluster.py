@@ -52,7 +52,7 @@ class RayCluster:
             yield nodes
 
     def workers(self, log: Log) -> RayWorkers:
-        """What prepares text on the cluster, for `transduce.pipeline.prepare`."""
+        """Workers that prepare text on the cluster, for `transduce.pipeline.prepare`."""
         return RayWorkers(self, log)
 
     @contextlib.contextmanager

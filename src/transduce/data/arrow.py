@@ -21,12 +21,12 @@ def read_parquet(path: Path, src_lang: str, tgt_lang: str, digests: Digests | No
         try:
             batches = arrow.parquet.ParquetFile(file).iter_batches(batch_size=_ROWS)
             yield from _rows_of(batches, path, src_lang, tgt_lang)
-        except arrow.ArrowException as error:
+        except (arrow.ArrowException, ValueError, OverflowError) as error:
             raise DataError(f"{path}: not valid parquet: {error}") from None
 
 
 def read_arrow(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
-    """The same for an Arrow stream, or for a folder of them that `Dataset.save_to_disk` has written."""
+    """Yield the rows of an Arrow stream, or of a folder that `Dataset.save_to_disk` has written."""
     arrow, number = _import_arrow(path), 0
     for file_path in arrow_files(path):
         with open_bytes(file_path) as file:
@@ -34,7 +34,7 @@ def read_arrow(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None
                 for _, src, tgt in _rows_of(arrow.ipc.open_stream(file), file_path, src_lang, tgt_lang):
                     number += 1
                     yield number, src, tgt
-            except arrow.ArrowException as error:
+            except (arrow.ArrowException, ValueError, OverflowError) as error:
                 raise DataError(f"{file_path}: not a valid Arrow stream: {error}") from None
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
+import transduce
 from transduce.config.settings import DataSettings
 from transduce.data.check_sample import Windows
 from transduce.data.clean import DUPLICATE, Cleaner, CleanReport, HeldOutSources, SeenHashes, draws_of, hashes_of
@@ -91,7 +92,7 @@ def unpack_pairs(record: Arrays) -> list[Pair]:
     text = zstandard.ZstdDecompressor().decompress(record["text"].tobytes())
     columns, n = text.decode("utf-8", "surrogatepass").split(_SEPARATOR), n_pairs(record)
     file, lines = record["file"].tobytes().decode("utf-8", "surrogatepass"), record["lines"].tolist()
-    src, tgt, links = (columns[i : i + n] for i in range(0, 3 * n, n))
+    src, tgt, links = (columns[i * n : (i + 1) * n] for i in range(3))
     return [Pair(src[i], tgt[i], (file, lines[i]), links[i]) for i in record["new"].nonzero()[0].tolist()]
 
 
@@ -215,8 +216,8 @@ class PairCleaning:
 
 
 def digest_of(*parts: object) -> bytes:
-    """A key of `ChunkFunction`: 16 bytes."""
-    found = blake2b(digest_size=16)
+    """A key of `ChunkFunction`: 16 bytes. Results of another version are not used again."""
+    found = blake2b(transduce.__version__.encode(), digest_size=16)
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
         found.update(len(data).to_bytes(8, "big") + data)

@@ -67,7 +67,7 @@ class EncodePairs:
     """Encodes the pairs of a record (`data.cleaned_pairs`) and drops those of unsuitable length.
 
     without: sources that are held out. held_out: hashes of held-out sources, whose pairs are to be reported. aligned:
-    with the links of the pairs.
+    with the links of the pairs. fingerprint: of the text, whose vectors may be in other files.
     """
 
     tokenizers: Tokenizers
@@ -75,6 +75,7 @@ class EncodePairs:
     without: frozenset[str] = frozenset()
     held_out: frozenset[bytes] = frozenset()
     aligned: bool = False
+    fingerprint: str = ""
 
     @property
     def columns(self) -> dict[str, tuple[str, np.dtype[Any]]]:
@@ -87,7 +88,7 @@ class EncodePairs:
         models = (self.tokenizers.src.model, self.tokenizers.tgt.model)
         rules = (self.settings.max_length, self.settings.max_ratio, self.aligned)
         held_out = (sorted(self.without), sorted(self.held_out))
-        return digest_of(*models, rules, held_out, *(array.tobytes() for array in record.values()))
+        return digest_of(self.fingerprint, *models, rules, held_out, *(array.tobytes() for array in record.values()))
 
     def __call__(self, record: Arrays) -> Arrays:
         cleaner, hits, pairs = Cleaner(self.settings), list[tuple[str, str, str]](), list[Pair]()

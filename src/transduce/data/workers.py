@@ -1,6 +1,6 @@
 """Apply a function to chunks in worker processes, with the results in order, and keep results for a resume.
 
-What a function returns depends on its chunk only, so neither the number of workers nor a kill changes what is made.
+The result of a function depends only on its chunk. Neither the number of workers nor a kill changes the store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Arrays = dict[str, np.ndarray]
 ChunkT = TypeVar("ChunkT")
 ContraT = TypeVar("ContraT", contravariant=True)
 
-_FEW = 5  # chunks that are computed sooner than processes start
+_FEW = 5  # with fewer chunks, starting processes takes longer than the work
 _HEADER = struct.Struct("<QI")  # bytes of a result, and their CRC-32
 
 
@@ -47,7 +47,7 @@ class ChunkFunction(Protocol[ContraT]):
 
 @runtime_checkable
 class Workers(Protocol):
-    """What computes: processes of this machine, or of a cluster."""
+    """Processes of this machine or of a cluster that compute results of chunks."""
 
     def map(self, function: ChunkFunction[ChunkT], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
         """Yield each chunk with its result, in order. Only a few chunks are in memory."""
@@ -69,7 +69,7 @@ class LocalWorkers:
                 yield chunk, function(chunk)
             return
         # Unlike multiprocessing's, these processes do not run the caller's script again.
-        from loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
+        from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
         one_thread = {"OMP_NUM_THREADS": "1"}
         pool = ProcessPoolExecutor(n, initializer=_start_worker, initargs=(function, os.getpid()), env=one_thread)
@@ -82,13 +82,15 @@ class LocalWorkers:
                     yield done, result.result()
             for done, result in waiting:
                 yield done, result.result()
-        except TerminatedWorkerError as error:
-            raise TransduceError(
-                "a worker process was killed, perhaps because memory ran out; lower data.workers "
-                f"({n}); the same command resumes"
-            ) from error
-        finally:
+        except BaseException as error:
             pool.shutdown(kill_workers=True)
+            if isinstance(error, BrokenProcessPool):
+                raise TransduceError(
+                    "a worker process was killed, perhaps because memory ran out; lower data.workers "
+                    f"({n}); the same command resumes"
+                ) from error
+            raise
+        pool.shutdown()
 
 
 _function: ChunkFunction[Any]  # of this worker process
@@ -111,8 +113,8 @@ def _call(chunk: Any) -> Arrays:
 class Workplace:
     """Where text is prepared.
 
-    folder: whose disk holds intermediate results (default: that of the system's temporary folder). keep: they have
-    names, and the same preparation resumes from them after a kill. workers: default: those that the settings ask for.
+    folder: the folder for intermediate results (default: the system's temporary folder). keep: give them names, so that
+    the same preparation resumes after a kill. workers: default: `data.workers` processes.
     """
 
     folder: Path | None = None

@@ -23,14 +23,14 @@ from transduce.nn.ssru import SSRU
 
 
 class LayerNorm(nn.LayerNorm):
-    """PyTorch's, in training on a CPU by the native kernels."""
+    """LayerNorm that native kernels compute in training on a CPU."""
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         return operators.normed(x, self) if kernels.norms(x) else super().forward(x)
 
 
 class RMSNorm(nn.RMSNorm):
-    """PyTorch's, in training on a CPU by the native kernels."""
+    """RMSNorm that native kernels compute in training on a CPU."""
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         return operators.normed(x, self) if kernels.norms(x) else super().forward(x)

@@ -34,7 +34,11 @@ def with_changeable(settings: Settings, other: Settings) -> Settings:
 
 def identity(settings: Settings) -> dict[str, Any]:
     """The settings that make two runs the same one, by dotted name."""
-    return {name: value for name, value in settings_by_name(settings) if not name.startswith(CHANGEABLE)}
+    return {
+        name: value
+        for name, value in settings_by_name(settings)
+        if not any(name == one or name.startswith(f"{one}.") for one in CHANGEABLE)
+    }
 
 
 def settings_by_name(settings: Settings) -> Iterator[tuple[str, Any]]:

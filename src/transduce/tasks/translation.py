@@ -180,6 +180,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
             without=frozenset(cleaned[0].without),
             held_out=frozenset[bytes]().union(*(check.keys for check in checks)),
             aligned=settings.training.guided_alignment is not None,
+            fingerprint=mark,
         )
         n_read = max(1, texts.report.read)
         with log.progress("encoding") as bar:

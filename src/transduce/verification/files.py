@@ -25,6 +25,8 @@ _UNCHECKED = {
     ".lock": "a training is running, or was killed",
     "*.aside": "a temporary file of a process that is running or was killed; the next start removes it",
     "tokens/*": "the text is still being prepared",
+    "preparation/*": "the text is still being prepared",
+    **dict.fromkeys(("tensorboard/*", "wandb/*", "mlruns/*"), "written by an experiment tracker"),
 } | dict.fromkeys(
     (
         *("data.json", "scores.json", "text_scores.json", "label_scores.json", "masked_scores.json"),

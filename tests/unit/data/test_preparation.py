@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from transduce.config.settings import Settings
+from transduce.data.cleaned_pairs import CleanPairs, Columns, PairChunk, unpack_pairs
 from transduce.data.corpus import Pair
 from transduce.data.leaks import comparable
 from transduce.data.preparation import PairTexts
@@ -49,6 +50,12 @@ def settings(**sections: Any) -> Settings:
     return Settings.from_mapping(
         {key: base.get(key, {}) | sections.get(key, {}) for key in base.keys() | sections.keys()}
     )
+
+
+def test_a_chunk_whose_pairs_are_all_dropped_has_no_pairs() -> None:
+    blank = [Pair("", "x", ("file", 1)), Pair("x", " ", ("file", 2))]
+    record = CleanPairs(Settings().data, seed=None)(PairChunk(0, Columns.of(blank)))
+    assert unpack_pairs(record) == []
 
 
 def test_one_pair_in_a_hundred_is_held_out_and_in_no_training_stream(tmp_path: Path) -> None:
