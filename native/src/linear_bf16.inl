@@ -50,7 +50,7 @@ void activation_gradient(const LinearCall& call, int64_t first, int rows, int wi
             const int64_t at = (first + r) * call.outputs + c;
             const int n = call.outputs - c;
             Vec grad = call.grad_is_bf16 ? load_part(static_cast<const Bf16*>(call.grad_output) + at, n) : load_part(static_cast<const float*>(call.grad_output) + at, n);
-            if (KIND == Activation::relu) grad = _mm512_maskz_mul_ps(at_least(zero(), load_part(call.output + at, n)) ^ 0xffff, grad, scale);
+            if constexpr (KIND == Activation::relu) grad = _mm512_maskz_mul_ps(at_least(zero(), load_part(call.output + at, n)) ^ 0xffff, grad, scale);
             else grad = dropped(call.dropout, grad * slope<KIND>(load_part(call.before + at, n)), uint64_t(at));
             store_bf16(to + c, grad);
         }

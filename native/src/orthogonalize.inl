@@ -4,7 +4,7 @@ namespace {
 
 using transduce::OrthogonalizeCall;
 
-// One matrix [rows, columns], rows <= columns. All rows in `memory` are padded to panels; see orthogonalize_scratch.
+// One matrix [rows, columns], rows <= columns. Rows in `memory`, whose size training_orthogonalize.cpp computes, are padded to panels.
 void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* memory) {
     const Products products;
     const int rows = call.rows, columns = call.columns, depth = (rows + 31) / 32 * 32, width = (columns + 31) / 32 * 32;

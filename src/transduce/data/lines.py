@@ -218,7 +218,7 @@ def read_inputs(
 
 
 def raw_inputs(path: Path, digests: Digests | None = None) -> Iterator[bytes | str]:
-    """The same without decoding the lines of a text file; `decode_input` does that."""
+    """Yield the inputs of a model without decoding the lines; `decode_input` decodes them."""
     vectors = open_vectors(path)
     return raw_lines(path, digests) if vectors is None else vectors.names
 
@@ -286,7 +286,7 @@ def decode_input(raw: bytes | str, name: Path | str, number: int) -> str:
 
 
 def decode_block(lines: Sequence[bytes | str], *, first: bool) -> list[str] | None:
-    """The same as `decode_input` of many lines, and faster; None if that has to find an error.
+    """Decode many lines at once, or return None if one is faulty; `decode_input` then names it.
 
     `first`: they are the first ones of a file.
     """
