@@ -189,11 +189,15 @@ std::vector<transduce::Head> heads_of(const transduce_config& config, const int3
 }
 
 // A call of attention; `fine`: what it writes and reads besides queries, keys and values is there.
+void require_kernels(int32_t n_threads) {
+    require(transduce::training_kernels(), "this CPU has no kernels of training");
+    require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+}
+
 transduce::HeadsCall checked(const transduce_heads_call* call, int32_t n_threads, bool fine) {
     require(call && call->query && call->key && call->value && fine, "call and its numbers must not be null");
     const transduce_heads_call& c = *call;
-    require(transduce::training_kernels(), "this CPU has no kernels of training");
-    require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+    require_kernels(n_threads);
     require(c.batch >= 0 && c.batch <= INT32_MAX && 1 <= c.kv_heads && c.kv_heads <= c.heads && c.heads <= 1 << 14 && c.heads % c.kv_heads == 0,
             "batch or heads: out of range");
     for (const int32_t size : {c.queries, c.keys, c.width, c.value_width}) require(1 <= size && size <= kMaxSource, "sizes: out of range");
@@ -213,8 +217,7 @@ transduce::Dropout dropout_of(float p, uint64_t seed) {
 
 transduce::ResidualCall checked(const transduce_residual_call* call, int32_t n_threads) {
     const transduce_residual_call& c = *call;
-    require(transduce::training_kernels(), "this CPU has no kernels of training");
-    require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+    require_kernels(n_threads);
     require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 16, "rows or width: out of range");
     require(c.epsilon >= 0, "epsilon: out of range");
     return {c.rows, c.width, c.x, c.update, c.gain, c.shift, c.epsilon, c.rms != 0, dropout_of(c.p, c.seed), c.sum, c.output,
@@ -223,8 +226,7 @@ transduce::ResidualCall checked(const transduce_residual_call* call, int32_t n_t
 
 transduce::LinearCall checked(const transduce_linear_call* call, int32_t n_threads) {
     const transduce_linear_call& c = *call;
-    require(transduce::training_kernels(), "this CPU has no kernels of training");
-    require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+    require_kernels(n_threads);
     require(1 <= c.rows && c.rows <= INT32_MAX && 1 <= c.inputs && c.inputs <= 1 << 20 && 1 <= c.outputs && c.outputs <= 1 << 20,
             "rows, inputs or outputs: out of range");
     require(c.x && c.weight, "x and weight must not be null");
@@ -467,10 +469,9 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
 int32_t transduce_orthogonalize(float* matrices, int64_t n, int32_t rows, int32_t columns, const float* coefficients, int32_t steps,
                                 int32_t n_threads) {
     return guarded([&] {
-        require(transduce::training_kernels(), "this CPU has no kernels of training");
+        require_kernels(n_threads);
         require(matrices && coefficients, "matrices and coefficients must not be null");
         require(0 <= n && n <= INT32_MAX && 1 <= rows && rows <= columns && columns <= 1 << 20 && 0 <= steps, "n, rows, columns or steps: out of range");
-        require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
         transduce::orthogonalize({n, rows, columns, steps, {coefficients[0], coefficients[1], coefficients[2]}, matrices}, n_threads);
     });
 }
