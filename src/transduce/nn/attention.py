@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.native import kernels, operators
+from transduce.native import kernels
+from transduce.native.attention import HeadsAttention, SplitHeads
 from transduce.nn.bias import Bias, CausalBias, RelativeBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
@@ -68,7 +69,7 @@ def scaled_dot_product_attention(
     """
     drops = dropout is not None and dropout.training
     if not drops and relations is None and kernels.attends(query, key, bias):
-        return operators.HeadsAttention.apply(query, key, value, bias)
+        return HeadsAttention.apply(query, key, value, bias)
     if query.is_cuda and relations is None:
         p = dropout.p if dropout is not None and drops else 0.0
         mask = bias.to(query.dtype) if isinstance(bias, Tensor) else None
@@ -139,7 +140,7 @@ class FullProjection(Linear):
         """One [B, H_i, T, K_i] for each of `heads`."""
         y = super().forward(x)
         if kernels.in_use_for(y):
-            return operators.SplitHeads.apply(y, self.heads, self.widths)
+            return SplitHeads.apply(y, self.heads, self.widths)
         if len(set(self.heads)) == len(set(self.widths)) == 1:
             parts = y.unflatten(-1, (len(self.heads), self.heads[0], -1))  # [B, T, n, H, K]
             return parts.permute(2, 0, 3, 1, 4).contiguous().unbind(0)

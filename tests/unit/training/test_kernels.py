@@ -17,6 +17,7 @@ from transduce.data.batch import collate
 from transduce.models.registry import build_model
 from transduce.native import kernels as native
 from transduce.native import operators
+from transduce.native.attention import HeadsAttention, SplitHeads
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.masks import HIDDEN
 from transduce.training.loss import predict_tokens
@@ -86,7 +87,7 @@ def test_attention_and_its_gradients(
         given = [x.detach().clone().requires_grad_() for x in (query, key, value)]
         before = torch.get_num_threads()
         torch.set_num_threads(n_threads)
-        output = operators.HeadsAttention.apply(*given, bias)
+        output = HeadsAttention.apply(*given, bias)
         output.backward(grad)
         torch.set_num_threads(before)
         found.append([output, *(x.grad for x in given)])
@@ -164,8 +165,8 @@ def test_gradients_of_packed_projections_are_written_in_their_places() -> None:
     torch.manual_seed(1)
     for twice in (False, True):
         packed = torch.randn(3, 5, 3 * 8).bfloat16().requires_grad_()
-        query, key, value = operators.SplitHeads.apply(packed, (2, 2, 2), (4, 4, 4))
-        output = operators.HeadsAttention.apply(query, key, value, None)
+        query, key, value = SplitHeads.apply(packed, (2, 2, 2), (4, 4, 4))
+        output = HeadsAttention.apply(query, key, value, None)
         (output.sum() + (query.sum() if twice else 0)).backward()
         exact = packed.detach().double().requires_grad_()
         q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in exact.split(8, dim=-1))

@@ -1,0 +1,144 @@
+"""Attention of training in the C++ library as an operator of PyTorch, with its gradients."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transduce.native.kernels import n_threads, training_library
+from transduce.native.library import check
+
+
+class _HeadsCall(ctypes.Structure):
+    """`transduce_heads_call`."""
+
+    _fields_ = [
+        ("batch", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "queries", "keys", "width", "value_width")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
+        *((f"{name}_strides", ctypes.c_int64 * 3) for name in ("query", "key", "value")),
+        ("bias", ctypes.c_void_p),
+        ("bias_strides", ctypes.c_int64 * 3),
+        ("output", ctypes.c_void_p),
+        ("grad_output", ctypes.c_void_p),
+        ("grad_strides", ctypes.c_int64 * 3),
+        *((name, ctypes.c_void_p) for name in ("grad_query", "grad_key", "grad_value")),
+        *((f"grad_{name}_strides", ctypes.c_int64 * 3) for name in ("query", "key", "value")),
+    ]
+
+
+def _heads_call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> _HeadsCall:
+    call = _HeadsCall(len(query), query.shape[1], key.shape[1], query.shape[2], key.shape[2])
+    call.width, call.value_width, call.scale = query.shape[3], value.shape[3], query.shape[3] ** -0.5
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        setattr(call, name, x.data_ptr())
+        setattr(call, f"{name}_strides", x.stride()[:3])
+    if bias is not None:
+        call.bias = bias.data_ptr()
+        shape = zip(bias.shape[:3], bias.stride()[:3], strict=True)
+        call.bias_strides = tuple(0 if n == 1 else step for n, step in shape)
+    return call
+
+
+def _dense_heads(x: Tensor) -> Tensor:
+    """With the numbers of a head at one position side by side."""
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def _empty_heads(like: Tensor, width: int) -> Tensor:
+    """[B, H, T, width] in the order [B, T, H, width], in which heads are merged without a copy."""
+    batch, heads, length = like.shape[:3]
+    return like.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def _place(x: Tensor) -> tuple[object, object]:
+    return x.storage_offset(), x.stride()
+
+
+def _empty_gradients(*tensors: Tensor) -> list[Tensor]:
+    """Memory for gradients: of tensors that together are all of a packed projection, in one place and its order."""
+    found: list[Tensor] = []
+    memory: dict[int, Tensor] = {}  # by the address of the projection
+    for x in tensors:
+        storage = x.untyped_storage()
+        address, n = storage.data_ptr(), storage.nbytes() // x.element_size()
+        if sum(one.numel() for one in tensors if one.untyped_storage().data_ptr() == address) == n:
+            whole = memory.setdefault(address, x.new_empty(n))
+            found.append(whole.as_strided(x.shape, x.stride(), x.storage_offset()))
+        else:
+            found.append(_empty_heads(x, x.shape[3]))
+    return found
+
+
+class SplitHeads(torch.autograd.Function):
+    """Views of the heads of several projections [B, T, sum of heads * width]: of each [B, H_i, T, K_i]."""
+
+    @staticmethod
+    def forward(ctx, x: Float[Tensor, "B T D"], heads: Sequence[int], widths: Sequence[int]):  # type: ignore[no-untyped-def]
+        ctx.shape, ctx.heads = x.shape, heads
+        ctx.rows = [n * width for n, width in zip(heads, widths, strict=True)]
+        return _heads_of(x, ctx.rows, ctx.heads)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):  # type: ignore[no-untyped-def]
+        storage, n = grads[0].untyped_storage(), math.prod(ctx.shape)
+        if storage.nbytes() == n * grads[0].element_size():  # perhaps of `_empty_gradients`, already in their places
+            whole = grads[0].as_strided((n,), (1,), 0).view(ctx.shape)
+            parts = _heads_of(whole, ctx.rows, ctx.heads)
+            same = (grad.untyped_storage().data_ptr() == storage.data_ptr() for grad in grads)
+            if all(same) and list(map(_place, grads)) == list(map(_place, parts)):
+                return whole, None, None
+        whole = grads[0].new_empty(ctx.shape)
+        for part, grad in zip(_heads_of(whole, ctx.rows, ctx.heads), grads, strict=True):
+            part.copy_(grad)
+        return whole, None, None
+
+
+def _heads_of(x: Float[Tensor, "B T D"], rows: Sequence[int], heads: Sequence[int]) -> tuple[Tensor, ...]:
+    """A view [B, H_i, T, K_i] of each part of `rows` numbers."""
+    parts = zip(heads, x.split(rows, dim=-1), strict=True)
+    return tuple(part.unflatten(-1, (n, -1)).transpose(1, 2) for n, part in parts)
+
+
+class HeadsAttention(torch.autograd.Function):
+    """softmax(Q K^T / sqrt(d_k) + bias) V of all heads, from bfloat16, with sums in float32 (paper 3.2.1, equation 1).
+
+    The weights are computed again for the gradients.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        query: Float[Tensor, "B H T K"],
+        key: Float[Tensor, "B G S K"],
+        value: Float[Tensor, "B G S V"],
+        bias: Float[Tensor, "#B #H #T S"] | None,
+    ):
+        library = training_library()
+        assert library is not None
+        query, key, value = map(_dense_heads, (query, key, value))
+        call, output = _heads_call(query, key, value, bias), _empty_heads(query, value.shape[3])
+        call.output = output.data_ptr()
+        check(library, library.transduce_attend(ctypes.byref(call), n_threads()))
+        ctx.save_for_backward(query, key, value, bias)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        library = training_library()
+        assert library is not None
+        query, key, value, bias = ctx.saved_tensors
+        call, grad = _heads_call(query, key, value, bias), _dense_heads(grad)
+        grads = _empty_gradients(query, key, value)
+        call.grad_output, call.grad_strides = grad.data_ptr(), grad.stride()[:3]
+        for name, x in zip(("query", "key", "value"), grads, strict=True):
+            setattr(call, f"grad_{name}", x.data_ptr())
+            setattr(call, f"grad_{name}_strides", x.stride()[:3])
+        check(library, library.transduce_attend_backward(ctypes.byref(call), n_threads()))
+        return *grads, None
