@@ -188,12 +188,17 @@ std::vector<transduce::Head> heads_of(const transduce_config& config, const int3
     return found;
 }
 
-// A call of attention; `fine`: what it writes and reads besides queries, keys and values is there.
 void require_kernels(int32_t n_threads) {
     require(transduce::training_kernels(), "this CPU has no kernels of training");
     require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
 }
 
+transduce::Dropout dropout_of(float p, uint64_t seed) {
+    require(0 <= p && p < 1, "p: out of range");
+    return {uint32_t(std::llround(double(p) * 4294967296.0)), 1 / (1 - p), seed};
+}
+
+// `fine`: what it writes and reads besides queries, keys and values is there.
 transduce::HeadsCall checked(const transduce_heads_call* call, int32_t n_threads, bool fine) {
     require(call && call->query && call->key && call->value && fine, "call and its numbers must not be null");
     const transduce_heads_call& c = *call;
@@ -201,18 +206,15 @@ transduce::HeadsCall checked(const transduce_heads_call* call, int32_t n_threads
     require(c.batch >= 0 && c.batch <= INT32_MAX && 1 <= c.kv_heads && c.kv_heads <= c.heads && c.heads <= 1 << 14 && c.heads % c.kv_heads == 0,
             "batch or heads: out of range");
     for (const int32_t size : {c.queries, c.keys, c.width, c.value_width}) require(1 <= size && size <= kMaxSource, "sizes: out of range");
-    transduce::HeadsCall found{c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.width, c.value_width, c.scale, c.query, c.key, c.value, {}, {}, {},
+    require(!c.causal || c.queries == c.keys, "causal attention needs as many keys as queries");
+    transduce::HeadsCall found{c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.width, c.value_width, c.causal != 0, c.scale,
+                               dropout_of(c.p, c.seed), c.query, c.key, c.value, {}, {}, {},
                                c.bias, {}, c.output, c.grad_output, {}, c.grad_query, c.grad_key, c.grad_value, {}, {}, {}};
     const std::pair<const int64_t*, int64_t*> strides[] = {{c.query_strides, found.query_strides}, {c.key_strides, found.key_strides},
         {c.value_strides, found.value_strides}, {c.bias_strides, found.bias_strides}, {c.grad_strides, found.grad_strides},
         {c.grad_query_strides, found.grad_query_strides}, {c.grad_key_strides, found.grad_key_strides}, {c.grad_value_strides, found.grad_value_strides}};
     for (const auto& [from, to] : strides) std::copy_n(from, 3, to);
     return found;
-}
-
-transduce::Dropout dropout_of(float p, uint64_t seed) {
-    require(0 <= p && p < 1, "p: out of range");
-    return {uint32_t(std::llround(double(p) * 4294967296.0)), 1 / (1 - p), seed};
 }
 
 transduce::ResidualCall checked(const transduce_residual_call* call, int32_t n_threads) {

@@ -1,6 +1,6 @@
-// Attention and its gradients for training: bfloat16 in and out, float32 inside. Included after product_bf16.inl.
+// Attention and its gradients for training: bfloat16 in and out, float32 inside. Included after dropout.inl.
 //
-// The heads of one group, which share keys and values, at a time; sequences are so short that scores of a head stay in the cache.
+// The heads of one group, which share keys and values, at a time, and of each head a block of queries, whose scores stay in the cache.
 
 namespace {
 
@@ -73,35 +73,58 @@ void flip(const float* from, size_t from_stride, int rows, int n, float* to, siz
         }
 }
 
-// Softmax of each row of scale * scores + bias; keys behind the last have weight zero.
-void softmax_rows(const HeadsCall& call, int64_t batch, int head, float* scores, size_t stride) {
-    const float* bias = call.bias ? call.bias + batch * call.bias_strides[0] + head * call.bias_strides[1] : nullptr;
+// Queries [first, first + rows) of a head. `keys`: those before the last that one of them sees.
+struct QueryBlock {
+    int64_t batch;
+    int head, first, rows, keys;
+
+    QueryBlock(const HeadsCall& call, int64_t batch, int head, int first)
+        : batch(batch), head(head), first(first), rows(call.queries - first < call.block() ? call.queries - first : call.block()),
+          keys(call.causal ? first + rows : call.keys) {}
+
+    // Rows of the block in numbers with these strides.
+    template <class Number>
+    Number* of(Number* numbers, const int64_t* strides) const { return numbers + batch * strides[0] + head * strides[1] + first * strides[2]; }
+    // The number of the weight of row t and key 0, from which its dropout follows.
+    uint64_t weight(const HeadsCall& call, int t) const { return ((batch * call.heads + head) * uint64_t(call.queries) + first + t) * call.keys; }
+};
+
+// Softmax of each row of scale * scores + bias, with dropout if `drops`; keys that a query does not see have weight zero.
+void softmax_rows(const HeadsCall& call, const QueryBlock& block, bool drops, float* scores, size_t stride) {
+    const float* bias = call.bias ? block.of(call.bias, call.bias_strides) : nullptr;
     const Vec scale = splat(call.scale * kLog2E), log2_e = splat(kLog2E);
-    for (int t = 0; t < call.queries; t++, scores += stride) {
+    const int end = padded(block.keys);
+    for (int t = 0; t < block.rows; t++, scores += stride) {
         const float* row = bias ? bias + t * call.bias_strides[2] : nullptr;
+        const int seen = call.causal ? block.first + t + 1 : block.keys;
         Vec most = splat(-HUGE_VALF), sum = zero();
-        for (int s = 0; s < call.keys; s += W) {
-            const int left = call.keys - s;
+        for (int s = 0; s < seen; s += W) {
+            const int left = seen - s;
             Vec x = load(scores + s) * scale;
             if (row) x = fma(load_part(row + s, left), log2_e, x);
-            if (left < W) x = _mm512_mask_mov_ps(splat(-HUGE_VALF), __mmask16((1u << left) - 1), x);
+            if (left < W) x = _mm512_mask_mov_ps(splat(-HUGE_VALF), lanes(left), x);
             store(scores + s, x);
             most = max(most, x);
         }
         const Vec largest = splat(max_of(most));
-        for (int s = 0; s < call.keys; s += W) {
-            const int left = call.keys - s;
+        for (int s = 0; s < seen; s += W) {
+            const int left = seen - s;
             Vec e = exp2(load(scores + s) - largest);
-            if (left < W) e = _mm512_maskz_mov_ps(__mmask16((1u << left) - 1), e);
+            if (left < W) e = _mm512_maskz_mov_ps(lanes(left), e);
             sum = sum + e;
             store(scores + s, e);
         }
         const Vec inverse = splat(1 / sum_of(sum));
-        for (int s = 0; s < call.keys; s += W) store(scores + s, load(scores + s) * inverse);
+        const uint64_t at = block.weight(call, t);
+        for (int s = 0; s < seen; s += W) {
+            const Vec weight = load(scores + s) * inverse;
+            store(scores + s, drops ? dropped(call.dropout, weight, at + s) : weight);
+        }
+        for (int s = padded(seen); s < end; s += W) store(scores + s, zero());
     }
 }
 
-// Queries, keys and values of a head in float32, and transposed keys.
+// Keys and values of a head and a block of its queries in float32, with padded rows, and transposed keys.
 struct HeadScratch {
     int width, value_width, keys;  // padded
     float *query, *key, *value, *key_columns, *weights, *output;
@@ -109,7 +132,7 @@ struct HeadScratch {
 
     HeadScratch(const HeadsCall& call, float* memory) : width(padded(call.width)), value_width(padded(call.value_width)), keys(padded(call.keys)) {
         const auto take = [&](size_t rows, size_t columns) { float* from = memory; memory += rows * columns; return from; };
-        const size_t t = call.queries, s = padded(call.keys);
+        const size_t t = call.block(), s = keys;
         query = take(t, width), key = take(s, width), value = take(s, value_width), key_columns = take(width, s), weights = take(t, s);
         output = take(t, value_width);
         value_columns = take(value_width, s), grad_output = take(t, value_width), grad_weights = take(t, s), grad_query = take(t, width);
@@ -123,21 +146,44 @@ void read_group(const HeadsCall& call, const HeadScratch& h, int64_t batch, int 
     flip(h.key, h.width, call.keys, h.width, h.key_columns, h.keys);
 }
 
-void weigh_head(const HeadsCall& call, const HeadScratch& h, int64_t batch, int head) {
-    widen(call.query + batch * call.query_strides[0] + head * call.query_strides[1], call.query_strides[2], call.queries, call.width, h.query, h.width);
-    product_float32(h.query, h.width, 1, call.queries, h.key_columns, h.keys, call.width, h.keys, h.weights, h.keys);
-    softmax_rows(call, batch, head, h.weights, h.keys);
+void weigh_block(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block, bool drops) {
+    widen(block.of(call.query, call.query_strides), call.query_strides[2], block.rows, call.width, h.query, h.width);
+    product_float32(h.query, h.width, 1, block.rows, h.key_columns, h.keys, call.width, padded(block.keys), h.weights, h.keys);
+    softmax_rows(call, block, drops, h.weights, h.keys);
 }
 
 void attend_group(const HeadsCall& call, int64_t batch, int group, float* memory) {
     const HeadScratch h(call, memory);
     read_group(call, h, batch, group);
     const int n = call.heads / call.kv_heads;
-    for (int head = group * n; head < (group + 1) * n; head++) {
-        weigh_head(call, h, batch, head);
-        product_float32(h.weights, h.keys, 1, call.queries, h.value, h.value_width, call.keys, h.value_width, h.output, h.value_width);
-        const int64_t row = int64_t(call.heads) * call.value_width;
-        narrow(h.output, h.value_width, call.queries, call.value_width, call.output + batch * call.queries * row + head * call.value_width, row);
+    const int64_t row = int64_t(call.heads) * call.value_width, strides[3] = {call.queries * row, call.value_width, row};
+    for (int head = group * n; head < (group + 1) * n; head++)
+        for (int first = 0; first < call.queries; first += call.block()) {
+            const QueryBlock block(call, batch, head, first);
+            weigh_block(call, h, block, true);
+            product_float32(h.weights, h.keys, 1, block.rows, h.value, h.value_width, block.keys, h.value_width, h.output, h.value_width);
+            narrow(h.output, h.value_width, block.rows, call.value_width, block.of(call.output, strides), row);
+        }
+}
+
+// From weights before dropout and the gradients of those after it: the weights after it, and the gradients of the scores.
+void weights_gradient(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block) {
+    const int end = padded(block.keys);
+    for (int t = 0; t < block.rows; t++) {
+        float *p = h.weights + size_t(t) * h.keys, *d = h.grad_weights + size_t(t) * h.keys;
+        const uint64_t at = block.weight(call, t);
+        Vec sum = zero();
+        for (int s = 0; s < end; s += W) {
+            const Vec grad = dropped(call.dropout, load(d + s), at + s);
+            sum = fma(load(p + s), grad, sum);
+            store(d + s, grad);
+        }
+        const Vec mean = splat(sum_of(sum)), scale = splat(call.scale);
+        for (int s = 0; s < end; s += W) {
+            const Vec weight = load(p + s);
+            store(d + s, weight * (load(d + s) - mean) * scale);
+            store(p + s, dropped(call.dropout, weight, at + s));
+        }
     }
 }
 
@@ -147,24 +193,20 @@ void attend_group_backward(const HeadsCall& call, int64_t batch, int group, floa
     read_group(call, h, batch, group);
     flip(h.value, h.value_width, call.keys, h.value_width, h.value_columns, h.keys);
     const int n = call.heads / call.kv_heads;
-    for (int head = group * n; head < (group + 1) * n; head++) {
-        const bool add = head > group * n;
-        weigh_head(call, h, batch, head);
-        widen(call.grad_output + batch * call.grad_strides[0] + head * call.grad_strides[1], call.grad_strides[2], call.queries, call.value_width, h.grad_output, h.value_width);
-        product_float32(h.weights, 1, h.keys, call.keys, h.grad_output, h.value_width, call.queries, h.value_width, h.grad_value, h.value_width, add);
-        product_float32(h.grad_output, h.value_width, 1, call.queries, h.value_columns, h.keys, call.value_width, h.keys, h.grad_weights, h.keys);
-        for (int t = 0; t < call.queries; t++) {
-            float *p = h.weights + size_t(t) * h.keys, *d = h.grad_weights + size_t(t) * h.keys;
-            Vec sum = zero();
-            for (int s = 0; s < h.keys; s += W) sum = fma(load(p + s), load(d + s), sum);
-            const Vec mean = splat(sum_of(sum)), scale = splat(call.scale);
-            for (int s = 0; s < h.keys; s += W) store(d + s, load(p + s) * (load(d + s) - mean) * scale);
+    std::memset(h.grad_key, 0, size_t(h.keys) * h.width * sizeof(float));
+    std::memset(h.grad_value, 0, size_t(h.keys) * h.value_width * sizeof(float));
+    for (int head = group * n; head < (group + 1) * n; head++)
+        for (int first = 0; first < call.queries; first += call.block()) {
+            const QueryBlock block(call, batch, head, first);
+            weigh_block(call, h, block, false);
+            widen(block.of(call.grad_output, call.grad_strides), call.grad_strides[2], block.rows, call.value_width, h.grad_output, h.value_width);
+            product_float32(h.grad_output, h.value_width, 1, block.rows, h.value_columns, h.keys, call.value_width, padded(block.keys), h.grad_weights, h.keys);
+            weights_gradient(call, h, block);
+            product_float32(h.weights, 1, h.keys, block.keys, h.grad_output, h.value_width, block.rows, h.value_width, h.grad_value, h.value_width, true);
+            product_float32(h.grad_weights, h.keys, 1, block.rows, h.key, h.width, block.keys, h.width, h.grad_query, h.width);
+            product_float32(h.grad_weights, 1, h.keys, block.keys, h.query, h.width, block.rows, h.width, h.grad_key, h.width, true);
+            narrow(h.grad_query, h.width, block.rows, call.width, block.of(call.grad_query, call.grad_query_strides), call.grad_query_strides[2]);
         }
-        product_float32(h.grad_weights, h.keys, 1, call.queries, h.key, h.width, call.keys, h.width, h.grad_query, h.width);
-        product_float32(h.grad_weights, 1, h.keys, call.keys, h.query, h.width, call.queries, h.width, h.grad_key, h.width, add);
-        const int64_t* strides = call.grad_query_strides;
-        narrow(h.grad_query, h.width, call.queries, call.width, call.grad_query + batch * strides[0] + head * strides[1], strides[2]);
-    }
     const int64_t *key = call.grad_key_strides, *value = call.grad_value_strides;
     narrow(h.grad_key, h.width, call.keys, call.width, call.grad_key + batch * key[0] + group * key[1], key[2]);
     narrow(h.grad_value, h.value_width, call.keys, call.value_width, call.grad_value + batch * value[0] + group * value[1], value[2]);

@@ -50,12 +50,21 @@ struct LossBlock {
     float* products;                 // [rows, width panels * 64]: exponentials times weights
 };
 
+// Each number is a function of the seed and of its place.
+struct Dropout {
+    uint32_t below;  // of 2^32: numbers whose random bits are below this are dropped; 0: none
+    float scale;     // of the others
+    uint64_t seed;
+};
+
 // Attention of all heads of some sequences. The numbers of one head at one position are side by side; strides, in numbers, are of
 // sequences, heads and positions. The output is contiguous: [batch, positions, heads, width].
 struct HeadsCall {
     int64_t batch;
     int heads, kv_heads, queries, keys, width, value_width;
+    bool causal;               // a query sees no later key; as many keys as queries
     float scale;
+    Dropout dropout;           // of the weights
     const uint16_t *query, *key, *value;  // bfloat16
     int64_t query_strides[3], key_strides[3], value_strides[3];
     const float* bias;         // added to scores; null: none. Keys are side by side
@@ -65,17 +74,12 @@ struct HeadsCall {
     int64_t grad_strides[3];
     uint16_t *grad_query, *grad_key, *grad_value;
     int64_t grad_query_strides[3], grad_key_strides[3], grad_value_strides[3];
+
+    int block() const { return queries < 64 ? queries : 64; }  // queries at a time
 };
 
 void attend(const HeadsCall& call, int n_threads);
 void attend_backward(const HeadsCall& call, int n_threads);
-
-// Each number is a function of the seed and of its place.
-struct Dropout {
-    uint32_t below;  // of 2^32: numbers whose random bits are below this are dropped; 0: none
-    float scale;     // of the others
-    uint64_t seed;
-};
 
 // x + dropout(update), and its norm: LayerNorm, or RMSNorm (rms). Rows of `width` numbers.
 struct ResidualCall {

@@ -8,8 +8,8 @@
 #include "product_bf16.inl"
 
 #include "activations.inl"
-#include "attention_training.inl"
 #include "dropout.inl"
+#include "attention_training.inl"
 #include "linear_bf16.inl"
 #include "loss_bf16.inl"
 #include "norm_training.inl"

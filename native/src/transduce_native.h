@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 13
+#define TRANSDUCE_ABI_VERSION 14
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -181,13 +181,15 @@ typedef struct {
 /* Sums in nats over the rows that count: of the smoothed loss, and of -log p(gold). */
 TRANSDUCE_API int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, double* loss, double* nll);
 
-/* softmax(scale * query key^T + bias) value, of all heads of some sequences. Numbers are bfloat16, those of one head at one position
+/* dropout(softmax(scale * query key^T + bias)) value, of all heads of some sequences. Numbers are bfloat16, those of one head at one position
  * side by side; strides are of sequences, heads and positions, in numbers. Groups of heads / kv_heads heads share keys and values. The
  * output is contiguous: [batch, positions, heads, width]. */
 typedef struct {
     int64_t batch;
     int32_t heads, kv_heads, queries, keys, width, value_width;
-    float scale;
+    int32_t causal;           /* a query sees no later key; as many keys as queries */
+    float scale, p;           /* p: of dropping a weight */
+    uint64_t seed;
     const uint16_t *query, *key, *value;
     int64_t query_strides[3], key_strides[3], value_strides[3];
     const float* bias;        /* null, or numbers of keys side by side */

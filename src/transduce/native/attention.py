@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.native.kernels import n_threads, training_library
+from transduce.native.kernels import n_threads, new_seed, training_library
 from transduce.native.library import check
 
 
@@ -20,7 +20,9 @@ class _HeadsCall(ctypes.Structure):
     _fields_ = [
         ("batch", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "queries", "keys", "width", "value_width")),
-        ("scale", ctypes.c_float),
+        ("causal", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("scale", "p")),
+        ("seed", ctypes.c_uint64),
         *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
         *((f"{name}_strides", ctypes.c_int64 * 3) for name in ("query", "key", "value")),
         ("bias", ctypes.c_void_p),
@@ -33,9 +35,13 @@ class _HeadsCall(ctypes.Structure):
     ]
 
 
-def _heads_call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> _HeadsCall:
+_Options = tuple[bool, float, int]  # causal, dropout, and its seed
+
+
+def _heads_call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, options: _Options) -> _HeadsCall:
     call = _HeadsCall(len(query), query.shape[1], key.shape[1], query.shape[2], key.shape[2])
     call.width, call.value_width, call.scale = query.shape[3], value.shape[3], query.shape[3] ** -0.5
+    call.causal, call.p, call.seed = options
     for name, x in (("query", query), ("key", key), ("value", value)):
         setattr(call, name, x.data_ptr())
         setattr(call, f"{name}_strides", x.stride()[:3])
@@ -106,26 +112,34 @@ def _heads_of(x: Float[Tensor, "B T D"], rows: Sequence[int], heads: Sequence[in
     return tuple(part.unflatten(-1, (n, -1)).transpose(1, 2) for n, part in parts)
 
 
-class HeadsAttention(torch.autograd.Function):
-    """softmax(Q K^T / sqrt(d_k) + bias) V of all heads, from bfloat16, with sums in float32 (paper 3.2.1, equation 1).
+def attend(
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B G S K"],
+    value: Float[Tensor, "B G S V"],
+    *,
+    bias: Float[Tensor, "#B #H #T S"] | None = None,
+    causal: bool = False,
+    p: float = 0.0,
+) -> Float[Tensor, "B H T V"]:
+    """dropout(softmax(Q K^T / sqrt(d_k) + bias)) V of all heads, from bfloat16, with sums in float32 (paper 3.2.1).
 
-    The weights are computed again for the gradients.
+    What is dropped follows from one number of PyTorch's generator and the place of each weight.
     """
+    return _HeadsAttention.apply(query, key, value, bias, (causal, p, new_seed() if p else 0))
+
+
+class _HeadsAttention(torch.autograd.Function):
+    """The weights are computed again for the gradients."""
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx,
-        query: Float[Tensor, "B H T K"],
-        key: Float[Tensor, "B G S K"],
-        value: Float[Tensor, "B G S V"],
-        bias: Float[Tensor, "#B #H #T S"] | None,
-    ):
+    def forward(ctx, query, key, value, bias, options):  # type: ignore[no-untyped-def]
         library = training_library()
         assert library is not None
         query, key, value = map(_dense_heads, (query, key, value))
-        call, output = _heads_call(query, key, value, bias), _empty_heads(query, value.shape[3])
+        call, output = _heads_call(query, key, value, bias, options), _empty_heads(query, value.shape[3])
         call.output = output.data_ptr()
         check(library, library.transduce_attend(ctypes.byref(call), n_threads()))
+        ctx.options = options
         ctx.save_for_backward(query, key, value, bias)
         return output
 
@@ -134,11 +148,11 @@ class HeadsAttention(torch.autograd.Function):
         library = training_library()
         assert library is not None
         query, key, value, bias = ctx.saved_tensors
-        call, grad = _heads_call(query, key, value, bias), _dense_heads(grad)
+        call, grad = _heads_call(query, key, value, bias, ctx.options), _dense_heads(grad)
         grads = _empty_gradients(query, key, value)
         call.grad_output, call.grad_strides = grad.data_ptr(), grad.stride()[:3]
         for name, x in zip(("query", "key", "value"), grads, strict=True):
             setattr(call, f"grad_{name}", x.data_ptr())
             setattr(call, f"grad_{name}_strides", x.stride()[:3])
         check(library, library.transduce_attend_backward(ctypes.byref(call), n_threads()))
-        return *grads, None
+        return *grads, None, None

@@ -53,6 +53,11 @@ def all_threads_for_kernels() -> Iterator[None]:
         torch.set_num_threads(n)
 
 
+def new_seed() -> int:
+    """A number of PyTorch's generator, for dropout in a kernel."""
+    return int(torch.empty((), dtype=torch.int64).random_())
+
+
 def kernels_in_use() -> str:
     """What computes bfloat16 products of training on a CPU: amx, avx512_bf16 or torch."""
     if _chosen == "torch" or training_library() is None:
@@ -62,10 +67,10 @@ def kernels_in_use() -> str:
 
 def in_use_for(x: Tensor) -> bool:
     """Whether the kernels take part in computing with x: bfloat16 on a CPU, under autocast."""
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and _rounds_on_cpu()
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and rounds_on_cpu()
 
 
-def _rounds_on_cpu() -> bool:
+def rounds_on_cpu() -> bool:
     """Whether products on a CPU round to bfloat16 now, and native kernels compute them."""
     return (
         torch.is_autocast_enabled("cpu")
@@ -82,13 +87,13 @@ def multiplies(x: Tensor, weight: Tensor) -> bool:
         and weight.dtype == torch.float32
         and x.device.type == "cpu"
         and x.numel() > 0
-        and _rounds_on_cpu()
+        and rounds_on_cpu()
     )
 
 
 def norms(x: Tensor) -> bool:
     """Whether `normed` computes the norm of x in place of PyTorch."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0 and _rounds_on_cpu()
+    return x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0 and rounds_on_cpu()
 
 
 def activates(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:
@@ -101,11 +106,8 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-_LONG = 1 << 15  # queries times keys from which PyTorch's kernel, whose memory does not grow with them, takes over
-
-
 def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], bias: object) -> bool:
-    """Whether `HeadsAttention` computes this attention without dropout and relations."""
+    """Whether `attend` computes this attention, without relations."""
     n_keys = key.shape[-2]
     plain = bias is None or (
         isinstance(bias, Tensor)
@@ -115,13 +117,7 @@ def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], bias: 
         and bias.dtype == torch.float32
         and not bias.requires_grad
     )
-    return (
-        plain
-        and query.dim() == 4
-        and key.dtype == query.dtype
-        and 0 < query.shape[2] * n_keys < _LONG
-        and in_use_for(query)
-    )
+    return plain and query.dim() == 4 and key.dtype == query.dtype and query.shape[2] * n_keys > 0 and in_use_for(query)
 
 
 def residual_in_use(x: Tensor, update: Tensor, norm: nn.Module | None) -> bool:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.native.kernels import n_threads, training_library
+from transduce.native.kernels import n_threads, new_seed, training_library
 from transduce.native.library import address, check
 
 
@@ -89,7 +89,7 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
 
     What is dropped follows from one number of PyTorch's generator and the place of each element.
     """
-    seed = _new_seed() if p else 0
+    seed = new_seed() if p else 0
     return _Residual.apply(x, update, *_norm_arguments(norm), p, seed)
 
 
@@ -163,11 +163,6 @@ class _LinearCall(ctypes.Structure):
 _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")  # by their numbers in transduce_linear_call
 
 
-def _new_seed() -> int:
-    """A number of PyTorch's generator."""
-    return int(torch.empty((), dtype=torch.int64).random_())
-
-
 def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None) -> Tensor:
     """x W^T + b in bfloat16."""
     return _Linear.apply(x, weight, bias, -1, 0.0, 0)
@@ -175,7 +170,7 @@ def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[T
 
 def activated_linear(x: Float[Tensor, "*B I"], layer: nn.Linear, activation: str, p: float) -> Float[Tensor, "*B O"]:
     """dropout(activation(x W^T + b)) in bfloat16."""
-    return _Linear.apply(x, layer.weight, layer.bias, _ACTIVATIONS.index(activation), p, _new_seed() if p else 0)
+    return _Linear.apply(x, layer.weight, layer.bias, _ACTIVATIONS.index(activation), p, new_seed() if p else 0)
 
 
 class _Linear(torch.autograd.Function):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.native import kernels
-from transduce.native.attention import HeadsAttention, SplitHeads
+from transduce.native.attention import SplitHeads, attend
 from transduce.nn.bias import Bias, CausalBias, RelativeBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
@@ -68,12 +68,13 @@ def scaled_dot_product_attention(
     whose memory does not grow with queries times keys. (It adds up in an order that depends on the length.)
     """
     drops = dropout is not None and dropout.training
-    if not drops and relations is None and kernels.attends(query, key, bias):
-        return HeadsAttention.apply(query, key, value, bias)
+    causal, matrix = isinstance(bias, CausalBias), bias if isinstance(bias, Tensor) else None
+    p = dropout.p if dropout is not None and drops else 0.0
+    if relations is None and kernels.attends(query, key, matrix):
+        return attend(query, key, value, bias=matrix, causal=causal, p=p)
     if query.is_cuda and relations is None:
-        p = dropout.p if dropout is not None and drops else 0.0
-        mask = bias.to(query.dtype) if isinstance(bias, Tensor) else None
-        causal, grouped = isinstance(bias, CausalBias), key.shape[-3] != query.shape[-3]
+        mask = None if matrix is None else matrix.to(query.dtype)
+        grouped = key.shape[-3] != query.shape[-3]
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=p, is_causal=causal, enable_gqa=grouped
         )
@@ -245,8 +246,9 @@ class MultiHeadAttention(Attention):
         """Attention of all heads, merged and projected. key, value [B, H_kv, S, K]; bias broadcast to [B, H, T, S]."""
         dropout = self.dropout if self.dropout.p else None
         groups = self.n_heads // self.n_kv_heads
-        takes_groups = query.is_cuda and (bias is None or isinstance(bias, CausalBias))
-        takes_groups |= not (dropout and dropout.training) and kernels.attends(query, key, bias)
+        has_no_matrix = bias is None or isinstance(bias, CausalBias)
+        takes_groups = query.is_cuda and has_no_matrix
+        takes_groups |= kernels.attends(query, key, None if has_no_matrix else bias)
         if groups > 1 and not takes_groups:
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))  # [B, H, S, K]
         heads = attended(partial(scaled_dot_product_attention, dropout=dropout), query, key, value, bias=bias)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from transduce.native import kernels
 from transduce.nn.masks import HIDDEN, attention_bias
 from transduce.nn.patterns import CausalPattern, FullPattern, HeadsPattern, Layout, SparsePattern
 from transduce.nn.positions import Positions, Relations
@@ -155,7 +156,7 @@ def sequence_bias(
     With `documents`, the number of the document of each token, tokens attend to their own document only.
     """
     n = positions.shape[0]
-    has_kernel = positions.is_cuda or fuses_on_cpu(n, n)
+    has_kernel = positions.is_cuda or fuses_on_cpu(n, n) or kernels.rounds_on_cpu()
 
     def of(factor: FullPattern, heads: slice) -> Bias:
         if isinstance(factor, SparsePattern) and factor.worthwhile(n):

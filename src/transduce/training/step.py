@@ -67,9 +67,9 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 
 
 def _is_covered(model: nn.Module) -> bool:
-    """Whether the native kernels do nearly all of a model's work: a Transformer's, without dropout on its attention."""
+    """Whether the native kernels do nearly all of a model's work: a Transformer's."""
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
-    plain = all(isinstance(one, (SelfAttention, CrossAttention)) and not one.dropout.p for one in attentions)
+    plain = all(isinstance(one, (SelfAttention, CrossAttention)) for one in attentions)
     return bool(attentions) and plain and not any(isinstance(module, SSRU) for module in model.modules())
 
 

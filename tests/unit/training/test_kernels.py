@@ -17,7 +17,7 @@ from transduce.data.batch import collate
 from transduce.models.registry import build_model
 from transduce.native import kernels as native
 from transduce.native import operators
-from transduce.native.attention import HeadsAttention, SplitHeads
+from transduce.native.attention import SplitHeads, attend
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.masks import HIDDEN
 from transduce.training.loss import predict_tokens
@@ -51,6 +51,7 @@ def bias_of(kind: str, batch: int, n_heads: int, n_queries: int, n_keys: int) ->
     return bias
 
 
+@pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("kind", ["none", "causal", "scores", "padding", "all masked"])
 @pytest.mark.parametrize(
     ("batch", "n_heads", "n_kv_heads", "n_queries", "n_keys", "width", "value_width"),
@@ -63,8 +64,18 @@ def bias_of(kind: str, batch: int, n_heads: int, n_queries: int, n_keys: int) ->
     ],
 )
 def test_attention_and_its_gradients(
-    kind: str, batch: int, n_heads: int, n_kv_heads: int, n_queries: int, n_keys: int, width: int, value_width: int
+    kind: str,
+    p: float,
+    batch: int,
+    n_heads: int,
+    n_kv_heads: int,
+    n_queries: int,
+    n_keys: int,
+    width: int,
+    value_width: int,
 ) -> None:
+    generator = torch.get_rng_state()
+    kept = kept_weights(p, batch, n_heads, n_queries, n_keys).double()
     query = heads(batch, n_heads, n_queries, width, seed=1)
     key, value = (heads(batch, n_kv_heads, n_keys, w, seed=2 + i) for i, w in enumerate((width, value_width)))
     bias = bias_of(kind, batch, n_heads, n_queries, n_keys)
@@ -80,14 +91,15 @@ def test_attention_and_its_gradients(
         scores = torch.where(rows, even, scores.masked_fill(hidden & ~rows, -math.inf))
     elif bias is not None:
         scores = scores + bias
-    expected = scores.softmax(-1) @ v
+    expected = (scores.softmax(-1) * kept / (1 - p)) @ v
     expected.backward(grad.double())
     found = []
     for n_threads in (1, 3):
         given = [x.detach().clone().requires_grad_() for x in (query, key, value)]
         before = torch.get_num_threads()
         torch.set_num_threads(n_threads)
-        output = HeadsAttention.apply(*given, bias)
+        torch.set_rng_state(generator)
+        output = attend(*given, bias=bias, p=p)
         output.backward(grad)
         torch.set_num_threads(before)
         found.append([output, *(x.grad for x in given)])
@@ -95,6 +107,41 @@ def test_attention_and_its_gradients(
         assert torch.equal(ours, again)
         error, size = (ours.double() - exactly).norm(), exactly.norm()
         assert error <= 2**-8 * size + 1e-6
+
+
+def kept_weights(p: float, batch: int, n_heads: int, n_queries: int, n_keys: int) -> Tensor:
+    """[B, H, T, S]: False where the next call drops a weight; read from equal weights with unit vectors as values."""
+    query, key = (torch.zeros(batch, n_heads, n, 1).bfloat16() for n in (n_queries, n_keys))
+    return attend(query, key, torch.eye(n_keys).bfloat16().expand(batch, n_heads, -1, -1), p=p) != 0
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 3])
+@pytest.mark.parametrize("length", [1, 16, 63, 64, 65, 200, 1024])
+def test_causal_attention_is_that_under_a_causal_bias(length: int, n_kv_heads: int) -> None:
+    sizes = (3, n_kv_heads, n_kv_heads)
+    generator, grad = torch.get_rng_state(), heads(2, 3, length, 8, seed=7)
+    found = []
+    for options in ({"causal": True}, {"bias": bias_of("causal", 2, 3, length, length)}):
+        given = [heads(2, n, length, 8, seed=i).requires_grad_() for i, n in enumerate(sizes)]
+        torch.set_rng_state(generator)
+        output = attend(*given, p=0.2, **options)
+        output.backward(grad)
+        found.append([output, *(x.grad for x in given)])
+    for ours, same in zip(*found, strict=True):
+        assert (ours.double() - same.double()).norm() <= 2**-9 * same.double().norm()
+
+
+def test_weights_of_attention_are_dropped_independently() -> None:
+    p, shape = 0.3, (20, 4, 70, 50)
+    torch.manual_seed(5)
+    first, second = (p - kept_weights(p, *shape).logical_not().double() for _ in range(2))
+    spread = p * (1 - p)
+    n = first.numel()
+    assert abs(first.mean()) < 4 * (spread / n) ** 0.5
+    pairs = [(first, second), (first[1:], first[:-1]), (first[:, 1:], first[:, :-1])]
+    pairs += [(first[:, :, 1:], first[:, :, :-1]), (first[..., 1:], first[..., :-1])]
+    for one, other in pairs:
+        assert abs((one * other).mean()) < 4 * spread / n**0.5
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
@@ -166,7 +213,7 @@ def test_gradients_of_packed_projections_are_written_in_their_places() -> None:
     for twice in (False, True):
         packed = torch.randn(3, 5, 3 * 8).bfloat16().requires_grad_()
         query, key, value = SplitHeads.apply(packed, (2, 2, 2), (4, 4, 4))
-        output = HeadsAttention.apply(query, key, value, None)
+        output = attend(query, key, value)
         (output.sum() + (query.sum() if twice else 0)).backward()
         exact = packed.detach().double().requires_grad_()
         q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in exact.split(8, dim=-1))
