@@ -1,5 +1,5 @@
-// Threads that submit, cancel, decode, collect and close at the same time, through the C interface, for ThreadSanitizer:
-// `make -C native tsan`. Every sentence must end once, and every result must be that of the sentence alone.
+// Threads that submit, cancel, decode, collect and close at the same time, and threads that train, through the C interface, for
+// ThreadSanitizer: `make -C native tsan`. Every sentence must end once, and every result must be that of the sentence alone.
 
 #include <poll.h>
 
@@ -202,6 +202,59 @@ void score(transduce_model* model) {
     }
 }
 
+// Computes the same update again and again, with other numbers of threads, beside other threads that do so.
+void train(int seed) {
+    constexpr int kRows = 200, kInputs = 40, kOutputs = 70, kHeads = 2, kLength = 20, kWidth = 10;
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    const auto floats = [&](size_t n) {
+        std::vector<float> found(n);
+        for (float& x : found) x = normal(random);
+        return found;
+    };
+    const auto bfloat16s = [&](size_t n) {
+        std::vector<uint16_t> found(n);
+        for (uint16_t& x : found) x = uint16_t(16000 + random() % 256);  // 0.125 to 0.5
+        return found;
+    };
+    const std::vector<float> x = floats(kRows * kInputs), weight = floats(kOutputs * kInputs), bias = floats(kOutputs);
+    const std::vector<uint16_t> heads = bfloat16s(kRows * kHeads * kWidth), grad = bfloat16s(kRows * kOutputs);
+    std::vector<int64_t> gold(kRows);
+    for (int64_t& id : gold) id = random() % kOutputs;
+    std::vector<uint16_t> output(kRows * kOutputs), attended(heads.size());
+    std::vector<float> grad_x(x.size()), grad_weight(weight.size()), grad_bias(bias.size());
+    std::vector<std::vector<uint16_t>> grad_heads(3, std::vector<uint16_t>(heads.size()));
+    transduce_linear_call linear{};
+    linear.rows = kRows, linear.inputs = kInputs, linear.outputs = kOutputs, linear.grad_is_bf16 = 1;
+    linear.p = 0.1f, linear.seed = seed, linear.x = x.data(), linear.weight = weight.data(), linear.bias = bias.data();
+    linear.output = output.data(), linear.grad_output = grad.data();
+    linear.grad_x = grad_x.data(), linear.grad_weight = grad_weight.data(), linear.grad_bias = grad_bias.data();
+    transduce_heads_call attention{};
+    attention.batch = kRows / kLength, attention.heads = attention.kv_heads = kHeads, attention.queries = attention.keys = kLength;
+    attention.width = attention.value_width = kWidth, attention.causal = 1, attention.scale = 0.3f, attention.p = 0.1f;
+    attention.query = attention.key = attention.value = attention.grad_output = heads.data(), attention.output = attended.data();
+    attention.grad_query = grad_heads[0].data(), attention.grad_key = grad_heads[1].data(), attention.grad_value = grad_heads[2].data();
+    for (int64_t* strides : {attention.query_strides, attention.key_strides, attention.value_strides, attention.grad_strides,
+                             attention.grad_query_strides, attention.grad_key_strides, attention.grad_value_strides})
+        strides[0] = kLength * kHeads * kWidth, strides[1] = kWidth, strides[2] = kHeads * kWidth;
+    std::vector<float> grad_hidden(x.size()), grad_table(weight.size());
+    transduce_loss_call loss{};
+    loss.hidden = x.data(), loss.weight = weight.data(), loss.gold = gold.data(), loss.rows = kRows, loss.pad = -1;
+    loss.width = kInputs, loss.vocabulary = kOutputs, loss.smoothing = 0.1f, loss.grad_hidden = grad_hidden.data(), loss.grad_weight = grad_table.data();
+    const auto update = [&](int n_threads) {
+        double sum, nll;
+        CHECK(transduce_linear(&linear, n_threads) == 0 && transduce_linear_backward(&linear, n_threads) == 0);
+        CHECK(transduce_attend(&attention, n_threads) == 0 && transduce_attend_backward(&attention, n_threads) == 0);
+        CHECK(transduce_loss(&loss, n_threads, &sum, &nll) == 0);
+        std::vector<double> found{sum, nll};
+        for (const auto* numbers : {&grad_x, &grad_weight, &grad_bias, &grad_hidden, &grad_table}) found.insert(found.end(), numbers->begin(), numbers->end());
+        for (const auto* numbers : {&output, &attended, &grad_heads[0], &grad_heads[1], &grad_heads[2]}) found.insert(found.end(), numbers->begin(), numbers->end());
+        return found;
+    };
+    const std::vector<double> first = update(1);
+    for (int i = 0; i < kRounds; i++) CHECK(update(1 + i % 4) == first);
+}
+
 void run(int precision) {
     const Model model(precision);
     transduce_queue* queue;
@@ -228,6 +281,9 @@ void run(int precision) {
 
 int main() {
     for (int precision = 0; precision < 3; precision++) run(precision);
+    std::vector<std::thread> trainers;
+    for (int i = 0; transduce_can_train() && i < kClients; i++) trainers.emplace_back(train, i);
+    for (std::thread& thread : trainers) thread.join();
     CHECK(n_done > kClients * kRounds);
     std::printf("%s: %d sentences of %d were done, each with its own result\n", transduce_isa(), n_done.load(), 3 * kClients * kRounds * kSentences);
 }
