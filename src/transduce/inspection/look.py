@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from transduce.decoding.translator import Translator
-from transduce.errors import SettingsError
+from transduce.errors import DataError, SettingsError
 from transduce.inspection.arrays import NamedArray, pack
 from transduce.inspection.page import page_of
 from transduce.inspection.parts import Part, cell, parts_of
@@ -128,9 +128,11 @@ def look(
         off: Names of parts to switch off (`recording.switches`).
 
     Raises:
-        DataError: The text is too long or empty.
+        DataError: The text is too long or empty, or has a target that the model does not take.
         SettingsError: A part cannot be switched off.
     """
+    if target is not None and not subject.reads_pairs:
+        raise DataError("this model reads one text; leave out the target")
     model = switched_off(subject.model, off)
     with torch.no_grad():
         sentence = subject.read(model, text, target, prefix)

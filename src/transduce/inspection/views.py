@@ -236,10 +236,9 @@ _LEAVE_OUT = (
 
 def saliency_view(subject: Subject, model: Any, sentence: Sentence) -> list[dict[str, Any]]:
     """Which input tokens matter for each prediction, by two methods."""
-    # Leaving out a token of a language model, or of the text to predict, would move the targets.
-    separate = (subject.read_side == "src" and subject.predicted != "tgt_out") or "tgt_in" in sentence.sides
     found = [(*_GRADIENT, gradient_times_input(subject, model, sentence))]
-    if separate and subject.read_side == "src":
+    # Leaving out a token of a language model, or of the text to predict, would move the targets.
+    if subject.read_side == "src" and (subject.predicted != "tgt_out" or subject.reads_pairs):
         found.append((*_LEAVE_OUT, leave_out(subject, model, sentence)))
     sides = {"rows": subject.predicted, "columns": subject.read_side}
     return [{"title": title_, "text": text, **sides, "values": pack(values)} for title_, text, values in found]
