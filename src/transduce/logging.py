@@ -28,7 +28,7 @@ def escape(text: str, *, colours: bool = False) -> str:
     r"""`text` for a terminal or a log, with characters that a terminal would obey as \u001b.
 
     File names, data and model output may contain anything. Sent to a terminal, escape sequences could retitle the
-    window, overwrite lines or worse. `colours` keeps the background colours of `inspection.terminal`.
+    window, overwrite lines or worse. `colours` keeps the background colours of `inspection.pictures`.
     """
     parts = _COLOURS.split(text) if colours else [text]
     parts[::2] = [_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", part) for part in parts[::2]]

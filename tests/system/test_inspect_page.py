@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import threading
@@ -23,7 +24,15 @@ from servers import Server
 from system.commands import transduce
 from text_runs import BERT, make_run
 from transduce.decoding.queue import ExpiredError
+from transduce.decoding.translator import Translator
+from transduce.evaluation.report import write_report
+from transduce.evaluation.result_files import save_attention
+from transduce.inspection.arrays import unpack
+from transduce.inspection.look import inspect
+from transduce.inspection.views import RULES
+from transduce.runs.folder import RunFolder
 from transduce.serving.inspection_page import InspectionPage, LookRequest
+from transduce.tasks.registry import TASKS
 
 pytestmark = [
     pytest.mark.loopback,
@@ -199,7 +208,8 @@ def test_a_selected_hypothesis_says_why_it_lost(
     best, *others = steps["results"]
     browser.get(page.as_uri())
     wait(lambda: browser.find_element(By.ID, "sections").is_displayed())
-    assert browser.execute_script(SENTENCE) == steps["why"]
+    if others:  # nothing is selected: why the second one lost
+        assert f"is number 2 of {len(others) + 1}" in browser.execute_script(SENTENCE)
     pruned = next(node for step in steps["steps"] for node in step["live"][::-1] if node["fate"] == "pruned")
     for id, key in [*((one["id"], "result") for one in others), (pruned["id"], "node")]:
         control = f"document.querySelector('[data-key=\"{key}-{id}\"]')"
@@ -214,6 +224,74 @@ def test_a_selected_hypothesis_says_why_it_lost(
         if key == "node":
             assert "was pruned at step" in said and "length penalty plays no part" in said
     assert not problems(browser)
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({"log_prob": -1.0, "fate": "kept"}, "was cut off"),
+        ({"log_prob": -1.0, "fate": "finished"}, "the length penalty favours the longer one"),
+        ({"log_prob": -9.0, "fate": "finished"}, "By log p alone it would have lost too"),
+        (None, "No other hypothesis ended"),
+    ],
+)
+def test_why_the_second_result_lost(
+    second: Any, expected: str, runs: dict[str, Path], browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    """Of a search that is written into a page."""
+    page = tmp_path / "page.html"
+    assert transduce("inspect", runs["transformer"], "a man", "--beam", "2", "--html", page).code == 0
+    text = page.read_text(encoding="utf-8")
+    (data,) = re.findall(r'id="records">(.*?)</script>', text)
+    (record,) = json.loads(data)
+    first = {"id": 1, "parent": 0, "token": "a", "token_id": 20, "log_prob": -1.5, "fate": "finished", "top": []}
+    live = [first] + ([first | {"id": 2, "token": "b"} | second] if second else [])
+    results = [{"id": one["id"], "text": one["token"], "log_prob": 0, "length": 1, "score": 0} for one in live]
+    record["steps"] |= {"steps": [{"live": live}], "results": results, "beam": 2}
+    page.write_text(text.replace(data, json.dumps([record])), encoding="utf-8")
+    browser.get(page.as_uri())
+    wait(lambda: browser.find_element(By.ID, "sections").is_displayed())
+    assert expected in browser.execute_script(SENTENCE) and not problems(browser)
+
+
+def test_a_cell_is_named_as_the_page_counts(runs: dict[str, Path], browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """Head, position and width from 1: the readout and the title of its product name the cell of the array."""
+    page, asked = tmp_path / "page.html", ("inspect", runs["transformer"], marians.LINES[0])
+    assert transduce(*asked, "--html", page).code == 0
+    record = json.loads(transduce(*asked, "--json").out)
+    part = next(one for one in record["parts"] if one["kind"] == "self_attention")
+    query = next(value for value in part["values"] if value["title"] == "Q")
+    browser.get(page.as_uri())
+    wait(lambda: browser.find_element(By.ID, "sections").is_displayed())
+    cells = browser.find_element(By.CSS_SELECTOR, f"[data-key='value-{query['name']}']")
+    cells.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN, *[Keys.ARROW_RIGHT] * 2, Keys.ENTER)
+    token, value = record["sides"]["src"]["tokens"][2], f"{unpack(query['data'])[0, 2, 2]:#.3g}".replace("-", "−")
+    place = f"position 3 “{token}”, width 3"
+    assert browser.find_element(By.CSS_SELECTOR, "#matrices .detail h3").text == f"Q, head 1, {place} = {value}"
+    shown = browser.execute_script("return arguments[0].closest('figure').querySelector('output').textContent", cells)
+    assert shown == f"{place}: {value}"
+
+
+def test_the_heads_of_a_report_are_those_of_the_page(
+    runs: dict[str, Path], browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    """A map for each head of each sentence; a click enlarges one, with the same label for all sentences."""
+    run = tmp_path / "run"
+    shutil.copytree(runs["transformer"], run)
+    translator, folder = Translator.load(run), RunFolder.open(run)
+    found = [inspect(translator, line) for line in ("a man </script>", "two women")]
+    save_attention(folder, found)
+    write_report(folder, TASKS["translation"].wording)
+    browser.get((run / "report.html").as_uri())
+    layers = found[0].recorded["attention"]
+    maps = wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#attention ~ .heads .small-map"))
+    assert len(maps) == 2 * sum(len(layer["labels"]) for layer in layers)
+    last = layers[-1]
+    browser.execute_script(f"document.querySelector('[data-key=\"map-{last['name']}-0\"]').click()")
+    for one, shown in zip(found, browser.find_elements(By.CSS_SELECTOR, ".heads .split > figure"), strict=True):
+        label = one.recorded["attention"][-1]["labels"][0]["label"]
+        assert f"“{label}”: {RULES[label]}" in shown.text
+    assert not browser.get_log("browser")
 
 
 REQUESTS = "return performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/look')).length"

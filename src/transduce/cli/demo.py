@@ -76,8 +76,8 @@ def _results(folder: Path) -> Iterator[str]:
     """Yield lines with translations next to their references, scores, and attention."""
     from transduce.decoding.translator import Translator
     from transduce.evaluation.result_files import read_record
-    from transduce.inspection.look import attention_of
-    from transduce.inspection.terminal import show_attention
+    from transduce.inspection.look import inspect
+    from transduce.inspection.pictures import show_attention
     from transduce.runs.folder import RunFolder
 
     record = read_record(RunFolder.open(folder))
@@ -92,8 +92,9 @@ def _results(folder: Path) -> Iterator[str]:
     for scored in record.scores:
         yield f"  {TITLES.get(scored.name, scored.name)}"
         yield from (f"    {line}" for line in scored.scores.lines())
-    if maps := attention_of(Translator.load(folder), SHOWN).maps:  # not of every architecture
+    inspection = inspect(Translator.load(folder), SHOWN)
+    if inspection.recorded["attention"]:  # not of every architecture
         yield "\nCross-attention (rows: target; columns: source):\n"
-        yield show_attention(maps[0])
+        yield show_attention(inspection)
     yield f"\nRun folder (the model): {folder}\nReport for a browser: {folder / 'report.html'}"
     yield f'Try: echo "{SHOWN}" | transduce translate {folder}'

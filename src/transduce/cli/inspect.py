@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,38 +99,27 @@ def _show(
     device: str,
     decoding: DecodingOptions,
 ) -> None:
-    from transduce.inspection.heatmap import save_picture
-    from transduce.inspection.look import heat_maps, look
-    from transduce.inspection.page import kept_page
+    from transduce.inspection.look import kept_page, look
+    from transduce.inspection.pictures import averaged_attention, save_picture, show_attention
     from transduce.inspection.subjects import open_subject
     from transduce.runs.atomic import write_text
 
     found = [look(open_subject(run, device=device, decoding=decoding), text, target, off=off) for run in runs]
     if svg is not None:
-        maps = heat_maps(found[0])
-        if not maps:
-            raise SettingsError(f"{runs[0]}: this model has no attention, so there is no picture of it; leave out svg")
-        save_picture(svg, maps[0])
+        save_picture(svg, *averaged_attention(found[0]))
     if html is not None:
         write_text(html, kept_page(found))
     if json:
         print_lines(to_json(one.to_json([part.name for part in one.parts])) for one in found)
         return
     for one in found:
-        print_lines(_lines(one), colours=True)
+        print_lines([*_texts(one), "", show_attention(one), ""], colours=True)
     print_lines(f"written: {path}" for path in (html, svg) if path is not None)
 
 
-def _lines(found: Inspection) -> list[str]:
-    """A sentence and the attention to it, for the terminal."""
-    from transduce.inspection.look import heat_maps
-    from transduce.inspection.terminal import show_attention
-
-    texts = dict.fromkeys(
-        found.sentence.sides[side].text for side in ("src", "tgt_out", "label") if side in found.sentence.sides
-    )
-    maps = heat_maps(found)
-    return [*texts, "", show_attention(maps[0]) if maps else "This model has no attention.", ""]
+def _texts(found: Inspection) -> Iterable[str]:
+    sides = found.sentence.sides
+    return dict.fromkeys(sides[side].text for side in ("src", "tgt_out", "label") if side in sides)
 
 
 def _serve(runs: Sequence[Path], port: int, browser: bool, device: str, decoding: DecodingOptions) -> None:

@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from transduce.comparison.measures import CURVES
 from transduce.comparison.result import Point, RecipeComparison, System
-from transduce.evaluation.charts import TEMPLATES, Curve, line_chart
-from transduce.inspection.html import render
+from transduce.evaluation.charts import Curve, line_chart
+from transduce.evaluation.html import render
 
 
 def comparison_html(found: RecipeComparison, folder: Path) -> str:
@@ -28,7 +28,6 @@ def comparison_html(found: RecipeComparison, folder: Path) -> str:
     )
     return render(
         "comparison.html",
-        folder=TEMPLATES,
         title=f"Comparison of {len(found.systems)} recipes",
         conditions=found.conditions,
         header=header,

@@ -6,10 +6,9 @@ import re
 
 from markupsafe import Markup
 
-from transduce.evaluation.charts import TEMPLATES
+from transduce.evaluation.html import environment
 from transduce.evaluation.report import compact, leak_line, score_tables, set_table, signatures, unscored
 from transduce.evaluation.result_files import Record, Wording, render_record
-from transduce.inspection.html import environment
 from transduce.logging import duration
 from transduce.runs.folder import RunFolder
 
@@ -25,7 +24,7 @@ def card(record: Record, wording: Wording) -> str:
     """Render the card as Markdown."""
     settings, wording = record.settings, wording.of(record.settings)
     start = settings.training.start
-    templates = environment(TEMPLATES, autoescape=False).overlay(finalize=plain)  # escaped for Markdown by `plain`
+    templates = environment(autoescape=False).overlay(finalize=plain)  # escaped for Markdown by `plain`
     text = templates.get_template("card.md").render(
         code=code,
         record=record,

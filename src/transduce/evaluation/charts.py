@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from markupsafe import Markup
 
-from transduce.inspection.html import render
+from transduce.evaluation.html import render
 
 BOX = {"width": 520, "height": 230, "left": 50, "right": 508, "top": 10, "bottom": 204}
 """Size of a chart, and the frame of its curves."""
@@ -17,7 +16,6 @@ MAX_POINTS = 400
 COLOURS = tuple(f"var(--{name})" for name in ("one", "two", "three", "four", "five", "six", "seven", "eight"))
 DASHES = ("", "7 4", "2 3")
 """More curves than colours: the second and third time, they are dashed."""
-TEMPLATES = Path(__file__).parent / "templates"
 
 Point = tuple[float, float]
 
@@ -79,7 +77,6 @@ def line_chart(
     }
     return render(
         "chart.html",
-        folder=TEMPLATES,
         title=title,
         box=BOX,
         x_ticks=[(x(tick), number(float(f"{tick:.4g}"))) for tick in x_ticks],

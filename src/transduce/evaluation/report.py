@@ -11,11 +11,11 @@ from typing import Any
 from markupsafe import Markup, escape
 
 import transduce
-from transduce.evaluation.charts import TEMPLATES, Curve, line_chart, smooth
+from transduce.evaluation.charts import Curve, line_chart, smooth
+from transduce.evaluation.html import render
 from transduce.evaluation.metrics import compare_with_float32
 from transduce.evaluation.result_files import Record, SetScores, Wording, render_record
-from transduce.inspection.heatmap import heat_map_figures
-from transduce.inspection.html import render
+from transduce.inspection.page import script_of
 from transduce.logging import duration
 from transduce.runs.folder import RunFolder
 
@@ -70,7 +70,6 @@ def report_html(record: Record, wording: Wording) -> str:
     end, wording = record.of("end"), wording.of(record.settings)
     return render(
         "report.html",
-        folder=TEMPLATES,
         title=f"{record.name}: report",
         record=record,
         data=record.data,
@@ -85,7 +84,7 @@ def report_html(record: Record, wording: Wording) -> str:
         samples_title=wording.samples,
         n_samples=N_SAMPLES,
         marked=marked,
-        heat_map_figures=heat_map_figures,
+        heads_script=Markup(script_of("report.js")),
         sets=set_table(record.data.get("sets", ())),
         leaks=[(leak_line(leak), leak) for leak in record.data.get("leaks", ())],
         settings=_settings(record),

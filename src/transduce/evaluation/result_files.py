@@ -5,7 +5,7 @@ text_scores.json {"sets": [{"name", "nll", "perplexity", "bits_per_byte", "token
 label_scores.json {"sets": [{"name", **LabelScores.to_json()}]}
 masked_scores.json {"sets": [{"name", "loss", "nll", "perplexity", "masked_accuracy", "next_sentence_accuracy"}]}
 samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"} or {"prompt", "text"}]}]}
-attention.json  {"sentences": [{"src", "tgt", "maps": [HeatMap.to_json()]}]}
+attention.json  {"sentences": [{"sides", "attention", "rules"}]}, views of `Inspection`
 precision_scores.json
                 {"sentences", "precisions": {"float32": {"bleu", "sentences_per_second"}, ...}}, of validation text
 data.json       {"fingerprint", "padding",
@@ -30,7 +30,8 @@ from jinja2 import UndefinedError
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
-from transduce.inspection.heatmap import SentenceAttention
+from transduce.inspection.arrays import unpack
+from transduce.inspection.look import Inspection
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
@@ -67,7 +68,7 @@ class Record:
     masked_scores: Sequence[Mapping[str, Any]] = ()
     precisions: Mapping[str, Any] = field(default_factory=dict)
     samples: Sequence[Mapping[str, Any]] = ()
-    attention: Sequence[SentenceAttention] = ()
+    attention: Sequence[Mapping[str, Any]] = ()
 
     def of(self, event: str) -> list[Mapping[str, Any]]:
         """Return the events of one kind, in order."""
@@ -194,7 +195,7 @@ def _read_record(run: RunFolder, *, without: str = "") -> Record:
         masked_scores=read("masked_scores.json").get("sets", ()),
         precisions=read("precision_scores.json"),
         samples=samples.get("sets", ()),
-        attention=list(map(SentenceAttention.from_json, attention.get("sentences", ()))),
+        attention=[_checked_heads(one) for one in attention.get("sentences", ()) if "maps" not in one],
     )
 
 
@@ -218,6 +219,16 @@ def save_generated(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], 
     save_set(run, "samples", name, {"update": update, "samples": samples})
 
 
-def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> None:
+def save_attention(run: RunFolder, sentences: Iterable[Inspection]) -> None:
     """Save the attention of a few held-out sentences; earlier ones are replaced."""
-    run.write_record("attention.json", {"sentences": [one.to_json() for one in sentences]})
+    records = (one.to_json(views=["sides", "attention", "rules"]) for one in sentences)
+    run.write_record("attention.json", {"sentences": [one for one in records if one["attention"]]})
+
+
+def _checked_heads(sentence: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A sentence of attention.json, which only the script of the report reads. Earlier versions wrote `maps`."""
+    for layer in sentence["attention"]:
+        heads, *_ = unpack(layer["weights"]).shape
+        if heads != len(layer["labels"]):
+            raise ValueError("expected a label for each head")
+    return sentence

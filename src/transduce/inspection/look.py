@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import html
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from transduce.decoding.translator import Translator
-from transduce.errors import SettingsError
+from transduce.errors import DataError, SettingsError
 from transduce.inspection.arrays import NamedArray, pack
-from transduce.inspection.heatmap import HeatMap, SentenceAttention
-from transduce.inspection.page import kept_page
+from transduce.inspection.page import page_of
 from transduce.inspection.parts import Part, cell, parts_of
 from transduce.inspection.replay import Replay
 from transduce.inspection.subjects import Sentence, Subject, TranslationSubject, open_subject
@@ -36,6 +36,8 @@ from transduce.nn.recording import switched_off, switches
 from transduce.text.special import Vocabulary
 
 VERSION = 1
+MOST_BYTES = 3_000_000
+"""Size of a kept page; the matrices of parts are left out, the last first, where they would not fit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +93,23 @@ class Inspection:
         return f'<iframe srcdoc="{page}" sandbox="allow-scripts" width="100%" height="720"></iframe>'
 
 
+def kept_page(inspections: Sequence[Inspection]) -> str:
+    """The page as one file without network access, with the recorded values inside; works from file://.
+
+    As many parts have their matrices as fit in `MOST_BYTES`: those of the first blocks of encoder and decoder first.
+    """
+    sizes = Counter[str]()
+    for part in (part for one in inspections for part in one.parts):
+        sizes[part.name] += sum(3 * value.array.size + 90 for value in part.values.values())
+    room = MOST_BYTES - 250_000 - sum(len(json.dumps(one.to_json())) for one in inspections)
+    chosen = list[str]()
+    for name in sorted(sizes, key=lambda name: next((int(w) for w in name.split(".") if w.isdigit()), 0)):
+        if sizes[name] <= room:
+            chosen.append(name)
+            room -= sizes[name]
+    return page_of([one.to_json(chosen) for one in inspections])
+
+
 def look(
     subject: Subject,
     text: str,
@@ -109,9 +128,11 @@ def look(
         off: Names of parts to switch off (`recording.switches`).
 
     Raises:
-        DataError: The text is too long or empty.
+        DataError: The text is too long or empty, or has a target that the model does not take.
         SettingsError: A part cannot be switched off.
     """
+    if target is not None and not subject.reads_pairs:
+        raise DataError("this model reads one text; leave out the target")
     model = switched_off(subject.model, off)
     with torch.no_grad():
         sentence = subject.read(model, text, target, prefix)
@@ -154,32 +175,6 @@ def inspect(
     engine = model.engine.pytorch_model()
     subject = TranslationSubject(engine, None, model.tokenizers, settings=model.settings, longest=model.longest)
     return look(subject, text, target, off=off)
-
-
-_MAPS = {
-    "cross": "cross-attention: predicted token to source",
-    "relay": "relay node to source",
-    "encoder": "encoder self-attention",
-    "decoder": "decoder self-attention: token to itself and earlier tokens",
-}
-
-
-def heat_maps(found: Inspection) -> list[HeatMap]:
-    """The attention of all layers as pictures, cross-attention first."""
-    maps = []
-    for kind, name in _MAPS.items():
-        layers = [view for view in found.views["attention"] if view["kind"] == kind]
-        if layers:
-            rows, columns = (tuple(layers[0][side]) for side in ("row_tokens", "column_tokens"))
-            weights = np.stack([found[f"{view['name']}.weights"].array for view in layers])
-            maps.append(HeatMap(name, rows, columns, weights))
-    return maps
-
-
-def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:
-    """The attention for `tgt` (default: the model's translation of `src`). Raises `DataError`."""
-    found = inspect(translator, src, tgt)
-    return SentenceAttention(src, found.sentence.sides["tgt_out"].text, tuple(heat_maps(found)))
 
 
 def _model_data(subject: Subject) -> dict[str, Any]:
@@ -279,30 +274,11 @@ def _steps(subject: Subject, found: Replay | None) -> dict[str, Any] | None:
         "top": _top(vocabulary, found.first),
         "steps": steps,
         "results": results,
-        "why": _why(results, found.options.length_penalty),
     }
 
 
 def _top(vocabulary: Vocabulary, found: Sequence[tuple[int, float]]) -> list[list[Any]]:
     return [[vocabulary.pieces([token])[0], token, p] for token, p in found]
-
-
-def _why(results: Sequence[dict[str, Any]], penalty: float) -> str:
-    """One sentence on why the best hypothesis won."""
-    if not results:
-        return "The search found no hypothesis of finite probability."
-    best, *others = results
-    text = f"The score is log-probability / length^{penalty:g}. The winner has "
-    text += f"{best['log_prob']:.3f} / {best['length']}^{penalty:g} = {best['score']:.3f}"
-    if not others:
-        return f"{text}; no other hypothesis was finished."
-    second = others[0]
-    text += f"; the next one has {second['log_prob']:.3f} / {second['length']}^{penalty:g} = {second['score']:.3f}."
-    if second["score"] > best["score"]:
-        text += " That one was cut off, and such hypotheses come after those that ended."
-    elif second["log_prob"] > best["log_prob"]:
-        text += " By log-probability alone the next one would have won: the length penalty favours the longer one."
-    return text
 
 
 def _absent(subject: Subject, views: Mapping[str, Any]) -> dict[str, str]:

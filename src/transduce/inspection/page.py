@@ -6,78 +6,51 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any
 
-from transduce.inspection.parts import Part
-
-MOST_BYTES = 3_000_000
-"""Size of a kept page; the matrices of parts are left out, the last first, where they would not fit."""
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
-_MODULES = re.compile(r"^// modules: (.*)$", re.MULTILINE)
+PAGE = Path(__file__).parent / "page"
+_POLICY = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; img-src data:; base-uri 'none'\">"
+)
 _DROPPED = re.compile(r"^import .*\n|^export ", re.MULTILINE)
-
-
-@runtime_checkable
-class Recorded(Protocol):
-    """What a page shows: an `Inspection`."""
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        """The parts of the model."""
-
-    def to_json(self, values: Sequence[str] = ()) -> dict[str, Any]:
-        """Plain data of all views, with the matrices of the parts in `values`."""
 
 
 @cache
 def read_page_file(name: str) -> str:
     """A file of the page."""
-    return files("transduce.inspection").joinpath("page", name).read_text(encoding="utf-8")
+    return (PAGE / name).read_text(encoding="utf-8")
 
 
 def page_files() -> list[str]:
     """The names of the page's files."""
-    return ["inspect.html", "inspect.css", "inspect.js", *_modules()]
+    return ["inspect.html", "inspect.css", *_modules("inspect.js")]
 
 
-def _modules() -> list[str]:
-    listed = _MODULES.search(read_page_file("inspect.js"))
-    assert listed is not None, "the first line of inspect.js lists the modules"
-    return [name for name in listed[1].split() if name != "inspect.js"]
+def _modules(script: str) -> list[str]:
+    """A script, after the modules that it imports: its first line lists them."""
+    return read_page_file(script).partition("\n")[0].removeprefix("// modules: ").split()
 
 
-def kept_page(inspections: Sequence[Recorded]) -> str:
-    """One file without network access, with the recorded values inside; works from file://.
+def script_of(name: str) -> str:
+    """A script and its modules as one module."""
+    return "\n".join(_DROPPED.sub("", read_page_file(one)) for one in _modules(name))
 
-    As many parts have their matrices as fit in `MOST_BYTES`: those of the first blocks of encoder and decoder first.
-    """
-    names = list(dict.fromkeys(part.name for one in inspections for part in one.parts))
-    records: list[dict[str, Any]] = [one.to_json() for one in inspections]
-    sizes = dict.fromkeys(names, 0)
-    for one in inspections:
-        for part in one.parts:
-            sizes[part.name] = sizes.get(part.name, 0) + sum(
-                3 * value.array.size + 90 for value in part.values.values()
-            )
-    first = sorted(names, key=lambda name: next((int(w) for w in name.split(".") if w.isdigit()), 0))
-    room = MOST_BYTES - 250_000 - sum(len(json.dumps(record)) for record in records)
-    chosen = list[str]()
-    for name in first:
-        if sizes[name] <= room:
-            chosen.append(name)
-            room -= sizes[name]
-    data = json.dumps([one.to_json(chosen) for one in inspections], ensure_ascii=False, separators=(",", ":"))
-    script = "\n".join(_DROPPED.sub("", read_page_file(name)) for name in [*_modules(), "inspect.js"])
-    page = read_page_file("inspect.html")
-    page = page.replace(
-        '<link rel="stylesheet" href="inspect.css">', f"<style>\n{read_page_file('inspect.css')}</style>"
-    )
+
+def page_of(records: Sequence[dict[str, Any]]) -> str:
+    """One file with the records inside; it needs no network."""
+    data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
     inside = data.replace("<", "\\u003c").encode("utf-8", "replace").decode("utf-8")
-    records_tag = f'<script type="application/json" id="records">{inside}</script>'
-    page = page.replace(
-        '<script type="module" src="inspect.js"></script>', f'{records_tag}\n<script type="module">\n{script}</script>'
-    )
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{policy}')
+    parts = {
+        '<meta charset="utf-8">': f'<meta charset="utf-8">\n{_POLICY}',
+        '<link rel="stylesheet" href="inspect.css">': f"<style>\n{read_page_file('inspect.css')}</style>",
+        '<script type="module" src="inspect.js"></script>': (
+            f'<script type="application/json" id="records">{inside}</script>\n'
+            f'<script type="module">\n{script_of("inspect.js")}</script>'
+        ),
+    }
+    page = read_page_file("inspect.html")
+    for tag, content in parts.items():
+        page = page.replace(tag, content)
+    return page

@@ -76,12 +76,14 @@ class Subject(ABC):
 
     embedding: the name of the module that embeds what predictions are attributed to, whose side is `read_side`.
     stack: the name of the stack whose layers the predictions come from. predicted: the side of the logits' rows.
+    reads_pairs: whether a text has a target.
     """
 
     embedding: str
     read_side: str
     stack: str
     predicted: str = "tgt_out"
+    reads_pairs = False
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class Subject(ABC):
 
     def side_of(self, part: str) -> tuple[str, str]:
         """The sides that a part's positions and its keys belong to."""
-        return self.predicted, self.predicted
+        return self.read_side, self.read_side
 
     def _checked(self, ids: Any, what: str, *, may_be_empty: bool = False) -> Any:
         if len(ids) > self.longest:
@@ -138,6 +140,7 @@ class TranslationSubject(Subject):
     """An encoder-decoder."""
 
     embedding, read_side, stack = "src_embedding", "src", "decoder"
+    reads_pairs = True
 
     def options(self) -> DecodingOptions:
         """How it decodes."""
@@ -196,7 +199,6 @@ class CausalSubject(Subject):
     embedding, read_side, stack = "embedding", "tgt_in", "decoder"
 
     def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
-        _refuse_target(target, "a language model reads one text")
         vocabulary = self.tokenizers.tgt
         ids = self._checked(vocabulary.encode(text), "text")
         row = [BOS, *ids]
@@ -211,17 +213,13 @@ class CausalSubject(Subject):
         state = model.start(inputs[0][:, :0], capacity=inputs[0].shape[1])
         return model.advance(inputs[0], state)
 
-    def side_of(self, part: str) -> tuple[str, str]:
-        return "tgt_in", "tgt_in"
-
 
 class MaskedSubject(Subject):
     """A masked language model: predictions for every token, those behind <mask> among them."""
 
-    embedding, read_side, stack, predicted = "embedding", "src", "encoder", "tgt_out"
+    embedding, read_side, stack = "embedding", "src", "encoder"
 
     def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
-        _refuse_target(target, "a masked language model reads one text")
         vocabulary = self.tokenizers.tgt
         framed = [int(i) for i in pack(self._checked(encode_with_masks(vocabulary, text), "text")).ids]
         rows = torch.tensor([framed], device=self.device)
@@ -238,9 +236,6 @@ class MaskedSubject(Subject):
         encoded = model.encode(inputs[0], torch.zeros_like(inputs[0]))
         return model.head(encoded)
 
-    def side_of(self, part: str) -> tuple[str, str]:
-        return "src", "src"
-
 
 class ClassifierSubject(Subject):
     """A text classifier: one prediction, the label."""
@@ -248,7 +243,6 @@ class ClassifierSubject(Subject):
     embedding, read_side, stack, predicted = "embedding", "src", "encoder", "label"
 
     def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
-        _refuse_target(target, "a classifier reads one text")
         vocabulary = self.tokenizers.tgt
         framed = [int(i) for i in pack(self._checked(vocabulary.encode(text), "text")).ids]
         rows = torch.tensor([framed], device=self.device)
@@ -271,9 +265,6 @@ class ClassifierSubject(Subject):
 
     def logits(self, model: Any, hidden: Tensor) -> Tensor:
         return hidden
-
-    def side_of(self, part: str) -> tuple[str, str]:
-        return "src", "src"
 
 
 SUBJECTS: dict[str, Callable[..., Subject]] = {
@@ -300,8 +291,3 @@ def open_subject(path: str | Path, *, device: str = "auto", decoding: DecodingOp
         raise SettingsError(f"{', '.join(given)}: no effect on task '{task}', of which {path} is a run; leave it out")
     folder, model, tokenizers = open_model(path, task=task, device=device, precision="float32")
     return SUBJECTS[task](model, folder, tokenizers, settings=decoding.over(folder.settings.decoding))
-
-
-def _refuse_target(target: str | None, why: str) -> None:
-    if target is not None:
-        raise DataError(f"{why}; leave out the translation")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,29 +18,27 @@ from transduce.nn.positions import Positions, RotaryPositions, ShawPositions
 from transduce.nn.recording import Recording, intervene, record, title, twin
 
 _TOKENS_AT_ONCE = 1024  # of copies of a sentence: what they take in memory is bounded
-_LEAST = 0.4  # mean weight from which a head gets the label of what it attends to
 
 # --- heads ------------------------------------------------------------------------------------------------------------
 
+RULES = {
+    "previous token": "at least 40 % of the weight is on the token before",
+    "next token": "at least 40 % of the weight is on the token after",
+    "same token": "at least 40 % of the weight is on the token itself",
+    "separator": "at least 40 % of the weight is on punctuation and special tokens",
+    "alignment": "in cross-attention: the mean of each query's largest weight is at least 0.6",
+    "broad": "the mean entropy of a query's weights is at least 0.8 of that of even weights",
+    "mixed": "no rule holds",
+    "share": (
+        "the weight on such tokens, averaged over all queries. The two largest are shown: of the tokens named above, "
+        "and of the one that gets most of the weight, if it is no separator. A token can count twice."
+    ),
+}
+"""The labels of heads, with the rule of each; of several that hold, the one that is exceeded most counts."""
+_LEAST = dict.fromkeys(RULES, 0.4) | {"alignment": 0.6, "broad": 0.8}
 
-def _diagonal(offset: int) -> Callable[[np.ndarray, Side], float]:
-    def score(weights: np.ndarray, keys: Side) -> float:
-        places = [(i, i + offset) for i in range(weights.shape[0]) if 0 <= i + offset < weights.shape[1]]
-        return float(np.mean([weights[place] for place in places])) if places else 0.0
 
-    return score
-
-
-def _separators(weights: np.ndarray, keys: Side) -> float:
-    columns = [i for i, token in enumerate(keys.tokens) if not any(c.isalnum() for c in token) or token[:1] == "<"]
-    return float(weights[:, columns].sum(1).mean())
-
-
-def _sharpness(weights: np.ndarray, keys: Side) -> float:
-    return float(weights.max(1).mean())
-
-
-def _breadth(weights: np.ndarray, keys: Side) -> float:
+def _breadth(weights: np.ndarray) -> float:
     """Mean entropy of the rows over that of even weights, where there is more than one key."""
     allowed = (weights > 0).sum(1)
     weights, allowed = weights[allowed > 1], allowed[allowed > 1]
@@ -49,39 +46,21 @@ def _breadth(weights: np.ndarray, keys: Side) -> float:
     return float((entropy / np.log(allowed)).mean()) if len(allowed) else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class HeadRule:
-    """A label of heads: it holds if its score is at least `least`; of several, the one that exceeds it most."""
-
-    text: str
-    score: Callable[[np.ndarray, Side], float]
-    least: float = _LEAST
-
-
-_SELF_RULES = {
-    "previous token": HeadRule("mean weight on the token before: at least 0.4", _diagonal(-1)),
-    "next token": HeadRule("mean weight on the token after: at least 0.4", _diagonal(1)),
-    "same token": HeadRule("mean weight on the token itself: at least 0.4", _diagonal(0)),
-    "separator": HeadRule("mean weight on punctuation and special tokens: at least 0.4", _separators),
-    "broad": HeadRule("mean entropy of a row: at least 0.8 of that of even weights", _breadth, 0.8),
-}
-_CROSS_RULES = {
-    "alignment": HeadRule("mean of each row's largest weight: at least 0.6", _sharpness, 0.6),
-    "separator": _SELF_RULES["separator"],
-    "broad": _SELF_RULES["broad"],
-}
-_MIXED = "no other rule holds; of several, the one that is exceeded most counts"
-RULES = {"mixed": _MIXED} | {k: r.text for k, r in (_SELF_RULES | _CROSS_RULES).items()}
-"""The labels of heads, with the rule of each."""
-
-
 def label_head(weights: np.ndarray, keys: Side, *, is_cross: bool) -> dict[str, Any]:
-    """The label of a head with weights [T, S], and its score."""
-    rules = _CROSS_RULES if is_cross else _SELF_RULES
-    scores = {label: rule.score(weights, keys) for label, rule in rules.items()}
-    fitting = [label for label, rule in rules.items() if scores[label] >= rule.least]
-    label = max(fitting, key=lambda name: scores[name] - rules[name].least, default="mixed")
-    return {"label": label, "score": round(scores[label], 4) if fitting else None}
+    """What a head with weights [T, S] does: its label, the score of the label, and its two largest shares."""
+    offsets = {} if is_cross else {"previous token": -1, "next token": 1, "same token": 0}
+    shares = {name: float(weights.trace(offset) / len(weights)) for name, offset in offsets.items()}
+    received = weights.mean(0)
+    separators = [not any(c.isalnum() for c in token) or token[:1] == "<" for token in keys.tokens]
+    shares["separator"] = float(received[separators].sum())
+    scores = shares | {"broad": _breadth(weights)} | ({"alignment": float(weights.max(1).mean())} if is_cross else {})
+    fitting = [label for label, score in scores.items() if score >= _LEAST[label]]
+    label = max(fitting, key=lambda name: scores[name] - _LEAST[name], default="mixed")
+    most = int(received.argmax())
+    if not separators[most]:
+        shares[f"“{keys.tokens[most]}”"] = float(received[most])
+    largest = sorted(shares.items(), key=lambda item: -item[1])[:2]
+    return {"label": label, "score": scores.get(label), "shares": [list(one) for one in largest]}
 
 
 def attention_view(parts: Sequence[Part], sides: dict[str, Side]) -> Iterator[dict[str, Any]]:
@@ -105,7 +84,7 @@ def attention_view(parts: Sequence[Part], sides: dict[str, Side]) -> Iterator[di
             "row_tokens": rows.tokens,
             "column_tokens": columns.tokens,
             "weights": pack(found.array),
-            "labels": [label_head(head, columns, is_cross=is_cross) for head in found.array],
+            "labels": [label_head(head, columns, is_cross=stack in ("cross", "relay")) for head in found.array],
         }
 
 
@@ -257,10 +236,9 @@ _LEAVE_OUT = (
 
 def saliency_view(subject: Subject, model: Any, sentence: Sentence) -> list[dict[str, Any]]:
     """Which input tokens matter for each prediction, by two methods."""
-    # Leaving out a token of a language model, or of the text to predict, would move the targets.
-    separate = (subject.read_side == "src" and subject.predicted != "tgt_out") or "tgt_in" in sentence.sides
     found = [(*_GRADIENT, gradient_times_input(subject, model, sentence))]
-    if separate and subject.read_side == "src":
+    # Leaving out a token of a language model, or of the text to predict, would move the targets.
+    if subject.read_side == "src" and (subject.predicted != "tgt_out" or subject.reads_pairs):
         found.append((*_LEAVE_OUT, leave_out(subject, model, sentence)))
     sides = {"rows": subject.predicted, "columns": subject.read_side}
     return [{"title": title_, "text": text, **sides, "values": pack(values)} for title_, text, values in found]

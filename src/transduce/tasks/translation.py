@@ -35,7 +35,7 @@ from transduce.evaluation.metrics import Scores, format_precisions, metrics
 from transduce.evaluation.options import TranslationEvaluation
 from transduce.evaluation.result_files import Wording, save_attention, save_set
 from transduce.evaluation.scored_models import ScoredTranslator
-from transduce.inspection.look import attention_of
+from transduce.inspection.look import inspect
 from transduce.inspection.subjects import MOST_TOKENS
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
@@ -267,7 +267,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         else:
             held_out = [src for pairs in sets.values() for src, _ in pairs]
             chosen = _choose_for_attention(held_out, translator)
-            save_attention(folder, [attention_of(translator, src) for src in chosen])
+            save_attention(folder, [inspect(translator, src) for src in chosen])
         if scored_pairs:
             precisions = measure_precisions(folder, scored_pairs, log)
             if not isinstance(precisions, str):

@@ -17,17 +17,15 @@ from transduce.data.corpus import Pair
 from transduce.data.leaks import LeakCheck, watch
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import card, plain, write_card
-from transduce.evaluation.charts import TEMPLATES
+from transduce.evaluation.html import environment
 from transduce.evaluation.metrics import Scores, evaluate
 from transduce.evaluation.report import marked, report_html, set_table, write_report
 from transduce.evaluation.result_files import (
     Record,
     read_record,
-    save_attention,
     save_set,
 )
-from transduce.inspection.heatmap import HeatMap, SentenceAttention
-from transduce.inspection.html import environment
+from transduce.inspection.arrays import pack, unpack
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder
@@ -73,8 +71,9 @@ def fill(run: RunFolder, text: str = "") -> None:
     save_scores(run, "test", evaluate(REFERENCES, REFERENCES, tokenize="none"))
     sample = {"src": "a dog" + text, "ref": "ein Hund" + text, "hyp": "eine Katze" + text}
     save_set(run, "samples", "valid" + text, {"update": 90, "samples": [sample] * 14})
-    heat = HeatMap("cross" + text, ("x" + text, "y"), ("u", "v" + text), np.full((2, 2, 2, 2), 0.5, np.float32))
-    save_attention(run, [SentenceAttention("look here" + text, "sieh her" + text, (heat,))])
+    sides = {name: {"text": shown + text} for name, shown in (("src", "look here"), ("tgt_out", "sieh her"))}
+    layer = {"kind": "cross", "layer": 0, "weights": pack(np.full((2, 2, 2), 0.5)), "labels": ["mixed" + text] * 2}
+    run.write_record("attention.json", {"sentences": [{"sides": sides, "attention": [layer], "rules": {}}]})
     cleaner = CleanReport(read=30)
     held = Pair("source" + text, "target" + text, ("train.en" + text, 7))
     for _ in range(3):
@@ -155,7 +154,7 @@ def test_the_report_shows_the_content_of_the_files(run: RunFolder) -> None:
     for key in Settings().model_dump()["training"]:
         assert key in text, f"the setting {key} is not shown"
     charts = [a["aria-label"] for tag, a in page.elements if tag == "svg" and "aria-label" in a]
-    assert len(charts) == 5 + 1  # loss, scores, learning rate, speed, gradient; one heat map
+    assert len(charts) == 5  # loss, scores, learning rate, speed, gradient
 
 
 def test_a_report_with_hostile_text_loads_and_runs_nothing(run: RunFolder) -> None:
@@ -170,14 +169,14 @@ def test_a_report_with_hostile_text_loads_and_runs_nothing(run: RunFolder) -> No
     policy = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy and "default-src 'none'" in str(policy[0])
     scripts = [a for tag, a in page.elements if tag == "script"]
-    assert [a for a in scripts if a.get("type") != "application/json"] == [{}], "one script, ours"
+    assert [a for a in scripts if a.get("type") != "application/json"] == [{}, {"type": "module"}], "two scripts, ours"
     assert page.text.count("alert(1)") > 20, "hostile text is shown as text"
 
 
 def test_embedded_data_are_json(run: RunFolder) -> None:
     fill(run, HOSTILE)
     found = re.findall(
-        r'<script type="application/json" class="\w+">(.*?)</script>', report_html(read_record(run), WORDING)
+        r'<script type="application/json" (?:class|id)="\w+">(.*?)</script>', report_html(read_record(run), WORDING)
     )
     assert len(found) == 5 + 1
     for text in found:
@@ -242,7 +241,7 @@ def test_records_survive_a_round_trip(run: RunFolder) -> None:
     assert record.n_parameters == 70
     assert record.samples[0]["samples"][0] == {"src": "a dog", "ref": "ein Hund", "hyp": "eine Katze"}
     (sentence,) = record.attention
-    np.testing.assert_allclose(sentence.maps[0].weights, 0.5, atol=0.002)
+    np.testing.assert_array_equal(unpack(sentence["attention"][0]["weights"]), 0.5)
     assert record.versions["torch"] == "9.9" and record.versions["transduce"]
     assert record.points("update", "loss")[:2] == [(10.0, 0.9), (20.0, 0.45)]
     assert len(record.points("update", "loss")) == 9, "a loss that was not finite is no point"
@@ -298,7 +297,7 @@ def test_the_card_escapes_hostile_text(run: RunFolder) -> None:
 
 def test_a_card_leaves_the_shared_template_environment_as_it_is(run: RunFolder) -> None:
     card(read_record(run), WORDING)
-    assert "code" not in environment(TEMPLATES, autoescape=False).filters
+    assert "code" not in environment(autoescape=False).filters
 
 
 def test_plain_text_is_one_line() -> None:

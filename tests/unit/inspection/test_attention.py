@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import xml.etree.ElementTree as ET
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,6 @@ import torch
 
 from attentions import attention_maps
 from transduce.config.kinds import model_settings
-from transduce.errors import UserError
-from transduce.inspection.heatmap import HeatMap, heat_map_png, heat_map_svg, save_picture
 from transduce.models.registry import build_model
 from transduce.nn.recording import record
 
@@ -110,36 +106,3 @@ def test_other_threads_are_not_recorded() -> None:
         assert not weights
         model(SRC, TGT_IN)
     assert len(weights) == 2 + 2 * 2
-
-
-# --- files
-
-
-def test_the_suffix_chooses_the_picture_format(tmp_path: Path) -> None:
-    weights = attention_maps(a_model(), SRC, TGT_IN)["cross"]
-    heat = HeatMap("cross-attention", tuple("xyz."), tuple("$b<d."), weights)
-    save_picture(tmp_path / "a.svg", heat, layer=0, head=1)
-    assert ET.fromstring((tmp_path / "a.svg").read_text(encoding="utf-8")).tag.endswith("svg")
-    save_picture(tmp_path / "a.png", heat)
-    assert (tmp_path / "a.png").read_bytes() == heat_map_png(heat)
-    assert heat_map_png(heat).startswith(b"\x89PNG")
-    assert "<style>" in heat_map_svg(heat, alone=True)
-    with pytest.raises(UserError, match=r"use \.svg or \.png"):
-        save_picture(tmp_path / "a.gif", heat)
-
-
-def test_a_png_shows_the_weights() -> None:
-    """Pixels are dark where the weight is."""
-    from io import BytesIO
-
-    from matplotlib.image import imread
-
-    weights = np.zeros((1, 1, 3, 3), np.float32)
-    weights[0, 0, 0, 2] = weights[0, 0, 1, 0] = weights[0, 0, 2, 1] = 1
-    pixels = imread(BytesIO(heat_map_png(HeatMap("a map", ("", "", ""), ("", "", ""), weights))))[..., :3]
-    blue = (pixels[..., 2] - pixels[..., 0]) > 0.2
-    ys, xs = np.nonzero(blue)
-    thirds = (np.stack([ys - ys.min(), xs - xs.min()]) * 3 // (np.array([[np.ptp(ys)], [np.ptp(xs)]]) + 1)).T
-    found, counts = np.unique(thirds, axis=0, return_counts=True)
-    dark = {tuple(cell) for cell, n in zip(found.tolist(), counts, strict=True) if n > 0.5 * counts.max()}
-    assert dark == {(0, 2), (1, 0), (2, 1)}

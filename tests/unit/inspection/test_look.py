@@ -12,16 +12,14 @@ import pytest
 import torch
 
 import transduce
-from attentions import attention_maps
 from text_runs import make_run
 from transduce.config.decoding import DecodingOptions
-from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.decoding.search import beam_search
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
 from transduce.inspection.arrays import pack, unpack
-from transduce.inspection.look import Inspection, _why, heat_maps, look
+from transduce.inspection.look import Inspection, look
 from transduce.inspection.replay import replay
 from transduce.inspection.subjects import Side, Subject, TranslationSubject, open_subject
 from transduce.inspection.views import gradient_times_input, label_head
@@ -178,13 +176,6 @@ def test_the_tree_is_the_search(subjects: Any) -> None:
             assert tuple(reversed(tokens))[: len(one.ids)] == one.ids
 
 
-def test_a_hypothesis_that_was_cut_off_does_not_win_by_its_score() -> None:
-    ended = {"log_prob": -4.0, "length": 2, "score": -2.0}
-    cut_off, worse = {"log_prob": -3.0, "length": 3, "score": -1.0}, {"log_prob": -3.9, "length": 1, "score": -3.9}
-    assert "was cut off" in _why([ended, cut_off], 1.0) and "length penalty" not in _why([ended, cut_off], 1.0)
-    assert "the length penalty favours the longer one" in _why([ended, worse], 1.0)
-
-
 def test_forcing_the_chosen_tokens_gives_the_translation(subjects: Any) -> None:
     subject = copy.copy(subjects("paper"))
     subject.settings = subject.settings.model_copy(update={"beam": 1})
@@ -291,16 +282,53 @@ def test_the_first_step_offers_the_ten_best_tokens(subjects: Any) -> None:
 
 
 def test_heads_are_labelled_by_their_rules() -> None:
-    """By hand: the rows of a causal head with even weights, and a head on the token before."""
-    side = Side("a b c d", (5, 6, 7, 8), ("a", "b", "c", "d"), (0, 1, 2, 3))
+    """By hand: the rows of a causal head with even weights, heads on one token, and one that fits no rule."""
+    side = Side("a b c.", (5, 6, 7, 8), ("a", "b", "c", "."), (0, 1, 2, 3))
     even = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
-    assert label_head(even, side, is_cross=False) == {"label": "broad", "score": 1.0}
+    label = label_head(even, side, is_cross=False)
+    assert (label["label"], label["score"]) == ("broad", pytest.approx(1.0))
     before = np.eye(4, k=-1) * 0.9 + 0.1 / 4
     before[0] = 0.25
     label = label_head(before, side, is_cross=False)
-    assert label["label"] == "previous token" and label["score"] == pytest.approx(0.925)
-    mixed = 0.1 + 0.6 * np.eye(4)[[2, 3, 0, 1]]  # two places away
-    assert label_head(mixed, side, is_cross=False)["score"] is None
+    assert (label["label"], label["score"]) == ("previous token", pytest.approx(3 * 0.925 / 4))
+    two_away = 0.1 + 0.6 * np.eye(4)[[2, 3, 0, 1]]
+    two_away[0] = [0.4, 0, 0.6, 0]
+    label = label_head(two_away, side, is_cross=False)
+    assert (label["label"], label["score"]) == ("mixed", None)
+    assert label["shares"] == [["“a”", pytest.approx(1.3 / 4)], ["separator", pytest.approx(0.9 / 4)]]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_shares_of_heads_are_sums_over_queries_and_keys(name: str, subjects: Any) -> None:
+    """Added up one weight at a time, in float64."""
+    found = look(subjects(name), TEXT)
+    for view in found.views["attention"]:
+        tokens, is_cross = view["column_tokens"], view["kind"] in ("cross", "relay")
+        for head, label in zip(found[f"{view['name']}.weights"].array, view["labels"], strict=True):
+            expected = dict.fromkeys(("separator",) if is_cross else ("separator", *OFFSETS), 0.0)
+            read = [0.0] * len(tokens)
+            for (query, key), weight in np.ndenumerate(head.astype("f8") / len(head)):
+                read[key] += weight
+                for relation in expected:
+                    if (key - query == OFFSETS[relation]) if relation in OFFSETS else is_separator(tokens[key]):
+                        expected[relation] += weight
+            best = int(np.argmax(read))
+            if not is_separator(tokens[best]):
+                expected[f"“{tokens[best]}”"] = read[best]
+            largest = sorted(expected.values(), reverse=True)[:2]
+            assert [share for _, share in label["shares"]] == pytest.approx(largest, abs=1e-5)
+            assert all(share == pytest.approx(expected[name], abs=1e-5) for name, share in label["shares"])
+            if label["label"] in expected:
+                assert label["score"] == pytest.approx(expected[label["label"]], abs=1e-5) and label["score"] >= 0.4
+            if label["label"] == "mixed":
+                assert max(expected[one] for one in expected if not one.startswith("“")) < 0.4
+
+
+OFFSETS = {"previous token": -1, "same token": 0, "next token": 1}
+
+
+def is_separator(token: str) -> bool:
+    return token.startswith("<") or not any(c.isalnum() for c in token)
 
 
 def test_arrays_survive_their_json() -> None:
@@ -309,23 +337,3 @@ def test_arrays_survive_their_json() -> None:
     values[0, 0, 0] = 1e6
     np.testing.assert_array_equal(unpack(pack(values)), values)
     np.testing.assert_array_equal(unpack(pack(np.array([True, False]))), [1, 0])
-
-
-def test_heat_maps_are_those_of_attention_maps(subjects: Any) -> None:
-    subject = subjects("paper")
-    found = look(subject, TEXT)
-    batch = collate([Example(found.sentence.sides["src"].ids[:-1], found.sentence.targets.tolist()[:-1])])
-    expected = attention_maps(subject.model, batch.src, batch.tgt_in)
-    cross, encoder, decoder = heat_maps(found)
-    for heat, other in ((cross, expected["cross"]), (encoder, expected["encoder"]), (decoder, expected["decoder"])):
-        np.testing.assert_allclose(heat.weights, other, atol=1e-6)
-
-
-def test_the_memory_of_a_star_begins_with_its_relay_node(subjects: Any) -> None:
-    found = look(subjects("star"), TEXT)
-    cross, relay, _ = heat_maps(found)
-    assert cross.columns == relay.columns == ("relay", *found.sentence.sides["src"].tokens)
-    assert relay.rows == ("relay",)
-    assert (
-        heat_maps(look(subjects("RNN"), TEXT))[0].rows == look(subjects("RNN"), TEXT).sentence.sides["tgt_out"].tokens
-    )

@@ -1,7 +1,8 @@
 // The attention weights of each head.
 import { at, choiceOf, chosen, format, labelsOf, matrix, mergeWords } from "./record.js";
 import { partNamed, percent, set, view, wordsOf } from "./record.js";
-import { buttonRow, el, facts, heatMap, mapWidth, note, paint, rove, svg } from "./draw.js";
+import { buttonRow, el, facts, note, paint, rove, svg } from "./draw.js";
+import { heatMap, mapWidth } from "./heatmap.js";
 
 const KINDS = {
   encoder: "encoder self-attention",
@@ -17,8 +18,8 @@ export const headsSection = {
   title: "Heads",
   uses: ["map", "head", "order", "unit", "drawing", "src", "tgt"],
   text:
-    "Each small map is one head. Rows are queries, columns are keys; darker cells have larger weights. The label names " +
-    "the rule that the weights fit; it does not say what the head is for.",
+    "Each small map is one head. Rows are queries, columns are keys; darker cells have larger weights. The label says " +
+    "what the weights of this sentence do, by the rules below; it does not say what the head is for.",
   render(record, panel) {
     const layer = chosenLayer(record);
     const head = Math.min(view.head, layer.labels.length - 1);
@@ -67,8 +68,8 @@ export const headsSection = {
       ),
     );
     const large = largeHead(record, layer, head);
-    const { label } = layer.labels[head];
-    large.append(note(`“${label}”: ${record.rules[label]}.`));
+    const { label, shares } = layer.labels[head];
+    large.append(note(`“${label}”: ${record.rules[label]}. Largest shares of the weight: ${sharesText(shares)}.`));
     panel.append(el("div", { className: "split" }, smallMaps(record, layer, head), large));
     panel.append(rulesList(record));
   },
@@ -121,13 +122,16 @@ const paintedMaps = new WeakMap(); // canvases that are drawn once, for a layer 
 export const forgetMaps = (records) =>
   records.forEach((record) => record.attention?.forEach((one) => paintedMaps.delete(one)));
 
+const shareText = ([name, share]) => `${Math.round(100 * share)} % ${name}`;
+const sharesText = (shares) => shares.map(shareText).join(", ");
+
 function headName(layer, head) {
-  const { label, score } = layer.labels[head];
+  const { label, score, shares } = layer.labels[head];
   const place = `${KINDS[layer.kind] || layer.kind}, layer ${layer.layer + 1}, head ${head + 1}`;
-  return score === null ? `${place}: ${label}` : `${place}: ${label}, ${format(score)}`;
+  return `${place}: ${score === null ? sharesText(shares) : `${label}, ${format(score)}`}`;
 }
 
-function smallMap({ layer, head, label }, isChosen) {
+function smallMap({ layer, head, label, score, shares }, isChosen) {
   if (!paintedMaps.has(layer)) paintedMaps.set(layer, []);
   const canvases = paintedMaps.get(layer);
   canvases[head] ??= paint(matrix(layer.weights, [head]), 1, false);
@@ -144,7 +148,7 @@ function smallMap({ layer, head, label }, isChosen) {
       click: () => set({ map: layer.name, head }),
     },
     canvases[head],
-    el("span", { textContent: label }),
+    el("span", { textContent: score === null ? shareText(shares[0]) : label }),
   );
 }
 

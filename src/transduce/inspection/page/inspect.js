@@ -1,8 +1,9 @@
-// modules: record.js draw.js parts.js heads.js positions.js steps.js tokens.js inspect.js
+// modules: record.js draw.js heatmap.js path.js matrices.js heads.js positions.js tree.js steps.js tokens.js inspect.js
 // The page that shows what a model computes: from records inside this file, or live from the server's /inspect/look.
 import { changesOf, chosenPart, forgetPrefixes, lacksValues, page } from "./record.js";
-import { el, forgetColours, note, selectBox } from "./draw.js";
-import { matricesSection, pathSection } from "./parts.js";
+import { el, note, selectBox, watchAppearance } from "./draw.js";
+import { pathSection } from "./path.js";
+import { matricesSection } from "./matrices.js";
 import { forgetMaps, headsSection } from "./heads.js";
 import { positionsSection } from "./positions.js";
 import { stepWithKeys, stepsSection } from "./steps.js";
@@ -107,7 +108,7 @@ function showRecords(records) {
   page.records = records;
   byId("sections").hidden = false;
   document.querySelector("nav").hidden = false;
-  const parts = ({ model, off, sides }) => {
+  const parts = ({ model, off, can_switch: known, sides }) => {
     const facts = [model.kind, model.task, `${model.n_parameters.toLocaleString("en")} parameters`]
       .filter(Boolean)
       .join(", ");
@@ -119,7 +120,7 @@ function showRecords(records) {
       { className: "summary" },
       el("p", {}, el("b", { textContent: model.name }), ` ${facts}`),
       el("p", { className: "sentence", textContent: texts.join(" → ") }),
-      off.length ? el("p", { className: "soft", textContent: `Switched off: ${off.join(", ")}.` }) : null,
+      off.length ? el("p", { className: "soft", textContent: `Switched off: ${off.map((name) => known.find((one) => one.name === name).title).join("; ")}.` }) : null,
       settingsOf(model),
     );
   };
@@ -160,36 +161,9 @@ function buildSections() {
   }
 }
 
-// Canvases hold colours and sizes, so they are drawn again when the theme or the width changes.
 function redraw() {
-  forgetColours();
   forgetMaps(page.records);
   if (page.records.length) page.render(null);
-}
-
-function watchAppearance() {
-  let { width } = document.documentElement.getBoundingClientRect();
-  let timer = 0;
-  addEventListener("resize", () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => {
-      const now = document.documentElement.getBoundingClientRect().width;
-      if (now !== width) {
-        width = now;
-        redraw();
-      }
-    }, 150);
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  addEventListener("beforeprint", () => {
-    document.documentElement.dataset.theme = "light";
-    redraw();
-  });
-  addEventListener("afterprint", () => {
-    delete document.documentElement.dataset.theme;
-    redraw();
-  });
-  document.addEventListener("keydown", stepWithKeys);
 }
 
 // --- the live page ------------------------------------------------------------------------------------------------
@@ -323,6 +297,7 @@ async function startLive() {
 }
 
 buildSections();
-watchAppearance();
+watchAppearance(redraw);
+document.addEventListener("keydown", stepWithKeys);
 if (byId("records")) showRecords(JSON.parse(byId("records").textContent));
 else startLive();

@@ -1,6 +1,7 @@
 // Positional schemes and masks.
 import { chosen, labelsOf, largest, matrix, set, view } from "./record.js";
-import { el, facts, heatMap, mapWidth, note, selectBox } from "./draw.js";
+import { el, facts, note, selectBox } from "./draw.js";
+import { heatMap, mapWidth } from "./heatmap.js";
 
 export const positionsSection = {
   id: "positions",
@@ -54,9 +55,9 @@ export const positionsSection = {
 };
 
 const SCHEMES = {
-  sinusoidal: "sin(p / 10000^(2i/d)), cos(p / 10000^(2i/d))",
+  sinusoidal: "sin(p / 10000^(2i/d)), cos(p / 10000^(2i/d)), p = 0 for the first token",
   learned: "x = E[token] + P[position]",
-  rotary: "q′ = R(p) q, k′ = R(p) k",
+  rotary: "q′ = R(p) q, k′ = R(p) k, p = 0 for the first token",
   alibi: "score − slope · distance",
   shaw: "(q · (k + r[j − i])) / √d_k",
 };

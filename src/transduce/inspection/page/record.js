@@ -151,6 +151,9 @@ export function format(x) {
 export const percent = (p) =>
   p >= 0.9995 || p === 0 ? `${(100 * p).toFixed(0)} %` : p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`;
 
+// A place on an axis, counted from 1, with its token if it has one.
+export const placeText = (axis, i, labels) => `${axis ?? "row"} ${i + 1}${labels ? ` “${labels[i]}”` : ""}`;
+
 export const shapeText = (shape) => `[${shape.join(", ")}]`;
 
 // --- sides and parts ----------------------------------------------------------------------------------------------
@@ -179,4 +182,4 @@ export function chosenPart(record) {
 // Whether the record lacks the matrices of its chosen part.
 export const lacksValues = (record) => chosenPart(record)?.values.some((value) => !value.data);
 
-export const partNamed = (record, name) => record.parts.find((part) => part.name === name);
+export const partNamed = (record, name) => record.parts?.find((part) => part.name === name);

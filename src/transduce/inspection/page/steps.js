@@ -1,8 +1,7 @@
 // Decoding, step by step: the candidates of each beam, the tree of hypotheses and the results.
 import { changesOf, format, meanOverHeads, page, percent, set, view } from "./record.js";
-import { bar, css, el, facts, note, shade, svg } from "./draw.js";
-
-const NODE = { width: 92, height: 34, gap: 8, between: 26 };
+import { bar, css, el, facts, note, shade } from "./draw.js";
+import { legendOfFates, pathOf, textOf, tree } from "./tree.js";
 
 export const stepsSection = {
   id: "steps",
@@ -80,19 +79,6 @@ function force(record, prefix) {
   page.look();
 }
 
-function pathOf(node, nodes) {
-  const path = [];
-  for (let one = node; one; one = nodes.get(one.parent)) path.unshift(one);
-  return path;
-}
-
-const textOf = (node, nodes) =>
-  pathOf(node, nodes)
-    .map((one) => one.token)
-    .join("")
-    .replaceAll("▁", " ")
-    .trim();
-
 // The hypotheses that a step continues, with their candidates.
 function continued({ steps, top }, step) {
   if (step > 0) return steps[step - 1].live.filter((one) => one.top.length);
@@ -141,103 +127,6 @@ function beamBox(record, one, nodes, step, message) {
   );
 }
 
-// --- the tree -----------------------------------------------------------------------------------------------------
-
-function tree(record, nodes, step, go) {
-  const { steps, results } = record.steps;
-  const pathTo = (id) => new Set(pathOf(nodes.get(id), nodes).map((one) => one.id));
-  const winner = pathTo(results[0]?.id);
-  const selected = pathTo(record.selected);
-  const rows = Math.max(...steps.map((one) => one.live.length));
-  const across = NODE.width + NODE.between;
-  const width = steps.length * across;
-  const height = rows * (NODE.height + NODE.gap) + 22;
-  const drawing = svg("svg", {
-    width,
-    height,
-    viewBox: `0 0 ${width} ${height}`,
-    class: "tree",
-  });
-  drawing.append(svg("rect", { class: "now", x: step * across, y: 0, width: NODE.width, height, rx: 6 }));
-  const spots = new Map();
-  steps.forEach((one, i) =>
-    one.live.forEach((node, j) => spots.set(node.id, [i * across, 20 + j * (NODE.height + NODE.gap)])),
-  );
-  const texts = [];
-  steps.forEach((one, i) => {
-    const head = svg("text", { x: i * across + 4, y: 13 });
-    head.textContent = `step ${i + 1}`;
-    texts.push(head);
-    for (const node of one.live) {
-      const [x, y] = spots.get(node.id);
-      const from = spots.get(node.parent);
-      const wins = winner.has(node.id) ? " wins" : "";
-      if (from) {
-        const middle = y + NODE.height / 2;
-        const start = from[1] + NODE.height / 2;
-        drawing.append(
-          svg("path", {
-            class: `edge ${node.fate}${wins}`,
-            d: `M${from[0] + NODE.width} ${start}C${x - 8} ${start} ${x - 18} ${middle} ${x} ${middle}`,
-          }),
-        );
-      }
-      const select = () => {
-        record.selected = node.id;
-        go(i);
-      };
-      const group = svg("g", {
-        class: `node ${node.fate}${wins}${selected.has(node.id) ? " selected" : ""}`,
-        "data-key": `node-${node.id}`,
-        click: select,
-        keydown: (event) => {
-          if (event.key !== "Enter" && event.key !== " ") return;
-          event.preventDefault();
-          select();
-        },
-        role: "button",
-        "aria-pressed": node.id === record.selected,
-        tabindex: i === step ? 0 : -1,
-      });
-      const name = svg("text", { x: x + 6, y: y + 14, class: "name" });
-      name.textContent =
-        (node.fate === "finished" ? "■ " : "") + (node.token.length > 11 ? `${node.token.slice(0, 10)}…` : node.token);
-      const score = svg("text", { x: x + 6, y: y + 28 });
-      score.textContent = format(node.log_prob);
-      const title = svg("title");
-      title.textContent = `${textOf(node, nodes)}: ${node.fate}, log p = ${format(node.log_prob)}`;
-      group.append(title, svg("rect", { x, y, width: NODE.width, height: NODE.height, rx: 5 }), name, score);
-      texts.push(group);
-    }
-  });
-  drawing.append(...texts);
-  const box = el(
-    "div",
-    {
-      className: "scroll tree-box",
-      tabIndex: 0,
-      role: "group",
-      "aria-label": "the tree of hypotheses; the path of the best one is thick",
-      "data-key": "tree",
-    },
-    drawing,
-  );
-  box.dataset.center = step * across + NODE.width / 2;
-  return box;
-}
-
-function legendOfFates() {
-  const item = (fate, text) => el("li", { className: fate, textContent: text });
-  return el(
-    "ul",
-    { className: "fates" },
-    item("wins", "path of the best hypothesis"),
-    item("kept", "kept"),
-    item("finished", "■ finished"),
-    item("pruned", "pruned"),
-  );
-}
-
 // --- results ------------------------------------------------------------------------------------------------------
 
 function lookedAt(record, step) {
@@ -267,11 +156,13 @@ function lookedAt(record, step) {
   ];
 }
 
-// Why a hypothesis lost to the best one, or why that one won.
+// Why a hypothesis lost to the best one; where none is selected, why the second of the results did.
 function explain({ steps: search, selected }, nodes) {
-  const { steps, beam, length_penalty: penalty, results, why } = search;
-  const node = nodes.get(selected);
-  if (!node || !results.length || node.id === results[0].id) return why;
+  const { steps, beam, length_penalty: penalty, results } = search;
+  if (!results.length) return "The search found no hypothesis of finite probability.";
+  const isWinner = selected === undefined || selected === results[0].id;
+  const node = nodes.get(isWinner ? results[1]?.id : selected);
+  if (!node) return "No other hypothesis ended.";
   const path = pathOf(node, nodes);
   const winner = pathOf(nodes.get(results[0].id), nodes);
   const place = results.findIndex((one) => one.id === node.id) + 1;

@@ -1,8 +1,9 @@
 // Predicted tokens, layer by layer, and parts that are switched off.
 import { changesOf, choiceOf, chosen, decode, format, labelsOf, matrix, page } from "./record.js";
 import { percent, predictedSide, set } from "./record.js";
-import { bar, el, facts, heatMap, mapWidth, note, svg } from "./draw.js";
-import { tokenRows } from "./parts.js";
+import { bar, el, facts, note, svg } from "./draw.js";
+import { heatMap, mapWidth } from "./heatmap.js";
+import { tokenRows } from "./path.js";
 
 const tableHead = (...names) =>
   el("thead", {}, el("tr", {}, ...names.map((name) => el("th", { scope: "col", textContent: name }))));

@@ -9,14 +9,17 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-TEMPLATES = Path(__file__).parent / "templates"
+from transduce.inspection.page import PAGE
+
+FOLDERS = (Path(__file__).parent / "templates", PAGE)
+"""Templates, and the style that they share with the inspection page."""
 
 
 @cache
-def environment(folder: Path, *, autoescape: bool = True) -> Environment:
-    """The templates of `folder` and of this package."""
+def environment(*, autoescape: bool = True) -> Environment:
+    """The templates."""
     return Environment(
-        loader=FileSystemLoader([folder, TEMPLATES]),
+        loader=FileSystemLoader(FOLDERS),
         autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -24,8 +27,8 @@ def environment(folder: Path, *, autoescape: bool = True) -> Environment:
     )
 
 
-def render(template: str, *, folder: Path = TEMPLATES, **values: Any) -> Markup:
-    """Render a template of `folder` or of this package. A whole page extends `page.html`."""
-    text = environment(folder).get_template(template).render(values)
+def render(template: str, **values: Any) -> Markup:
+    """Render a template. A whole page extends `page.html`."""
+    text = environment().get_template(template).render(values)
     # A file name that is not UTF-8 contains lone surrogates, which cannot be written.
     return Markup(text.encode("utf-8", "replace").decode("utf-8"))

@@ -1,7 +1,6 @@
-// The path through the model, and the matrices of one part.
-import { at, choiceOf, chosen, chosenPart, decode, format, labelsOf } from "./record.js";
-import { matrix, meanOverHeads, page, set, shapeText, view } from "./record.js";
-import { el, facts, heatMap, mapWidth, note, rove, selectBox, shade, css, sourceLink, svg, tokenRow } from "./draw.js";
+// The path of a token through the model.
+import { at, choiceOf, chosen, chosenPart, meanOverHeads, page, set, shapeText } from "./record.js";
+import { facts, note, rove, svg, tokenRow } from "./draw.js";
 
 const LABELS = {
   embedding: "embedding",
@@ -15,8 +14,6 @@ const GAP = 6;
 const FRAME = 24; // room for the title of a layer
 const GUTTER = 30; // between the columns
 const NARROW = 220; // a column in which the shape needs its own line
-
-// --- the path -----------------------------------------------------------------------------------------------------
 
 export const pathSection = {
   id: "path",
@@ -203,162 +200,4 @@ function openPart(name) {
   set({ part: name });
   const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;
   document.getElementById("matrices").scrollIntoView({ behavior: smooth ? "smooth" : "auto" });
-}
-
-// --- the matrices -------------------------------------------------------------------------------------------------
-
-export const matricesSection = {
-  id: "matrices",
-  title: "The matrices",
-  uses: ["part", "head", "src", "tgt"],
-  text:
-    "All values of one part. Point at a cell, or move to it with the arrow keys, to read its value. Click it, or press " +
-    "Enter, to see the dot product behind it.",
-  render(record, panel) {
-    const part = chosenPart(record);
-    if (!part) return panel.append(note("This record has no parts."));
-    const heads = Math.max(
-      0,
-      ...part.values.filter((value) => value.axes[0] === "head").map((value) => value.shape[0]),
-    );
-    const head = Math.min(view.head, heads - 1);
-    const sides = ["src", "tgt_in", "tgt_out"].filter((name) => part.values.some((value) => value.rows === name));
-    const shownSides = sides.filter((name) => name !== "tgt_out" || !sides.includes("tgt_in"));
-    panel.append(
-      el(
-        "p",
-        { className: "controls" },
-        selectBox(
-          "part",
-          "part",
-          record.parts.map((one) => [one.title, one.name]),
-          part.name,
-          (name) => set({ part: name }),
-        ),
-        heads
-          ? selectBox(
-              "head",
-              "head",
-              Array.from({ length: heads }, (_, i) => [i + 1, i]),
-              head,
-              (i) => set({ head: +i }),
-            )
-          : null,
-        ...shownSides.map((name) =>
-          selectBox(
-            name === "src" ? "source token" : "target token",
-            `cell-${name}`,
-            record.sides[name].tokens.map((token, i) => [`${i + 1} ${token}`, i]),
-            chosen(name, record.sides[name].tokens.length),
-            (i) => set({ [choiceOf(name)]: +i }),
-          ),
-        ),
-      ),
-    );
-    panel.append(facts(part.equation, [["output", part.shape]], null), el("p", { textContent: part.text }));
-    if (part.source) panel.append(el("div", { className: "source" }, sourceLink(part.source)));
-    const missing = part.values.filter((value) => !value.data);
-    if (missing.length) {
-      panel.append(
-        note(
-          page.live
-            ? "The server is computing these values ..."
-            : `This page does not contain these values: ${missing.map((value) => value.title).join("; ")}. ` +
-                "The live page (`transduce inspect`) shows them.",
-        ),
-      );
-    }
-    const detail = el("div", { className: "detail", "aria-live": "polite" });
-    const shown = part.values.filter((value) => value.data);
-    panel.append(
-      el("div", { className: "maps" }, ...shown.map((value) => valueMap(record, part, value, head, detail))),
-      detail,
-    );
-  },
-};
-
-function valueMap(record, part, value, head, detail) {
-  const index = value.shape
-    .slice(0, -2)
-    .map((size, axis) => (axis === 0 && value.axes[0] === "head" ? Math.min(head, size - 1) : 0));
-  const m = matrix(value.data, index);
-  const rows = labelsOf(record, value.rows, m.rows);
-  const where = value.axes[0] === "head" && value.shape.length > 2 ? `, head ${index[0] + 1}` : "";
-  return heatMap(m, {
-    title: `${value.title}${where}`,
-    shape: value.shape,
-    width: mapWidth(m.columns <= 64),
-    rows,
-    columns: labelsOf(record, value.columns, m.columns),
-    rowName: value.axes.at(-2),
-    columnName: value.axes.at(-1),
-    mark: rows ? chosen(value.rows, m.rows) : undefined,
-    key: `value-${value.name}`,
-    pick: (i, j) => showCell(record, part, value, value.shape.length > 1 ? [...index, i, j] : [j], detail),
-  });
-}
-
-async function showCell(record, part, value, index, box) {
-  const shown = format(decode(value.data).data[flatPlace(value.shape, index)]);
-  const title = el("h3", { textContent: `${value.title}${shapeText(index)} = ${shown}` });
-  box.replaceChildren(title);
-  try {
-    const product = page.live ? await page.cell(record, value.name, index) : recordedProduct(part, value, index);
-    if (title.parentNode !== box) return; // another cell was chosen meanwhile
-    if (product) box.append(...productNodes(product));
-    else if (page.live) box.append(note("This value is not a dot product."));
-    else
-      box.append(
-        note("This page does not contain the operands of this cell. The live page (`transduce inspect`) shows them."),
-      );
-    if (product && format(product.result) !== shown) {
-      box.append(
-        note("This page keeps 3 significant digits of each number, so the last digit of the result can differ."),
-      );
-    }
-  } catch (error) {
-    if (title.parentNode === box) box.append(note(error.message));
-  }
-  box.scrollIntoView({ block: "nearest" });
-}
-
-const flatPlace = (shape, index) => index.reduce((place, i, axis) => place * shape[axis] + i, 0);
-
-// The dot product behind a cell, if both its operands are in the record.
-function recordedProduct(part, value, index) {
-  if (!value.product) return null;
-  const [left, right] = ["left", "right"].map((side) => part.values.find((one) => one.name === value.product[side]));
-  if (!left?.data || !right?.data) return null;
-  const [i, j] = index.slice(-2);
-  const [a, b] = [left, right].map((one) => matrix(one.data, index.slice(0, -2)));
-  const terms = Array.from({ length: a.columns }, (_, k) => [
-    at(a, i, k),
-    value.product.transposed ? at(b, j, k) : at(b, k, j),
-  ]);
-  const sum = terms.reduce((all, [x, y]) => all + x * y, 0);
-  const { scale } = value.product;
-  return { terms, scale, bias: null, result: scale * sum, text: `${left.title} · ${right.title}` };
-}
-
-function productNodes({ terms, scale, bias, result, text }) {
-  const products = terms.map(([a, b]) => a * b);
-  const sum = products.reduce((all, x) => all + x, 0);
-  const most = Math.max(...products.map(Math.abs));
-  const nodes = terms.map(([a, b], k) => {
-    const term = el(
-      "span",
-      { className: "term", title: `${format(a)} × ${format(b)} = ${format(products[k])}` },
-      `${format(a)} × ${format(b)}`,
-    );
-    term.style.borderBottomColor = css(shade(products[k], most, true));
-    return term;
-  });
-  const ends = [`sum of ${terms.length} products: ${format(sum)}`];
-  if (scale !== 1) ends.push(`× scale ${format(scale)}`);
-  if (bias !== null && bias !== undefined) ends.push(`+ bias ${format(bias)}`);
-  return [
-    el("p", {}, el("code", { textContent: text })),
-    el("div", { className: "terms" }, ...nodes),
-    el("p", {}, el("b", { textContent: `${ends.join(" ")} = ${format(result)}` })),
-  ];
 }
