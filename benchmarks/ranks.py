@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from itertools import islice
 
 WARM = 3
@@ -45,21 +46,21 @@ def work(args: argparse.Namespace) -> None:
     torch.manual_seed(1)
     model = build_model(resolve_preset(model_settings(preset=args.size)), n_src=VOCAB, n_tgt=VOCAB)
     with join_ranks() as ranks:
-        ranks.bind_device(cpu)
+        ranks.start({"timeout": 1.0})
         feeder = PairFeeder(TokenStore.from_lists(src, tgt), settings, device=cpu)
         feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
         updater = Updater(model, settings, device=cpu, precision=args.precision, ranks=ranks)
-        summing, n_targets, began, all_reduce = 0.0, 0, 0.0, ranks.all_reduce
+        summing, n_targets, began, finish = 0.0, 0, 0.0, ranks.finish_reduction
 
-        def timed(parameters: object, sums: object) -> object:
+        def timed(sums: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             nonlocal summing
             start = time.perf_counter()
             try:
-                return all_reduce(parameters, sums)  # type: ignore[arg-type]
+                return finish(sums)
             finally:
                 summing += time.perf_counter() - start
 
-        ranks.all_reduce = timed  # type: ignore[assignment, method-assign]
+        ranks.finish_reduction = timed  # type: ignore[method-assign]
         for number, feed in enumerate(islice(feeder.feeds(DataPosition()), args.updates + WARM)):
             if number == WARM:
                 summing, n_targets, began = 0.0, 0, time.perf_counter()

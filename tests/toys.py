@@ -163,7 +163,7 @@ def _folder(path: Path, asked: Settings, ranks: Ranks) -> RunFolder:
     """The run folder: the main process creates it, workers open it."""
     if ranks.is_main_process:
         folder = RunFolder.create(path, asked, "")
-        ranks.start({})
+        ranks.start({"timeout": asked.training.timeout})
         return folder
     ranks.start({})
     return RunFolder.open(path, model=False)
@@ -326,8 +326,16 @@ def process(arguments: list[str], errors: Path, process: Mapping[str, str] | Non
             toy_run(Path(folder), settings(model=model, **values), ranks=ranks)
     except (Interrupted, RankExited) as error:
         print(error, file=sys.stderr)
+        assert_group_has_ended()
         sys.exit(error.exit_code)
+    assert_group_has_ended()
     sys.exit(0)
+
+
+def assert_group_has_ended() -> None:
+    """Threads of gloo that remain may abort the process while the interpreter exits."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    assert not [name for name in names if "gloo" in name], names
 
 
 def killed_command(arguments: list[str], errors: Path, what: str, number: int) -> None:

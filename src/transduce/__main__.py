@@ -19,8 +19,8 @@ try:
     from transduce.cli.app import app
     from transduce.cli.output import print_lines
     from transduce.cli.request import with_flags
-    from transduce.distributed.environment import EXIT_RANK_LOST, this_process
-    from transduce.errors import RankExited, TransduceError, is_out_of_memory
+    from transduce.distributed.environment import this_process
+    from transduce.errors import RankExited, RankStuck, TransduceError, is_out_of_memory
     from transduce.logging import print_error, print_exception, print_to_stderr
     from transduce.process import exit_with_parent, limit_spinning
 except KeyboardInterrupt:  # Ctrl-C while modules are loaded
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_to_stderr("transduce: interrupted")
         sys.exit(130)
     except RankExited as error:
-        if this_process().launched:  # the launcher reports which rank failed
-            sys.exit(EXIT_RANK_LOST)
+        if this_process().launched and not isinstance(error, RankStuck):  # the launcher reports which rank failed
+            sys.exit(error.exit_code)
         print_error(str(error))
         sys.exit(error.exit_code)
     except (TransduceError, typer.TyperException) as error:

@@ -26,6 +26,12 @@ class TooLong(TrainingError):
 class RankExited(TransduceError):
     """Another rank of the same training has exited."""
 
+    exit_code = 76
+
+
+class RankStuck(RankExited):
+    """Another rank did not answer within `training.timeout`; raised in one rank, which reports it."""
+
 
 class UserError(TransduceError):
     """A mistake that the user can correct; reported in one line without a traceback, exit code 2."""

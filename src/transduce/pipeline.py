@@ -95,7 +95,8 @@ def _train_in(
         if end is None:
             prepared = _prepare(task, folder, asked=settings, start=start, machine=machine, log=log)
             _report_padding(folder, task.feeder(prepared, folder.settings, torch.device(machine.device)), log)
-            ranks.start({"folder": str(path.absolute()), "device": machine.device})
+            timeout = folder.settings.training.timeout
+            ranks.start({"folder": str(path.absolute()), "device": machine.device, "timeout": timeout})
             best_update = learn(task, folder, prepared, device=machine.device, log=log, ranks=ranks, machine=machine)
         else:
             best_update = end["best_update"]

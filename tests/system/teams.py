@@ -10,8 +10,9 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 import toys
+from transduce.errors import RankExited
 
-LEFT = 1  # exit code of a process that lost another one
+LEFT = RankExited.exit_code  # exit code of a process that lost another one
 
 
 def free_port() -> int:

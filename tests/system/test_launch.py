@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -55,3 +56,30 @@ def test_torchrun_resumes_a_run_of_processes_after_sigterm(tmp_path: Path) -> No
     assert [event["event"] for event in events].count("restart") == 1
     assert events[-1]["event"] == "end" and events[-1]["update"] == 150
     assert (run / "report.html").exists() and not (run / "tokens").exists()
+
+
+def test_a_lost_process_restarts_all_from_the_last_checkpoint(tmp_path: Path) -> None:
+    """Killed once in each rank; the weights are those of a training without kills."""
+    src, tgt = write_corpus(tmp_path, "train", 200)
+    limits = ("training.max_updates=60", "training.valid_updates=20", "training.batch_tokens=128")
+    weights = []
+    for name, kills in (("whole", []), ("killed", ["LOCAL_RANK=0", "LOCAL_RANK=1"])):
+        run = tmp_path / name
+        asked = ["transduce", "train", "--src", src, "--tgt", tgt, "--run", run, *small(*limits)]
+        process = start(*asked, "--processes", 2, "--max-restarts", 2)
+        for number, wanted in enumerate(kills):
+            wait_for(f'"update": {20 * number + 30}', run / "metrics.jsonl", process)
+            os.kill(child_with(wanted, process.pid), signal.SIGKILL)
+        _, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+        assert error.count("all start again from the last checkpoint") == len(kills)
+        weights.append((run / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def child_with(variable: str, parent: int) -> int:
+    """The child process with this variable in its environment (Linux)."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return next(
+        int(pid) for pid in children if variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    )

@@ -118,6 +118,18 @@ def test_sigterm_interrupts_a_validation_after_everything_was_saved(team: Team, 
     assert_same_but_for_rounding(alone, team.train(name, n, *PLAIN))
 
 
+def test_a_stuck_process_is_named_with_its_activity(team: Team) -> None:
+    members = team.start("stuck", 2, "timeout=0.05", "max_updates=100000", *PLAIN[1:])
+    team.wait_for_log("stuck", members[0], '"update": 20')
+    assert members[1].pid is not None
+    os.kill(members[1].pid, signal.SIGSTOP)
+    members[0].join(timeout=60)
+    members[1].kill()
+    members[1].join()
+    assert members[0].exitcode == LEFT
+    assert "no answer for 0.05 minutes (training.timeout) from process 2 of 2 (" in team.said("stuck")
+
+
 def test_two_processes_skip_an_update_whose_loss_is_not_finite_in_one_of_them(team: Team) -> None:
     asked = ("--poison", "7", *PLAIN[1:], "max_updates=10")
     one, two = team.train("skip1", 1, *asked), team.train("skip2", 2, *asked)

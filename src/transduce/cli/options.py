@@ -101,6 +101,11 @@ Processes = Annotated[
     ),
 ]
 
+MaxRestarts = Annotated[
+    int,
+    Option(help="With --processes: resume from the last checkpoint this many times if a process is lost.", min=0),
+]
+
 Memory = Annotated[
     int | None, option(help="Tokens that a model with a memory remembers (default: the run's setting).", min=0)
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from transduce.cli.options import Overrides, Processes, Quiet, Run, argument, expand, option
+from transduce.cli.options import MaxRestarts, Overrides, Processes, Quiet, Run, argument, expand, option
 from transduce.cli.output import print_lines, to_json
 from transduce.cli.request import Request
 from transduce.errors import SettingsError
@@ -26,6 +26,7 @@ def train(
         bool, Option("--dry-run", help="Read the data, print the settings that training would use, and stop.")
     ] = False,
     processes: Processes = 1,
+    max_restarts: MaxRestarts = 0,
     quiet: Quiet = False,
 ) -> None:
     """Train a translator, a language model or a classifier.
@@ -45,7 +46,7 @@ def train(
 
     launch.run_worker_if_asked(_learn_as_worker)
     settings, folder = request.settings(), request.run_folder()
-    launch.launch_if_asked(1 if dry_run else processes)
+    launch.launch_if_asked(1 if dry_run else processes, max_restarts=max_restarts)
 
     from transduce.logging import Log
     from transduce.pipeline import train as run_train

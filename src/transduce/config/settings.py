@@ -138,6 +138,9 @@ class TrainingSettings(Section):
     kernels: Literal["auto", "torch"] = Field(
         "auto", description="What computes bfloat16 products on a CPU; auto: our own kernels where they are faster."
     )
+    timeout: float = Field(
+        10.0, gt=0, le=1e6, description="Minutes to wait for a process that does not answer, before all stop."
+    )
     compile: bool = Field(False, description="Compile the model with torch.compile (faster on a GPU).")
     average: Average = Field(
         "ema", description="Final weights: ema (moving average), last (mean of the last n validations) or none."

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from transduce.errors import SettingsError
 
-EXIT_RANK_LOST = 76
-"""Exit code of a process started by `--processes` that exited because another one did."""
 LAUNCHER_ID = "transduce-processes"
 """torchrun's name of a job that `--processes` started."""
 

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch
-from torch import Tensor, distributed
+import torch.distributed.nn.functional  # keeps the process group if it is imported later, by an optimizer
+from torch import Tensor, distributed, nn
 
-from transduce.distributed.environment import EXIT_RANK_LOST, ProcessRank, this_process
-from transduce.errors import Interrupted, RankExited, SettingsError, TooLong, TrainingError, TransduceError
+from transduce.distributed.environment import ProcessRank, this_process
+from transduce.distributed.replicate import GradientBuckets
+from transduce.errors import Interrupted, RankExited, RankStuck, SettingsError, TooLong, TrainingError, TransduceError
 from transduce.logging import print_error
 from transduce.process import limit_kernel_cache
 from transduce.runs.folder import RunFolder
@@ -30,50 +34,85 @@ T = TypeVar("T")
 Learn = Callable[[RunFolder, Ranks, str], None]
 """Trains the model of a run folder with the other ranks, on the named device."""
 
-TIMEOUT = timedelta(days=7)
-"""How long a rank waits for one that is alive: the main process may read text or translate for hours. A rank that died
-is noticed at once, because its connections close."""
+TEXT_TIMEOUT = timedelta(days=7)
+"""How long a worker waits for the main process, which may read text for hours. Later ranks wait `training.timeout`. A
+rank that died is noticed at once, because its connections close."""
 
 
 @final
 class GroupRanks(Ranks):
     """One of several ranks.
 
-    Messages are exchanged by gloo on the CPU, so that nothing waits for a GPU: that is the default process group.
-    Gradients on GPUs are summed by nccl.
+    Messages are exchanged by gloo on the CPU, so that nothing waits for a GPU. Gradients on GPUs are summed by nccl.
+    Each rank posts the number of its last exchange and what it does, so that one that does not answer can be named.
     """
 
     def __init__(self, process: ProcessRank) -> None:
         self.process, self.rank, self.size, self.local_size = process, process.rank, process.size, process.local_size
-        with _detect_lost_ranks():
-            distributed.init_process_group("gloo", timeout=TIMEOUT)
+        with self._exchange():
+            self._store, _, _ = next(distributed.rendezvous("env://", timeout=TEXT_TIMEOUT))
         self.started = False
-        self._gradients: distributed.ProcessGroup | None = None
-        self._flat = torch.zeros(0)
+        self._gradients: GradientBuckets | None = None
+        self._minutes, self._exchanges, self._activity = 0.0, 0, ""
 
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Broadcast the main process's message; what workers pass is ignored."""
+        """Send the main process's message; what workers pass is ignored. It has `timeout`, in minutes, or `exit`."""
         self.started = True
-        return self.broadcast(lambda: dict(message))
+        with self._exchange():
+            if self.is_main_process:
+                self._store.set("start", json.dumps(message))
+            received: dict[str, Any] = json.loads(self._store.get("start"))
+            if "exit" in received:
+                self._leave_together()
+                return received
+            self._minutes = received["timeout"]
+            self.report_activity("starting")
+            distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+                store=distributed.PrefixStore("group", self._store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(minutes=self._minutes),
+            )
+        return received
+
+    def _leave_together(self) -> None:
+        """The main process may serve the store: it exits after the workers have read its message."""
+        self._store.set(f"read{self.rank}", "")
+        if self.is_main_process:
+            self._store.wait([f"read{rank}" for rank in range(self.size)], timedelta(seconds=10))
 
     def bind_device(self, device: torch.device) -> torch.device:
-        """Create the process group for gradients; each rank has its own GPU.
+        """Each rank has its own GPU.
 
         The device has a number because the current GPU is set per thread, and batches come from another thread.
         """
         if device.type == "cuda":
             device = torch.device("cuda", self.process.local_rank)
             torch.cuda.set_device(device)
-        with _detect_lost_ranks():
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            self._gradients = distributed.new_group(backend=backend, timeout=TIMEOUT)
         return device
+
+    def distribute(self, model: nn.Module) -> None:
+        self._gradients = GradientBuckets(model)
+
+    def reducing(self) -> contextlib.AbstractContextManager[None]:
+        assert self._gradients is not None
+        return self._gradients.reducing()
+
+    def finish_reduction(self, sums: Sequence[Tensor]) -> list[Tensor]:
+        assert self._gradients is not None
+        with self._exchange():
+            return self._gradients.finish(sums)
+
+    def report_activity(self, activity: str) -> None:
+        self._activity = activity
+        self._store.set(f"rank{self.rank}", f"{self._exchanges} {activity}")
 
     def broadcast(self, make: Callable[[], T]) -> T:
         """Broadcast the length, then the JSON."""
         content = json.dumps(make()).encode() if self.is_main_process else b""
         length = torch.tensor([len(content)])
-        with _detect_lost_ranks():
+        with self._exchange():
             distributed.broadcast(length, src=0)
             data = torch.frombuffer(bytearray(content or int(length)), dtype=torch.uint8)
             distributed.broadcast(data, src=0)
@@ -83,32 +122,16 @@ class GroupRanks(Ranks):
     def agree(self, signal: int, seconds: float) -> tuple[int, float]:
         """The largest signal number, if several were received."""
         status = torch.tensor([signal, seconds if self.is_main_process else 0.0], dtype=torch.float64)
-        with _detect_lost_ranks():
+        with self._exchange():
             distributed.all_reduce(status, op=distributed.ReduceOp.MAX)
         number, agreed = status.tolist()
         return int(number), agreed
-
-    def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
-        """Reduce one flat tensor of all gradients and sums.
-
-        A rank without a sentence in this update adds zeros.
-        """
-        wanted = [p for p in parameters if p.requires_grad]
-        pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
-        tail = torch.stack([value.detach().float() for value in sums])
-        flat = self._flat_of([*pieces, tail])
-        with _detect_lost_ranks():
-            distributed.all_reduce(flat, group=self._gradients)
-        *summed, tail = flat.split([piece.numel() for piece in [*pieces, tail]])
-        for parameter, gradient in zip(wanted, summed, strict=True):
-            parameter.grad = gradient.view_as(parameter)
-        return list(tail.clone().unbind())
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Workers get their own tensors only."""
         found = dict(tensors)
         for name, tensor in tensors.items():
-            with _detect_lost_ranks():
+            with self._exchange():
                 if self.is_main_process:
                     of_all = [torch.empty_like(tensor) for _ in range(self.size)]
                     distributed.gather(tensor, of_all)
@@ -122,7 +145,7 @@ class GroupRanks(Ranks):
         bits = (tensor.detach().view(torch.int32) for tensor in weights.values())
         sums = torch.stack([tensor.sum(dtype=torch.int64).cpu() for tensor in bits])
         extremes = torch.stack([sums, -sums])
-        with _detect_lost_ranks():
+        with self._exchange():
             distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
         differing = (extremes[0] != -extremes[1]).nonzero()[:, 0].tolist()
         if differing:
@@ -130,29 +153,43 @@ class GroupRanks(Ranks):
                 f"the processes have different weights: {list(weights)[differing[0]]} and {len(differing) - 1} more"
             )
 
-    def _flat_of(self, pieces: Sequence[Tensor]) -> Tensor:
-        """All pieces in one tensor, which is reused."""
-        n, device = sum(piece.numel() for piece in pieces), pieces[0].device
-        if self._flat.numel() != n or self._flat.device != device:
-            self._flat = torch.empty(n, device=device)
-        return torch.cat([piece.reshape(-1) for piece in pieces], out=self._flat)
+    @contextlib.contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Turn errors of torch.distributed into `RankExited`: another rank is gone, or does not answer."""
+        try:
+            if distributed.is_initialized():
+                self._exchanges += 1
+                self.report_activity(self._activity)
+            yield
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0][:120]
+            hint = f"run the same command again to resume from the last checkpoint ({reason})"
+            if "timed out" in reason.lower():
+                self._report_stuck_ranks(hint)
+            raise RankExited(f"another process of this training exited; {hint}") from error
 
+    def _report_stuck_ranks(self, hint: str) -> None:
+        """Raise `RankStuck` in the first rank that is not stuck.
 
-@contextlib.contextmanager
-def _detect_lost_ranks() -> Iterator[None]:
-    """Turn errors of torch.distributed into `RankExited`: another process is gone."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RankExited(
-            "another process of this training exited; run the same command again to resume from the last checkpoint "
-            f"({str(error).splitlines()[0][:120]})"
-        ) from error
+        A rank is stuck if it did not come to this exchange, or does not notice that the exchange takes too long.
+        """
+        self._exchanges += 1
+        self.report_activity(self._activity)
+        time.sleep(6 * self._minutes)  # a tenth of the time: others came later, and will notice later
+        posts = [self._store.get(f"rank{rank}").decode().partition(" ") for rank in range(self.size)]
+        stuck = [rank for rank, (number, _, _) in enumerate(posts) if int(number) < self._exchanges]
+        if self.rank == min({*range(self.size)}.difference(stuck)):
+            named = ", ".join(f"process {rank + 1} of {self.size} ({posts[rank][2]})" for rank in stuck)
+            raise RankStuck(f"no answer for {self._minutes:g} minutes (training.timeout) from {named}; {hint}")
 
 
 @contextlib.contextmanager
 def join_ranks() -> Iterator[Ranks]:
-    """The ranks of this training, as the environment says. If the main process exits before `start`, workers exit."""
+    """The ranks of this training, as the environment says. If the main process exits before `start`, workers exit.
+
+    At the end nothing may keep the process group: its threads would free tensors while the interpreter exits, which
+    aborts the process.
+    """
     process = this_process()
     if process.size == 1:
         yield SINGLE_RANK
@@ -162,6 +199,10 @@ def join_ranks() -> Iterator[Ranks]:
         yield ranks
     except BaseException as error:
         code = error.exit_code if isinstance(error, TransduceError) else 130 if type(error) is KeyboardInterrupt else 1
+        cause: BaseException | None = error
+        while cause is not None:  # frames keep the process group
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__context__
         raise
     finally:
         with contextlib.suppress(RankExited):
@@ -185,8 +226,10 @@ def run_worker(learn: Learn) -> int:
             folder = RunFolder.open(Path(message["folder"]), model=False)
             learn(folder, ranks, message["device"])
             return 0
-    except RankExited:
-        return EXIT_RANK_LOST
+    except RankExited as error:
+        if isinstance(error, RankStuck):
+            print_error(str(error))
+        return error.exit_code
     except TransduceError as error:
         if isinstance(error, Interrupted | TrainingError) and not isinstance(error, TooLong):
             return error.exit_code

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from transduce.distributed.environment import EXIT_RANK_LOST, LAUNCHER_ID, this_process
-from transduce.errors import SettingsError
+from transduce.distributed.environment import LAUNCHER_ID, this_process
+from transduce.errors import RankExited, SettingsError
 from transduce.logging import print_error
 from transduce.process import n_cores, send_at_parent_exit
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transduce.distributed.group import Learn
 
 _SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
-_CONSEQUENCES = (EXIT_RANK_LOST, -signal.SIGTERM, *_SAVED)
+_CONSEQUENCES = (RankExited.exit_code, -signal.SIGTERM, *_SAVED)
 """Exit codes of a process that stopped because another one did: torchrun sends SIGTERM to those that remain."""
 
 
@@ -33,54 +33,83 @@ def run_worker_if_asked(learn: Learn) -> None:
         sys.exit(run_worker(learn))
 
 
-def launch_if_asked(n: int) -> None:
+def launch_if_asked(n: int, *, max_restarts: int) -> None:
     """Run this command in `n` processes and exit with their code, unless this is one of them."""
     size = this_process().size
     if size > 1 and n not in (1, size):
         raise SettingsError(f"--processes {n}: torchrun started {size} already; use one of the two")
     if n > size:
-        sys.exit(launch(["-m", "transduce", *sys.argv[1:]], n))
+        sys.exit(launch(["-m", "transduce", *sys.argv[1:]], n, max_restarts=max_restarts))
 
 
-def launch(arguments: Sequence[str], n: int) -> int:
+def launch(arguments: Sequence[str], n: int, *, max_restarts: int = 0) -> int:
     """Run Python with these arguments in `n` processes; return the exit code.
 
     Signals are passed on to all. If one process fails, all exit: the others notice it at once, or are killed after the
-    30 seconds that torchrun gives them.
+    30 seconds that torchrun gives them. Then all start again, at most `max_restarts` times.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, n_cores() // n)))
     os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(_signals_to_forward())
     logging.disable()  # we report failures in one line
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=n,
-        run_id=LAUNCHER_ID,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # a free port
+    while True:
+        try:
+            codes = _run_once(arguments, n)
+        except SignalException as error:
+            return 128 + error.sigval
+        if not codes:
+            return 0
+        if not _is_loss(codes) or not max_restarts:
+            return report_failures(codes, n)
+        max_restarts -= 1
+        print_error(f"a process was lost; all start again from the last checkpoint (restarts left: {max_restarts})")
+
+
+def _run_once(arguments: Sequence[str], n: int) -> dict[int, int]:
+    """Run the processes once; return the exit codes of those that failed, by rank.
+
+    The agent is used directly because `elastic_launch` leaves a thread in the rendezvous store after a signal, which
+    may abort the process while it exits.
+    """
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    meeting = RendezvousParameters(
+        "c10d", endpoint="localhost:0", run_id=LAUNCHER_ID, min_nodes=1, max_nodes=1, local_addr="localhost"
+    )
+    rendezvous = get_rendezvous_handler(meeting)
+    spec = WorkerSpec(
+        role="rank",
+        local_world_size=n,
+        entrypoint=sys.executable,
+        args=tuple(arguments),
+        rdzv_handler=rendezvous,
+        max_restarts=0,  # it would repeat a user's mistake
         local_addr="localhost",
-        max_restarts=0,
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-        signals_to_handle=",".join(_signals_to_forward()),
     )
     try:
-        elastic_launch(config, sys.executable)(*arguments)
-    except SignalException as error:
-        return 128 + error.sigval
-    except ChildFailedError as error:
-        return report_failures({rank: failure.exitcode for rank, failure in error.failures.items()}, n)
-    return 0
+        result = LocalElasticAgent(spec, logs_specs=DefaultLogsSpecs(log_dir=os.devnull)).run()
+        return {rank: failure.exitcode for rank, failure in result.failures.items()}
+    finally:
+        rendezvous.shutdown()
 
 
 def _signals_to_forward() -> list[str]:
     """Signals that are ignored (nohup, background jobs of a script) stay ignored."""
     names = (name for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
     return [name for name in names if signal.getsignal(signal.Signals[name]) is not signal.SIG_IGN]
+
+
+def _is_loss(codes: Mapping[int, int]) -> bool:
+    """Whether a process was killed or did not answer: no error of its own, and nobody asked to stop."""
+    causes = [code for code in codes.values() if code not in _CONSEQUENCES]
+    return all(code < 0 for code in causes) if causes else not {*codes.values()} & {*_SAVED}
 
 
 def report_failures(codes: Mapping[int, int], n: int) -> int:

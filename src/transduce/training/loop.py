@@ -87,6 +87,7 @@ class Trainer:
             self._validate(bar)  # before the first update of a fine-tuning, or where a validation was interrupted
         with ahead(self.feeder.feeds(state.position), n=2 if self.feeder.device.type == "cuda" else 0) as feeds:
             while not (reason := self._reason_to_end()):
+                self.ranks.report_activity(f"update {state.update + 1}")
                 self._update(next(feeds))
                 bar.update(self._share_done(), **self._shown, note=f"update {state.update}")
                 if self._is_validation_due() and not self.asked:
@@ -264,6 +265,7 @@ class Trainer:
             self._save()
         began = self.now
         bar.update(self._share_done(), **self._shown, note="validating")
+        self.ranks.report_activity(f"validating after update {state.update}")
         average = session.average
         candidate = average.candidate(state.update) if state.update else self.live
         with self.stop.interrupting(self._interrupted), borrowed(self.live, candidate):
@@ -287,6 +289,7 @@ class Trainer:
 
     def _save(self) -> None:
         began = self.now
+        self.ranks.report_activity(f"saving update {self.session.state.update}")
         self.session.save(began)
         self._agree()
         self._saved_at, self._save_seconds = self.now, self.now - began

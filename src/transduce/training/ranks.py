@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, final
@@ -34,7 +35,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def bind_device(self, device: torch.device) -> torch.device:
-        """Set up gradient reduction for this kind of device; return the device of this rank."""
+        """The device of this rank among those of this kind."""
 
     @abstractmethod
     def broadcast(self, make: Callable[[], T]) -> T:
@@ -45,8 +46,20 @@ class Ranks(ABC):
         """Wait for all ranks. Returns the signal that any of them received, or 0, and the main process's seconds."""
 
     @abstractmethod
-    def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
-        """Sum the gradients of all ranks in place, and the tensors `sums`, which are returned."""
+    def distribute(self, model: torch.nn.Module) -> None:
+        """Prepare the reduction of the gradients of this model, which is on the device."""
+
+    @abstractmethod
+    def reducing(self) -> contextlib.AbstractContextManager[None]:
+        """The context of the last backward pass of an update, which overlaps with the reduction."""
+
+    @abstractmethod
+    def finish_reduction(self, sums: Sequence[Tensor]) -> list[Tensor]:
+        """Wait until the gradients are the sums of all ranks; sum and return the tensors `sums` too."""
+
+    @abstractmethod
+    def report_activity(self, activity: str) -> None:
+        """Note what this rank does, for the other ranks' message if they wait for it too long."""
 
     @abstractmethod
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -73,8 +86,17 @@ class _SingleRank(Ranks):
     def agree(self, signal: int, seconds: float) -> tuple[int, float]:
         return signal, seconds
 
-    def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
+    def distribute(self, model: torch.nn.Module) -> None:
+        pass
+
+    def reducing(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def finish_reduction(self, sums: Sequence[Tensor]) -> list[Tensor]:
         return list(sums)
+
+    def report_activity(self, activity: str) -> None:
+        pass
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(tensors)

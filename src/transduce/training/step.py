@@ -98,6 +98,7 @@ class Updater:
             for unit in model.modules():
                 if isinstance(unit, SSRU):
                     unit.hide_loop()
+        ranks.distribute(model)
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         choose_kernels(settings.kernels)
         is_rounded = precision == "bfloat16"
@@ -139,7 +140,7 @@ class Updater:
         if n_targets is None:
             n_targets = sum(batch.n_targets for batch in batches)
         *sums, carry = self._gradients(batches, max(n_targets, 1), carry)  # an update may have no target
-        loss_sum, nll_sum = self.ranks.all_reduce(list(self.model.parameters()), sums)
+        loss_sum, nll_sum = self.ranks.finish_reduction(sums)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(grads, foreach=True)
         # The only wait for a GPU in an update: whether to make the step is decided here.
@@ -197,7 +198,8 @@ class Updater:
                 loss, nll, after = self.criterion(
                     self.forward, self.model, batch, smoothing=self.smoothing, carry=tuple(x[rows] for x in carry)
                 )
-            (loss / n_targets).backward()
+            with self.ranks.reducing() if batch is batches[-1] else contextlib.nullcontext():
+                (loss / n_targets).backward()
             loss_sum += loss.detach()
             nll_sum += nll
             carries.append(after)

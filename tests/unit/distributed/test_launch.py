@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from transduce.distributed import group, launch
-from transduce.distributed.environment import EXIT_RANK_LOST, ProcessRank
+from transduce.distributed.environment import ProcessRank
 from transduce.distributed.group import GroupRanks
-from transduce.errors import SettingsError, TooLong, TrainingError
+from transduce.errors import RankExited, SettingsError, TooLong, TrainingError
 
 KILLED = "import os; os.kill(os.getpid(), 9)"
 FOREVER = "import time; time.sleep(60)"
@@ -81,11 +81,11 @@ def test_signals_are_forwarded(tmp_path: Path) -> None:
     ("codes", "expected"),
     [
         ({0: 2, 1: -signal.SIGTERM}, 2),  # a user's mistake, which the other ranks wait for
-        ({0: EXIT_RANK_LOST, 1: 1}, 1),
-        ({0: 1, 1: EXIT_RANK_LOST}, 1),
+        ({0: RankExited.exit_code, 1: 1}, 1),
+        ({0: 1, 1: RankExited.exit_code}, 1),
         ({0: 130, 1: 130}, 130),
-        ({0: EXIT_RANK_LOST, 1: 143}, 143),
-        ({0: -signal.SIGKILL, 1: EXIT_RANK_LOST}, 137),
+        ({0: RankExited.exit_code, 1: 143}, 143),
+        ({0: -signal.SIGKILL, 1: RankExited.exit_code}, 137),
         ({0: 143, 1: -signal.SIGKILL}, 1),
     ],
 )
@@ -94,6 +94,21 @@ def test_the_exit_code_is_that_of_the_process_that_stopped_the_others(
 ) -> None:
     assert launch.report_failures(codes, 2) == expected
     assert ("was killed by SIGKILL" in capfd.readouterr().err) == (-signal.SIGKILL in codes.values())
+
+
+@pytest.mark.parametrize(
+    ("codes", "lost"),
+    [
+        ({0: RankExited.exit_code, 1: -signal.SIGKILL}, True),
+        ({0: 143, 1: -signal.SIGKILL}, True),  # torchrun stops the others with SIGTERM
+        ({0: RankExited.exit_code}, True),  # another one does not answer
+        ({0: 2, 1: -signal.SIGTERM}, False),
+        ({0: RankExited.exit_code, 1: 1}, False),
+        ({0: RankExited.exit_code, 1: 143}, False),
+    ],
+)
+def test_only_a_lost_process_is_a_reason_to_start_again(codes: dict[int, int], lost: bool) -> None:
+    assert launch._is_loss(codes) == lost
 
 
 def test_an_ignored_signal_is_not_forwarded() -> None:
@@ -153,7 +168,6 @@ def test_each_process_uses_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyP
     """By number: the current device is not known in other threads."""
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    monkeypatch.setattr(torch.distributed, "new_group", lambda **_: None)
     ranks = GroupRanks.__new__(GroupRanks)
     ranks.process = ProcessRank(3, 4, 1, 2)
     assert ranks.bind_device(torch.device("cuda")) == torch.device("cuda", 1) and current == [torch.device("cuda", 1)]

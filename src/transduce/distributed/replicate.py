@@ -1,0 +1,90 @@
+"""`training.parallel = "replicate"`: every rank has the whole model; gradients are summed during the backward pass.
+
+DistributedDataParallel does this too, but it cannot repeat a backward pass that ran out of memory on one rank, and it
+needs a batch on every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor, distributed, nn
+
+BUCKET_BYTES = 25 << 20  # as in DistributedDataParallel
+
+
+@final
+class GradientBuckets:
+    """Sums the gradients of all ranks in buckets, each as soon as the last backward pass of an update has filled it.
+
+    Buckets have the parameters in reverse order, which is about that of the backward pass, and all ranks sum them in
+    the same order. If a backward pass is repeated, the sums that were started remain: the gradients are the same.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._buckets = list(_fill_buckets(reversed([p for p in model.parameters() if p.requires_grad])))
+        self._flats = [torch.empty(0)] * len(self._buckets)
+        self._works: list[distributed.Work] = []  # of the first buckets
+        self._missing: list[int] = []  # gradients of each bucket, in the last backward pass
+        for number, bucket in enumerate(self._buckets):
+            for parameter in bucket:
+                parameter.register_post_accumulate_grad_hook(partial(self._count, number))
+
+    @contextlib.contextmanager
+    def reducing(self) -> Iterator[None]:
+        """The backward pass inside completes the gradients of this rank."""
+        self._missing = [len(bucket) for bucket in self._buckets]
+        try:
+            yield
+        finally:
+            self._missing = []
+
+    def finish(self, sums: Sequence[Tensor]) -> list[Tensor]:
+        """Wait for the gradients; sum the `sums` too. A rank without a sentence adds zeros."""
+        while len(self._works) < len(self._buckets):
+            self._sum(sums if len(self._works) + 1 == len(self._buckets) else ())
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+        for bucket, flat in zip(self._buckets, self._flats, strict=True):
+            start = 0
+            for parameter in bucket:
+                parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
+                start += parameter.numel()
+        return list(self._flats[-1][-len(sums) :].clone().unbind())
+
+    def _count(self, number: int, _: Tensor) -> None:
+        """Note a gradient, and sum the buckets that are complete. The last one waits for the sums of losses."""
+        if self._missing:
+            self._missing[number] -= 1
+            while (n := len(self._works)) + 1 < len(self._buckets) and not self._missing[n]:
+                self._sum(())
+
+    def _sum(self, more: Sequence[Tensor]) -> None:
+        """Start to sum the next bucket."""
+        number = len(self._works)
+        bucket = self._buckets[number]
+        pieces = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket]
+        pieces += [value.detach().float().reshape(1) for value in more]
+        n, device = sum(map(torch.numel, pieces)), pieces[0].device
+        if self._flats[number].numel() != n:
+            self._flats[number] = torch.empty(n, device=device)
+        torch.cat(pieces, out=self._flats[number])
+        work = distributed.all_reduce(self._flats[number], async_op=True)
+        assert work is not None
+        self._works.append(work)
+
+
+def _fill_buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    bucket: list[nn.Parameter] = []
+    for parameter in parameters:
+        bucket.append(parameter)
+        if sum(p.numel() * p.element_size() for p in bucket) >= BUCKET_BYTES:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket

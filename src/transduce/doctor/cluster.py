@@ -1,0 +1,104 @@
+"""A forecast for GPUs that are not here: speed, time and memory of a training with Adam, from a stated cost model.
+
+An update takes the sum of
+
+- the operations of all matrix products, 6 for each weight and token and 12 * width * keys for each attention, at
+  `PRODUCTS` of the GPU's peak;
+- `PASSES` over the numbers that are kept for the gradient, at the bandwidth of its memory;
+- the optimizer: it reads and writes 28 bytes for each parameter;
+- the sum of float32 gradients over the GPUs of a machine and then over machines, in rings. None of it is counted as
+  hidden behind the backward pass.
+
+The two constants are the same for all GPUs and models. docs/parallel.md compares the model with published trainings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import nn
+
+from transduce.config.model import ModelSettings
+from transduce.models.registry import build_model, count_parameters
+
+PRODUCTS = 0.6  # share of a GPU's peak that large matrix products reach
+PASSES = (
+    6  # over each kept number: written, read by two layers; with its gradient written and read in the backward pass
+)
+BYTES_PER_PARAMETER = 20  # float32: weights, gradients, their sums, and two of Adam
+ROOM = 0.9  # of the memory; the rest is of CUDA and fragmentation
+SENTENCE = 32  # keys of an attention, where rows have no fixed length
+SMALLEST = 2048  # tokens of a micro-batch, for the largest model that fits
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Peak operations per second in the precision of training, bytes of a number in it, bytes of memory, and bytes per
+    second of memory and of sums within a machine."""
+
+    operations: float
+    number: int
+    memory: float
+    bandwidth: float
+    link: float
+
+
+GPUS = {
+    "p100": Gpu(9.5e12, 4, 16e9, 732e9, 10e9),  # float32; PCIe
+    "v100": Gpu(125e12, 2, 16e9, 900e9, 130e9),
+    "a100": Gpu(312e12, 2, 40e9, 1555e9, 230e9),
+    "h100": Gpu(989e12, 2, 80e9, 3350e9, 360e9),
+    "h200": Gpu(989e12, 2, 141e9, 4800e9, 360e9),
+}
+NETWORK = 50e9
+"""Bytes per second between machines: 400 Gbit/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`memory`: bytes of a GPU that the training takes; `largest`: parameters of the largest model that fits, of the
+    same architecture with other widths."""
+
+    seconds_per_update: float
+    tokens_per_second: float
+    memory: float
+    largest: float
+
+
+def forecast(
+    model: ModelSettings,
+    *,
+    vocab_size: int,
+    targets: float,
+    gpu: str,
+    n_gpus: int,
+    n_nodes: int = 1,
+    micro_tokens: float | None = None,
+    context: int | None = None,
+) -> Forecast:
+    """Predict a training of `targets` target tokens per update, with as many source tokens, on `n_gpus` per node.
+
+    `micro_tokens`: targets of a micro-batch, if a GPU splits its share. `context`: keys of the attentions.
+    """
+    with torch.device("meta"):
+        built = build_model(model, n_src=vocab_size, n_tgt=vocab_size)
+    n_parameters = count_parameters(built)
+    tables = {id(m.weight): m.weight.numel() for m in built.modules() if isinstance(m, nn.Embedding)}
+    width = int(getattr(model, "d_model"))  # noqa: B009 - every architecture has one
+    card, share = GPUS[gpu], targets / (n_gpus * n_nodes)
+    attentions = sum(module.__class__.__name__.endswith("Attention") for module in built.modules())
+    weights = n_parameters - sum(tables.values()) + vocab_size * width
+    operations = share * (6 * weights + 12 * attentions * width * (context or SENTENCE))
+    sides = 2 if "n_encoder_layers" in type(model).model_fields else 1
+    kept = sides * card.number * (model.layer_activations + 3 * vocab_size)
+    ring = 2 * 4 * n_parameters * ((1 - 1 / n_gpus) / card.link + (1 - 1 / n_nodes) / NETWORK)
+    seconds = operations / (PRODUCTS * card.operations) + PASSES * share * kept / card.bandwidth
+    seconds += 28 * n_parameters / card.bandwidth + ring
+    memory = BYTES_PER_PARAMETER * n_parameters + (micro_tokens or share) * kept
+    # With all widths times s, parameters grow as s**2 and what is kept as s: a quadratic equation.
+    least, room = SMALLEST * kept, ROOM * card.memory
+    fixed = BYTES_PER_PARAMETER * n_parameters
+    scale = (sqrt(least**2 + 4 * fixed * room) - least) / (2 * fixed)
+    return Forecast(seconds, targets / seconds, memory, n_parameters * scale**2)

@@ -1,0 +1,113 @@
+"""Two machines, as network namespaces with a cable between them, one of which is cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kills import events
+from system.commands import small, write_corpus
+
+pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+
+NODES = {"transduce-a": "10.231.7.1", "transduce-b": "10.231.7.2"}
+CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def cable() -> Iterator[None]:
+    """The namespaces; the device in each is called `cable`."""
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need Linux, root and iproute2")
+    first, second = NODES
+    try:
+        for node in NODES:
+            ip("netns", "add", node)
+        ip("link", "add", "cable", "netns", first, "type", "veth", "peer", "name", "cable", "netns", second)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces are not permitted here: {error.stderr.decode().strip()}")
+    else:
+        for node, address in NODES.items():
+            ip("-n", node, "address", "add", f"{address}/24", "dev", "cable")
+            for device in ("cable", "lo"):
+                ip("-n", node, "link", "set", device, "up")
+        yield
+    finally:
+        for node in NODES:
+            subprocess.run(["ip", "netns", "delete", node], capture_output=True, check=False)
+
+
+def start(node: str, log: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    """torchrun with one process on a machine; the first one has the rendezvous."""
+    conf = f"{CONF},is_host={int(node == 'transduce-a')}"
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{NODES['transduce-a']}:29400", "--rdzv-conf", conf)
+    rest = ("--nnodes", "1:2", "--nproc-per-node", 1, "--max-restarts", 9, "--local-addr", NODES[node])
+    command = ["ip", "netns", "exec", node, sys.executable, "-m", "torch.distributed.run", *rendezvous, *rest]
+    own = {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "TRANSDUCE_TESTS_NETWORK": "1"}
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [*map(str, command), "-m", "--", "transduce", *map(str, arguments)],
+            env={**os.environ, **own},
+            stdout=file,
+            stderr=file,
+        )
+
+
+def power_off(machine: subprocess.Popen[bytes]) -> None:
+    """Kill torchrun and the process that it started."""
+    children = Path(f"/proc/{machine.pid}/task/{machine.pid}/children")
+    pids = [machine.pid, *map(int, children.read_text().split() if children.exists() else ())]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    machine.wait()
+
+
+def wait_for(log: Path, text: str, *, after: int = 0) -> int:
+    """Wait until the log of a machine has the text after a position; return the position behind it."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        place = log.read_text().find(text, after)
+        if place >= 0:
+            return place + len(text)
+        time.sleep(0.1)
+    raise AssertionError(f"{text!r}: not in the log\n{log.read_text()}")
+
+
+def test_a_machine_that_is_cut_off_is_named_and_the_other_one_goes_on(tmp_path: Path, cable: None) -> None:
+    """From the last checkpoint, alone."""
+    src, tgt = write_corpus(tmp_path, "train", 200)
+    run, first, second = tmp_path / "run", tmp_path / "a.log", tmp_path / "b.log"
+    limits = ("training.max_updates=1000000", "training.valid_updates=1000000", "training.save_updates=50")
+    settings = small(*limits, "training.timeout=0.05", "training.batch_tokens=128")
+    asked = ("train", "--src", src, "--tgt", tgt, "--run", run, *settings)
+    machines = [start("transduce-a", first, *asked), start("transduce-b", second, *asked)]
+    try:
+        while not any(event["update"] >= 100 for event in events(run, "update")):
+            assert machines[0].poll() is None, first.read_text()
+            time.sleep(0.1)
+        ip("-n", "transduce-b", "link", "set", "cable", "down")
+        place = wait_for(first, "from process 2 of 2 (")
+        wait_for(first, "had 2 processes until update", after=place)
+        n = len(events(run, "update"))
+        while len(events(run, "update")) < n + 3:
+            assert machines[0].poll() is None, first.read_text()
+            time.sleep(0.1)
+    finally:
+        for machine in machines:
+            power_off(machine)
+    assert [event["processes"] for event in events(run, "start")] == [2]
+    assert len(events(run, "restart")) == 1
