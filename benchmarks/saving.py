@@ -24,7 +24,7 @@ from transduce.logging import Log
 from transduce.models.registry import build_model
 from transduce.process import keep_freed_memory
 from transduce.runs.folder import RunFolder
-from transduce.training.feed import PairFeeder, Position
+from transduce.training.feed import DataPosition, PairFeeder
 from transduce.training.loop import Trainer
 from transduce.training.step import Updater
 from transduce.training.validate import Validator
@@ -54,7 +54,7 @@ def main() -> None:
         validator = Validator(model, feeder.batches, smoothing=0.1)
         trainer = Trainer(model, run, updater=updater, feeder=feeder, validator=validator, log=Log(quiet=True))
         trainer._start_or_resume()
-        feeds = feeder.feeds(Position())
+        feeds = feeder.feeds(DataPosition())
         updates: list[float] = []
         savings: list[float] = []
         for number in range(2 * given.rounds + 1):

@@ -123,3 +123,14 @@ def test_bad_settings_are_obstacles(corpus: tuple[Path, Path]) -> None:
     assert done.code == 2 and "obstacle: model.d_model = 128 is not divisible by model.n_heads = 3" in done.out
     missing = transduce("doctor", "--src", "no.en", "--tgt", tgt)
     assert missing.code == 2 and "there is no file" in missing.err
+
+
+def test_a_forecast_for_gpus(corpus: tuple[Path, Path]) -> None:
+    src, tgt = corpus
+    cluster = ("--gpus", "8", "--nodes", "2", "--gpu", "a100")
+    done = transduce("doctor", "--src", src, "--tgt", tgt, *cluster, *small())
+    assert done.code == 0 and "forecast  on 2 machines with 8 a100, from operations and bytes: " in done.out
+    assert "so short an update takes longer" in done.out and "billion parameters fits" in done.out
+    done = transduce("doctor", "--src", src, "--tgt", tgt, "--gpus", "8", "--gpu", "k80", *small())
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "transduce: error: --gpu k80: known are p100, v100, a100, h100, h200\n"

@@ -96,6 +96,11 @@ def _learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
 def doctor(
     request: Request,
     processes: Processes = 1,
+    gpus: Annotated[
+        int | None, option(help="GPUs of each machine, for a forecast of a training on GPUs that are not here.", min=1)
+    ] = None,
+    nodes: Annotated[int, Option(help="Machines of the forecast.", min=1)] = 1,
+    gpu: Annotated[str, Option(help="Kind of GPU of the forecast: p100, v100, a100, h100 or h200.")] = "h100",
     as_json: Annotated[bool, Option("--json", help="Print all findings and measurements as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -109,6 +114,7 @@ def doctor(
     transduce doctor recipe.toml --data texts --set model.preset=base
     transduce doctor --text book.txt --json
     transduce doctor --src train.en --tgt train.de --processes 2
+    transduce doctor recipe.toml --data texts --gpus 8 --nodes 4 --gpu a100
     """
     if request.recipe is not None and request.recipe.is_dir():
         raise SettingsError(f"{request.recipe} is a folder; doctor checks a training before it starts: name a recipe")
@@ -116,12 +122,16 @@ def doctor(
         request = replace(request, run=Path("runs") / "new")
     settings = request.settings()
 
+    from transduce.doctor.cluster import GPUS, Cluster
     from transduce.doctor.diagnose import diagnose, format_diagnosis
     from transduce.logging import Log
     from transduce.process import exit_on_signals
 
+    if gpu not in GPUS:
+        raise SettingsError(f"--gpu {gpu}: known are {', '.join(GPUS)}")
+    cluster = None if gpus is None else Cluster(gpu, gpus, nodes)
     with exit_on_signals():
-        found = diagnose(settings, log=Log(quiet=quiet or as_json), processes=processes)
+        found = diagnose(settings, log=Log(quiet=quiet or as_json), processes=processes, cluster=cluster)
     print_lines([to_json(found.to_json())] if as_json else format_diagnosis(found))
     if not found.ready:
         raise typer.Exit(2)

@@ -21,12 +21,13 @@ import torch
 from torch import nn
 
 from transduce.config.model import ModelSettings
+from transduce.config.section import resolved
+from transduce.config.settings import Settings
+from transduce.doctor.resources import tokens_at_once
 from transduce.models.registry import build_model, count_parameters
 
 PRODUCTS = 0.6  # share of a GPU's peak that large matrix products reach
-PASSES = (
-    6  # over each kept number: written, read by two layers; with its gradient written and read in the backward pass
-)
+PASSES = 6  # over each kept number: written, read by two layers; with its gradient in the backward pass
 BYTES_PER_PARAMETER = 20  # float32: weights, gradients, their sums, and two of Adam
 ROOM = 0.9  # of the memory; the rest is of CUDA and fragmentation
 SENTENCE = 32  # keys of an attention, where rows have no fixed length
@@ -57,6 +58,19 @@ NETWORK = 50e9
 
 
 @dataclass(frozen=True, slots=True)
+class Cluster:
+    """Machines with some GPUs each."""
+
+    gpu: str
+    n_gpus: int
+    n_nodes: int = 1
+
+    def __str__(self) -> str:
+        machines = f"{self.n_nodes} machines with " if self.n_nodes > 1 else ""
+        return f"{machines}{self.n_gpus} {self.gpu}"
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """`memory`: bytes of a GPU that the training takes; `largest`: parameters of the largest model that fits, of the
     same architecture with other widths."""
@@ -67,18 +81,29 @@ class Forecast:
     largest: float
 
 
+def forecast_settings(settings: Settings, cluster: Cluster) -> Forecast:
+    """Predict the training of resolved settings."""
+    n_ranks = cluster.n_gpus * cluster.n_nodes
+    return forecast(
+        settings.model,
+        cluster,
+        vocab_size=resolved(settings.tokenizer.vocab_size, "tokenizer.vocab_size"),
+        targets=resolved(settings.training.batch_tokens, "training.batch_tokens"),
+        micro_tokens=tokens_at_once(settings, n_ranks),
+        context=settings.data.context,
+    )
+
+
 def forecast(
     model: ModelSettings,
+    cluster: Cluster,
     *,
     vocab_size: int,
     targets: float,
-    gpu: str,
-    n_gpus: int,
-    n_nodes: int = 1,
     micro_tokens: float | None = None,
     context: int | None = None,
 ) -> Forecast:
-    """Predict a training of `targets` target tokens per update, with as many source tokens, on `n_gpus` per node.
+    """Predict a training of `targets` target tokens per update, with as many source tokens.
 
     `micro_tokens`: targets of a micro-batch, if a GPU splits its share. `context`: keys of the attentions.
     """
@@ -87,7 +112,8 @@ def forecast(
     n_parameters = count_parameters(built)
     tables = {id(m.weight): m.weight.numel() for m in built.modules() if isinstance(m, nn.Embedding)}
     width = int(getattr(model, "d_model"))  # noqa: B009 - every architecture has one
-    card, share = GPUS[gpu], targets / (n_gpus * n_nodes)
+    card, n_gpus, n_nodes = GPUS[cluster.gpu], cluster.n_gpus, cluster.n_nodes
+    share = targets / (n_gpus * n_nodes)
     attentions = sum(module.__class__.__name__.endswith("Attention") for module in built.modules())
     weights = n_parameters - sum(tables.values()) + vocab_size * width
     operations = share * (6 * weights + 12 * attentions * width * (context or SENTENCE))

@@ -25,6 +25,7 @@ from transduce.data.corpus import sorted_labels
 from transduce.data.sources import Sources
 from transduce.distributed.group import check_devices
 from transduce.doctor.checks import run_checks, texts_of
+from transduce.doctor.cluster import Cluster, Forecast, forecast_settings
 from transduce.doctor.findings import Finding, Level, note_or_warning, percent, size
 from transduce.doctor.resources import tokens_at_once
 from transduce.doctor.trial import FULL, Trial, measure
@@ -43,6 +44,7 @@ TRAINED, HELD_OUT = 12_000, 1_000  # records of the trial
 ENCODED = 2_000  # records in which unknown characters are searched
 ROOM = 0.8  # fraction of the free memory that a training may take without a warning
 FEWEST_TOKENS = 64  # of the smallest useful micro-batch
+SHORT = 0.05  # seconds of an update on GPUs, below which a forecast is too optimistic
 _DAY = 86_400.0
 _QUIET = Log(quiet=True)
 
@@ -72,6 +74,8 @@ class Diagnosis:
     settings: Settings | None = None
     trial: Trial | None = None
     time: Time | None = None
+    cluster: Cluster | None = None
+    forecast: Forecast | None = None
 
     @property
     def ready(self) -> bool:
@@ -110,11 +114,20 @@ class Diagnosis:
             "available": self.available,
             "trial": self.trial and asdict(self.trial),
             "time": self.time and asdict(self.time),
+            "cluster": self.cluster and asdict(self.cluster),
+            "forecast": self.forecast and asdict(self.forecast),
             "settings": self.settings and self.settings.model_dump(mode="json"),
         }
 
 
-def diagnose(settings: Settings, *, log: Log | None = None, seconds: float = SECONDS, processes: int = 1) -> Diagnosis:
+def diagnose(
+    settings: Settings,
+    *,
+    log: Log | None = None,
+    seconds: float = SECONDS,
+    processes: int = 1,
+    cluster: Cluster | None = None,
+) -> Diagnosis:
     """Check the text and the machine before a training. Problems are returned as findings, not raised.
 
     Args:
@@ -122,6 +135,7 @@ def diagnose(settings: Settings, *, log: Log | None = None, seconds: float = SEC
         log: Where progress is printed; default: nowhere.
         seconds: Duration of the updates that are timed.
         processes: Number of processes that train together on this machine.
+        cluster: GPUs that are not here, for which speed and memory are predicted.
 
     Returns:
         The findings and measurements. No file is kept or changed. Nothing is measured where there are obstacles.
@@ -147,6 +161,8 @@ def diagnose(settings: Settings, *, log: Log | None = None, seconds: float = SEC
         found.findings += run_checks(sample, settings.data, task.reads)
         if found.ready:
             _try_training(found, task, settings, sample, start=start, machine=machine, log=log, seconds=seconds)
+        if cluster is not None and found.settings is not None:
+            found.cluster, found.forecast = cluster, forecast_settings(found.settings, cluster)
     return found
 
 
@@ -298,3 +314,12 @@ def _measured(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if time is not None:
         until = f"training.{time.by} ({time.updates:,} updates, {time.epochs:.1f} epochs)"
         yield "time", f"about {duration(time.seconds)} until {until}, without validations"
+    if (forecast := diagnosis.forecast) is not None:
+        speed = f"{forecast.tokens_per_second:,.0f} target tokens/s, {forecast.seconds_per_update:.3g} s per update"
+        yield "forecast", f"on {diagnosis.cluster}, from operations and bytes: {speed}"
+        if time is not None and time.by != "max_minutes":
+            yield "", f"about {duration(forecast.seconds_per_update * time.updates)} for {time.updates:,} updates"
+        if forecast.seconds_per_update < SHORT:
+            yield "", "so short an update takes longer: the time to start kernels and exchanges is not counted"
+        fits = f"a model of up to {forecast.largest / 1e9:.1f} billion parameters fits"
+        yield "", f"{size(forecast.memory)} of each GPU's memory; {fits}"

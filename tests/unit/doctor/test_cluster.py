@@ -7,36 +7,46 @@ from typing import Any
 import pytest
 
 from transduce.config.kinds import model_settings, resolve_preset
-from transduce.doctor.cluster import BYTES_PER_PARAMETER, GPUS, ROOM, forecast
+from transduce.doctor.cluster import BYTES_PER_PARAMETER, GPUS, ROOM, Cluster, forecast
+from transduce.models.registry import ARCHITECTURES
 
 GPT2 = {"kind": "gpt", "n_decoder_layers": 12, "d_model": 768, "d_ff": 3072, "n_heads": 12}
-PUBLISHED: list[tuple[dict[str, Any], dict[str, Any], float]] = [
+PUBLISHED: list[tuple[dict[str, Any], Cluster, dict[str, Any], float]] = [
     # Vaswani et al. 2017, section 5: 100,000 updates in 12 hours, 300,000 in 3.5 days, of about 25,000 tokens per side
-    ({"preset": "base"}, {"vocab_size": 37_000, "targets": 25_000, "gpu": "p100", "n_gpus": 8}, 12 * 3600 / 100_000),
-    ({"preset": "big"}, {"vocab_size": 37_000, "targets": 25_000, "gpu": "p100", "n_gpus": 8}, 84 * 3600 / 300_000),
+    ({"preset": "base"}, Cluster("p100", 8), {"vocab_size": 37_000, "targets": 25_000}, 12 * 3600 / 100_000),
+    ({"preset": "big"}, Cluster("p100", 8), {"vocab_size": 37_000, "targets": 25_000}, 84 * 3600 / 300_000),
     # Ott et al. 2018, table 1: updates of 402,000 tokens at 1.82 million tokens per second (quoted from memory)
     (
         {"preset": "big"},
-        {"vocab_size": 32_768, "targets": 402_000, "gpu": "v100", "n_gpus": 8, "n_nodes": 16},
+        Cluster("v100", 8, 16),
+        {"vocab_size": 32_768, "targets": 402_000},
         0.402 / 1.82,
     ),
     # nanoGPT's README and config/train_gpt2.py: 600,000 updates of 491,520 tokens in about 4 days
-    (GPT2, {"vocab_size": 50_304, "targets": 491_520, "gpu": "a100", "n_gpus": 8, "context": 1024}, 4 * 86400 / 6e5),
+    (GPT2, Cluster("a100", 8), {"vocab_size": 50_304, "targets": 491_520, "context": 1024}, 4 * 86400 / 6e5),
 ]
 
 
-@pytest.mark.parametrize(("model", "training", "seconds"), PUBLISHED)
+@pytest.mark.parametrize(("model", "cluster", "training", "seconds"), PUBLISHED)
 def test_published_trainings_are_predicted_within_30_percent(
-    model: dict[str, Any], training: dict[str, Any], seconds: float
+    model: dict[str, Any], cluster: Cluster, training: dict[str, Any], seconds: float
 ) -> None:
-    found = forecast(resolve_preset(model_settings(**model)), **training)
+    found = forecast(resolve_preset(model_settings(**model)), cluster, **training)
     print(f"{found.seconds_per_update:.3f} s, published {seconds:.3f} s: {found.seconds_per_update / seconds - 1:+.0%}")
     assert found.seconds_per_update == pytest.approx(seconds, rel=0.3)
 
 
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_every_architecture_has_a_forecast(kind: str) -> None:
+    labels = {"n_labels": 3} if kind.endswith("classifier") else {}
+    model = resolve_preset(model_settings(kind=kind, **labels))
+    found = forecast(model, Cluster("a100", 2), vocab_size=8000, targets=4096)
+    assert 0 < found.seconds_per_update < 1 and found.memory > 0 and found.largest > 0
+
+
 def test_more_gpus_are_faster_and_a_model_of_the_largest_size_fits() -> None:
     base = resolve_preset(model_settings(preset="base"))
-    one, many = (forecast(base, vocab_size=32_000, targets=25_000, gpu="h100", n_gpus=n) for n in (1, 8))
+    one, many = (forecast(base, Cluster("h100", n), vocab_size=32_000, targets=25_000) for n in (1, 8))
     assert 3 < many.tokens_per_second / one.tokens_per_second < 8
     assert one.memory > many.memory
     assert BYTES_PER_PARAMETER * one.largest < ROOM * GPUS["h100"].memory
