@@ -13,8 +13,8 @@ import math
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,31 +206,48 @@ class TrackedMetrics(MetricsFile):
     A process that resumes begins another run of the tracker, with all events so far.
     """
 
-    def __init__(self, folder: RunFolder, *, active: bool) -> None:
+    def __init__(self, folder: RunFolder, *, active: bool, warn: Callable[[str], object]) -> None:
         super().__init__(folder.path / "metrics.jsonl", active=active)
-        self._folder, self._trackers = folder, list[Tracker]()
-        self._names = folder.settings.training.track if active else ()
+        self._folder, self._warn, self._trackers = folder, warn, dict[str, Tracker]()
+        self._names = list[str](dict.fromkeys(folder.settings.training.track)) if active else []
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Write one line; a full disk is a `RunFolderError`."""
         super().append(event)
         events: Sequence[Mapping[str, Any]] = [event]
         if self._names and not self._trackers:
-            events, settings = self.read(), dict(settings_by_name(self._folder.settings))
-            name = self._folder.settings.name or self._folder.path.absolute().name
-            self._trackers = [TRACKERS[one](self._folder.path, name, settings) for one in dict.fromkeys(self._names)]
+            events = self.read()
+            for name in list(self._names):
+                with self._dropping(name):
+                    self._trackers[name] = self._begin(name)
             atexit.register(self.close)  # after an interrupt too
-        for tracker in self._trackers:
-            for one in events:
-                tracker.log(numbers_of(one), one.get("update", 0))
+        for name, tracker in list(self._trackers.items()):
+            with self._dropping(name):
+                for one in events:
+                    tracker.log(numbers_of(one), one.get("update", 0))
         if event["event"] == "end":
             self.close()
 
     def close(self) -> None:
         """Complete what the trackers write."""
-        trackers, self._trackers = self._trackers, []
-        for tracker in trackers:
-            tracker.close()
+        for name, tracker in list(self._trackers.items()):
+            with self._dropping(name):
+                tracker.close()
+        self._trackers = {}
+
+    def _begin(self, name: str) -> Tracker:
+        run, settings = self._folder, dict(settings_by_name(self._folder.settings))
+        return TRACKERS[name](run.path, run.settings.name or run.path.absolute().name, settings)
+
+    @contextmanager
+    def _dropping(self, name: str) -> Iterator[None]:
+        """Inside, an error of a tracker ends that tracker, with a warning: the training and its metrics go on."""
+        try:
+            yield
+        except Exception as error:  # each of the libraries has its own
+            self._names.remove(name)
+            self._trackers.pop(name, None)
+            self._warn(f"training.track: {name} failed and gets nothing more: {' '.join(str(error).split())}")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from system.commands import transduce
 from transduce.errors import SettingsError
-from transduce.metrics_log import MetricsFile, TrackedMetrics, check_trackers, numbers_of
+from transduce.metrics_log import TRACKERS, MetricsFile, TrackedMetrics, Tracker, check_trackers, numbers_of
 from transduce.runs.folder import RunFolder
 
 
@@ -41,11 +42,41 @@ def tracked(trained: Path, folder: Path, name: str) -> list[dict[str, Any]]:
     settings = RunFolder.open(trained).settings.with_values("training", track=[name])
     with RunFolder.create(folder / "run", settings, "") as run:
         for some in (events[:2], events[2:]):
-            metrics = TrackedMetrics(run, active=True)
+            metrics = TrackedMetrics(run, active=True, warn=print)
             for event in some:
                 metrics.append(event)
             metrics.close()
     return events
+
+
+def test_a_tracker_that_fails_is_dropped(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a training it must not be what ends it."""
+
+    class Fails(Tracker):
+        n_left = 2
+
+        def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+            pass
+
+        def log(self, numbers: Mapping[str, float], update: int) -> None:
+            Fails.n_left -= 1
+            if Fails.n_left < 0:
+                raise RuntimeError("no\nconnection")
+
+        def close(self) -> None:
+            raise AssertionError("closed after it was dropped")
+
+    monkeypatch.setitem(TRACKERS, "wandb", Fails)
+    warnings = list[str]()
+    settings = RunFolder.open(trained).settings.with_values("training", track=["wandb"])
+    events = MetricsFile(trained / "metrics.jsonl").read()
+    with RunFolder.create(tmp_path / "run", settings, "") as run:
+        metrics = TrackedMetrics(run, active=True, warn=warnings.append)
+        for event in events:
+            metrics.append(event)
+        metrics.close()
+    assert warnings == ["training.track: wandb failed and gets nothing more: no connection"]
+    assert len(MetricsFile(tmp_path / "run" / "metrics.jsonl").read()) == len(events) and Fails.n_left == -1
 
 
 def expected(events: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:

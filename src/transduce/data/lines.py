@@ -83,6 +83,41 @@ class _Watched(io.RawIOBase):
         return n
 
 
+class _Remote(io.RawIOBase):
+    """A file of fsspec, whose libraries have errors of their own, with `OSError` in their place."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self.size = file, file.size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._file.seek(place, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        try:
+            return self._file.readinto(buffer) or 0
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(_message(error)) from error
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _message(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def _bounded(file: io.BufferedIOBase, path: Path, stored: Any) -> io.BufferedReader:
     """Decompressed content up to a bound, as a defence against decompression bombs."""
     n, most = 0, max(UNCHECKED_BYTES, MAX_RATIO * _size_of(path, stored))
@@ -111,13 +146,13 @@ def _open_remote(url: str) -> Any:
     except ImportError as error:
         raise SettingsError(f"{url}: a remote file needs fsspec: pip install 'transduce[remote]'") from error
     try:
-        return fsspec.open(url, "rb").open()
+        return _Remote(fsspec.open(url, "rb").open())
     except (ImportError, ValueError) as error:  # no library for the protocol, or no such protocol
         raise SettingsError(f"{url}: {error}; pip install 'transduce[remote]' for https, s3 and hf") from error
     except OSError:
         raise
     except Exception as error:  # each of the libraries has its own
-        raise DataError(f"cannot read {url}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise DataError(f"cannot read {url}: {_message(error)}") from error
 
 
 COMPRESSIONS: dict[str, Callable[[io.BufferedIOBase], io.BufferedIOBase]] = {

@@ -80,7 +80,7 @@ class Session:
         self.average = AVERAGES[s.average if is_main else "none"](
             self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay
         )
-        self.metrics = TrackedMetrics(folder, active=is_main)
+        self.metrics = TrackedMetrics(folder, active=is_main, warn=log.warn)
         self.state = TrainingState()
         self.carry: Carry = ()
         self.time_limit: TimeLimit | None = None

@@ -132,6 +132,32 @@ def test_remote_files(tmp_path: Path, server: str) -> None:
         texts(f"{server}/missing.tsv")
 
 
+class Breaks(http.server.BaseHTTPRequestHandler):
+    """Announces more than it sends."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(b"A dog.\tEin Hund.\n" * 100)
+
+    do_HEAD = do_GET
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+def test_a_lost_connection_is_a_one_line_error(name: str) -> None:
+    pytest.importorskip("aiohttp")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Breaks) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{running.server_port}/{name}"
+        with pytest.raises(DataError, match=url) as caught:
+            texts(url)
+        running.shutdown()
+    assert "\n" not in str(caught.value)
+
+
 def test_an_unknown_protocol_is_a_one_line_error() -> None:
     with pytest.raises(SettingsError, match="nonsense"):
         texts("nonsense://host/a.tsv")
