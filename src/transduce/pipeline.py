@@ -135,7 +135,7 @@ def _prepare(
 ) -> Any:
     """Encode the text, and copy the weights to start from, into the folder, unless an earlier start has done it.
 
-    A user's mistake leaves no new folder.
+    A user's mistake leaves no new folder. After a full disk the folder stays, with what is prepared.
     """
     if folder.resumed and (found := task.find_prepared(folder, log)) is not None:
         shutil.rmtree(folder.path / "preparation", ignore_errors=True)  # left by a kill
@@ -152,8 +152,8 @@ def _prepare(
         prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
         shutil.rmtree(folder.path / "preparation", ignore_errors=True)
         return prepared
-    except UserError:
-        if not folder.resumed:
+    except UserError as error:
+        if not folder.resumed and not isinstance(error, RunFolderError):
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
 

@@ -188,3 +188,16 @@ def test_the_command_prepares_what_train_continues(texts: Path, tmp_path: Path) 
     finally:
         (texts / "moved").rename(texts / "a.en")
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_full_disk_keeps_what_is_prepared(texts: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: large enough for the text, too small for the store."""
+    (tmp_path / "recipe.toml").write_text(to_toml(settings(texts)))
+    run = tmp_path / "run"
+    script = "import resource, sys, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+    script += f"sys.argv = ['transduce', 'prepare', '{tmp_path}/recipe.toml', '--run', '{run}']; "
+    script += "runpy.run_module('transduce', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2 and "File too large" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert any((run / "preparation").iterdir())
+    assert prepared(texts, run, LocalWorkers(1)) == whole

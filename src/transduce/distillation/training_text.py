@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transduce.config.settings import Corpus, DataSettings, Settings
+from transduce.config.settings import Corpus, DataSettings, Settings, is_remote
 from transduce.data.corpus import text_files
 from transduce.data.lines import is_missing
 from transduce.data.preparation import PairTexts
@@ -34,13 +34,15 @@ def training_data(run: RunFolder, changes: Mapping[str, Any], root: Path | None)
 
 
 def _moved(data: DataSettings, root: Path) -> DataSettings:
-    """The same files below `root`: each path relative to the folder that all of them share."""
-    shared = os.path.commonpath([path.parent for path in text_files(data).values()])
+    """The same local files below `root`: each path relative to the folder that all of them share."""
+    local = [path for path in text_files(data).values() if not is_remote(path)]
+    shared = os.path.commonpath([path.parent for path in local]) if local else ""
     target = Path(os.path.realpath(root))
 
     def moved(corpus: Corpus) -> Corpus:
         paths = {key: path for key in ("src", "tgt", "path") if (path := getattr(corpus, key)) is not None}
-        return corpus.model_copy(update={key: target / path.relative_to(shared) for key, path in paths.items()})
+        places = {key: target / path.relative_to(shared) for key, path in paths.items() if not is_remote(path)}
+        return corpus.model_copy(update=places)
 
     sets = {name: tuple(map(moved, getattr(data, name))) for name in ("train", "valid", "test")}
     return data.model_copy(update=sets)

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from transduce.config.recipe import to_toml
-from transduce.config.settings import Corpus, Settings
+from transduce.config.settings import Corpus, Settings, is_remote
 from transduce.data.corpus import corpus_files, corpus_name, is_by_line
-from transduce.data.lines import bare_suffix, open_bytes
+from transduce.data.lines import bare_suffix, is_missing, open_bytes
 from transduce.errors import RunFolderError, TrainingError
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
@@ -124,9 +124,10 @@ def _beginning(corpus: Corpus, folder: Path, name: str, log: Log) -> dict[str, A
     """The corpus, or the first lines of its files if they are long."""
     values, files = corpus.model_dump(mode="json"), corpus_files(corpus)
     for file in files:
-        if not file.exists():
+        if is_missing(file):
             raise RunFolderError(f"{file} is missing: a trial training needs the text of the run")
-    if not all(map(is_by_line, files)) or max(file.stat().st_size for file in files) < LONG:
+    is_long = any(is_remote(file) or file.stat().st_size >= LONG for file in files)
+    if not is_long or not all(map(is_by_line, files)):
         return values
     for side in ("src", "tgt", "path"):
         if values[side] is not None:

@@ -17,7 +17,10 @@ import pytest
 from transduce.config.settings import Corpus, Settings
 from transduce.data.corpus import Pair, read_pairs
 from transduce.data.sources import pair_sources
+from transduce.distillation.training_text import _moved
 from transduce.errors import DataError, SettingsError
+from transduce.logging import Log
+from transduce.verification.resume import LINES, shortened
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.parquet")
@@ -156,6 +159,22 @@ def test_a_lost_connection_is_a_one_line_error(name: str) -> None:
             texts(url)
         running.shutdown()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.loopback
+def test_a_trial_training_and_a_student_read_remote_text(tmp_path: Path, server: str) -> None:
+    pytest.importorskip("aiohttp")
+    for name in ("a.en", "a.de"):
+        (tmp_path / name).write_text("".join(f"{name} {i}\n" for i in range(LINES + 5)))
+    train = [{"src": f"{server}/a.en", "tgt": f"{server}/a.de"}, {"path": str(tmp_path / "old" / "b.tsv")}]
+    asked = Settings.from_mapping({"data": {"train": train[:1]}}).resolve_paths(tmp_path)
+    (tmp_path / "trial").mkdir()
+    trial = shortened(asked, tmp_path / "trial", updates=20, seconds=1.0, log=Log(quiet=True))
+    (source,) = pair_sources(trial).train
+    assert [pair.tgt for pair in source.read()] == [f"a.de {i}" for i in range(LINES)]
+    both = Settings.from_mapping({"data": {"train": train}}).resolve_paths(tmp_path).data
+    remote, local = _moved(both, tmp_path / "new").train
+    assert (remote, local.path) == (both.train[0], tmp_path / "new" / "b.tsv")
 
 
 def test_an_unknown_protocol_is_a_one_line_error() -> None:
