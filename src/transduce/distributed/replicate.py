@@ -1,4 +1,4 @@
-"""`training.parallel = "replicate"`: every rank has the whole model; gradients are summed during the backward pass.
+"""Every rank has the whole model; gradients are summed during the backward pass.
 
 DistributedDataParallel does this too, but it cannot repeat a backward pass that ran out of memory on one rank, and it
 needs a batch on every rank.
@@ -22,7 +22,8 @@ class GradientBuckets:
     """Sums the gradients of all ranks in buckets, each as soon as the last backward pass of an update has filled it.
 
     Buckets have the parameters in reverse order, which is about that of the backward pass, and all ranks sum them in
-    the same order. If a backward pass is repeated, the sums that were started remain: the gradients are the same.
+    the same order. If a backward pass is repeated, the sums that were started remain: those of the same
+    sentences, with other dropout.
     """
 
     def __init__(self, model: nn.Module) -> None:
