@@ -399,6 +399,14 @@ def test_options_that_do_not_apply_are_refused(arguments: list[str], named: list
     assert done.code == 2 and done.err.count("\n") == 1 and all(one in done.err for one in named)
 
 
+def test_two_models_in_a_terminal_are_named(runs: dict[str, Path]) -> None:
+    both = [runs["transformer"], runs["rnn"]]
+    asked = ("inspect", both[0], "a man", "--compare", both[1])
+    titles = [f"{run}:" for run in both]
+    assert [line for line in transduce(*asked).out.splitlines() if line in titles] == titles
+    assert len([json.loads(line) for line in transduce(*asked, "--json").out.splitlines()]) == 2
+
+
 def test_a_refused_picture_leaves_no_page(runs: dict[str, Path], tmp_path: Path) -> None:
     done = transduce("inspect", runs["transformer"], "a", "--html", tmp_path / "x.html", "--svg", tmp_path / "x.bmp")
     assert done.code == 2 and "use .svg or .png" in done.err and not list(tmp_path.iterdir())

@@ -33,7 +33,7 @@ def inspect(
     html: Annotated[
         Path | None, opt.option(metavar="FILE", help="Write the page with the recorded values inside; works offline.")
     ] = None,
-    json: Annotated[bool, Option("--json", help="Print all values as JSON.")] = False,
+    json: Annotated[bool, Option("--json", help="Print all values as JSON; with --compare, one line a run.")] = False,
     svg: Annotated[
         Path | None,
         opt.option("--svg", "--png", metavar="FILE", help="Write the first attention map (.svg or .png)."),
@@ -112,8 +112,9 @@ def _show(
     if json:
         print_lines(to_json(one.to_json([part.name for part in one.parts])) for one in found)
         return
-    for one in found:
-        print_lines([*_texts(one), "", show_attention(one), ""], colours=True)
+    for path, one in zip(runs, found, strict=True):
+        title = [f"{path}:"] if len(runs) > 1 else []
+        print_lines([*title, *_texts(one), "", show_attention(one), ""], colours=True)
     print_lines(f"written: {path}" for path in (html, svg) if path is not None)
 
 
