@@ -281,7 +281,7 @@ def test_inspect_draws_in_the_terminal_and_into_files(run: Path, tmp_path: Path)
         "inspect", run, "The dog sleeps.", "--target", "Der Hund schläft.", "--html", page, "--svg", drawing
     )
     assert done.code == 0 and "Der Hund schläft." in done.out and "</s>" in done.out
-    assert drawing.read_text().startswith("<svg")
+    assert "<svg" in drawing.read_text()
     text = page.read_text()
     assert "https:" not in text and "default-src 'none'" in text and len(text) < 3_000_000
     record = json.loads(transduce("inspect", run, "The dog sleeps.", "--json").out)

@@ -26,4 +26,4 @@ def test_demo_stops_after_a_number_of_updates(
         main(["demo", "--run", str(tmp_path / "demo"), *options])
     training = seen[0].training
     assert (training.max_updates, training.max_minutes, training.max_epochs) == (updates, None, None)
-    assert (training.precision, training.optimizer, training.micro_batch_tokens) == ("float32", "muon", 2048)
+    assert (training.precision, training.optimizer, training.micro_batch_tokens) == ("auto", "muon", 2048)
