@@ -109,6 +109,12 @@ def _fused(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(0, 1).unflatten(0, query.shape[:2])
 
 
+def _takes_groups(query: Float[Tensor, "B H T K"], key: Tensor, bias: Bias) -> bool:
+    """Whether a kernel computes this attention with fewer key heads than query heads."""
+    has_no_matrix = bias is None or isinstance(bias, CausalBias)
+    return (query.is_cuda and has_no_matrix) or kernels.attends(query, key, None if has_no_matrix else bias)
+
+
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
     """Concat(head_1, ..., head_h) (paper 3.2.2)."""
     return x.transpose(1, 2).flatten(2)  # [B, T, H*K]
@@ -245,12 +251,8 @@ class MultiHeadAttention(Attention):
     ) -> Float[Tensor, "B T D"]:
         """Attention of all heads, merged and projected. key, value [B, H_kv, S, K]; bias broadcast to [B, H, T, S]."""
         dropout = self.dropout if self.dropout.p else None
-        groups = self.n_heads // self.n_kv_heads
-        has_no_matrix = bias is None or isinstance(bias, CausalBias)
-        takes_groups = query.is_cuda and has_no_matrix
-        takes_groups |= kernels.attends(query, key, None if has_no_matrix else bias)
-        if groups > 1 and not takes_groups:
-            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))  # [B, H, S, K]
+        if self.n_kv_heads < self.n_heads and not _takes_groups(query, key, bias):
+            key, value = map(self._of_each_head, (key, value))  # [B, H, S, K]
         heads = attended(partial(scaled_dot_product_attention, dropout=dropout), query, key, value, bias=bias)
         return self.output(merge_heads(heads))
 
