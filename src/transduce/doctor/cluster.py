@@ -25,6 +25,9 @@ from transduce.config.section import resolved
 from transduce.config.settings import Settings
 from transduce.doctor.resources import tokens_at_once
 from transduce.models.registry import build_model, count_parameters
+from transduce.nn.attention import Attention
+from transduce.nn.star import SatelliteAttention
+from transduce.tasks.defaults import bytes_per_token
 
 PRODUCTS = 0.6  # share of a GPU's peak that large matrix products reach
 PASSES = 6  # over each kept number: written, read by two layers; with its gradient in the backward pass
@@ -114,11 +117,11 @@ def forecast(
     width = int(getattr(model, "d_model"))  # noqa: B009 - every architecture has one
     card, n_gpus, n_nodes = GPUS[cluster.gpu], cluster.n_gpus, cluster.n_nodes
     share = targets / (n_gpus * n_nodes)
-    attentions = sum(module.__class__.__name__.endswith("Attention") for module in built.modules())
+    attentions = sum(isinstance(module, (Attention, SatelliteAttention)) for module in built.modules())
     weights = n_parameters - sum(tables.values()) + vocab_size * width
     operations = share * (6 * weights + 12 * attentions * width * (context or SENTENCE))
     sides = 2 if "n_encoder_layers" in type(model).model_fields else 1
-    kept = sides * card.number * (model.layer_activations + 3 * vocab_size)
+    kept = sides * bytes_per_token(model, vocab_size, number=card.number)
     ring = 2 * 4 * n_parameters * ((1 - 1 / n_gpus) / card.link + (1 - 1 / n_nodes) / NETWORK)
     seconds = operations / (PRODUCTS * card.operations) + PASSES * share * kept / card.bandwidth
     seconds += 28 * n_parameters / card.bandwidth + ring

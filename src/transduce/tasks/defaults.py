@@ -168,9 +168,12 @@ def format_choices(choices: list[Choice]) -> list[str]:
     ]
 
 
-def bytes_per_token(model: ModelSettings, vocab_size: int) -> int:
-    """Memory of a training step per padded token on either side, roughly: activations kept for the gradient."""
-    return 4 * (model.layer_activations + 3 * vocab_size)
+def bytes_per_token(model: ModelSettings, vocab_size: int, *, number: int = 4) -> int:
+    """Memory of a training step per padded token on either side, roughly: activations kept for the gradient.
+
+    `number`: bytes of one of them.
+    """
+    return number * (model.layer_activations + 3 * vocab_size)
 
 
 def for_vectors(value: Any, reason: str) -> Rule:
