@@ -93,6 +93,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def message_of(error: BaseException) -> str:
+    """The message of an error, of any library, on one line."""
+    return " ".join(str(error).split())
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """A hint with the allowed name nearest to a misspelt one: `; did you mean 'x'?`, or an empty string.
 

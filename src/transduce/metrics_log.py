@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transduce.errors import RunFolderError, SettingsError
+from transduce.errors import RunFolderError, SettingsError, message_of
 from transduce.runs.atomic import reading, write_text
 from transduce.runs.identity import settings_by_name
 
@@ -247,7 +247,7 @@ class TrackedMetrics(MetricsFile):
         except Exception as error:  # each of the libraries has its own
             self._names.remove(name)
             self._trackers.pop(name, None)
-            self._warn(f"training.track: {name} failed and gets nothing more: {' '.join(str(error).split())}")
+            self._warn(f"training.track: {name} failed and gets nothing more: {message_of(error)}")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

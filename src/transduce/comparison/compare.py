@@ -25,7 +25,7 @@ from transduce.comparison.recipes import (
 )
 from transduce.comparison.result import RecipeComparison, system_of
 from transduce.config.settings import Settings, TrainingSettings
-from transduce.errors import DataError, RunFolderError, SettingsError, TrainingError, UserError
+from transduce.errors import DataError, RunFolderError, SettingsError, TrainingError, UserError, message_of
 from transduce.evaluation.significance import ScoredModel
 from transduce.evaluation.speed import measure_in_turns
 from transduce.logging import Log
@@ -160,7 +160,7 @@ def _train_all(runs: Mapping[Path, Settings], log: Log) -> dict[str, str]:
         except TrainingError as error:
             if path == first:
                 raise
-            failed[str(path)] = " ".join(str(error).split())
+            failed[str(path)] = message_of(error)
             log.warn(f"{path}: {error}; the other trainings continue")
     return failed
 

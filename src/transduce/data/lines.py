@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 import zstandard
 
 from transduce.config.settings import is_remote
-from transduce.errors import DataError, SettingsError
+from transduce.errors import DataError, SettingsError, message_of
 from transduce.text.special import Vocabulary
 from transduce.text.vectors import is_vectors, open_vectors
 
@@ -107,15 +107,15 @@ class _Remote(io.RawIOBase):
         except OSError:
             raise
         except Exception as error:
-            raise OSError(_message(error)) from error
+            raise OSError(_reason(error)) from error
 
     def close(self) -> None:
         self._file.close()
         super().close()
 
 
-def _message(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _reason(error: Exception) -> str:
+    return message_of(error) or type(error).__name__
 
 
 def _bounded(file: io.BufferedIOBase, path: Path, stored: Any) -> io.BufferedReader:
@@ -152,7 +152,7 @@ def _open_remote(url: str) -> Any:
     except OSError:
         raise
     except Exception as error:  # each of the libraries has its own
-        raise DataError(f"cannot read {url}: {_message(error)}") from error
+        raise DataError(f"cannot read {url}: {_reason(error)}") from error
 
 
 COMPRESSIONS: dict[str, Callable[[io.BufferedIOBase], io.BufferedIOBase]] = {

@@ -28,7 +28,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 
 from transduce.data.sentence_pairs import Packed
-from transduce.errors import RunFolderError
+from transduce.errors import RunFolderError, message_of
 from transduce.runs.atomic import expecting, read_json, write_aside, write_json
 
 StoreT = TypeVar("StoreT", bound="Store")
@@ -334,7 +334,7 @@ def map_array(path: Path, expected: object) -> np.ndarray:
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
     except Exception as error:  # NumPy's reader of headers fails in many ways
-        raise RunFolderError(f"{path} is damaged: {' '.join(str(error).split())[:100]}") from None
+        raise RunFolderError(f"{path} is damaged: {message_of(error)[:100]}") from None
 
 
 def checksum(path: Path) -> int:

@@ -29,7 +29,7 @@ from transduce.doctor.cluster import Cluster, Forecast, forecast_settings
 from transduce.doctor.findings import Finding, Level, note_or_warning, percent, size
 from transduce.doctor.resources import tokens_at_once
 from transduce.doctor.trial import FULL, Trial, measure
-from transduce.errors import SettingsError, UserError
+from transduce.errors import SettingsError, UserError, message_of
 from transduce.logging import Log, duration
 from transduce.machine import Machine, this_machine
 from transduce.runs.folder import RunFolder
@@ -102,7 +102,7 @@ class Diagnosis:
         try:
             yield
         except UserError as error:
-            self.findings.append(Finding(check, "obstacle", " ".join(str(error).split())))
+            self.findings.append(Finding(check, "obstacle", message_of(error)))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -14,7 +14,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.tokenizers import tokenizer_spm
 
-from transduce.errors import DataError, UserError, nearest
+from transduce.errors import DataError, UserError, message_of, nearest
 
 _ENDS_TOKENIZED = 0.5  # fraction of hypotheses ending in " ." above which text counts as tokenized
 
@@ -134,7 +134,7 @@ def metrics(tokenize: str, lowercase: bool) -> dict[str, Metric]:
     try:
         bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # instead of its warning there is a note
     except Exception as error:  # a missing package or download; each fails differently
-        why = " ".join(str(error).split())
+        why = message_of(error)
         raise UserError(f"BLEU tokenizer '{tokenize}' cannot be used here: {why}") from error
     return {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase), "TER": TER()}
 

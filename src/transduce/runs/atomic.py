@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transduce.errors import RunFolderError
+from transduce.errors import RunFolderError, message_of
 
 MOST_SETTINGS = 1 << 24
 """Bytes of the largest JSON file of settings, states or checksums: 16 MiB."""
@@ -127,7 +127,7 @@ def expecting(what: object, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except _WRONG_FORM + errors as error:
-        detail = " ".join(str(error).split())[:100]
+        detail = message_of(error)[:100]
         raise RunFolderError(f"{what} is damaged: its content has an unexpected form ({detail})") from error
 
 

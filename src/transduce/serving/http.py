@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from transduce.decoding.queue import EXPIRED, ExpiredError, QueueClosedError
-from transduce.errors import SettingsError, TransduceError, UserError
+from transduce.errors import SettingsError, TransduceError, UserError, message_of
 from transduce.logging import print_exception
 from transduce.serving.concurrency import expiring
 from transduce.serving.glossaries import StorageError, UnknownGlossaryError
@@ -192,7 +192,7 @@ def describe_error(error: Exception) -> tuple[int, str]:
     if status == 500:
         print_exception(error)
         return status, "internal error; the server's log has the cause"
-    message = " ".join(str(error).split())
+    message = message_of(error)
     return status, message if len(message) <= _LONGEST_ERROR else message[:_LONGEST_ERROR] + "..."
 
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import sentencepiece
 
 from transduce.config.settings import TokenizerSettings
-from transduce.errors import DataError, SettingsError, VocabularyTooSmall, nearest
+from transduce.errors import DataError, SettingsError, VocabularyTooSmall, message_of, nearest
 from transduce.text.special import MASK_PIECE
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers
 
@@ -149,7 +149,7 @@ def parts_of(lines: Iterable[str]) -> Iterator[str]:
 
 def _explained(error: RuntimeError, settings: TokenizerSettings, vocab_size: int) -> Exception:
     """The trainer's failure, as something that the user can act on."""
-    text = " ".join(str(error).split())
+    text = message_of(error)
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", text):
         return VocabularyTooSmall(
             f"tokenizer.vocab_size = {vocab_size}: the characters of the text alone need {found[1]}; "
