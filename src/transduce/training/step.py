@@ -24,8 +24,9 @@ from transduce.errors import is_out_of_memory
 from transduce.native.kernels import all_threads_for_kernels, choose_kernels, kernels_in_use
 from transduce.nn.attention import Attention, CrossAttention, SelfAttention
 from transduce.nn.ssru import SSRU
+from transduce.runs.shards import shard_of
 from transduce.training.loss import Carry, Criterion, predict_tokens
-from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, parameter_of
 from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
 
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -98,7 +99,7 @@ class Updater:
             for unit in model.modules():
                 if isinstance(unit, SSRU):
                     unit.hide_loop()
-        ranks.distribute(model)
+        ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         choose_kernels(settings.kernels)
         is_rounded = precision == "bfloat16"
@@ -114,6 +115,7 @@ class Updater:
         lr_scale: float,
         n_targets: int | None = None,
         carry: Carry = (),
+        dummies: Sequence[TrainingBatch] = (),
     ) -> UpdateResult:
         """Make one update from micro-batches on the device, with learning rates of `lr_scale` times their peaks.
 
@@ -126,23 +128,29 @@ class Updater:
             n_targets: Targets of the whole update, if other ranks have some of its micro-batches. The returned sums
                 are always those of the whole update.
             carry: The carry that the previous update returned, one row for each row of the micro-batches in order.
+            dummies: Batches whose losses do not count. With `batches`, every rank has as many.
 
         Raises:
-            DoesNotFit: A single row does not fit into memory. The weights are unchanged.
+            DoesNotFit: A batch that cannot be split does not fit into memory. The weights are unchanged.
         """
         with all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext():
-            return self._update(batches, lr_scale, n_targets, carry)
+            return self._update(batches, lr_scale, n_targets, carry, dummies if self.ranks.in_step else ())
 
     def _update(
-        self, batches: Sequence[TrainingBatch], lr_scale: float, n_targets: int | None, carry: Carry
+        self,
+        batches: Sequence[TrainingBatch],
+        lr_scale: float,
+        n_targets: int | None,
+        carry: Carry,
+        dummies: Sequence[TrainingBatch],
     ) -> UpdateResult:
         self.model.train()
         if n_targets is None:
             n_targets = sum(batch.n_targets for batch in batches)
-        *sums, carry = self._gradients(batches, max(n_targets, 1), carry)  # an update may have no target
+        *sums, carry = self._gradients(batches, max(n_targets, 1), carry, dummies)  # an update may have no target
         loss_sum, nll_sum = self.ranks.finish_reduction(sums)
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(grads, foreach=True)
+        grads = [shard_of(p.grad) for p in self.model.parameters() if p.grad is not None]
+        norm = self.ranks.total_norm(grads)
         # The only wait for a GPU in an update: whether to make the step is decided here.
         loss, nll, grad_norm = torch.stack([loss_sum, nll_sum, norm]).tolist()
         result = UpdateResult(loss_sum=loss, nll_sum=nll, n_targets=n_targets, grad_norm=grad_norm, carry=carry)
@@ -162,7 +170,7 @@ class Updater:
         self.optimizer.step()
 
     def _gradients(
-        self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry
+        self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry, dummies: Sequence[TrainingBatch]
     ) -> tuple[Tensor, Tensor, Carry]:
         """Add up the gradients of all micro-batches, in smaller parts if memory runs out; return sums and carry."""
         generators = self._generators()
@@ -170,7 +178,7 @@ class Updater:
             batches = [part for batch in batches for part in self._fitting(batch)]
             tried: list[TrainingBatch] = []
             try:
-                return self._accumulate(batches, n_targets, carry, tried)
+                return self._accumulate([*batches, *dummies], len(batches), n_targets, carry, tried)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -180,29 +188,39 @@ class Updater:
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            if tried[-1].n_rows == 1:
+            if tried[-1].n_rows == 1 or self.ranks.in_step:
                 raise DoesNotFit(tried[-1])
             self.too_large = min(self.too_large or slots_of(tried[-1]), slots_of(tried[-1]))
 
     def _accumulate(
-        self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry, tried: list[TrainingBatch]
+        self,
+        batches: Sequence[TrainingBatch],
+        n_counted: int,
+        n_targets: int,
+        carry: Carry,
+        tried: list[TrainingBatch],
     ) -> tuple[Tensor, Tensor, Carry]:
-        """Add up gradients and sums; each batch is appended to `tried` before it is computed."""
+        """Add up gradients and sums of the first `n_counted` batches.
+
+        Each batch is appended to `tried` before it is computed.
+        """
         loss_sum, nll_sum = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         carries: list[Carry] = []
         row = 0
-        for batch in batches:
+        for number, batch in enumerate(batches):
             tried.append(batch)
             rows = slice(row, row := row + batch.n_rows)
-            with autocast(self.device, self.precision):
-                loss, nll, after = self.criterion(
-                    self.forward, self.model, batch, smoothing=self.smoothing, carry=tuple(x[rows] for x in carry)
-                )
-            with self.ranks.reducing() if batch is batches[-1] else contextlib.nullcontext():
+            with self.ranks.computing(last=number + 1 == len(batches)):
+                with autocast(self.device, self.precision):
+                    loss, nll, after = self.criterion(
+                        self.forward, self.model, batch, smoothing=self.smoothing, carry=tuple(x[rows] for x in carry)
+                    )
+                loss = loss if number < n_counted else 0.0 * loss
                 (loss / n_targets).backward()
-            loss_sum += loss.detach()
-            nll_sum += nll
-            carries.append(after)
+            if number < n_counted:
+                loss_sum += loss.detach()
+                nll_sum += nll
+                carries.append(after)
         return loss_sum, nll_sum, tuple(torch.cat(parts) for parts in zip(*carries, strict=True))
 
     def _fitting(self, batch: TrainingBatch) -> Iterator[TrainingBatch]:
@@ -232,12 +250,16 @@ class Updater:
         state = {"processes": self.ranks.size, "too_large": self.too_large, "kernels": self.kernels}
         return tensors | self.ranks.gather(self._generators()), state
 
+    def parameter_of(self, name: str) -> Tensor:
+        """The parameter that a tensor of the optimizer in `state` belongs to."""
+        return parameter_of(self.optimizer, name.removeprefix("optimizer."))
+
     def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], update: int = 0) -> list[str]:
         """Restore the result of `state` at `update`; return notes for the user on what could not be restored."""
         start = "optimizer."
         optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         load_optimizer_tensors(self.optimizer, optimizer)
-        self.too_large = state["too_large"]
+        self.too_large = None if self.ranks.in_step else state["too_large"]
         notes = []
         if (before := state.get("kernels", "torch")) != self.kernels:
             notes.append(f"the kernels were {before} and are {self.kernels} now: results differ by rounding")
