@@ -10,6 +10,7 @@ So all of them stop, save and finish at the same update.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import time
 import traceback
@@ -107,6 +108,12 @@ class GroupRanks(Ranks):
 
     def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         return self.parallel.computing(last=last)
+
+    def forget_model(self) -> None:
+        if self._parallel is not None:
+            self._parallel.close()
+        self._parallel = None
+        gc.collect()  # FSDP keeps the process group in reference cycles
 
     def finish_reduction(self, sums: Sequence[Tensor]) -> list[Tensor]:
         with self._exchange():
@@ -225,6 +232,7 @@ def join_ranks() -> Iterator[Ranks]:
                 ranks.start({"exit": code})
         if distributed.is_initialized():  # ranks that wait for this one get an error
             distributed.destroy_process_group()
+        ranks.forget_model()
 
 
 def run_worker(learn: Learn) -> int:

@@ -71,6 +71,9 @@ class Replicas:
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
         return contextlib.nullcontext(model)
 
+    def close(self) -> None:
+        pass
+
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
         """Compare a checksum of the bits of each tensor."""
         bits = (tensor.detach().view(torch.int32) for tensor in weights.values())

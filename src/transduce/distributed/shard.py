@@ -35,7 +35,8 @@ class Shards:
         self._model: Any = model
         self._n_copies = process.size // process.local_size if process.size % process.local_size == 0 else 1
         shape = (process.size,) if self._n_copies == 1 else (self._n_copies, process.local_size)
-        mesh = distributed.init_device_mesh(device.type, shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
+        names = ("copies", "shards")[-len(shape) :]
+        self._mesh = distributed.init_device_mesh(device.type, shape, mesh_dim_names=names)
         is_rounded = device.type == "cuda" and precision == "bfloat16"
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if is_rounded else None,
@@ -45,7 +46,7 @@ class Shards:
         nothing = {id(p): nn.Parameter(torch.empty(0), requires_grad=False) for p in model.parameters()}
         self._empty = copy.deepcopy(model, nothing).eval() if process.rank == 0 else None
         for unit in (*_units(model), model):
-            sharded: Any = fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=unit is not model)
+            sharded: Any = fully_shard(unit, mesh=self._mesh, mp_policy=policy, reshard_after_forward=unit is not model)
             sharded.set_gradient_divide_factor(1.0)  # `Updater` divides by the number of targets
             sharded.set_force_sum_reduction_for_comms(True)  # gloo has no operation with a factor
 
@@ -81,6 +82,12 @@ class Shards:
         finally:
             for parameter in self._empty.parameters():
                 parameter.data = torch.empty(0)
+
+    def close(self) -> None:
+        """Let go of the process group: caches of PyTorch keep the mesh, and closures in an error's frames the model."""
+        vars(self._mesh).get("_pg_registry", {}).clear()
+        for module in [*self._model.modules()]:
+            vars(module).clear()
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
         """Ranks have different shards."""
