@@ -43,8 +43,8 @@ def assert_same_but_for_rounding(one: Path, other: Path) -> None:
         for name in ("loss", "nll"):
             assert [e[name] for e in a] == pytest.approx([e[name] for e in b], rel=2e-5)
     a, b = (RunFolder.open(folder, model=False).load_model() for folder in (one, other))
-    # key biases have gradients of rounding errors only, which Adam turns into steps of any direction
-    assert [name for name in a if a[name].ndim > 1 and not torch.allclose(a[name], b[name], atol=1e-3)] == []
+    # key biases and a few other weights have gradients of rounding errors only: Adam's steps have any direction
+    assert [name for name in a if a[name].ndim > 1 and (a[name] - b[name]).norm() > 3e-3 * a[name].norm()] == []
 
 
 @pytest.mark.parametrize(("parallel", "n"), [("replicate", 2), ("shard", 2), ("shard", 4)])
@@ -54,6 +54,16 @@ def test_several_processes_give_the_samples_and_losses_of_one(team: Team, alone:
     assert all(team.samples(name, rank) == team.samples("alone") for rank in range(n))
     assert_same_but_for_rounding(alone, several)
     assert [event["processes"] for folder in (alone, several) for event in events(folder, "start")] == [1, n]
+
+
+def test_shards_on_two_machines_resume_on_one(team: Team, alone: Path) -> None:
+    """Each machine has all shards (HSDP)."""
+    asked = ("parallel=shard", *PLAIN)
+    two = Team(team.context, team.path, n_machines=2)
+    folder = two.train("machines", 4, *asked, kill=(3, "update:34"))
+    sizes = [path.stat().st_size for path in sorted(folder.glob("checkpoints/u00000020/shards/*"))]
+    assert [size > 10_000 for size in sizes] == [True, True, False, False]
+    assert_same_but_for_rounding(alone, team.train("machines", 2, *asked))
 
 
 @pytest.mark.parametrize("average", ["none", "last"])
