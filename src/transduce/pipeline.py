@@ -186,6 +186,7 @@ def learn(
             load_start_weights(model, folder.path / "tokens", log)
     feeder = task.feeder(prepared, settings, where)
     feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
+    feeder.plans = folder.path / "tokens" / "plans" if ranks.size > 1 else None
     validator = task.validator(model, prepared, settings, where)
     criterion = task.criterion(settings)
     updater = Updater(model, training, device=where, precision=training.precision, criterion=criterion, ranks=ranks)

@@ -304,6 +304,7 @@ def test_ablation_of_heads_is_resumed(run: Path, texts: Path, tmp_path: Path) ->
     rows = (tmp_path / "heads").read_text().splitlines()
     (tmp_path / "heads").write_text("\n".join(rows[:3]) + "\n" + rows[3][:20])  # as a kill leaves it
     assert transduce("inspect", run, "--ablate-heads", tmp_path / "heads", *files).out == done.out
+    assert (tmp_path / "heads").read_text().splitlines() == rows
     refused = transduce("inspect", run, "--ablate-heads", tmp_path / "heads", "--src", tmp_path / "de", *files[2:])
     assert refused.code == 2 and "another model, other texts" in refused.err
 

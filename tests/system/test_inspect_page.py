@@ -270,6 +270,7 @@ def test_a_cell_is_named_as_the_page_counts(runs: dict[str, Path], browser: webd
     assert browser.find_element(By.CSS_SELECTOR, "#matrices .detail h3").text == f"Q, head 1, {place} = {value}"
     shown = browser.execute_script("return arguments[0].closest('figure').querySelector('output').textContent", cells)
     assert shown == f"{place}: {value}"
+    assert "sum of" in browser.find_element(By.CSS_SELECTOR, "#matrices .detail").text  # its operands are in the page
 
 
 def test_the_heads_of_a_report_are_those_of_the_page(

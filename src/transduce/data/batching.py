@@ -10,7 +10,7 @@ once. The first cut is drawn again in each epoch, so that tokens change their po
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -41,14 +41,16 @@ def plan(
 
     A pure function: the same arguments give the same plan (with the same NumPy: its generators may change).
     """
-    indices = _indices(len(src_lengths), weights, seed=seed, epoch=epoch)
+    times = _times(weights, seed=seed, epoch=epoch)
     draw = generator(seed, epoch, use="plan")
-    indices = draw.permutation(indices)  # sentences of the same lengths end up in random order
-    src, tgt = _wide(src_lengths)[indices], _wide(tgt_lengths)[indices]
-    order = _order(src, tgt, up=int(draw.integers(2)))[:: draw.choice((1, -1))]
+    indices = _order(src_lengths, tgt_lengths, times, draw)[:: draw.choice((1, -1))]
     first = max(1, int(budget * draw.uniform(0.3, 1.0)))  # a first batch of any size moves all the cuts
-    cuts = _cuts(src[order], tgt[order], budget=budget, first=first, slack=_SLACK)
-    batches = np.split(indices[order], cuts[:-1]) if cuts else []
+
+    def sides(part: slice) -> tuple[np.ndarray, np.ndarray]:
+        return _wide(src_lengths[indices[part]]), _wide(tgt_lengths[indices[part]])
+
+    cuts = _cuts(len(indices), sides, budget=budget, first=first, slack=_SLACK)
+    batches = np.split(indices, cuts[:-1]) if cuts else []
     return [batches[i] for i in draw.permutation(len(batches))]
 
 
@@ -68,11 +70,11 @@ def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.nda
     low, high = max(most, -(-int(longer.sum()) // n)), most * -(-n_sentences // n)  # the latter is always enough
     while low < high:
         budget = (low + high) // 2
-        if len(_cuts(longer, longer, budget=budget, first=budget, slack=1.0)) <= n:
+        if len(_fewest_cuts(longer, budget=budget)) <= n:
             high = budget
         else:
             low = budget + 1
-    cuts = _cuts(longer, longer, budget=high, first=high, slack=1.0)
+    cuts = _fewest_cuts(longer, budget=high)
     shares = np.split(order, cuts[:-1])
     return [*shares, *(order[:0] for _ in range(n - len(shares)))]
 
@@ -89,7 +91,7 @@ def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, bu
         return [indices]
     order = np.argsort(longer, kind="stable")
     indices, longer = indices[order], longer[order]
-    cuts = _cuts(longer, longer, budget=budget, first=budget, slack=1.0)
+    cuts = _fewest_cuts(longer, budget=budget)
     if all(int(part[-1]) * len(part) <= budget for part in np.array_split(longer, len(cuts))):
         return np.array_split(indices, len(cuts))  # without this the last would be a remainder of any size
     return np.split(indices, cuts[:-1])
@@ -97,7 +99,7 @@ def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, bu
 
 def padding_share(batches: Sequence[np.ndarray], src_lengths: Lengths, tgt_lengths: Lengths) -> float:
     """The fraction of all positions, on both sides, that are padding."""
-    real = sum(int(_wide(src_lengths)[b].sum() + _wide(tgt_lengths)[b].sum()) for b in batches)
+    real = sum(int(_wide(src_lengths[b]).sum() + _wide(tgt_lengths[b]).sum()) for b in batches)
     slots = sum(len(b) * (int(src_lengths[b].max()) + int(tgt_lengths[b].max())) for b in batches if len(b))
     return 1.0 - real / slots if slots else 0.0
 
@@ -138,28 +140,46 @@ def plan_streams(n_tokens: int, *, context: int, n_streams: int, offset: int = 0
     return [start + length * np.arange(n_streams) for start in row_starts(length + 1, context=context, offset=offset)]
 
 
-def _order(src: np.ndarray, tgt: np.ndarray, *, up: int) -> np.ndarray:
-    """Positions sorted by the longer side, then by the difference of the sides, whose direction alternates."""
-    longer, difference = np.maximum(src, tgt), src - tgt
-    flipped = np.where((longer + up) % 2, difference, -difference)
-    width = int(longer.max(initial=0)) + 1
-    return np.argsort(longer * (2 * width) + flipped + width, kind="stable")
+def _order(src: Lengths, tgt: Lengths, times: np.ndarray | None, draw: np.random.Generator) -> np.ndarray:
+    """Indices sorted by the longer side, then by the difference of the sides, whose direction alternates.
+
+    Those of the same lengths are in random order. One length at a time, so that a plan of 100 million sentences needs
+    little more memory than the result.
+    """
+    longer, direction = np.maximum(src, tgt), draw.choice((1, -1))
+    n = len(src) if times is None else int(times.sum())
+    found, end = np.empty(n, dtype=np.int32 if len(src) < 2**31 else np.int64), 0
+    for length in range(int(longer.max(initial=0)) + 1):
+        here = np.flatnonzero(longer == length)
+        if not len(here):
+            continue
+        here = draw.permutation(here if times is None else here.repeat(times[here]))
+        difference = _wide(src[here]) - _wide(tgt[here])
+        found[end : end + len(here)] = here[np.argsort(direction * difference, kind="stable")]
+        end, direction = end + len(here), -direction
+    return found
 
 
-def _cuts(src: np.ndarray, tgt: np.ndarray, *, budget: int, first: int, slack: float) -> list[int]:
-    """The ends of the batches, for sentences in this order; `first` is the budget of the first batch."""
-    longer, total = np.maximum(src, tgt), np.concatenate(([0], np.cumsum(src + tgt)))
+def _fewest_cuts(longer: np.ndarray, *, budget: int) -> list[int]:
+    """The ends of as few parts as possible, of sentences in this order."""
+    return _cuts(len(longer), lambda part: (longer[part], longer[part]), budget=budget, first=budget, slack=1.0)
+
+
+def _cuts(
+    n_all: int, sides: Callable[[slice], tuple[np.ndarray, np.ndarray]], *, budget: int, first: int, slack: float
+) -> list[int]:
+    """The ends of the batches. `sides`: the lengths of a part of the order; `first`: the budget of the first batch."""
     cuts, start, allowed = list[int](), 0, first
-    while start < len(src):
-        most = max(1, allowed // int(longer[start]))
-        width_src = np.maximum.accumulate(src[start : start + most])
-        width_tgt = np.maximum.accumulate(tgt[start : start + most])
+    while start < n_all:
+        src, tgt = sides(slice(start, start + 1))
+        most = max(1, allowed // int(max(src[0], tgt[0])))
+        src, tgt = sides(slice(start, start + most))
+        width_src, width_tgt = np.maximum.accumulate(src), np.maximum.accumulate(tgt)
         n = np.arange(1, len(width_src) + 1)
         fits = max(1, int(np.count_nonzero(np.maximum(width_src, width_tgt) * n <= allowed)))
-        if slack < 1.0 and start + fits < len(src):
+        if slack < 1.0 and start + fits < n_all:
             least = max(1, int(np.ceil(fits * slack)))
-            real = total[start + least : start + fits + 1] - total[start]
-            full = real / (n * (width_src + width_tgt))[least - 1 : fits]
+            full = (np.cumsum(src + tgt) / (n * (width_src + width_tgt)))[least - 1 : fits]
             fits -= int(np.argmax(full[::-1]))  # the last of the best
         start += fits
         cuts.append(start)
@@ -167,14 +187,14 @@ def _cuts(src: np.ndarray, tgt: np.ndarray, *, budget: int, first: int, slack: f
     return cuts
 
 
-def _indices(n: int, weights: np.ndarray | None, *, seed: int, epoch: int) -> np.ndarray:
-    """The indices of an epoch, each as often as its weight says.
+def _times(weights: np.ndarray | None, *, seed: int, epoch: int) -> np.ndarray | None:
+    """How often an epoch has each index, as its weight says; None: once.
 
     The fractional part of a weight selects that fraction of the sentences with this weight: a window that moves from
     epoch to epoch over a fixed random order, so that every sentence is used equally often.
     """
     if weights is None:
-        return np.arange(n)
+        return None
     weights = np.asarray(weights, dtype=np.float64)
     times = np.floor(weights + 1e-9).astype(np.int64)
     fractions = np.round(weights - times, 6)
@@ -182,7 +202,7 @@ def _indices(n: int, weights: np.ndarray | None, *, seed: int, epoch: int) -> np
         members = generator(seed, number, use="weights").permutation(np.flatnonzero(fractions == fraction))
         begin, end = (round(float(fraction) * len(members) * e) for e in (epoch, epoch + 1))
         times[members[np.arange(begin, end) % len(members)]] += 1
-    return np.repeat(np.arange(n), times)
+    return times
 
 
 def _wide(lengths: Lengths) -> np.ndarray:

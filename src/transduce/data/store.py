@@ -10,22 +10,24 @@ temporary name and renamed, so that it is complete or absent. Ids take two bytes
 | `TextStore` | ids: documents in one row, each as BOS ids EOS | language models |
 | `SentenceStore` | ids, offsets, documents: documents as sentences | masked models |
 | `LabelStore` | ids, offsets, seconds, labels: labelled texts | classification |
+| `PlanStore` | indices, ends: the batches of an epoch | all, where several processes train |
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
+from filelock import FileLock
 
 from transduce.data.sentence_pairs import Packed
 from transduce.errors import RunFolderError, message_of
@@ -35,7 +37,7 @@ StoreT = TypeVar("StoreT", bound="Store")
 Sequences = Sequence[Sequence[int] | np.ndarray]
 
 FORMAT = 1
-_CHECKED = 1 << 14  # pairs whose links are checked at once
+_CHECKED = 1 << 14  # pairs that are checked or measured at once
 _DTYPES = (np.uint16, np.int32, np.int64)
 
 
@@ -109,15 +111,20 @@ class TokenStore(Store):
         src, tgt = self.src_offsets[i : i + 2], self.tgt_offsets[i : i + 2]
         return self.src[src[0] : src[1]], self.tgt[tgt[0] : tgt[1]]
 
-    @cached_property
+    @property
     def src_lengths(self) -> np.ndarray:
-        """int32 [N]: tokens of each source sentence, including its EOS, or vectors of each sequence."""
-        return (np.diff(self.src_offsets) + (self.src.ndim == 1)).astype(np.int32)
+        """[N]: tokens of each source sentence, including its EOS, or vectors of each sequence."""
+        return _differences(self.src_offsets, more=self.src.ndim == 1)
 
-    @cached_property
+    @property
     def tgt_lengths(self) -> np.ndarray:
-        """int32 [N]: tokens of each target sentence, including its EOS."""
-        return (np.diff(self.tgt_offsets) + 1).astype(np.int32)
+        """[N]: tokens of each target sentence, including its EOS."""
+        return _differences(self.tgt_offsets, more=1)
+
+    def lengths_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`src_lengths` and `tgt_lengths` of some pairs."""
+        src, tgt = (ends[indices + 1] - ends[indices] for ends in (self.src_offsets, self.tgt_offsets))
+        return src + (self.src.ndim == 1), tgt + 1
 
     def weights(self, by_corpus: Sequence[float]) -> np.ndarray | None:
         """float64 [N]: how often an epoch uses each pair; None where that is once for all."""
@@ -250,6 +257,46 @@ class LabelStore(Store):
         return are_offsets(self.offsets, end=len(self.ids)) and len(self.offsets) - 1 == len(self.seconds) == n
 
 
+@dataclass(frozen=True, eq=False)
+class PlanStore(Store):
+    """indices [n], ends [batches]: the batches of an epoch in training order."""
+
+    indices: np.ndarray
+    ends: np.ndarray
+    facts: Mapping[str, Any]
+
+    def batches(self) -> list[np.ndarray]:
+        """The batches, as parts of the mapped array."""
+        return np.split(self.indices, self.ends[:-1])
+
+    def _is_consistent(self) -> bool:
+        return are_offsets(np.append([0], self.ends), end=len(self.indices))
+
+
+def shared_plan(folder: Path, epoch: int, make: Callable[[int], list[np.ndarray]]) -> list[np.ndarray]:
+    """The plan of an epoch, which the first of several processes makes and all map, so that a machine has it once.
+
+    `folder` has the plan of one epoch at a time. `make` gives the same plan whenever it is called.
+    """
+    path = folder / f"epoch{epoch}"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not path.exists():
+            batches = make(epoch)
+            if not batches:
+                return []
+            for old in folder.glob("epoch*"):
+                shutil.rmtree(old, ignore_errors=True)
+
+            def fill(writer: StoreWriter) -> None:
+                for batch in batches:
+                    writer.append("indices", batch)
+                writer.append("ends", np.cumsum([len(batch) for batch in batches]))
+
+            PlanStore.create(path, {"indices": batches[0].dtype, "ends": np.int64}, fill)
+        return PlanStore.open(path).batches()
+
+
 class StoreWriter:
     """Writes the arrays of a store piece by piece. `facts` is what store.json will contain."""
 
@@ -344,6 +391,17 @@ def checksum(path: Path) -> int:
         while block := file.read(1 << 20):
             value = zlib.crc32(block, value)
     return value
+
+
+def _differences(offsets: np.ndarray, *, more: int) -> np.ndarray:
+    """The differences and `more`, uint16 [N], or int32 where they do not fit; a part at a time, to save memory."""
+    parts = [slice(i, i + _CHECKED + 1) for i in range(0, len(offsets) - 1, _CHECKED)]
+    most = max((int(np.diff(offsets[part]).max()) for part in parts), default=0) + more
+    found = np.empty(len(offsets) - 1, dtype=np.uint16 if most < 1 << 16 else np.int32)
+    for part in parts:
+        differences = np.diff(offsets[part]) + more
+        found[part.start : part.start + len(differences)] = differences
+    return found
 
 
 def are_offsets(offsets: np.ndarray, *, end: int) -> bool:

@@ -44,8 +44,9 @@ def ablate_heads(
     key = _key(subject, srcs, refs)
     known = {row["name"]: row for row in _read(path, key)}
     file = MetricsFile(path)
-    if path.exists() and not path.read_bytes().endswith(b"\n"):  # a run was killed in mid-line
-        write_text(path, path.read_text(encoding="utf-8") + "\n")
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+        write_text(path, text[: text.rfind("\n") + 1])  # without half a line, in which a run was killed
     names = {_ALL: "all heads", **heads}
     with log.progress("heads") as bar:
         for number, (name, title) in enumerate(names.items()):

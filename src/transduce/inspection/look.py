@@ -5,25 +5,27 @@ from __future__ import annotations
 import html
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
 from transduce.inspection.arrays import NamedArray, pack
 from transduce.inspection.page import page_of
-from transduce.inspection.parts import Part, cell, parts_of
+from transduce.inspection.parts import Part, cell, operands, parts_of
 from transduce.inspection.replay import Replay
 from transduce.inspection.subjects import Sentence, Subject, TranslationSubject, open_subject
 from transduce.inspection.views import (
     RULES,
     attention_view,
     lens_view,
+    logits_part,
     masks_view,
     positions_view,
     predictions,
@@ -48,7 +50,7 @@ class Inspection:
     """
 
     sentence: Sentence
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = field(repr=False)
     recorded: Mapping[str, Any] = field(repr=False)
     slow: Mapping[str, Callable[[], Any]] = field(repr=False)
 
@@ -65,17 +67,21 @@ class Inspection:
     def __getitem__(self, name: str) -> NamedArray:
         return self.arrays[name]
 
-    def to_json(self, values: Sequence[str] = (), views: Sequence[str] | None = None) -> dict[str, Any]:
+    def to_json(
+        self, values: Sequence[str] = (), views: Sequence[str] | None = None, *, weights: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """Plain data for the page.
 
         Args:
             values: Names of the parts whose matrices are wanted.
+            weights: Of these, those whose weight matrices are wanted too, as far as dot products need them.
             views: Names of the views, "parts" among them (default: all); without any, those that are not slow.
 
         Raises:
             SettingsError: There is no such view.
         """
-        quick = {**self.recorded, "parts": [_part_data(part, part.name in values) for part in self.parts]}
+        parts = [_part_data(part, part.name in values, part.name in weights) for part in self.parts]
+        quick = {**self.recorded, "parts": parts}
         known = (*quick, *self.slow)
         wanted = known if views is None else views or tuple(quick)
         if unknown := [name for name in wanted if name not in known]:
@@ -97,17 +103,32 @@ def kept_page(inspections: Sequence[Inspection]) -> str:
     """The page as one file without network access, with the recorded values inside; works from file://.
 
     As many parts have their matrices as fit in `MOST_BYTES`: those of the first blocks of encoder and decoder first.
+    What is left is for the weights that their dot products need, in the same order.
     """
-    sizes = Counter[str]()
-    for part in (part for one in inspections for part in one.parts):
-        sizes[part.name] += sum(3 * value.array.size + 90 for value in part.values.values())
+    values, weights = Counter[str](), Counter[str]()
+    parts = [part for one in inspections for part in one.parts]
+    for part in parts:
+        values[part.name] += sum(3 * value.array.size + 90 for value in part.values.values())
+        weights[part.name] += sum(3 * array.size + 90 for array in _weights(part))
     room = MOST_BYTES - 250_000 - sum(len(json.dumps(one.to_json())) for one in inspections)
-    chosen = list[str]()
-    for name in sorted(sizes, key=lambda name: next((int(w) for w in name.split(".") if w.isdigit()), 0)):
-        if sizes[name] <= room:
-            chosen.append(name)
-            room -= sizes[name]
-    return page_of([one.to_json(chosen) for one in inspections])
+    chosen = list[list[str]]()
+    for sizes in (values, weights):
+        chosen.append([])
+        for name in sorted(sizes, key=lambda name: next((int(w) for w in name.split(".") if w.isdigit()), 0)):
+            if sizes[name] <= room and (sizes is values or name in chosen[0]):
+                chosen[-1].append(name)
+                room -= sizes[name]
+    return page_of([one.to_json(chosen[0], weights=chosen[1]) for one in inspections])
+
+
+def _weights(part: Part) -> Iterator[np.ndarray]:
+    """The weights and biases that dot products of a part need."""
+    for name in part.values:
+        product = part.point(name).product
+        if product is not None and product.weight is not None and (found := operands(part, name)) is not None:
+            yield found.right
+            if found.bias is not None:
+                yield found.bias
 
 
 def look(
@@ -136,11 +157,12 @@ def look(
     model = switched_off(subject.model, off)
     with torch.no_grad():
         sentence = subject.read(model, text, target, prefix)
-        found, log_probs = recorded_run(subject, model, sentence)
-        parts = tuple(parts_of(model, found, subject.side_of))
+        found, hidden, logits = recorded_run(subject, model, sentence)
+        last, candidates = logits_part(subject, model, sentence, hidden, logits)
+        parts = (*parts_of(model, found, subject.side_of), last)
         lens = lens_view(subject, model, found, sentence)
         original = _original(subject, subject.read(subject.model, text, target, prefix)) if off else None
-    sides = sentence.sides
+    sides = sentence.sides | {"candidates": candidates}
     predicted = sides[subject.predicted]
     attention = list(attention_view(parts, sides))
     views = {
@@ -154,12 +176,13 @@ def look(
         "rules": RULES,
         "positions": list(positions_view(model, sentence, subject)),
         "masks": list(masks_view(parts)),
-        "tokens": tokens_view(log_probs, sentence, predicted),
+        "tokens": tokens_view(logits.log_softmax(-1), sentence, predicted),
         "lens": lens,
         "steps": _steps(subject, sentence.search),
     }
     views["absent"] = _absent(subject, views)
-    return Inspection(sentence, parts, views, {"saliency": cache(partial(saliency_view, subject, model, sentence))})
+    saliency = cache(partial(saliency_view, subject, model, sentence))
+    return Inspection(replace(sentence, sides=sides), parts, views, {"saliency": saliency})
 
 
 def inspect(
@@ -201,13 +224,18 @@ def _switch(name: str, label: str) -> dict[str, str]:
     return {"name": name, "title": label, "group": group}
 
 
-def _part_data(part: Part, with_values: bool) -> dict[str, Any]:
+def _part_data(part: Part, with_values: bool, with_weights: bool) -> dict[str, Any]:
     def product(name: str) -> dict[str, Any] | None:
-        found = part.point(name).product
-        if found is None or found.weight is not None:
+        how = part.point(name).product
+        if how is None or not with_values or (how.weight is not None and not with_weights):
             return None
-        names = {"left": f"{part.name}.{found.left}", "right": f"{part.name}.{found.right}"}
-        return {**names, "scale": found.scale(part.module), "transposed": found.transposed}
+        found = operands(part, name)
+        if found is None:
+            return None
+        data = {"left": f"{part.name}.{how.left}", "scale": found.scale, "transposed": how.transposed}
+        if how.weight is None:
+            return {**data, "right": f"{part.name}.{how.right}"}
+        return {**data, "weight": pack(found.right), "bias": None if found.bias is None else pack(found.bias)}
 
     values = [
         {
@@ -228,7 +256,7 @@ def _part_data(part: Part, with_values: bool) -> dict[str, Any]:
         "title": part.title,
         "stack": part.stack,
         "layer": part.layer,
-        "shape": values[-1]["shape"] if values else [],
+        "shape": part.shape,
         "equation": part.kind.equation,
         "text": part.kind.text,
         "source": part.source(),

@@ -25,6 +25,7 @@ from transduce.nn.star import SatelliteAttention
 MATRIX = ("position", "width")
 OF_HEADS = ("head", "position", "width")
 SCORES = ("head", "query", "key")
+CANDIDATES = ("position", "token")
 
 
 Rows = tuple[Tensor, Tensor | None]
@@ -270,6 +271,16 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
 PART_KINDS[nn.RMSNorm] = PartKind(
     "norm", "x / rms(x) · γ", "The norm after the last block.", PART_KINDS[nn.LayerNorm].points
 )
+
+
+def logits_kind(text: str, weight: Weight, source: Callable[..., Any] | None) -> PartKind:
+    """What to say and to show of the last product and the softmax, which are no module."""
+    points = (
+        Point("input", "h, the last hidden states"),
+        Point("", "logits", CANDIDATES, product=Product("input", weight=weight)),
+        Point("probabilities", "probabilities, after the softmax", CANDIDATES),
+    )
+    return PartKind("logits", "softmax(h Eᵀ + b)", text, points, source)
 
 
 def kind_of(module: nn.Module) -> PartKind | None:

@@ -29,17 +29,14 @@ class Part:
     module: nn.Module
     side: str
     keys: str
+    stack: str  # encoder or decoder
+    shape: tuple[int, ...] = ()  # of its output
     is_backward: bool = False  # a unit that reads from the end
-    values: Mapping[str, NamedArray] = field(default_factory=dict)
+    values: Mapping[str, NamedArray] = field(default_factory=dict, repr=False)
 
     @property
     def title(self) -> str:
         return title(self.name)
-
-    @property
-    def stack(self) -> str:
-        """encoder or decoder."""
-        return "encoder" if self.name.startswith(("encoder", "src_embedding")) or self.side == "src" else "decoder"
 
     @property
     def layer(self) -> int | None:
@@ -85,8 +82,10 @@ def parts_of(model: nn.Module, found: Recording, side_of: Callable[[str], tuple[
     places = {owner: place for place, value in enumerate(found) for owner in _prefixes(value)}
     for name, kind in sorted(shown.items(), key=lambda item: places[item[0]]):
         side, keys = side_of(name)
-        part = Part(name, kind, modules[name], side, keys, _is_backward(name, modules))
-        yield replace(part, values=dict(_values(part, found)))
+        stack = "encoder" if name.startswith(("encoder", "src_embedding")) or side == "src" else "decoder"
+        part = Part(name, kind, modules[name], side, keys, stack, is_backward=_is_backward(name, modules))
+        values = dict(_values(part, found))
+        yield replace(part, values=values, shape=list(values.values())[-1].shape if values else ())
 
 
 def _is_backward(name: str, modules: Mapping[str, nn.Module]) -> bool:
@@ -136,11 +135,49 @@ def _values(part: Part, found: Recording) -> Iterator[tuple[str, NamedArray]]:
         yield name, NamedArray(array, point.axes, point.title, rows, part.keys if point.keys else None)
 
 
-def cell(part: Part, name: str, index: tuple[int, ...]) -> dict[str, Any] | None:
-    """The dot product behind one cell of a value: its terms, scale and bias.
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What a value is the product of: each cell is scale * left[..., i, :] . right[..., j, :] + bias[..., j]."""
 
-    None for a cell that is not only a product: where queries and keys are rotated, where relations add to the values,
+    left: np.ndarray
+    right: np.ndarray
+    bias: np.ndarray | None
+    scale: float
+
+
+def operands(part: Part, name: str) -> Operands | None:
+    """The operands of a value.
+
+    None for a value that is not only a product: where queries and keys are rotated, where relations add to the values,
     and where heads share one projection.
+    """
+    value, product = part.values[name].array, part.point(name).product
+    if product is None:
+        return None
+    left, bias = part.values[f"{part.name}.{product.left}"].array, None
+    if product.weight is None:
+        right = part.values[f"{part.name}.{product.right}"].array
+        right = right if product.transposed else right.swapaxes(-1, -2)
+    else:
+        rows = product.weight(part.module)
+        if rows is None:
+            return None
+        weight, biases = rows
+        right, bias = to_numpy(weight), None if biases is None else to_numpy(biases)
+        if value.ndim == 3:  # of heads, groups of which share keys and values
+            n_groups, width = len(right) // value.shape[-1], value.shape[-1]
+            repeats = len(value) // n_groups
+            right = right.reshape(n_groups, width, -1).repeat(repeats, 0)
+            bias = None if bias is None else bias.reshape(n_groups, width).repeat(repeats, 0)
+    scale = product.scale(part.module)
+    result = scale * (left @ right.swapaxes(-1, -2)) + (0.0 if bias is None else np.expand_dims(bias, -2))
+    if not np.allclose(result, value, rtol=1e-4, atol=1e-4):
+        return None
+    return Operands(left, right, bias, scale)
+
+
+def cell(part: Part, name: str, index: tuple[int, ...]) -> dict[str, Any] | None:
+    """The dot product behind one cell of a value: its terms, scale and bias; None if it is none (see `operands`).
 
     Raises:
         SettingsError: There is no such cell.
@@ -148,31 +185,13 @@ def cell(part: Part, name: str, index: tuple[int, ...]) -> dict[str, Any] | None
     shape = part.values[name].shape
     if len(index) != len(shape) or not all(0 <= i < n for i, n in zip(index, shape, strict=True)):
         raise SettingsError(f"{list(index)}: {name} has no such cell; its shape is {list(shape)}")
-    product = part.point(name).product
-    if product is None:
+    found, product = operands(part, name), part.point(name).product
+    if found is None or product is None:
         return None
-    left = part.values[f"{part.name}.{product.left}"].array
     *head, row, column = index
-    bias = None
-    if product.weight is not None:
-        rows = product.weight(part.module)
-        if rows is None:
-            return None
-        weight, biases = rows
-        width = shape[-1]
-        groups = shape[0] * width // len(weight) if head else 1  # heads that share keys
-        place = (head[0] // groups) * width + column if head else column
-        a, b = left[row], weight[place].detach().float().cpu().numpy()
-        bias = None if biases is None else float(biases[place])
-    else:
-        right = part.values[f"{part.name}.{product.right}"].array
-        left, right = (x[head[0]] if x.ndim == 3 else x for x in (left, right))
-        a, b = left[row], right[column] if product.transposed else right[:, column]
-    scale = product.scale(part.module)
-    result = float(scale * (a.astype("f8") @ b.astype("f8")) + (bias or 0.0))
-    shown = float(part.values[name].array[index])
-    if abs(result - shown) > 1e-4 * (1 + abs(shown)):
-        return None
+    a, b = (x[(*head[: x.ndim - 2], place)] for x, place in ((found.left, row), (found.right, column)))
+    bias = None if found.bias is None else float(found.bias[(*head, column)])
+    result = float(found.scale * (a.astype("f8") @ b.astype("f8")) + (bias or 0.0))
     terms = [[float(x), float(y)] for x, y in zip(a, b, strict=True)]
     text = f"{product.left} · {product.right or 'weights'}"
-    return {"terms": terms, "scale": scale, "bias": bias, "result": result, "text": text}
+    return {"terms": terms, "scale": found.scale, "bias": bias, "result": result, "text": text}

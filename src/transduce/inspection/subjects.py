@@ -124,6 +124,14 @@ class Subject(ABC):
         """The logits of hidden states."""
         return model.logits(hidden)
 
+    def output_matrix(self, model: Any) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"] | None]:
+        """The matrix before the softmax, and its bias."""
+        return model.output_weight, model.output_bias
+
+    def pieces(self, ids: Sequence[int]) -> Sequence[str]:
+        """What is predicted, by its place among the logits."""
+        return self.tokenizers.tgt.pieces(ids)
+
     def side_of(self, part: str) -> tuple[str, str]:
         """The sides that a part's positions and its keys belong to."""
         return self.read_side, self.read_side
@@ -246,7 +254,7 @@ class ClassifierSubject(Subject):
         vocabulary = self.tokenizers.tgt
         framed = [int(i) for i in pack(self._checked(vocabulary.encode(text), "text")).ids]
         rows = torch.tensor([framed], device=self.device)
-        best = self.hidden(model, rows).argmax(-1)[0]
+        best = self.logits(model, self.hidden(model, rows))[0].argmax(-1)
         label = self.labels[int(best[0])]
         sides = {
             "src": Side.of(vocabulary, framed, text),
@@ -261,10 +269,16 @@ class ClassifierSubject(Subject):
         return resolved(self.folder.settings.data.labels, "data.labels")
 
     def hidden(self, model: Any, *inputs: Tensor) -> Tensor:
-        return model(inputs[0], torch.zeros_like(inputs[0]))[:, None]
+        return model.pooled(inputs[0], torch.zeros_like(inputs[0]))[:, None]
 
     def logits(self, model: Any, hidden: Tensor) -> Tensor:
-        return hidden
+        return model.labels(hidden)
+
+    def output_matrix(self, model: Any) -> tuple[Tensor, Tensor | None]:
+        return model.labels.weight, model.labels.bias
+
+    def pieces(self, ids: Sequence[int]) -> Sequence[str]:
+        return [self.labels[i] for i in ids]
 
 
 SUBJECTS: dict[str, Callable[..., Subject]] = {

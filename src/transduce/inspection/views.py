@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transduce.inspection.arrays import pack, to_numpy
+from transduce.inspection.arrays import NamedArray, pack, to_numpy
+from transduce.inspection.part_kinds import Rows, logits_kind
 from transduce.inspection.parts import Part
 from transduce.inspection.subjects import Sentence, Side, Subject
+from transduce.models.parts import TokenPredictor
 from transduce.nn.convolutional import ConvEncoder
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.positions import Positions, RotaryPositions, ShawPositions
@@ -156,6 +159,37 @@ def masks_view(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
+def logits_part(subject: Subject, model: Any, sentence: Sentence, hidden: Tensor, logits: Tensor) -> tuple[Part, Side]:
+    """The output matrix and the softmax as the last part, and the tokens that its columns show."""
+    n_rows, n_all = logits.shape
+    n = min(n_all, max(3, 24 // n_rows))
+    best = torch.cat([logits.topk(n).indices, sentence.targets[:, None]], 1)
+    ids = tuple(dict.fromkeys(best.flatten().tolist()))
+    candidates = Side("", ids, tuple(subject.pieces(ids)), tuple(range(len(ids))))
+    columns = list(ids)
+
+    def rows_of_output(_: object) -> Rows:
+        weight, bias = subject.output_matrix(model)
+        return weight[columns], None if bias is None else bias[columns]
+
+    text = (
+        f"The last hidden state is multiplied with the vector of each of the {n_all:,} outputs; the softmax makes "
+        f"probabilities of these logits. Shown are the {n} most probable outputs at each position, and the expected "
+        "one."
+    )
+    source = TokenPredictor.logits if isinstance(model, TokenPredictor) else None
+    kind, side = logits_kind(text, rows_of_output, source), subject.predicted
+    values = (hidden, logits[:, columns], logits.softmax(-1)[:, columns])
+    part = Part("logits", kind, model, side, side, subject.stack, (n_rows, n_all))
+    arrays = {
+        part.full_name(point): NamedArray(
+            to_numpy(value), point.axes, point.title, side, None if value is hidden else "candidates"
+        )
+        for value, point in zip(values, kind.points, strict=True)
+    }
+    return replace(part, values=arrays), candidates
+
+
 def tokens_view(log_probs: Tensor, sentence: Sentence, side: Side) -> list[dict[str, Any]]:
     """The probability and the rank of each predicted token."""
     rows = torch.arange(len(sentence.targets), device=log_probs.device)
@@ -287,11 +321,12 @@ def lens_view(
     return {"text": text, "layers": shown, "changes": changes, "rows": subject.predicted}
 
 
-def recorded_run(subject: Subject, model: Any, sentence: Sentence) -> tuple[Recording, Tensor]:
-    """Everything that the model computes for a sentence, and the log-probabilities [T, V] of its predictions."""
+def recorded_run(subject: Subject, model: Any, sentence: Sentence) -> tuple[Recording, Tensor, Tensor]:
+    """Everything that the model computes for a sentence, the last hidden states [T, D] and their logits [T, V]."""
     with torch.no_grad(), record(model) as found:
-        log_probs = predictions(subject, model, sentence)
-    return found, log_probs
+        hidden = subject.hidden(model, *sentence.inputs)
+        logits = subject.logits(model, hidden)
+    return found, hidden[0], logits[0].float()
 
 
 def predictions(subject: Subject, model: Any, sentence: Sentence) -> Tensor:

@@ -114,6 +114,10 @@ class Classifier(TextEncoder):
         self.labels = Linear(settings.d_model, settings.n_labels)
         initialize(self)
 
+    def pooled(self, ids: SourceInput, segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B D"]:
+        """A vector per sequence, from which `labels` computes the logits."""
+        return self.dropout(self.pooler(self.encode(ids, segments), is_real(ids)))
+
     def forward(self, ids: SourceInput, segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
         """Unnormalized log-probabilities of the labels."""
-        return self.labels(self.dropout(self.pooler(self.encode(ids, segments), is_real(ids))))
+        return self.labels(self.pooled(ids, segments))

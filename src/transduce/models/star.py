@@ -91,7 +91,10 @@ class StarClassifier(nn.Module):
         more = None if table is None else table(segments)
         return self.encoder(self.embedding(ids, more=more), real=is_real(ids))
 
+    def pooled(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B D"]:
+        """A vector per sequence, from which `labels` computes the logits."""
+        return self.dropout(self.dense(pool_star(*self.encode(ids, segments), is_real(ids))).relu())
+
     def forward(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
         """Unnormalized log-probabilities of the labels."""
-        hidden = self.dense(pool_star(*self.encode(ids, segments), is_real(ids))).relu()
-        return self.labels(self.dropout(hidden))
+        return self.labels(self.pooled(ids, segments))

@@ -194,7 +194,7 @@ def intervene(model: nn.Module, changes: Mapping[str, Change | Tensor | None]) -
             except `NAME.scores`; replaced weights are used as they are.
 
     Raises:
-        SettingsError: The model has no such value.
+        SettingsError: The model has no such value, or a replacement has another shape.
 
     >>> with intervene(model, {"encoder.blocks.0.feed_forward": None}):     # doctest: +SKIP
     ...     model(src, tgt_in)
@@ -202,14 +202,20 @@ def intervene(model: nn.Module, changes: Mapping[str, Change | Tensor | None]) -
     modules = dict(model.named_modules())
     with _ONE_AT_A_TIME, ExitStack() as hooks:
         for name, change in changes.items():
-            hooks.enter_context(_changed(modules, name, _as_function(change)))
+            hooks.enter_context(_changed(modules, name, _as_function(name, change)))
         yield
 
 
-def _as_function(change: Change | Tensor | None) -> Change:
-    if change is None:
-        return torch.zeros_like
-    return (lambda _: change) if isinstance(change, Tensor) else change
+def _as_function(name: str, change: Change | Tensor | None) -> Change:
+    def changed(value: Tensor) -> Tensor:
+        if change is None:
+            return torch.zeros_like(value)
+        found = change if isinstance(change, Tensor) else change(value)
+        if found.shape != value.shape:
+            raise SettingsError(f"{name} has the shape {[*value.shape]}, its replacement {[*found.shape]}")
+        return found
+
+    return changed
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch, collate
 from transduce.data.batching import padding_share, plan, share_out, split
 from transduce.data.examples import Example
-from transduce.data.store import AlignedStore, TokenStore
+from transduce.data.store import AlignedStore, TokenStore, shared_plan
 from transduce.errors import DataError
 from transduce.text.special import UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -95,10 +96,11 @@ class SubwordSampling:
 class Feeder(ABC):
     """Batches for the training loop. The plan of an epoch is a pure function of (settings, seed, epoch).
 
-    A feeder yields the share of `rank` among `n_ranks` of each batch.
+    A feeder yields the share of `rank` among `n_ranks` of each batch. `plans`: where ranks share their plans.
     """
 
     rank, n_ranks = 0, 1
+    plans: Path | None = None
     unit = "text"  # what to call missing examples
 
     def __init__(self, settings: TrainingSettings, *, device: torch.device) -> None:
@@ -109,7 +111,7 @@ class Feeder(ABC):
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The batches of an epoch, as indices of examples; a `DataError` if there are none."""
-        batches = self._plan(epoch)
+        batches = self._plan(epoch) if self.plans is None else shared_plan(self.plans, epoch, self._plan)
         if not batches:
             raise DataError(f"there is no {self.unit} to train on, or to validate with")
         return batches
@@ -217,16 +219,17 @@ class PairFeeder(LengthFeeder):
         return [tokenizers.src.decode(src.tolist()), tokenizers.tgt.decode(tgt.tolist())]
 
     def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
-        store = self.store
-        if isinstance(store, AlignedStore):
-            examples = [Example(*store[int(i)], store.links_of(int(i))) for i in indices]
-        else:
-            examples = [Example(*store[int(i)]) for i in indices]
-        if self.segment is not None:
-            examples = self.segment(examples, position)
-        src = np.array([len(e.src) + (self.store.src.ndim == 1) for e in examples], dtype=np.int32)
-        tgt = np.array([len(e.tgt) + 1 for e in examples], dtype=np.int32)
+        if self.segment is None:  # the other ranks' sentences are not read
+            sides = self.store.lengths_of(indices)
+            return sides, int(sides[1].sum()), lambda part: collate([self._example(i) for i in indices[part].tolist()])
+        examples = self.segment([self._example(i) for i in indices.tolist()], position)
+        src = np.array([len(e.src) + 1 for e in examples])
+        tgt = np.array([len(e.tgt) + 1 for e in examples])
         return (src, tgt), int(tgt.sum()), lambda part: collate([examples[i] for i in part])
+
+    def _example(self, index: int) -> Example:
+        links = [self.store.links_of(index)] if isinstance(self.store, AlignedStore) else []
+        return Example(*self.store[index], *links)
 
 
 @contextmanager

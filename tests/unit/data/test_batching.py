@@ -111,7 +111,7 @@ def test_composition_and_order_change_with_epoch_and_seed() -> None:
     src, tgt = like_captions(29_000)
     plans = [plan(src, tgt, budget=4096, seed=seed, epoch=epoch) for seed, epoch in ((1, 0), (1, 1), (1, 2), (2, 0))]
     for one, other in pairwise(plans):
-        assert again(one, other, 29_000) < 0.65
+        assert again(one, other, 29_000) < 0.7
         same = {tuple(sorted(batch)) for batch in one} & {tuple(sorted(batch)) for batch in other}
         assert len(same) < 0.05 * len(one)
     mean_lengths = np.array([src[batch].mean() for batch in plans[0]])

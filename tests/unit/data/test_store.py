@@ -62,7 +62,7 @@ def test_ids_are_read_back_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert store.src.dtype == np.uint16
         assert store.src_lengths.tolist() == [len(src) + 1 for src, _ in expected]
         assert store.tgt_lengths.tolist() == [len(tgt) + 1 for _, tgt in expected]
-        assert store.src_lengths.dtype == store.tgt_lengths.dtype == np.int32
+        assert store.src_lengths.dtype == store.tgt_lengths.dtype == np.uint16
         assert len(store.src) == sum(len(s) for s, _ in expected)
         assert len(store.tgt) == sum(len(t) for _, t in expected)
         assert UNK not in store.src and store.facts["fingerprint"] == "f" and store.facts["sizes"] == [len(SRC)]
@@ -243,3 +243,10 @@ def test_a_store_in_memory() -> None:
     store = TokenStore.from_lists([[5, 6], [], [7]], [[8], [9, 10, 11], [12]])
     assert contents(store) == [([5, 6], [8]), ([], [9, 10, 11]), ([7], [12])]
     assert store.src_lengths.tolist() == [3, 1, 2] and len(store) == 3 and store.weights([2.0]) is None
+
+
+def test_lengths_that_do_not_fit_two_bytes_are_kept() -> None:
+    short, long = TokenStore.from_lists([[5] * 9], [[6]]), TokenStore.from_lists([[5] * 70_000, []], [[6], [7]])
+    assert short.src_lengths.tolist() == [10] and short.src_lengths.dtype == np.uint16
+    assert long.src_lengths.tolist() == [70_001, 1] and long.tgt_lengths.tolist() == [2, 2]
+    assert [lengths.tolist() for lengths in long.lengths_of(np.array([1, 0], dtype=np.int32))] == [[1, 70_001], [2, 2]]

@@ -94,8 +94,40 @@ def test_every_cell_is_the_dot_product_that_is_written_out(name: str, subjects: 
             result = one["scale"] * (terms[:, 0] * terms[:, 1]).sum() + (one["bias"] or 0.0)
             assert result == pytest.approx(float(array.array[index]), abs=1e-4, rel=1e-3), value
             checked += 1
-    if "RNN" not in name and "GRU" not in name and "ConvS2S" not in name:
-        assert checked
+    assert checked
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_operands_of_a_kept_page_give_its_values(name: str, subjects: Any) -> None:
+    found = look(subjects(name), TEXT)
+    names = [part.name for part in found.parts]
+    values = [value for part in found.to_json(names, weights=names)["parts"] for value in part["values"]]
+    arrays = {value["name"]: unpack(value["data"]).astype("f8") for value in values}
+    checked = set()
+    for value in values:
+        product = value["product"]
+        if product is None:
+            continue
+        right = arrays[product["right"]] if "right" in product else unpack(product["weight"]).astype("f8")
+        right = right.swapaxes(-1, -2) if product["transposed"] else right
+        result = product["scale"] * arrays[product["left"]] @ right
+        if product.get("bias"):
+            result += np.expand_dims(unpack(product["bias"]).astype("f8"), -2)
+        expected = arrays[value["name"]]
+        np.testing.assert_allclose(result, expected, atol=0.02 + 2e-3 * np.abs(expected).max())
+        checked.add("weight" in product)
+    assert True in checked
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_logits_are_those_of_the_model_for_the_most_probable_tokens(name: str, subjects: Any) -> None:
+    found = look(subjects(name), TEXT)
+    expected = logits_of(subjects(name), found)
+    shown = list(found.sentence.sides["candidates"].ids)
+    np.testing.assert_allclose(found["logits"].array, expected[:, shown], atol=1e-4)
+    np.testing.assert_allclose(found["logits.probabilities"].array, expected.softmax(-1)[:, shown], atol=1e-5)
+    assert set(expected.topk(min(3, expected.shape[1])).indices.flatten().tolist()) <= set(shown)
+    assert set(found.sentence.targets.tolist()) <= set(shown)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in ("RNN", "GRU", "ConvS2S", "SSRU")])

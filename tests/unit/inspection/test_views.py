@@ -19,6 +19,7 @@ TEXT = "the cat sat on a mat"
 _FEED_FORWARD = {"feed_forward", "feed_forward.expand"}
 _CROSS = {f"cross_attention{point}" for point in ("", ".query", ".heads", ".scores")}
 _SELF = {f"self_attention{point}" for point in ("", ".query", ".key", ".value", ".heads", ".scores")}
+_SELF |= {"logits"}
 ALL = _SELF | _CROSS | _FEED_FORWARD
 PRODUCTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"kind": "transformer"}, ALL),
@@ -26,8 +27,8 @@ PRODUCTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"kind": "transformer", "positions": "rotary"}, ALL - {"self_attention.query", "self_attention.key"}),
     ({"kind": "transformer", "positions": "shaw"}, ALL - {"self_attention.heads"}),
     ({"kind": "gpt"}, _SELF | _FEED_FORWARD),
-    ({"kind": "transformer-xl"}, _FEED_FORWARD | {f"self_attention{point}" for point in ("", ".heads", ".scores")}),
-    ({"kind": "rnn"}, set()),
+    ({"kind": "transformer-xl"}, _FEED_FORWARD | _SELF - {f"self_attention.{x}" for x in ("query", "key", "value")}),
+    ({"kind": "rnn"}, {"logits"}),
 ]
 
 
@@ -41,8 +42,7 @@ def test_the_cells_that_have_a_dot_product(options: dict[str, Any], expected: se
             products = [found.cell(name, random.integers(value.shape).tolist()) for _ in range(6)]
             if all(products):
                 shown.add(part.kind.kind + name.removeprefix(part.name))
-            # The first position is not rotated, and has no distance to others.
-            assert all(products) or not any(products) or options.get("positions") in ("rotary", "shaw"), name
+            assert all(products) == any(products), name
     assert shown == expected
 
 

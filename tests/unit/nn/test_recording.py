@@ -124,6 +124,16 @@ def test_a_twin_shares_weights_and_computes_the_same() -> None:
     assert all(ours[name] is theirs[name] for name in ours)
 
 
+@pytest.mark.parametrize("change", [torch.zeros(1, 2), lambda value: value[:, 1:]])
+def test_a_replacement_of_another_shape_is_refused(change: Any) -> None:
+    model = a_model()
+    with (
+        pytest.raises(SettingsError, match=r"feed_forward has the shape \[\d"),
+        intervene(model, {"encoder.blocks.0.feed_forward": change}),
+    ):
+        model(SRC, TGT_IN)
+
+
 def test_unknown_names_are_refused() -> None:
     model = a_model()
     with pytest.raises(SettingsError, match="no such value"), intervene(model, {"encoder.blocks.9.feed_forward": None}):

@@ -67,6 +67,26 @@ def test_validation_reads_every_pair_once_and_always_the_same() -> None:
     assert all(torch.equal(a.src, b.src) for a, b in zip(one, two, strict=True))
 
 
+def test_a_rank_reads_its_own_pairs_only() -> None:
+    ranks = [feeder(), feeder()]
+    for rank, one in enumerate(ranks):
+        one.rank, one.n_ranks, read = rank, 2, list[int]()
+        one._example = lambda i, load=one._example, read=read: read.append(int(i)) or load(i)  # type: ignore[method-assign]
+        feed = next(one.feeds(DataPosition()))
+        assert len(read) == sum(batch.n_rows for batch in feed.batches) < len(feed.indices)
+
+
+def test_ranks_share_the_plan_of_an_epoch(tmp_path: Path) -> None:
+    alone, first, second = feeder(), feeder(), feeder()
+    first.plans = second.plans = tmp_path / "plans"
+    second._plan = partial(pytest.fail, "planned again")  # type: ignore[method-assign]
+    for epoch in (0, 1):
+        expected = [batch.tolist() for batch in alone.plan(epoch)]
+        for one in (first, second):
+            assert [batch.tolist() for batch in one.plan(epoch)] == expected
+    assert [path.name for path in sorted((tmp_path / "plans").glob("epoch*"))] == ["epoch1"]
+
+
 def test_missing_pairs_are_an_error() -> None:
     empty = PairFeeder(TokenStore.from_lists([], []), settings().training, device=CPU)
     with pytest.raises(DataError, match="no sentence pair"):

@@ -107,10 +107,10 @@ async function showCell(record, part, value, index, box) {
     if (title.parentNode !== box) return; // another cell was chosen meanwhile
     if (product) box.append(...productNodes(product));
     else if (page.live) box.append(note("This value is not a dot product."));
-    else
-      box.append(
-        note("This page does not contain the operands of this cell. The live page (`transduce inspect`) shows them."),
-      );
+    else {
+      const text = "This value is not a dot product, or this page lacks its operands: the live page has all of them.";
+      box.append(note(text));
+    }
     if (product && format(product.result) !== shown) {
       box.append(
         note("This page keeps 3 significant digits of each number, so the last digit of the result can differ."),
@@ -127,17 +127,15 @@ const flatPlace = (shape, index) => index.reduce((place, i, axis) => place * sha
 // The dot product behind a cell, if both its operands are in the record.
 function recordedProduct(part, value, index) {
   if (!value.product) return null;
+  const { scale, transposed, weight } = value.product;
   const [left, right] = ["left", "right"].map((side) => part.values.find((one) => one.name === value.product[side]));
-  if (!left?.data || !right?.data) return null;
   const [i, j] = index.slice(-2);
-  const [a, b] = [left, right].map((one) => matrix(one.data, index.slice(0, -2)));
-  const terms = Array.from({ length: a.columns }, (_, k) => [
-    at(a, i, k),
-    value.product.transposed ? at(b, j, k) : at(b, k, j),
-  ]);
+  const [a, b] = [left.data, weight ?? right.data].map((array) => matrix(array, index.slice(0, -2)));
+  const terms = Array.from({ length: a.columns }, (_, k) => [at(a, i, k), transposed ? at(b, j, k) : at(b, k, j)]);
   const sum = terms.reduce((all, [x, y]) => all + x * y, 0);
-  const { scale } = value.product;
-  return { terms, scale, bias: null, result: scale * sum, text: `${left.title} · ${right.title}` };
+  const bias = value.product.bias ? at(matrix(value.product.bias), index.at(-3) ?? 0, j) : null;
+  const text = `${left.title} · ${right?.title ?? "weights"}`;
+  return { terms, scale, bias, result: scale * sum + (bias ?? 0), text };
 }
 
 function productNodes({ terms, scale, bias, result, text }) {

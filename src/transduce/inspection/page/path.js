@@ -7,8 +7,9 @@ const LABELS = {
   self_attention: "self-attention",
   cross_attention: "cross-attention",
   feed_forward: "feed-forward",
-  residual: "add, norm",
+  residual: "residual, norm",
   norm: "norm",
+  logits: "logits, softmax",
 };
 const GAP = 6;
 const FRAME = 24; // room for the title of a layer
@@ -76,7 +77,7 @@ function picture(record, width) {
 }
 
 function drawStack(record, parts, left, width, back, front) {
-  const side = sideOf(parts[parts.length - 1]);
+  const side = sideOf(parts[0]);
   const n = record.sides[side]?.tokens.length || 1;
   const place = chosen(side, n);
   const inner = width - 32;
@@ -98,7 +99,7 @@ function drawStack(record, parts, left, width, back, front) {
       front.append(name);
       y += FRAME;
     }
-    const isSmall = part.kind === "residual" || part.kind === "norm";
+    const isSmall = ["residual", "norm", "logits"].includes(part.kind);
     const height = isSmall ? 20 : (/attention/.test(part.kind) ? 46 : 32) + (width < NARROW ? 12 : 0);
     front.append(box(record, part, { left, y, width, height, xOf, place, n, isSmall }));
     if (part.kind === "residual" && from !== null) {
@@ -141,7 +142,7 @@ function box(record, part, { left, y, width, height, xOf, place, n, isSmall }) {
   group.append(svg("rect", { x: left + 6, y, width: width - 24, height, rx: 5 }));
   const name = svg("text", { x: left + 12, y: y + 14, class: "name" });
   const pre = record.model.settings?.residual === "pre";
-  name.textContent = part.kind === "residual" && pre ? "norm, add" : LABELS[part.kind] || part.title;
+  name.textContent = part.kind === "residual" && pre ? "norm, residual" : LABELS[part.kind] || part.title;
   const lower = width < NARROW && !isSmall ? 12 : 0;
   const shape = svg("text", { x: left + width - 24, y: y + 14 + lower, "text-anchor": "end" });
   shape.textContent = shapeText(part.shape);

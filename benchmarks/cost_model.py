@@ -1,0 +1,89 @@
+"""The cost model of `transduce doctor --gpus` against this CPU: seconds per update, predicted and measured.
+
+    python benchmarks/cost_model.py --sizes tiny base
+
+The machine is described as a GPU is: operations per second of a large bfloat16 product, and the bandwidth of the memory
+that the numbers kept for the gradient pass through. On a CPU that is the cache, because one layer's numbers fit in it.
+The updates are of one process, on random sentences without padding. Run it on an otherwise idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from transduce.config.kinds import model_settings, resolve_preset
+from transduce.config.settings import TrainingSettings
+from transduce.data.batch import collate
+from transduce.data.examples import Example
+from transduce.doctor.cluster import GPUS, SENTENCE, Cluster, Gpu, forecast
+from transduce.models.registry import build_model
+from transduce.process import keep_freed_memory
+from transduce.training.step import Updater
+
+VOCABULARY = 8000
+ROWS = 128  # sentences of an update
+
+
+def best_seconds(run: Callable[[], object], n: int) -> float:
+    """The shortest time of n."""
+    found = []
+    for _ in range(n):
+        began = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def this_machine(d_model: int) -> Gpu:
+    """Operations and bytes per second, measured."""
+    a = torch.randn(2048, 2048).bfloat16()
+    kept = torch.randn(ROWS * SENTENCE, d_model).bfloat16()
+    copy = torch.empty_like(kept)
+    operations = 2 * 2048**3 / best_seconds(lambda: a @ a, 60)
+    bandwidth = 2 * kept.numel() * kept.element_size() / best_seconds(lambda: copy.copy_(kept), 200)
+    return Gpu(operations, kept.element_size(), 0.0, bandwidth, bandwidth)
+
+
+def seconds_per_update(size: str, n: int) -> float:
+    """The median of n updates after two others."""
+    torch.manual_seed(1)
+    settings = resolve_preset(model_settings(preset=size))
+    model = build_model(settings, n_src=VOCABULARY, n_tgt=VOCABULARY)
+    updater = Updater(
+        model, TrainingSettings(optimizer="adam", lr=1e-3), device=torch.device("cpu"), precision="bfloat16"
+    )
+    found = []
+    for _ in range(n + 2):
+        ids = torch.randint(4, VOCABULARY, (2, ROWS, SENTENCE - 1)).tolist()
+        batch = collate([Example(src=src, tgt=tgt) for src, tgt in zip(*ids, strict=True)])
+        began = time.perf_counter()
+        updater.update([batch], 1.0)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[2:])
+
+
+def main() -> None:
+    """Print a line for each size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["tiny", "base"])
+    parser.add_argument("--updates", type=int, default=5)
+    args = parser.parse_args()
+    keep_freed_memory()
+    print("| model | products | cache | seconds per update | predicted | error |\n|---|---|---|---|---|---|")
+    for size in args.sizes:
+        settings = resolve_preset(model_settings(preset=size))
+        GPUS["here"] = here = this_machine(settings.d_model)
+        cluster = Cluster("here", n_gpus=1)
+        predicted = forecast(settings, cluster, vocab_size=VOCABULARY, targets=ROWS * SENTENCE).seconds_per_update
+        measured = seconds_per_update(size, args.updates)
+        speeds = f"{here.operations / 1e9:,.0f} GFLOP/s | {here.bandwidth / 1e9:,.0f} GB/s"
+        print(f"| {size} | {speeds} | {measured:.3f} | {predicted:.3f} | {predicted / measured - 1:+.0%} |")
+
+
+if __name__ == "__main__":
+    main()
