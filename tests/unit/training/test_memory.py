@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -99,6 +100,25 @@ def test_a_single_sentence_that_does_not_fit_is_an_error_and_changes_nothing() -
     assert torch.equal(weights_of(one), before)
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(p.grad is None for p in one.model.parameters())
+
+
+def test_a_batch_of_one_of_several_ranks_in_step_is_not_split() -> None:
+    small, large = batch_of(3, seed=1), batch_of(12, seed=2)
+    tried: list[int] = []
+    alone = make(criterion=ends_above(slots_of(large), tried))
+    with mock.patch.object(type(alone.ranks), "in_step", True), pytest.raises(DoesNotFit):
+        alone.update([small, large], 0.5)
+    assert tried == [3, 12]
+
+
+def test_dummies_of_ranks_in_step_do_not_count() -> None:
+    one, other, tried = updater(), updater(), list[int]()
+    other.criterion = ends_above(1 << 40, tried)
+    with mock.patch.object(type(other.ranks), "in_step", True):
+        found = other.update([batch_of(3)], 0.5, dummies=[batch_of(4, seed=1)] * 2)
+    assert found == one.update([batch_of(3)], 0.5, dummies=[batch_of(4, seed=1)])
+    assert torch.equal(weights_of(one), weights_of(other))
+    assert tried == [3, 4, 4]
 
 
 def test_other_errors_are_raised() -> None:
