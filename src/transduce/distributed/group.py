@@ -109,19 +109,9 @@ class GroupRanks(Ranks):
     def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         return self.parallel.computing(last=last)
 
-    def forget_model(self) -> None:
-        if self._parallel is not None:
-            self._parallel.close()
-        self._parallel = None
-        gc.collect()  # FSDP keeps the process group in reference cycles
-
-    def finish_reduction(self, sums: Sequence[Tensor]) -> list[Tensor]:
+    def finish_reduction(self, sums: Sequence[Tensor], model: nn.Module) -> list[Tensor]:
         with self._exchange():
             return self.parallel.finish(sums)
-
-    def total_norm(self, grads: Sequence[Tensor]) -> Tensor:
-        with self._exchange():
-            return self.parallel.total_norm(grads)
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
         return self.parallel.whole(model)
@@ -232,7 +222,10 @@ def join_ranks() -> Iterator[Ranks]:
                 ranks.start({"exit": code})
         if distributed.is_initialized():  # ranks that wait for this one get an error
             distributed.destroy_process_group()
-        ranks.forget_model()
+        if ranks._parallel is not None:
+            ranks._parallel.close()
+        del ranks._parallel
+        gc.collect()  # FSDP keeps the process group in reference cycles
 
 
 def run_worker(learn: Learn) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor, distributed, nn
 
 from transduce.distributed.environment import ProcessRank
 from transduce.errors import RankExited
+from transduce.training.ranks import gradients
 
 BUCKET_BYTES = 25 << 20  # as in DistributedDataParallel
 
@@ -33,7 +34,7 @@ class Replicas:
     in_step = False
 
     def __init__(self, model: nn.Module, device: torch.device, *, precision: str, process: ProcessRank) -> None:
-        model.to(device)
+        self._model = model.to(device)
         self._buckets = list(_fill_buckets(reversed([p for p in model.parameters() if p.requires_grad])))
         self._flats = [torch.empty(0)] * len(self._buckets)
         self._works: list[distributed.Work] = []  # of the first buckets
@@ -52,7 +53,7 @@ class Replicas:
             self._missing = []
 
     def finish(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Wait for the gradients; sum the `sums` too. A rank without a sentence adds zeros."""
+        """Wait for the gradients; return their norm after the summed `sums`. A rank without a sentence adds zeros."""
         while len(self._works) < len(self._buckets):
             self._sum(sums if len(self._works) + 1 == len(self._buckets) else ())
         works, self._works = self._works, []
@@ -63,10 +64,8 @@ class Replicas:
             for parameter in bucket:
                 parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
                 start += parameter.numel()
-        return list(self._flats[-1][-len(sums) :].clone().unbind())
-
-    def total_norm(self, grads: Sequence[Tensor]) -> Tensor:
-        return nn.utils.get_total_norm(grads, foreach=True)
+        norm = nn.utils.get_total_norm(gradients(self._model), foreach=True)
+        return [*self._flats[-1][-len(sums) :].clone().unbind(), norm]
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
         return contextlib.nullcontext(model)

@@ -20,6 +20,7 @@ from transduce.distributed.environment import ProcessRank
 from transduce.nn.attention import CrossAttention
 from transduce.nn.stack import Decoder, Encoder
 from transduce.runs.shards import gather
+from transduce.training.ranks import gradients
 
 
 @final
@@ -57,16 +58,12 @@ class Shards:
         self._model.reshard()  # after a forward pass without gradients; the loss has used the output matrix
 
     def finish(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Sum the `sums`."""
-        total = torch.stack([value.detach().float() for value in sums])
+        """Sum the `sums`; after them the norm of all shards."""
+        square = nn.utils.get_total_norm(gradients(self._model), foreach=True).square() / self._n_copies
+        total = torch.stack([*(value.detach().float() for value in sums), square])
         distributed.all_reduce(total)
-        return list(total.unbind())
-
-    def total_norm(self, grads: Sequence[Tensor]) -> Tensor:
-        """From the norms of all shards."""
-        square = nn.utils.get_total_norm(grads, foreach=True).square() / self._n_copies
-        distributed.all_reduce(square)
-        return square.sqrt()
+        *summed, square = total.unbind()
+        return [*summed, square.sqrt()]
 
     @contextlib.contextmanager
     def whole(self, model: nn.Module) -> Iterator[nn.Module]:

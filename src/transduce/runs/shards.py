@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +79,21 @@ def _is_first_copy(tensor: Any) -> bool:
     return all(place == 0 for place, placement in places if placement.is_replicate())
 
 
-def read_shards(folder: Path, like: Callable[[str], Tensor]) -> dict[str, Tensor]:
-    """The tensors that ranks have written, sharded as the tensor that `like` returns for a name, or whole.
-
-    Raises `RunFolderError` if they do not have its shape.
-    """
+def read_shards(folder: Path, like: Any) -> dict[str, Tensor]:
+    """The tensors that ranks have written into a folder, sharded in the same way as `like`, or whole as it."""
     if not (folder / FOLDER).exists():
         return {}
     from torch.distributed import checkpoint
+    from torch.distributed import tensor as sharded
+
+    empty = torch.empty
+    if is_sharded(like):
+        empty = partial(sharded.empty, device_mesh=like.device_mesh, placements=like.placements)
 
     reader = checkpoint.HuggingFaceStorageReader(str(folder / FOLDER))
     try:
-        found = {name: torch.empty_like(like(name)) for name in reader.read_metadata().state_dict_metadata}
+        stored: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
+        found = {name: empty(one.size, dtype=one.properties.dtype) for name, one in stored.items()}
         checkpoint.load(found, storage_reader=reader, no_dist=True)
     except (checkpoint.CheckpointException, *ERRORS) as error:
         raise RunFolderError(f"{folder} is damaged: {message_of(error)[:200]}") from error

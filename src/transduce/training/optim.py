@@ -156,25 +156,22 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
     """Restore the tensors that `optimizer_tensors` returned; `ValueError` where some are missing or misshapen."""
     parts = _parts(optimizer)
     owner = {id(p): part for part in parts for group in part.param_groups for p in group["params"]}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
     for part in parts:
         part.state.clear()
     for name, value in tensors.items():
-        p, key = parameter_of(optimizer, name), name.partition(".")[2]
-        if value.numel() != 1 or value.shape == p.shape:
-            if value.shape != p.shape:
-                raise ValueError(f"{name} is {list(value.shape)}, not {list(p.shape)}")
+        index, _, key = name.partition(".")
+        p = params[int(index)]
+        if value.shape == p.shape:
             value = sharded_like(value, p)
+        elif value.numel() != 1:
+            raise ValueError(f"{name} is {list(value.shape)}, not {list(p.shape)}")
         # A copy, so that training does not change `tensors`. Fused Adam keeps its step count on the device too.
         owner[id(p)].state[p][key] = value.to(p.device, copy=True)
     for part in parts:
         known = [set(values) for values in part.state.values() if values]
         if any(keys != known[0] for keys in known):
             raise ValueError("a part of the optimizer's state is missing")
-
-
-def parameter_of(optimizer: torch.optim.Optimizer, name: str) -> Tensor:
-    """The parameter that a tensor from `optimizer_tensors` belongs to."""
-    return [p for group in optimizer.param_groups for p in group["params"]][int(name.partition(".")[0])]
 
 
 def _parts(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from transduce.runs.shards import shard_of
+
 T = TypeVar("T")
 
 
@@ -56,12 +58,8 @@ class Ranks(ABC):
         """The context of the passes of a micro-batch; the `last` backward pass of an update starts the reduction."""
 
     @abstractmethod
-    def finish_reduction(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Wait until the gradients are the sums of all ranks; sum and return the tensors `sums` too."""
-
-    @abstractmethod
-    def total_norm(self, grads: Sequence[Tensor]) -> Tensor:
-        """The norm of the whole gradient, of which this rank has `grads`."""
+    def finish_reduction(self, sums: Sequence[Tensor], model: nn.Module) -> list[Tensor]:
+        """Wait until the model's gradients are the sums of all ranks; return their norm after the summed `sums`."""
 
     @abstractmethod
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
@@ -102,11 +100,8 @@ class _SingleRank(Ranks):
     def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def finish_reduction(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        return list(sums)
-
-    def total_norm(self, grads: Sequence[Tensor]) -> Tensor:
-        return nn.utils.get_total_norm(grads, foreach=True)
+    def finish_reduction(self, sums: Sequence[Tensor], model: nn.Module) -> list[Tensor]:
+        return [*sums, nn.utils.get_total_norm(gradients(model), foreach=True)]
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
         return contextlib.nullcontext(model)
@@ -122,6 +117,11 @@ class _SingleRank(Ranks):
 
 
 SINGLE_RANK = _SingleRank()
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    """The gradients that this rank has."""
+    return [shard_of(p.grad) for p in model.parameters() if p.grad is not None]
 
 
 def dropout_seed(seed: int, update: int, rank: int) -> int:

@@ -167,7 +167,7 @@ class Session:
             if self.state.finished:
                 return
             parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
-            tensors = checkpoint.tensors() | read_shards(checkpoint.path, self._parameter_of)
+            tensors = checkpoint.tensors() | read_shards(checkpoint.path, next(iter(self.live.values())))
             for name, tensor in tensors.items():
                 part, _, own = name.partition("/")
                 parts[part][own] = tensor
@@ -177,11 +177,6 @@ class Session:
             notes += self._restore_carry(parts["carry"], int(state["carry"]))
             for note in (*checkpoint.notes, *notes):
                 self.log.warn(note)
-
-    def _parameter_of(self, name: str) -> Tensor:
-        """The parameter that a tensor in a checkpoint belongs to."""
-        part, _, own = name.partition("/")
-        return self.updater.parameter_of(own) if part == "updater" else self.live[own]
 
     def _restore_carry(self, tensors: Mapping[str, Tensor], n: int) -> list[str]:
         if n and len(tensors) != n * self.ranks.size:

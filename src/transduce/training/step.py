@@ -24,10 +24,9 @@ from transduce.errors import is_out_of_memory
 from transduce.native.kernels import all_threads_for_kernels, choose_kernels, kernels_in_use
 from transduce.nn.attention import Attention, CrossAttention, SelfAttention
 from transduce.nn.ssru import SSRU
-from transduce.runs.shards import shard_of
 from transduce.training.loss import Carry, Criterion, predict_tokens
-from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, parameter_of
-from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
+from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, gradients, name_on_rank
 
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -133,38 +132,28 @@ class Updater:
         Raises:
             DoesNotFit: A batch that cannot be split does not fit into memory. The weights are unchanged.
         """
-        with all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext():
-            return self._update(batches, lr_scale, n_targets, carry, dummies if self.ranks.in_step else ())
-
-    def _update(
-        self,
-        batches: Sequence[TrainingBatch],
-        lr_scale: float,
-        n_targets: int | None,
-        carry: Carry,
-        dummies: Sequence[TrainingBatch],
-    ) -> UpdateResult:
         self.model.train()
         if n_targets is None:
             n_targets = sum(batch.n_targets for batch in batches)
-        *sums, carry = self._gradients(batches, max(n_targets, 1), carry, dummies)  # an update may have no target
-        loss_sum, nll_sum = self.ranks.finish_reduction(sums)
-        grads = [shard_of(p.grad) for p in self.model.parameters() if p.grad is not None]
-        norm = self.ranks.total_norm(grads)
-        # The only wait for a GPU in an update: whether to make the step is decided here.
-        loss, nll, grad_norm = torch.stack([loss_sum, nll_sum, norm]).tolist()
-        result = UpdateResult(loss_sum=loss, nll_sum=nll, n_targets=n_targets, grad_norm=grad_norm, carry=carry)
-        if result.skipped:
-            result = replace(result, carry=())
-        else:
-            self._step(grads, norm, lr_scale)
-        self.optimizer.zero_grad(set_to_none=True)
+        dummies = dummies if self.ranks.in_step else ()
+        with all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext():
+            # an update may have no target
+            *sums, carry = self._gradients(batches, max(n_targets, 1), carry, dummies)
+            loss_sum, nll_sum, norm = self.ranks.finish_reduction(sums, self.model)
+            # The only wait for a GPU in an update: whether to make the step is decided here.
+            loss, nll, grad_norm = torch.stack([loss_sum, nll_sum, norm]).tolist()
+            result = UpdateResult(loss_sum=loss, nll_sum=nll, n_targets=n_targets, grad_norm=grad_norm, carry=carry)
+            if result.skipped:
+                result = replace(result, carry=())
+            else:
+                self._step(norm, lr_scale)
+            self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _step(self, grads: list[Tensor], norm: Tensor, lr_scale: float) -> None:
+    def _step(self, norm: Tensor, lr_scale: float) -> None:
         """Clip the gradients and change the weights."""
         if self.clip_norm:
-            torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
+            torch._foreach_mul_(gradients(self.model), (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_scale
         self.optimizer.step()
@@ -249,10 +238,6 @@ class Updater:
         tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
         state = {"processes": self.ranks.size, "too_large": self.too_large, "kernels": self.kernels}
         return tensors | self.ranks.gather(self._generators()), state
-
-    def parameter_of(self, name: str) -> Tensor:
-        """The parameter that a tensor of the optimizer in `state` belongs to."""
-        return parameter_of(self.optimizer, name.removeprefix("optimizer."))
 
     def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], update: int = 0) -> list[str]:
         """Restore the result of `state` at `update`; return notes for the user on what could not be restored."""
