@@ -1,6 +1,6 @@
 """Checkpoints to resume training from: folders uNNNNNNNN, each with a manifest, written atomically.
 
-u00001234/training.safetensors, state.json, manifest.json
+u00001234/training.safetensors, state.json, manifest.json, and a file in shards/ for each rank that shards the weights
 """
 
 from __future__ import annotations
