@@ -2,8 +2,9 @@
 
     python benchmarks/cost_model.py --sizes tiny base
 
-The machine is described as a GPU is: operations per second of a large bfloat16 product, and the bandwidth of the memory
-that the numbers kept for the gradient pass through. On a CPU that is the cache, because one layer's numbers fit in it.
+The machine is described as a GPU is. A large bfloat16 product is measured here, so what it reaches is `PRODUCTS` of the
+peak. The numbers kept for the gradient pass through the memory of a GPU, and through the cache of a CPU, because one
+layer's numbers fit in it.
 The updates are of one process, on random sentences without padding. Run it on an otherwise idle machine.
 """
 
@@ -20,7 +21,7 @@ from transduce.config.kinds import model_settings, resolve_preset
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import collate
 from transduce.data.examples import Example
-from transduce.doctor.cluster import GPUS, SENTENCE, Cluster, Gpu, forecast
+from transduce.doctor.cluster import GPUS, PRODUCTS, SENTENCE, Cluster, Gpu, forecast
 from transduce.models.registry import build_model
 from transduce.process import keep_freed_memory
 from transduce.training.step import Updater
@@ -44,7 +45,7 @@ def this_machine(d_model: int) -> Gpu:
     a = torch.randn(2048, 2048).bfloat16()
     kept = torch.randn(ROWS * SENTENCE, d_model).bfloat16()
     copy = torch.empty_like(kept)
-    operations = 2 * 2048**3 / best_seconds(lambda: a @ a, 60)
+    operations = 2 * 2048**3 / best_seconds(lambda: a @ a, 60) / PRODUCTS
     bandwidth = 2 * kept.numel() * kept.element_size() / best_seconds(lambda: copy.copy_(kept), 200)
     return Gpu(operations, kept.element_size(), 0.0, bandwidth, bandwidth)
 
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=5)
     args = parser.parse_args()
     keep_freed_memory()
-    print("| model | products | cache | seconds per update | predicted | error |\n|---|---|---|---|---|---|")
+    print("| model | peak | cache | seconds per update | predicted | error |\n|---|---|---|---|---|---|")
     for size in args.sizes:
         settings = resolve_preset(model_settings(preset=size))
         GPUS["here"] = here = this_machine(settings.d_model)

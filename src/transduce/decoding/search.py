@@ -150,7 +150,8 @@ class _BeamState:
         ends = token == EOS
         if ends.any():
             self._finish(values[:, :beam].masked_fill(~ends[:, :beam], _DEAD), parent[:, :beam])
-            self.live, place = values.masked_fill(ends, _DEAD).topk(beam)
+            place = ends.byte().argsort(dim=1, stable=True)[:, :beam]  # of equal ones, the first, as `watch` expects
+            self.live = values.masked_fill(ends, _DEAD).gather(1, place)
             parent, token = parent.gather(1, place), token.gather(1, place)
         else:
             self.live, parent, token = values[:, :beam].contiguous(), parent[:, :beam], token[:, :beam]
