@@ -62,15 +62,19 @@ def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def write_shards(folder: Path, rank: int, tensors: Mapping[str, Tensor]) -> None:
-    """Write this rank's shards into `folder`, which is written atomically."""
-    shards: Mapping[str, Any] = {name: tensor for name, tensor in tensors.items() if _is_first_copy(tensor)}
-    chunks = {name: shard.__create_chunk_list__() for name, shard in shards.items()}
+    """Write this rank's shards into `folder`, which is written atomically. A full disk is a `RunFolderError`."""
+    written: Mapping[str, Any] = {name: tensor for name, tensor in tensors.items() if _is_first_copy(tensor)}
+    chunks = {name: tensor.__create_chunk_list__() for name, tensor in written.items()}
     offsets = {name: list(chunk.offsets) for name, (chunk,) in chunks.items() if 0 not in chunk.sizes}
     info = json.dumps({name: {"saved_offsets": offset} for name, offset in offsets.items()})
     path = folder / FOLDER / f"{rank:05d}.safetensors"
-    path.parent.mkdir(exist_ok=True)
-    write_tensors(path, {name: shard_of(tensors[name]) for name in offsets}, {"DCP_SHARDING_INFO": info}, seal=False)
-    sync(path)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        shards = {name: shard_of(tensors[name]) for name in offsets}
+        write_tensors(path, shards, {"DCP_SHARDING_INFO": info}, seal=False)
+        sync(path)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _is_first_copy(tensor: Any) -> bool:

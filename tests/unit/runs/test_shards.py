@@ -73,6 +73,13 @@ def test_a_pickle_in_place_of_a_file_is_refused(tmp_path: Path, sharded: dict[st
 
 
 @pytest.mark.loopback
+def test_a_folder_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path, sharded: dict[str, DTensor]) -> None:
+    (tmp_path / FOLDER).write_text("a file")
+    with pytest.raises(RunFolderError, match=r"cannot write .*00003\.safetensors"):
+        write_shards(tmp_path, 3, sharded)
+
+
+@pytest.mark.loopback
 def test_whole_tensors_are_sharded_like_others(sharded: dict[str, DTensor]) -> None:
     for name, tensor in WHOLE.items():
         assert sharded_like(tensor, WHOLE[name]) is tensor

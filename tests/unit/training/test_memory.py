@@ -17,9 +17,11 @@ import pytest
 import torch
 
 import transduce
-from toys import examples, updater, weights_of
+from toys import examples, failing_update, settings, toy_run, updater, weights_of
 from transduce.data.batch import Batch, LabelBatch, MaskedBatch, RowBatch, TrainingBatch, collate
+from transduce.errors import TooLong
 from transduce.training.loss import predict_tokens
+from transduce.training.ranks import SINGLE_RANK
 from transduce.training.step import DoesNotFit, slots_of
 
 make = partial(updater, dropout=0.3)
@@ -109,6 +111,15 @@ def test_a_batch_of_one_of_several_ranks_in_step_is_not_split() -> None:
     with mock.patch.object(type(alone.ranks), "in_step", True), pytest.raises(DoesNotFit):
         alone.update([small, large], 0.5)
     assert tried == [3, 12]
+
+
+def test_sharded_training_that_runs_out_of_memory_says_which_setting_to_lower(tmp_path: Path) -> None:
+    with (
+        mock.patch.object(type(SINGLE_RANK), "in_step", True),
+        failing_update(3, DoesNotFit(batch_of(4))),
+        pytest.raises(TooLong, match=r"update 3: .* of 92 slots; .*training\.parallel = 'shard'.*micro_batch_tokens"),
+    ):
+        toy_run(tmp_path / "run", settings())
 
 
 def test_dummies_of_ranks_in_step_do_not_count() -> None:
