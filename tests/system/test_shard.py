@@ -16,7 +16,7 @@ pytestmark = pytest.mark.loopback  # processes that communicate
 
 ASKED = (
     "model.d_model=32", "model.dropout=0.0", "training.optimizer=adam",
-    "training.precision=float32", "training.max_updates=20", "training.valid_updates=10", "training.batch_tokens=200",
+    "training.precision=float32", "training.max_updates=10", "training.valid_updates=5", "training.batch_tokens=200",
     "training.micro_batch_tokens=64", "training.lr=0.001",
 )  # fmt: skip
 TEXT = '[data]\ntrain = [{path = "text.txt"}]\nvalid = [{path = "valid.txt"}]\ncontext = 32\n'
