@@ -167,7 +167,8 @@ class Updater:
             batches = [part for batch in batches for part in self._fitting(batch)]
             tried: list[TrainingBatch] = []
             try:
-                return self._accumulate([*batches, *dummies], len(batches), n_targets, carry, tried)
+                counted = [*((batch, True) for batch in batches), *((batch, False) for batch in dummies)]
+                return self._accumulate(counted, n_targets, carry, tried)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -182,31 +183,22 @@ class Updater:
             self.too_large = min(self.too_large or slots_of(tried[-1]), slots_of(tried[-1]))
 
     def _accumulate(
-        self,
-        batches: Sequence[TrainingBatch],
-        n_counted: int,
-        n_targets: int,
-        carry: Carry,
-        tried: list[TrainingBatch],
+        self, batches: Sequence[tuple[TrainingBatch, bool]], n_targets: int, carry: Carry, tried: list[TrainingBatch]
     ) -> tuple[Tensor, Tensor, Carry]:
-        """Add up gradients and sums of the first `n_counted` batches.
-
-        Each batch is appended to `tried` before it is computed.
-        """
+        """Add up gradients and sums of the batches that count; each is appended to `tried` before it is computed."""
         loss_sum, nll_sum = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         carries: list[Carry] = []
         row = 0
-        for number, batch in enumerate(batches):
+        for batch, counts in batches:
             tried.append(batch)
             rows = slice(row, row := row + batch.n_rows)
-            with self.ranks.computing(last=number + 1 == len(batches)):
+            with self.ranks.computing(last=len(tried) == len(batches)):
                 with autocast(self.device, self.precision):
                     loss, nll, after = self.criterion(
                         self.forward, self.model, batch, smoothing=self.smoothing, carry=tuple(x[rows] for x in carry)
                     )
-                loss = loss if number < n_counted else 0.0 * loss
-                (loss / n_targets).backward()
-            if number < n_counted:
+                (loss / n_targets if counts else 0.0 * loss).backward()
+            if counts:
                 loss_sum += loss.detach()
                 nll_sum += nll
                 carries.append(after)
