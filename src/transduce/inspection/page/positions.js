@@ -76,7 +76,7 @@ function positionNodes(record, one, width) {
     facts(
       SCHEMES[one.scheme],
       arrays.map(([name, array]) => [name, array.shape]),
-      record.parts.find((part) => part.kind === "embedding" && part.stack === one.stack)?.source,
+      one.source,
     ),
   );
   const labels = (array, axis) => labelsOf(record, one.side, array.shape.at(axis));
