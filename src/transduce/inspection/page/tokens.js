@@ -54,6 +54,9 @@ export const tokensSection = {
         }),
       ),
     );
+    if (record.saliency.length === 1) {
+      panel.append(note("Leaving words out is shown where the model reads another text than it predicts."));
+    }
   },
 };
 
