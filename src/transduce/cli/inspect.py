@@ -119,8 +119,10 @@ def _show(
 
 
 def _texts(found: Inspection) -> Iterable[str]:
+    from transduce.inspection.pictures import printable
+
     sides = found.sentence.sides
-    return dict.fromkeys(sides[side].text for side in ("src", "tgt_out", "label") if side in sides)
+    return dict.fromkeys(printable(sides[side].text) for side in ("src", "tgt_out", "label") if side in sides)
 
 
 def _serve(runs: Sequence[Path], port: int, browser: bool, device: str, decoding: DecodingOptions) -> None:

@@ -41,6 +41,8 @@ def ablate_heads(
         DataError: The file is of another model, other texts or other settings.
     """
     heads = {name: title for name, title in switches(subject.model).items() if ".heads." in name}
+    if not heads:
+        raise DataError("this model has no heads that can be switched off; give a run of a Transformer")
     key = _key(subject, srcs, refs)
     known = {row["name"]: row for row in _read(path, key)}
     file = MetricsFile(path)

@@ -35,6 +35,7 @@ from transduce.inspection.views import (
 )
 from transduce.models.registry import count_parameters
 from transduce.nn.recording import switched_off, switches
+from transduce.nn.relative_attention import RelativeAttention
 from transduce.text.special import Vocabulary
 
 VERSION = 1
@@ -96,7 +97,8 @@ class Inspection:
     def _repr_html_(self) -> str:
         """A notebook shows the page in a frame."""
         page = html.escape(kept_page([self]), quote=True)
-        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" width="100%" height="720"></iframe>'
+        attributes = 'title="Inside the model" sandbox="allow-scripts" width="100%" height="720"'
+        return f'<iframe srcdoc="{page}" {attributes}></iframe>'
 
 
 def kept_page(inspections: Sequence[Inspection]) -> str:
@@ -225,12 +227,13 @@ def _switch(name: str, label: str) -> dict[str, str]:
 
 
 def _part_data(part: Part, with_values: bool, with_weights: bool) -> dict[str, Any]:
-    def product(name: str) -> dict[str, Any] | None:
+    def product(name: str) -> dict[str, Any] | bool | None:
+        """How the page computes a cell; False if it is no product, None if the record lacks what that needs."""
         how = part.point(name).product
-        if how is None or not with_values or (how.weight is not None and not with_weights):
-            return None
-        found = operands(part, name)
-        if found is None:
+        found = operands(part, name) if how is not None and with_values else None
+        if how is None or (with_values and found is None):
+            return False
+        if found is None or (how.weight is not None and not with_weights):
             return None
         data = {"left": f"{part.name}.{how.left}", "scale": found.scale, "transposed": how.transposed}
         if how.weight is None:
@@ -317,5 +320,10 @@ def _absent(subject: Subject, views: Mapping[str, Any]) -> dict[str, str]:
         "steps": "This view replays the search for a translation; this model does not translate.",
         "lens": "This view needs a residual stream from the embedding to predictions of tokens.",
     }
+    if any(isinstance(module, RelativeAttention) for module in subject.model.modules()):
+        reasons["positions"] = (
+            "Positions enter the scores of each attention, by the distance of query and key: (q + v) · W_R R. They "
+            "cannot be switched off."
+        )
     keys = {"heads": "attention", "positions": "positions", "steps": "steps", "lens": "lens"}
     return {"layers" if view == "lens" else view: reasons[view] for view, key in keys.items() if not views[key]}

@@ -6,7 +6,7 @@ To show a new kind of module, add an entry.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -125,13 +125,15 @@ def _feed_forward(expanded: str, hidden: str) -> tuple[Point, ...]:
     )
 
 
+_NORM = "The vector of each position is normalized."
 _RESIDUAL = "The input goes on beside the sub-layer, so that each layer adds to a stream that reaches to the end."
 
 PART_KINDS: dict[type[nn.Module], PartKind] = {
     TokenEmbedding: PartKind(
         "embedding",
-        "x = E[token] · √d_model + position",
-        "Each token becomes a vector; the position is added, unless the scheme works inside attention.",
+        "x = s E[token] + position",
+        "Each token becomes a vector. Transformers scale it with s = √d_model, and add the position, unless the scheme "
+        "works inside attention.",
         (Point("table", "E[token], before scaling"), Point("", "embedded tokens")),
     ),
     VectorEmbedding: PartKind(
@@ -190,7 +192,7 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
     SatelliteAttention: PartKind(
         "attention",
         "attention of each token to its neighbours, itself, its embedding and the relay node",
-        "A token sees only five vectors; the relay node carries what is far away.",
+        "A token sees only five vectors; the relay node carries what is far away. These weights are not recorded.",
         (_INPUT, Point("", "output")),
     ),
     SSRU: PartKind(
@@ -264,12 +266,18 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
     nn.LayerNorm: PartKind(
         "norm",
         "(x - mean) / √(var + ε) · γ + β",
-        "The norm after the last block.",
+        _NORM,
         (_INPUT, Point("", "after the norm")),
     ),
 }
-PART_KINDS[nn.RMSNorm] = PartKind(
-    "norm", "x / rms(x) · γ", "The norm after the last block.", PART_KINDS[nn.LayerNorm].points
+PART_KINDS[nn.RMSNorm] = PartKind("norm", "x / rms(x) · γ", _NORM, PART_KINDS[nn.LayerNorm].points)
+
+
+RELAY = replace(
+    PART_KINDS[CrossAttention],
+    kind="relay_attention",
+    equation="softmax(Q Kᵀ / √d_k + mask) V, with K and V of all tokens and the relay node",
+    text="The relay node asks all tokens, and carries the answer to them in the next layer.",
 )
 
 
@@ -283,6 +291,8 @@ def logits_kind(text: str, weight: Weight, source: Callable[..., Any] | None) ->
     return PartKind("logits", "softmax(h Eᵀ + b)", text, points, source)
 
 
-def kind_of(module: nn.Module) -> PartKind | None:
+def kind_of(module: nn.Module, name: str = "") -> PartKind | None:
     """The entry of a module's class or of the nearest class above it; None for what is not shown."""
+    if isinstance(module, CrossAttention) and "relay" in name:
+        return RELAY
     return next((PART_KINDS[one] for one in type(module).__mro__ if one in PART_KINDS), None)

@@ -36,7 +36,7 @@ class Part:
 
     @property
     def title(self) -> str:
-        return title(self.name)
+        return title(self.name) + (", backward" if self.is_backward else "")
 
     @property
     def layer(self) -> int | None:
@@ -52,11 +52,11 @@ class Part:
 
     def source(self) -> dict[str, Any]:
         """Where it is computed: the file in this package, the line, and the code."""
-        return _source(self.kind.source or type(self.module).forward)
+        return source_of(self.kind.source or type(self.module).forward)
 
 
 @cache
-def _source(function: Callable[..., Any]) -> dict[str, Any]:
+def source_of(function: Callable[..., Any]) -> dict[str, Any]:
     lines, line = inspect.getsourcelines(function)
     file = Path(inspect.getsourcefile(function) or "")
     root = Path(transduce.__file__).parent
@@ -75,7 +75,7 @@ def parts_of(model: nn.Module, found: Recording, side_of: Callable[[str], tuple[
         owner = value
         while owner and owner not in modules:
             owner = owner.rpartition(".")[0]
-        kind = kind_of(modules[owner]) if owner else None
+        kind = kind_of(modules[owner], owner) if owner else None
         nested = any(owner.startswith(f"{other}.") for other in _owners(owner, modules))
         if kind is not None and not nested:
             shown.setdefault(owner, kind)
@@ -169,6 +169,8 @@ def operands(part: Part, name: str) -> Operands | None:
             repeats = len(value) // n_groups
             right = right.reshape(n_groups, width, -1).repeat(repeats, 0)
             bias = None if bias is None else bias.reshape(n_groups, width).repeat(repeats, 0)
+    if (left.shape[-2], right.shape[-2]) != value.shape[-2:] or left.shape[-1] != right.shape[-1]:
+        return None  # with segments, keys of the memory are not those of the text
     scale = product.scale(part.module)
     result = scale * (left @ right.swapaxes(-1, -2)) + (0.0 if bias is None else np.expand_dims(bias, -2))
     if not np.allclose(result, value, rtol=1e-4, atol=1e-4):

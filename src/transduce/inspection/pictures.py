@@ -59,7 +59,7 @@ def picture(
      der ██··
     Hund ░░██
     """
-    labels, headings = [_printable(row) for row in rows], [_downwards(_printable(column)) for column in columns]
+    labels, headings = [printable(row) for row in rows], [_downwards(printable(column)) for column in columns]
     left = min(_LABEL, max(map(cell_len, labels), default=0))
     n_fit, drawn = max(1, (width - left - 1) // _CELL), list[str]()
     console = Console(
@@ -96,7 +96,8 @@ def _coloured(weight: float) -> Text:
     return Text(" " * _CELL, style=f"on color({_PALETTE[step]})")
 
 
-def _printable(piece: str) -> str:
+def printable(piece: str) -> str:
+    """The text without characters that control a terminal or the direction of writing."""
     return "".join(c if c.isprintable() else "?" for c in piece)
 
 

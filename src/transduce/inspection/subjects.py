@@ -218,6 +218,8 @@ class CausalSubject(Subject):
         return Sentence((tensor[:, :-1],), tensor[0, 1:], sides, True)
 
     def hidden(self, model: Any, *inputs: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # the state of `advance` changes in place; here a last segment may be padded
+            return torch.cat(list(model.read(*inputs)), 1)
         state = model.start(inputs[0][:, :0], capacity=inputs[0].shape[1])
         return model.advance(inputs[0], state)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transduce.inspection.arrays import NamedArray, pack, to_numpy
 from transduce.inspection.part_kinds import Rows, logits_kind
-from transduce.inspection.parts import Part
+from transduce.inspection.parts import Part, source_of
 from transduce.inspection.subjects import Sentence, Side, Subject
 from transduce.models.parts import TokenPredictor
 from transduce.nn.convolutional import ConvEncoder
@@ -115,13 +115,17 @@ def positions_view(model: nn.Module, sentence: Sentence, subject: Subject) -> It
         places = torch.arange(n, device=subject.device)
         table: Tensor | None = scheme.add(torch.zeros(1, n, scheme.d_model, device=subject.device))[0]
         text = "added to the embeddings"
+        computes: Callable[..., Any] = type(scheme).add
         if isinstance(scheme, RotaryPositions):
             ones = torch.ones(1, 1, n, scheme.d_head, device=subject.device)
             table, text = scheme.rotation(places)(ones)[0, 0], "a vector of ones after the rotation of each position"
+            computes = type(scheme).rotation
         elif isinstance(scheme, ShawPositions):
-            table, text = scheme.key_vectors.weight, "a vector per clipped distance, added to the keys"
+            table = scheme.key_vectors.weight
+            text = "a vector per clipped distance, added to the keys; others are added to the values"
+            computes = type(scheme).relations
         elif table is not None and not table.any():
-            table, text = None, "added to the scores of attention"
+            table, text, computes = None, "added to the scores of attention", type(scheme).score_bias
         bias = scheme.score_bias(places, places)
         yield {
             "stack": "encoder" if side == "src" else "decoder",
@@ -131,29 +135,52 @@ def positions_view(model: nn.Module, sentence: Sentence, subject: Subject) -> It
             "dots": None if table is None or isinstance(scheme, ShawPositions) else pack(table @ table.T),
             "bias": None if bias is None else pack(bias),
             "side": side,
+            "source": source_of(computes),
         }
 
 
 def masks_view(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-    """The mask of the first layer of each kind of attention: which keys a query may attend to."""
-    seen = set()
+    """The different masks of each kind of attention: which keys a query may attend to."""
+    found: dict[str, dict[bytes, list[tuple[int, int]]]] = {}
+    shown: dict[bytes, tuple[NamedArray, np.ndarray]] = {}
     for part in parts:
         bias = part.values.get(f"{part.name}.bias")
-        key = (part.stack, part.kind.kind)
-        if bias is None or key in seen or part.kind.kind not in ("self_attention", "cross_attention"):
+        if bias is None:
             continue
-        seen.add(key)
-        mask = np.isfinite(bias.array[0])
-        hidden = "every position sees all that are not padding" if mask.all() else "later positions are hidden"
-        if not mask.all() and part.stack == "encoder":
-            hidden = "only the positions of the pattern are seen"
-        yield {
-            "title": f"{part.stack} {part.kind.kind.replace('_', '-')}",
-            "text": hidden,
-            "rows": bias.rows,
-            "columns": bias.columns,
-            "mask": pack(mask),
-        }
+        masks = found.setdefault(f"{part.stack} {part.kind.kind.replace('_', '-')}", {})
+        for head, mask in enumerate(np.isfinite(bias.array)):
+            masks.setdefault(mask.tobytes(), []).append((part.layer or 0, head))
+            shown.setdefault(mask.tobytes(), (bias, mask))
+    for kind, masks in found.items():
+        for content, places in masks.items():
+            bias, mask = shown[content]
+            yield {
+                "title": kind + (_places(places, masks.values()) if len(masks) > 1 else ""),
+                "text": _what_is_hidden(mask),
+                "rows": bias.rows,
+                "columns": bias.columns,
+                "mask": pack(mask),
+            }
+
+
+def _places(own: Sequence[tuple[int, int]], of_all: Iterable[Sequence[tuple[int, int]]]) -> str:
+    """Where one of several masks is: in some layers, or in some heads of the layers."""
+    layers = [{layer for layer, _ in one} for one in of_all]
+    axis, name = (0, "layer") if sum(map(len, layers)) == len(set[int]().union(*layers)) else (1, "head")
+    numbers = sorted({place[axis] + 1 for place in own})
+    return f", {name}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def _what_is_hidden(mask: np.ndarray) -> str:
+    """A mask [query, key] in words."""
+    later = np.triu(np.ones_like(mask), 1)
+    if mask.all():
+        return "every position sees all that are not padding"
+    if (mask == ~later).all():
+        return "later positions are hidden"
+    if not (mask & later).any():
+        return "later positions are hidden, and some of the earlier ones"
+    return "only the positions of the pattern are seen"
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
@@ -202,7 +229,8 @@ def tokens_view(log_probs: Tensor, sentence: Sentence, side: Side) -> list[dict[
 def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
     """The gradient of each prediction's log-probability times the embedded tokens, summed over the width, [T, S].
 
-    The sentence is repeated for each prediction (Simonyan et al. 2014; Shrikumar et al. 2017).
+    The sentence is repeated for each prediction (Simonyan et al. 2014; Shrikumar et al. 2017). A memory of earlier
+    segments has no gradient, as in training (Dai et al. 2019).
     """
     n, found = len(sentence.targets), list[np.ndarray]()
     embedded, model = list[Tensor](), twin(model)
@@ -219,9 +247,12 @@ def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np
         with torch.enable_grad(), intervene(model, {subject.embedding: keep}):
             own = subject.hidden(model, *repeated)[torch.arange(len(places)), places]
             known = subject.logits(model, own).float().log_softmax(-1)
-            x = embedded.pop()
-            (gradient,) = torch.autograd.grad(known[torch.arange(len(places)), sentence.targets[places]].sum(), x)
-        found.append(to_numpy((gradient * x).sum(-1)))
+            predicted = known[torch.arange(len(places)), sentence.targets[places]].sum()
+            gradients = torch.autograd.grad(predicted, embedded, materialize_grads=True)
+        products = [gradient * x for gradient, x in zip(gradients, embedded, strict=True)]
+        embedded.clear()
+        n_read = len(sentence.sides[subject.read_side].tokens)  # without the padding of a last segment
+        found.append(to_numpy(torch.cat(products, 1)[:, :n_read].sum(-1)))
     return np.concatenate(found)
 
 

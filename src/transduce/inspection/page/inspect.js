@@ -155,7 +155,9 @@ function buildSections() {
       el("div", { className: "panels" }),
     );
     byId("sections").append(node);
-    document.querySelector("nav").append(el("a", { href: `#${section.id}`, textContent: section.title }));
+    // In the frame of a notebook, a link to a place does not scroll.
+    const go = () => node.scrollIntoView();
+    document.querySelector("nav").append(el("a", { href: `#${section.id}`, textContent: section.title, click: go }));
     current.observe(node);
     appeared.observe(node);
   }
@@ -289,6 +291,7 @@ async function startLive() {
     second.lastChild.id = "other";
     byId("choices").append(first, second);
     byId("choices").hidden = models.length < 2;
+    byId("has-target").hidden = models.every((one) => one.task !== "translation");
     look();
     byId("text").focus();
   } catch (error) {

@@ -3,6 +3,11 @@ import { at, choiceOf, chosen, chosenPart, decode, format, labelsOf, matrix, pag
 import { css, el, facts, note, selectBox, shade, sourceLink } from "./draw.js";
 import { heatMap, mapWidth } from "./heatmap.js";
 
+const hasValues = (part) => part.values.some((value) => value.data);
+
+const NO_PRODUCT =
+  "This value is not, or not only, a dot product of two values shown here: a softmax, a norm and a rotation do more.";
+
 export const matricesSection = {
   id: "matrices",
   title: "The matrices",
@@ -28,7 +33,7 @@ export const matricesSection = {
         selectBox(
           "part",
           "part",
-          record.parts.map((one) => [one.title, one.name]),
+          record.parts.map((one) => [one.title + (page.live || hasValues(one) ? "" : " (no values)"), one.name]),
           part.name,
           (name) => set({ part: name }),
         ),
@@ -52,6 +57,7 @@ export const matricesSection = {
         ),
       ),
     );
+    panel.append(el("h3", { className: "in-print", textContent: part.title }));
     panel.append(facts(part.equation, [["output", part.shape]], null), el("p", { textContent: part.text }));
     if (part.source) panel.append(el("div", { className: "source" }, sourceLink(part.source)));
     const missing = part.values.filter((value) => !value.data);
@@ -106,15 +112,11 @@ async function showCell(record, part, value, index, box) {
     const product = page.live ? await page.cell(record, value.name, index) : recordedProduct(part, value, index);
     if (title.parentNode !== box) return; // another cell was chosen meanwhile
     if (product) box.append(...productNodes(product));
-    else if (page.live) box.append(note("This value is not a dot product."));
-    else {
-      const text = "This value is not a dot product, or this page lacks its operands: the live page has all of them.";
-      box.append(note(text));
-    }
+    else if (page.live) box.append(note(NO_PRODUCT));
+    else if (value.product === false) box.append(note(NO_PRODUCT));
+    else box.append(note("This page lacks the weights of this product. The live page (`transduce inspect`) has them."));
     if (product && format(product.result) !== shown) {
-      box.append(
-        note("This page keeps 3 significant digits of each number, so the last digit of the result can differ."),
-      );
+      box.append(note("This page keeps 3 significant digits of each number: sums of many products differ by rounding."));
     }
   } catch (error) {
     if (title.parentNode === box) box.append(note(error.message));

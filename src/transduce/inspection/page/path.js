@@ -6,6 +6,7 @@ const LABELS = {
   embedding: "embedding",
   self_attention: "self-attention",
   cross_attention: "cross-attention",
+  relay_attention: "relay attention",
   feed_forward: "feed-forward",
   residual: "residual, norm",
   norm: "norm",
@@ -25,7 +26,9 @@ export const pathSection = {
     "The blue lines are its attention weights, averaged over the heads. Click a part to open its matrices.",
   render(record, panel) {
     const residual = record.parts.find((part) => part.kind === "residual");
+    const last = record.parts.at(-1);
     if (residual) panel.append(facts("x ← x + Sublayer(x)", [["x", residual.shape]], residual.source));
+    else if (last) panel.append(facts(last.equation, [[last.title, last.shape]], last.source));
     panel.append(...tokenRows(record));
     if (record.parts.length) panel.append(picture(record, page.width));
     else panel.append(note("This record has no parts."));
@@ -112,7 +115,7 @@ function drawStack(record, parts, left, width, back, front) {
       );
     }
     if (part.kind === "residual" || part.kind === "embedding") from = y + height - 4;
-    if (part.kind === "cross_attention") crossings.push(y + 10);
+    if (["cross_attention", "attention"].includes(part.kind)) crossings.push(y + 10);
     y += height;
     if (frame && part.layer !== null) frame.setAttribute("height", y + 5 - Number(frame.getAttribute("y")));
     if (parts[i + 1]) {
@@ -141,12 +144,14 @@ function box(record, part, { left, y, width, height, xOf, place, n, isSmall }) {
   });
   group.append(svg("rect", { x: left + 6, y, width: width - 24, height, rx: 5 }));
   const name = svg("text", { x: left + 12, y: y + 14, class: "name" });
-  const pre = record.model.settings?.residual === "pre";
+  const pre = part.equation.startsWith("x + ");
   name.textContent = part.kind === "residual" && pre ? "norm, residual" : LABELS[part.kind] || part.title;
   const lower = width < NARROW && !isSmall ? 12 : 0;
   const shape = svg("text", { x: left + width - 24, y: y + 14 + lower, "text-anchor": "end" });
   shape.textContent = shapeText(part.shape);
-  group.append(name, shape);
+  group.append(name);
+  if (isSmall && width < NARROW) return group; // there is no room for both
+  group.append(shape);
   if (isSmall) return group;
   const bottom = y + height - 8;
   const attention = record.attention?.find((one) => one.name === part.name);

@@ -14,6 +14,9 @@ export const positionsSection = {
     const half = mapWidth();
     for (const one of record.positions || []) panel.append(...positionNodes(record, one, half));
     if (!record.positions?.length && record.absent.positions) panel.append(note(record.absent.positions));
+    if (record.off.includes("decoder.mask")) {
+      panel.append(note("The causal mask is switched off: every position of the decoder sees all others."));
+    }
     if (!record.masks?.length) return;
     panel.append(
       el("h3", { textContent: "Masks" }),
@@ -76,7 +79,7 @@ function positionNodes(record, one, width) {
     facts(
       SCHEMES[one.scheme],
       arrays.map(([name, array]) => [name, array.shape]),
-      record.parts.find((part) => part.kind === "embedding" && part.stack === one.stack)?.source,
+      one.source,
     ),
   );
   const labels = (array, axis) => labelsOf(record, one.side, array.shape.at(axis));

@@ -8,8 +8,7 @@ import { tokenRows } from "./path.js";
 const tableHead = (...names) =>
   el("thead", {}, el("tr", {}, ...names.map((name) => el("th", { scope: "col", textContent: name }))));
 
-const outputPart = (record) =>
-  record.parts.findLast((part) => part.kind === "norm") || record.parts.at(-1);
+const outputPart = (record) => record.parts.find((part) => part.kind === "logits");
 
 // --- tokens -------------------------------------------------------------------------------------------------------
 
@@ -23,7 +22,8 @@ export const tokensSection = {
     "from the tokens before it.",
   render(record, panel) {
     const part = outputPart(record);
-    panel.append(facts("p = softmax(W x)", part ? [["x", part.shape]] : [], part?.source));
+    const [hidden] = part.values;
+    panel.append(facts(`p = ${part.equation}`, [["h", hidden.shape], ["p", part.shape]], part.source));
     const side = predictedSide(record);
     if (record.tokens?.length) panel.append(tokenTable(record, side));
     const half = mapWidth();
@@ -54,6 +54,9 @@ export const tokensSection = {
         }),
       ),
     );
+    if (record.saliency.length === 1) {
+      panel.append(note("Leaving words out is shown where the model reads another text than it predicts."));
+    }
   },
 };
 
@@ -103,12 +106,12 @@ export const layersSection = {
     panel.append(el("p", { textContent: lens.text }));
     panel.append(
       facts(
-        "softmax(W · norm(x after the layer))",
+        "softmax(norm(x after the layer) Eᵀ + b)",
         [
-          ["x", part?.shape || []],
+          ["x", part.values[0].shape],
           ["layers", [lens.layers.length]],
         ],
-        part?.source,
+        part.source,
       ),
     );
     panel.append(...tokenRows(record, lens.rows));
@@ -246,6 +249,7 @@ export const changeSection = {
       el("p", { textContent: off.size ? `Switched off: ${titles.join("; ")}.` : "Nothing is switched off." }),
     );
     if (isSame(record)) panel.append(note("The output is the same."));
+    if (!record.can_switch.length) return panel.append(note("This model has no part that can be switched off."));
     if (!page.live)
       return panel.append(
         note("Open the live page with `transduce inspect` to switch parts off."),
