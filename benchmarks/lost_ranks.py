@@ -1,6 +1,6 @@
 """Kill random processes of one training, which must recover by itself and end with the same bits (Linux).
 
-    python benchmarks/lost_ranks.py --processes 4 --kills 50
+    python benchmarks/lost_ranks.py --processes 4 --kills 50 [--parallel shard]
 
 Runs `transduce train --processes N --max-restarts KILLS` on the built-in corpus once without kills, then with SIGKILL
 to a random process at a random time after every start. Compares the weights and all losses.
@@ -28,6 +28,7 @@ NAMES = {"model.d_model": 32, "model.d_ff": 64, "model.n_heads": 2, "model.n_enc
 def start(run: Path, args: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Start the training."""
     limits = {"max_updates": args.updates, "valid_updates": args.updates // 4, "save_updates": 10}
+    limits["parallel"] = args.parallel
     values = NAMES | {f"training.{name}": value for name, value in limits.items()}
     given = [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
     given += [part for value in args.set for part in ("--set", value)]
@@ -78,6 +79,7 @@ def losses(run: Path) -> list[tuple[str, int, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--parallel", default="replicate", choices=("replicate", "shard"))
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--updates", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=8.0, help="the longest time from a start to a kill")

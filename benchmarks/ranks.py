@@ -1,11 +1,15 @@
 """Several processes compared with several threads on one CPU: target tokens per second, interleaved, and their ratio.
 
     python benchmarks/ranks.py --size tiny --updates 30 --rounds 3
+    python benchmarks/ranks.py --memory --size big --vocab 24000
 
 The same updates (random sentence pairs with the lengths of captions, 4,096 padded tokens per update, Adam) by one
 process with all cores as threads, and by as many processes with one thread each, which share every update. Each round
 runs both, one after the other. The table gives the median of the rounds, and the share of the time that was spent on
-summing gradients, including the wait for the slower process.
+summing gradients, including the wait for the slower process. `--parallel shard` measures sharded processes.
+
+`--memory`: instead, bytes of the weights and the optimizer's state, and resident memory after two updates, in the
+largest of 1, 2 and 4 processes that share one model (FSDP).
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ import sys
 import time
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 
 WARM = 3
-VOCAB = 8000
 
 
 def work(args: argparse.Namespace) -> None:
@@ -35,16 +39,20 @@ def work(args: argparse.Namespace) -> None:
     from transduce.distributed.group import join_ranks
     from transduce.models.registry import build_model
     from transduce.process import keep_freed_memory
+    from transduce.runs.shards import shard_of
     from transduce.training.feed import DataPosition, PairFeeder
+    from transduce.training.optim import optimizer_tensors
     from transduce.training.step import Updater
 
-    keep_freed_memory()
+    if not args.memory:
+        keep_freed_memory()
     draw, cpu = np.random.default_rng(1), torch.device("cpu")
     lengths = np.clip(draw.normal(14, 5, size=(8000, 1)) + draw.normal(0, 2, size=(8000, 2)), 3, 60).astype(int)
-    src, tgt = ([draw.integers(4, VOCAB, size=n).tolist() for n in side] for side in lengths.T)
-    settings = TrainingSettings(optimizer="adam", lr=1e-3, batch_tokens=args.batch_tokens)
+    src, tgt = ([draw.integers(4, args.vocab, size=n).tolist() for n in side] for side in lengths.T)
+    settings = TrainingSettings(optimizer="adam", lr=1e-3, batch_tokens=args.batch_tokens, parallel=args.parallel)
     torch.manual_seed(1)
-    model = build_model(resolve_preset(model_settings(preset=args.size)), n_src=VOCAB, n_tgt=VOCAB)
+    model = build_model(resolve_preset(model_settings(preset=args.size)), n_src=args.vocab, n_tgt=args.vocab)
+    n_parameters = sum(p.numel() for p in model.parameters())
     with join_ranks() as ranks:
         ranks.start({"timeout": 1.0})
         feeder = PairFeeder(TokenStore.from_lists(src, tgt), settings, device=cpu)
@@ -52,11 +60,11 @@ def work(args: argparse.Namespace) -> None:
         updater = Updater(model, settings, device=cpu, precision=args.precision, ranks=ranks)
         summing, n_targets, began, finish = 0.0, 0, 0.0, ranks.finish_reduction
 
-        def timed(sums: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        def timed(sums: Sequence[torch.Tensor], model: torch.nn.Module) -> list[torch.Tensor]:
             nonlocal summing
             start = time.perf_counter()
             try:
-                return finish(sums)
+                return finish(sums, model)
             finally:
                 summing += time.perf_counter() - start
 
@@ -64,14 +72,16 @@ def work(args: argparse.Namespace) -> None:
         for number, feed in enumerate(islice(feeder.feeds(DataPosition()), args.updates + WARM)):
             if number == WARM:
                 summing, n_targets, began = 0.0, 0, time.perf_counter()
-            updater.update(feed.batches, 1.0, feed.n_targets)
+            updater.update(feed.batches, 1.0, feed.n_targets, (), feed.dummies)
             n_targets += feed.n_targets
         seconds = time.perf_counter() - began
-        if ranks.is_main_process:
-            print(json.dumps({"tokens_s": n_targets / seconds, "summing": summing / seconds}))
+        kept = [*model.parameters(), *optimizer_tensors(updater.optimizer).values()]
+        found = {"tokens_s": n_targets / seconds, "summing": summing / seconds, "parameters": n_parameters}
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        print(json.dumps({**found, "kept": sum(shard_of(tensor).nbytes for tensor in kept), "resident": resident}))
 
 
-def run(n: int, threads: int) -> dict[str, float]:
+def run(n: int, threads: int) -> list[dict[str, float]]:
     """Measure `n` processes with this number of threads each."""
     processes = []
     for rank in range(n):
@@ -85,8 +95,19 @@ def run(n: int, threads: int) -> dict[str, float]:
         command = [sys.executable, __file__, "--worker", *sys.argv[1:]]
         processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     outputs = [process.communicate()[0] for process in processes]
-    measured: dict[str, float] = json.loads(outputs[0].splitlines()[-1])
-    return measured
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def measure_memory() -> None:
+    """Print the table of `--memory`."""
+    print("| processes | weights and optimizer, MB | of one process | resident, MB |\n|---|---|---|---|")
+    first = 0.0
+    for n in (1, 2, 4):
+        found = run(n, 1)
+        kept, resident = (max(one[name] for one in found) / 1e6 for name in ("kept", "resident"))
+        first = first or kept
+        print(f"| {n} | {kept:,.0f} | {kept / first:.3f} | {resident:,.0f} |", flush=True)
+    print(f"{found[0]['parameters']:,.0f} parameters")
 
 
 def main() -> None:
@@ -95,19 +116,27 @@ def main() -> None:
     parser.add_argument("--size", default="tiny", help="a preset")
     parser.add_argument("--precision", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--vocab", type=int, default=8000)
+    parser.add_argument("--parallel", default="replicate", choices=("replicate", "shard"))
+    parser.add_argument("--memory", action="store_true", help="measure memory instead of speed")
     parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.memory:
+        args.parallel, args.updates, args.batch_tokens, args.precision = "shard", 2 - WARM, 256, "float32"
     if args.worker:
         work(args)
+        return
+    if args.memory:
+        measure_memory()
         return
     cores = len(os.sched_getaffinity(0))
     ways = {f"1 process, {cores} threads": (1, cores), f"{cores} processes, 1 thread each": (cores, 1)}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(args.rounds):
         for name, way in ways.items():
-            found[name].append(run(*way))
+            found[name].append(run(*way)[0])
             print(f"# {name}: {found[name][-1]}", file=sys.stderr, flush=True)
     first = statistics.median(one["tokens_s"] for one in next(iter(found.values())))
     print(f"| {args.size}, {args.precision} | target tokens/s | ratio | time spent on summing |\n|---|---|---|---|")

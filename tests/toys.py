@@ -263,10 +263,10 @@ def stall_validation(marker: Path) -> None:
     """From now on, validations create the file and then last a minute."""
     original = Validator.__call__
 
-    def stalled(self: Validator) -> dict[str, float]:
+    def stalled(self: Validator, *ranks: Ranks) -> dict[str, float]:
         marker.touch()
         time.sleep(60)
-        return original(self)
+        return original(self, *ranks)
 
     Validator.__call__ = stalled  # type: ignore[method-assign]
 

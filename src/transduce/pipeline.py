@@ -177,7 +177,7 @@ def learn(
     if where.type == "cpu":
         keep_freed_memory()
     torch.manual_seed(training.seed)
-    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(where)
+    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     log.say(f"model: {count_parameters(model):,} parameters")
     if folder.checkpoints.latest() is None:
         if machine is not None:

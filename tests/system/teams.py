@@ -23,8 +23,8 @@ def free_port() -> int:
 class Team:
     """Trainings with one or more processes, with their folders in one place."""
 
-    def __init__(self, context: ForkServerContext, path: Path) -> None:
-        self.context, self.path, self.port = context, path, 0
+    def __init__(self, context: ForkServerContext, path: Path, *, n_machines: int = 1) -> None:
+        self.context, self.path, self.n_machines, self.port = context, path, n_machines, 0
 
     def start(self, name: str, n: int, *arguments: str, kill: tuple[int, str] | None = None) -> list[ForkServerProcess]:
         """`kill`: the rank that kills itself, and when."""
@@ -42,7 +42,9 @@ class Team:
     def process(self, rank: int, n: int) -> dict[str, str]:
         """The environment of one of the processes started next."""
         address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(self.port)}
-        return {"RANK": str(rank), "WORLD_SIZE": str(n), "GLOO_SOCKET_IFNAME": "lo", **address}
+        local = n // self.n_machines
+        places = {"RANK": rank, "WORLD_SIZE": n, "LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local}
+        return {"GLOO_SOCKET_IFNAME": "lo", **address, **{name: str(place) for name, place in places.items()}}
 
     def command(self, name: str, n: int, *arguments: object) -> list[ForkServerProcess]:
         """Start processes that run a command."""

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.loopback  # starts a server or processes that communica
 EXACT = ("max_updates=40", "average=ema", "optimizer=adam", "schedule=cosine")
 PLAIN = (*EXACT, "model.dropout=0.0")
 SAME = ("update", "lr", "epoch", "n_targets")
+both = pytest.mark.parametrize("parallel", ["replicate", "shard"])
 
 
 @pytest.fixture(scope="module")
@@ -42,47 +43,71 @@ def assert_same_but_for_rounding(one: Path, other: Path) -> None:
         for name in ("loss", "nll"):
             assert [e[name] for e in a] == pytest.approx([e[name] for e in b], rel=2e-5)
     a, b = (RunFolder.open(folder, model=False).load_model() for folder in (one, other))
-    # key biases have gradients of rounding errors only, which Adam turns into steps of any direction
-    assert [name for name in a if a[name].ndim > 1 and not torch.allclose(a[name], b[name], atol=1e-3)] == []
+    # key biases and a few other weights have gradients of rounding errors only: Adam's steps have any direction
+    assert [name for name in a if a[name].ndim > 1 and (a[name] - b[name]).norm() > 3e-3 * a[name].norm()] == []
 
 
-def test_two_processes_give_the_samples_and_losses_of_one(team: Team, alone: Path) -> None:
-    two = team.train("two", 2, *PLAIN)
-    assert team.samples("alone") == team.samples("two", 0) == team.samples("two", 1)
-    assert_same_but_for_rounding(alone, two)
-    assert [event["processes"] for folder in (alone, two) for event in events(folder, "start")] == [1, 2]
+@pytest.mark.parametrize(("parallel", "n"), [("replicate", 2), ("shard", 2), ("shard", 4)])
+def test_several_processes_give_the_samples_and_losses_of_one(team: Team, alone: Path, parallel: str, n: int) -> None:
+    name = f"{parallel}{n}"
+    several = team.train(name, n, f"parallel={parallel}", *PLAIN)
+    assert all(team.samples(name, rank) == team.samples("alone") for rank in range(n))
+    assert_same_but_for_rounding(alone, several)
+    assert [event["processes"] for folder in (alone, several) for event in events(folder, "start")] == [1, n]
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_shards_on_two_machines_resume_on_one(team: Team, alone: Path) -> None:
+    """Each machine has all shards (HSDP)."""
+    asked = ("parallel=shard", *PLAIN)
+    two = Team(team.context, team.path, n_machines=2)
+    folder = two.train("machines", 4, *asked, kill=(3, "update:34"))
+    sizes = [path.stat().st_size for path in sorted(folder.glob("checkpoints/u00000020/shards/*"))]
+    assert [size > 10_000 for size in sizes] == [True, True, False, False]
+    assert_same_but_for_rounding(alone, team.train("machines", 2, *asked))
+
+
+@pytest.mark.parametrize("average", ["none", "last"])
+def test_shards_are_averaged_like_whole_weights(team: Team, average: str) -> None:
+    asked = (*PLAIN, f"average={average}", "average_n=2")
+    whole, sharded = team.train(f"{average}1", 1, *asked), team.train(f"{average}2", 2, "parallel=shard", *asked)
+    assert_same_but_for_rounding(whole, sharded)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "before", "after"),
+    [("replicate", 1, 2), ("replicate", 2, 1), ("shard", 1, 2), ("shard", 2, 1), ("shard", 2, 3)],
+)
 def test_resuming_with_another_number_of_processes_gives_the_same_run(
-    team: Team, alone: Path, before: int, after: int
+    team: Team, alone: Path, parallel: str, before: int, after: int
 ) -> None:
-    name = f"from{before}to{after}"
-    team.train(name, before, *PLAIN, kill=(0, "update:34"))
+    name, asked = f"{parallel}{before}to{after}", (f"parallel={parallel}", *PLAIN)
+    team.train(name, before, *asked, kill=(0, "update:34"))
     there = max(team.samples(name))
-    folder = team.train(name, after, *PLAIN)
+    folder = team.train(name, after, *asked)
     assert max(team.samples(name)) > there
     assert f"had {before} processes until update 20 and resumes with {after}" in team.said(name)
     assert team.samples(name) == team.samples("alone")
     assert_same_but_for_rounding(alone, folder)
 
 
-def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team) -> None:
+@both
+def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team, parallel: str) -> None:
     """With dropout; compares log, model and last checkpoint, with the generators of all ranks."""
-    whole = team.train("whole", 2, *EXACT)
-    team.train("cut", 2, *EXACT, kill=(0, "update:13"))  # before the first checkpoint
-    assert "another process of this training exited" in team.said("cut", 1)
-    team.train("cut", 2, *EXACT, kill=(1, "update:27"))  # the worker
-    assert "another process of this training exited" in team.said("cut", 0)
-    members = team.start("cut", 2, *EXACT)
-    team.wait_for_log("cut", members[0], '"update": 30')
+    name, asked = f"cut-{parallel}", (f"parallel={parallel}", *EXACT)
+    whole = team.train(f"whole-{parallel}", 2, *asked)
+    team.train(name, 2, *asked, kill=(0, "update:13"))  # before the first checkpoint
+    assert "another process of this training exited" in team.said(name, 1)
+    team.train(name, 2, *asked, kill=(1, "update:27"))  # the worker
+    assert "another process of this training exited" in team.said(name, 0)
+    members = team.start(name, 2, *asked)
+    team.wait_for_log(name, members[0], '"update": 30')
     assert members[1].pid is not None
     os.kill(members[1].pid, signal.SIGTERM)  # to one process; all stop after the same update
     team.finish(members, 143, 143)
-    assert "SIGTERM: stopped after update" in team.said("cut", 0)
-    stopped = {team.said("cut", rank).split("after update ")[1].split(";")[0] for rank in (0, 1)}
+    assert "SIGTERM: stopped after update" in team.said(name, 0)
+    stopped = {team.said(name, rank).split("after update ")[1].split(";")[0] for rank in (0, 1)}
     assert len(stopped) == 1
-    cut = team.train("cut", 2, *EXACT)
+    cut = team.train(name, 2, *asked)
     lines = [
         [
             {key: value for key, value in event.items() if "second" not in key}
@@ -98,6 +123,9 @@ def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team
     assert not torch.equal(a["updater/generator.cpu.1"], a["updater/generator.cpu"])
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    files = [*(path.relative_to(whole) for path in whole.glob("checkpoints/u00000040/shards/*")), "model.safetensors"]
+    assert len(files) == (3 if parallel == "shard" else 1)
+    assert [name for name in files if (whole / name).read_bytes() != (cut / name).read_bytes()] == []
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -118,21 +146,24 @@ def test_sigterm_interrupts_a_validation_after_everything_was_saved(team: Team, 
     assert_same_but_for_rounding(alone, team.train(name, n, *PLAIN))
 
 
-def test_a_stuck_process_is_named_with_its_activity(team: Team) -> None:
-    members = team.start("stuck", 2, "timeout=0.05", "max_updates=100000", *PLAIN[1:])
-    team.wait_for_log("stuck", members[0], '"update": 20')
+@both
+def test_a_stuck_process_is_named_with_its_activity(team: Team, parallel: str) -> None:
+    name = f"stuck-{parallel}"
+    members = team.start(name, 2, "timeout=0.05", f"parallel={parallel}", "max_updates=100000", *PLAIN[1:])
+    team.wait_for_log(name, members[0], '"update": 20')
     assert members[1].pid is not None
     os.kill(members[1].pid, signal.SIGSTOP)
     members[0].join(timeout=60)
     members[1].kill()
     members[1].join()
     assert members[0].exitcode == LEFT
-    assert "no answer for 0.05 minutes (training.timeout) from process 2 of 2 (" in team.said("stuck")
+    assert "no answer for 0.05 minutes (training.timeout) from process 2 of 2 (" in team.said(name)
 
 
-def test_two_processes_skip_an_update_whose_loss_is_not_finite_in_one_of_them(team: Team) -> None:
-    asked = ("--poison", "7", *PLAIN[1:], "max_updates=10")
-    one, two = team.train("skip1", 1, *asked), team.train("skip2", 2, *asked)
+@both
+def test_two_processes_skip_an_update_whose_loss_is_not_finite_in_one_of_them(team: Team, parallel: str) -> None:
+    asked = ("--poison", "7", *PLAIN[1:], "max_updates=10", f"parallel={parallel}")
+    one, two = team.train(f"skip1-{parallel}", 1, *asked), team.train(f"skip2-{parallel}", 2, *asked)
     assert [event["update"] for event in events(two, "skipped")] == [7]
     assert_same_but_for_rounding(one, two)
 

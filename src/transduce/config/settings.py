@@ -138,6 +138,9 @@ class TrainingSettings(Section):
     kernels: Literal["auto", "torch"] = Field(
         "auto", description="What computes bfloat16 products on a CPU; auto: our own kernels where they are faster."
     )
+    parallel: Literal["replicate", "shard"] = Field(
+        "replicate", description="Several processes: replicate the model, or shard weights and optimizer state (FSDP)."
+    )
     timeout: float = Field(
         10.0, gt=0, le=1e6, description="Minutes to wait for a process that does not answer, before all stop."
     )

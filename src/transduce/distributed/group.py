@@ -1,7 +1,7 @@
 """Data-parallel training with torch.distributed, on one machine or several.
 
-Every rank has the whole model, computes the gradients of its share of each update's sentences, and makes the same step:
-gradients are sums over all targets of all ranks, divided once by their number (`Updater`).
+Every rank computes the gradients of its share of each update's sentences. They are summed over all targets of all ranks
+and divided once by their number (`Updater`). `training.parallel` says what a rank has of the model: PARALLEL.
 
 After every update the ranks agree on whether a signal asked one of them to stop, and on the clock of the main process.
 So all of them stop, save and finish at the same update.
@@ -10,6 +10,7 @@ So all of them stop, save and finish at the same update.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import time
 import traceback
@@ -23,7 +24,8 @@ import torch.distributed.nn.functional  # keeps the process group if it is impor
 from torch import Tensor, distributed, nn
 
 from transduce.distributed.environment import ProcessRank, this_process
-from transduce.distributed.replicate import GradientBuckets
+from transduce.distributed.replicate import Replicas
+from transduce.distributed.shard import Shards
 from transduce.errors import Interrupted, RankExited, RankStuck, SettingsError, TooLong, TrainingError, TransduceError
 from transduce.logging import print_error
 from transduce.process import limit_kernel_cache
@@ -33,6 +35,9 @@ from transduce.training.ranks import SINGLE_RANK, Ranks, name_on_rank
 T = TypeVar("T")
 Learn = Callable[[RunFolder, Ranks, str], None]
 """Trains the model of a run folder with the other ranks, on the named device."""
+
+PARALLEL: dict[str, type[Replicas] | type[Shards]] = {"replicate": Replicas, "shard": Shards}
+"""What `training.parallel` chooses from."""
 
 TEXT_TIMEOUT = timedelta(days=7)
 """How long a worker waits for the main process, which may read text for hours. Later ranks wait `training.timeout`. A
@@ -52,7 +57,7 @@ class GroupRanks(Ranks):
         with self._exchange():
             self._store, _, _ = next(distributed.rendezvous("env://", timeout=TEXT_TIMEOUT))
         self.started = False
-        self._gradients: GradientBuckets | None = None
+        self._parallel: Replicas | Shards | None = None
         self._minutes, self._exchanges, self._activity = 0.0, 0, ""
 
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,17 +97,24 @@ class GroupRanks(Ranks):
             torch.cuda.set_device(device)
         return device
 
-    def distribute(self, model: nn.Module) -> None:
-        self._gradients = GradientBuckets(model)
+    @property
+    def parallel(self) -> Replicas | Shards:
+        assert self._parallel is not None, "the model is not distributed"
+        return self._parallel
 
-    def reducing(self) -> contextlib.AbstractContextManager[None]:
-        assert self._gradients is not None
-        return self._gradients.reducing()
+    def distribute(self, model: nn.Module, device: torch.device, *, parallel: str, precision: str) -> None:
+        self._parallel = PARALLEL[parallel](model, device, precision=precision, process=self.process)
+        self.in_step = self._parallel.in_step
 
-    def finish_reduction(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        assert self._gradients is not None
+    def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        return self.parallel.computing(last=last)
+
+    def finish_reduction(self, sums: Sequence[Tensor], model: nn.Module) -> list[Tensor]:
         with self._exchange():
-            return self._gradients.finish(sums)
+            return self.parallel.finish(sums)
+
+    def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
+        return self.parallel.whole(model)
 
     def report_activity(self, activity: str) -> None:
         self._activity = activity
@@ -141,27 +153,26 @@ class GroupRanks(Ranks):
         return found
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Compare a checksum of the bits of each tensor."""
-        bits = (tensor.detach().view(torch.int32) for tensor in weights.values())
-        sums = torch.stack([tensor.sum(dtype=torch.int64).cpu() for tensor in bits])
-        extremes = torch.stack([sums, -sums])
         with self._exchange():
-            distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
-        differing = (extremes[0] != -extremes[1]).nonzero()[:, 0].tolist()
-        if differing:
-            raise RankExited(
-                f"the processes have different weights: {list(weights)[differing[0]]} and {len(differing) - 1} more"
-            )
+            self.parallel.check_equal(weights)
 
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Turn errors of torch.distributed into `RankExited`: another rank is gone, or does not answer."""
-        try:
+        """Count an exchange with the other ranks."""
+        with self.translating_errors():
             if distributed.is_initialized():
                 self._exchanges += 1
                 self.report_activity(self._activity)
             yield
+
+    @contextlib.contextmanager
+    def translating_errors(self) -> Iterator[None]:
+        """Turn errors of torch.distributed into `RankExited`: another rank is gone, or does not answer."""
+        try:
+            yield
         except RuntimeError as error:
+            if not isinstance(error, distributed.DistError) and "/gloo/" not in str(error):
+                raise
             reason = str(error).splitlines()[0][:120]
             hint = f"run the same command again to resume from the last checkpoint ({reason})"
             if "timed out" in reason.lower():
@@ -196,7 +207,8 @@ def join_ranks() -> Iterator[Ranks]:
         return
     ranks, code = GroupRanks(process), 0
     try:
-        yield ranks
+        with ranks.translating_errors():  # FSDP exchanges weights and gradients wherever the model computes
+            yield ranks
     except BaseException as error:
         code = error.exit_code if isinstance(error, TransduceError) else 130 if type(error) is KeyboardInterrupt else 1
         cause: BaseException | None = error
@@ -210,6 +222,10 @@ def join_ranks() -> Iterator[Ranks]:
                 ranks.start({"exit": code})
         if distributed.is_initialized():  # ranks that wait for this one get an error
             distributed.destroy_process_group()
+        if ranks._parallel is not None:
+            ranks._parallel.close()
+        del ranks._parallel
+        gc.collect()  # FSDP keeps the process group in reference cycles
 
 
 def run_worker(learn: Learn) -> int:

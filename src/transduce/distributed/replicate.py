@@ -7,26 +7,34 @@ needs a batch on every rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor, distributed, nn
 
+from transduce.distributed.environment import ProcessRank
+from transduce.errors import RankExited
+from transduce.training.ranks import gradients
+
 BUCKET_BYTES = 25 << 20  # as in DistributedDataParallel
 
 
 @final
-class GradientBuckets:
-    """Sums the gradients of all ranks in buckets, each as soon as the last backward pass of an update has filled it.
+class Replicas:
+    """Copies of a model, one in each rank.
 
+    Gradients are summed in buckets, each as soon as the last backward pass of an update has filled it.
     Buckets have the parameters in reverse order, which is about that of the backward pass, and all ranks sum them in
     the same order. If a backward pass is repeated, the sums that were started remain: those of the same
     sentences, with other dropout.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    in_step = False
+
+    def __init__(self, model: nn.Module, device: torch.device, *, precision: str, process: ProcessRank) -> None:
+        self._model = model.to(device)
         self._buckets = list(_fill_buckets(reversed([p for p in model.parameters() if p.requires_grad])))
         self._flats = [torch.empty(0)] * len(self._buckets)
         self._works: list[distributed.Work] = []  # of the first buckets
@@ -36,16 +44,16 @@ class GradientBuckets:
                 parameter.register_post_accumulate_grad_hook(partial(self._count, number))
 
     @contextlib.contextmanager
-    def reducing(self) -> Iterator[None]:
-        """The backward pass inside completes the gradients of this rank."""
-        self._missing = [len(bucket) for bucket in self._buckets]
+    def computing(self, *, last: bool) -> Iterator[None]:
+        """The `last` backward pass completes the gradients of this rank."""
+        self._missing = [len(bucket) for bucket in self._buckets] if last else []
         try:
             yield
         finally:
             self._missing = []
 
     def finish(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Wait for the gradients; sum the `sums` too. A rank without a sentence adds zeros."""
+        """Wait for the gradients; return their norm after the summed `sums`. A rank without a sentence adds zeros."""
         while len(self._works) < len(self._buckets):
             self._sum(sums if len(self._works) + 1 == len(self._buckets) else ())
         works, self._works = self._works, []
@@ -56,7 +64,26 @@ class GradientBuckets:
             for parameter in bucket:
                 parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
                 start += parameter.numel()
-        return list(self._flats[-1][-len(sums) :].clone().unbind())
+        norm = nn.utils.get_total_norm(gradients(self._model), foreach=True)
+        return [*self._flats[-1][-len(sums) :].clone().unbind(), norm]
+
+    def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
+        return contextlib.nullcontext(model)
+
+    def close(self) -> None:
+        pass
+
+    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
+        """Compare a checksum of the bits of each tensor."""
+        bits = (tensor.detach().view(torch.int32) for tensor in weights.values())
+        sums = torch.stack([tensor.sum(dtype=torch.int64).cpu() for tensor in bits])
+        extremes = torch.stack([sums, -sums])
+        distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
+        differing = (extremes[0] != -extremes[1]).nonzero()[:, 0].tolist()
+        if differing:
+            raise RankExited(
+                f"the processes have different weights: {list(weights)[differing[0]]} and {len(differing) - 1} more"
+            )
 
     def _count(self, number: int, _: Tensor) -> None:
         """Note a gradient, and sum the buckets that are complete. The last one waits for the sums of losses."""

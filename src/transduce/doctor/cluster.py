@@ -94,6 +94,7 @@ def forecast_settings(settings: Settings, cluster: Cluster) -> Forecast:
         targets=resolved(settings.training.batch_tokens, "training.batch_tokens"),
         micro_tokens=tokens_at_once(settings, n_ranks),
         context=settings.data.context,
+        shards=cluster.n_gpus if settings.training.parallel == "shard" else 1,
     )
 
 
@@ -105,10 +106,13 @@ def forecast(
     targets: float,
     micro_tokens: float | None = None,
     context: int | None = None,
+    shards: int = 1,
 ) -> Forecast:
     """Predict a training of `targets` target tokens per update, with as many source tokens.
 
-    `micro_tokens`: targets of a micro-batch, if a GPU splits its share. `context`: keys of the attentions.
+    `micro_tokens`: targets of a micro-batch, if a GPU splits its share. `context`: keys of the attentions. `shards`:
+    GPUs that divide the weights, their gradients and Adam's state. They gather weights in bfloat16 twice and sum
+    gradients in float32 once, which takes as many bytes as before. The gathered weights are not counted as memory.
     """
     with torch.device("meta"):
         built = build_model(model, n_src=vocab_size, n_tgt=vocab_size)
@@ -125,9 +129,9 @@ def forecast(
     ring = 2 * 4 * n_parameters * ((1 - 1 / n_gpus) / card.link + (1 - 1 / n_nodes) / NETWORK)
     seconds = operations / (PRODUCTS * card.operations) + PASSES * share * kept / card.bandwidth
     seconds += 28 * n_parameters / card.bandwidth + ring
-    memory = BYTES_PER_PARAMETER * n_parameters + (micro_tokens or share) * kept
+    fixed = BYTES_PER_PARAMETER * n_parameters / shards
+    memory = fixed + (micro_tokens or share) * kept
     # With all widths times s, parameters grow as s**2 and what is kept as s: a quadratic equation.
     least, room = SMALLEST * kept, ROOM * card.memory
-    fixed = BYTES_PER_PARAMETER * n_parameters
     scale = (sqrt(least**2 + 4 * fixed * room) - least) / (2 * fixed)
     return Forecast(seconds, targets / seconds, memory, n_parameters * scale**2)

@@ -1,6 +1,6 @@
 """Checkpoints to resume training from: folders uNNNNNNNN, each with a manifest, written atomically.
 
-u00001234/training.safetensors, state.json, manifest.json
+u00001234/training.safetensors, state.json, manifest.json, and a file in shards/ for each rank that shards the weights
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import MOST_SETTINGS, expecting, read_json, write_aside
-from transduce.runs.manifest import check_sealed, fingerprint
+from transduce.runs.manifest import check_sealed, seal_folder
 from transduce.runs.tensors import load_tensors, write_tensors
 
 FILES = ("training.safetensors", "state.json")
@@ -56,16 +56,25 @@ class Checkpoints:
         """The folder of one checkpoint."""
         return self.path / f"u{update:08d}"
 
-    def save(self, update: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path:
-        """Store a checkpoint completely or, if this fails or is killed, not at all."""
+    def save(
+        self,
+        update: int,
+        tensors: Mapping[str, torch.Tensor],
+        state: Mapping[str, Any],
+        write_shards: Callable[[Path], object] = lambda folder: None,
+    ) -> Path:
+        """Store a checkpoint completely or, if this fails or is killed, not at all.
+
+        `write_shards`: makes all ranks write their shards of other tensors into a folder.
+        """
         path = self.at(update)
         with write_aside(path) as aside:
             aside.mkdir(parents=True)
             write_tensors(aside / "training.safetensors", tensors, seal=False)
             values = {"update": update, "environment": _environment(), **state}
             (aside / "state.json").write_text(json.dumps(values), encoding="utf-8")
-            manifest = {"files": {name: fingerprint(aside / name) for name in FILES}}
-            (aside / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+            write_shards(aside)
+            seal_folder(aside)
         self._good.add(update)
         return path
 

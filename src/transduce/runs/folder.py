@@ -12,7 +12,7 @@
     skipped.jsonl        the sentences of updates that were skipped because the loss or its gradient was not finite
     tokens/              during training: the encoded text, with a manifest
     averaging/           during training: weights to average, each file with its own checksum
-    checkpoints/u00001234/  training.safetensors, state.json, manifest.json
+    checkpoints/u00001234/  training.safetensors, state.json, manifest.json; shards/ of ranks that shard the weights
     .lock                during training
 
 Every file is written under a temporary name, synced and renamed. Nothing outside the folder is needed to use the model,

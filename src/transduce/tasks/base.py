@@ -87,12 +87,13 @@ class Prepared(Generic[StoreT]):
 
 @dataclass(frozen=True)
 class Validation:
-    """The held-out batches and their scores, as in `Validator`. `criterion`: None for that of the training."""
+    """The arguments of `Validator` that depend on the task. `criterion`: None for that of the training."""
 
     batches: Callable[[], Iterable[TrainingBatch]]
     judge: Judge | None = None
     n_bytes: int = 0
     criterion: Criterion | None = None
+    in_order: bool = False
 
 
 class TaskInfo:
@@ -235,6 +236,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
             n_bytes=found.n_bytes,
             precision=training.precision,
             criterion=found.criterion or self.criterion(settings),
+            in_order=found.in_order,
         )
 
     @abstractmethod

@@ -174,6 +174,7 @@ class CausalTask(PlainTextTask[TextStore]):
             _feeder(prepared.valid, settings, device).in_order,
             n_bytes=prepared.valid.n_bytes,
             criterion=predict_tokens if memory is None else _with_memory(memory),
+            in_order=memory is not None,
         )
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:

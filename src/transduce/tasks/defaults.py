@@ -232,6 +232,8 @@ def _precision(facts: Facts) -> Answer:
 
 
 def _optimizer(facts: Facts) -> Answer:
+    if facts.settings.training.parallel == "shard":
+        return "adamw", "Muon needs whole matrices"
     if facts.on_gpu or facts.settings.model.d_model <= 256:
         return "muon", "learns more per epoch than Adam, at a small cost"
     return "adamw", "Muon's products are slow on a CPU at this width"

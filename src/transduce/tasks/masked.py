@@ -222,7 +222,8 @@ def masked_judge(feeder: MaskedFeeder) -> Judge:
     def judge(model: nn.Module) -> dict[str, float]:
         right = n = followed = n_pairs = 0
         known: Any = model
-        for batch in feeder.batches():
+        device = next(model.parameters()).device
+        for batch in (one.to(device) for one in feeder.batches()):
             assert isinstance(batch, MaskedBatch)
             hidden, follows = known(*batch.inputs)
             right += int((known.logits(hidden).argmax(-1) == batch.targets).sum())

@@ -41,6 +41,11 @@ def check(settings: Settings) -> AnyTask:
         )
     if training.optimizer is not None:
         check_known("training.optimizer", training.optimizer, OPTIMIZERS)
+    if training.optimizer == "muon" and training.parallel == "shard":
+        raise SettingsError(
+            "training.optimizer = 'muon': it needs whole matrices, which training.parallel = 'shard' divides; "
+            "use adamw or adam"
+        )
     if training.schedule is not None:
         check_known("training.schedule", training.schedule, SCHEDULES)
     if model.kind not in (kinds := kinds_for(task.name)):

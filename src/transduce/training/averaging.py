@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from transduce.errors import RunFolderError
+from transduce.runs.shards import gather, shard_of, sharded_like
 from transduce.runs.tensors import load_tensors, save_tensors
+from transduce.training.ranks import SINGLE_RANK, Ranks
 
 Weights = Mapping[str, Tensor]
 
@@ -35,13 +37,17 @@ def decay_at(n: int, decay: float) -> float:
     return min(decay, (1 + n) / (10 + n))
 
 
-def mean_of(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """The mean of the weights in several files, summed in float64 and rounded once. Loads one file at a time."""
+def mean_of(paths: Iterable[Path], like: Weights | None = None) -> dict[str, Tensor]:
+    """The mean of the weights in several files, summed in float64 and rounded once. Loads one file at a time.
+
+    Sharded, if those in `like` are.
+    """
     total: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     n_files = 0
     for path in paths:
-        for name, tensor in load_tensors(path).items():
+        for name, found in load_tensors(path).items():
+            tensor = found if like is None else sharded_like(found, like[name])
             dtypes[name] = tensor.dtype
             total[name] = total[name].add_(tensor) if name in total else tensor.double()
         n_files += 1
@@ -71,7 +77,7 @@ def borrowed(live: Weights, weights: Weights) -> Iterator[None]:
 def copy_values(into: Weights, values: Weights) -> None:
     """Copy `values` into the tensors of the same names; `ValueError` if a shape or type differs."""
     for name, tensor in into.items():
-        value = values[name]
+        value = sharded_like(values[name], tensor)
         if value.shape != tensor.shape or value.dtype != tensor.dtype:
             raise ValueError(f"{name} is {value.dtype} {list(value.shape)}, not {tensor.dtype} {list(tensor.shape)}")
         tensor.copy_(value)
@@ -85,8 +91,8 @@ class Average(ABC):
     keeps_last: ClassVar[bool] = False
     """Whether every validation writes the run's model, not only a better one; then it is a mean of files."""
 
-    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
-        self.live, self.folder, self.n, self.decay = live, folder, n, decay
+    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float, ranks: Ranks = SINGLE_RANK) -> None:
+        self.live, self.folder, self.n, self.decay, self.ranks = live, folder, n, decay, ranks
 
     def after_update(self) -> None:  # noqa: B027 - optional
         """Use the live weights. Called after every update, so it must be cheap."""
@@ -125,15 +131,16 @@ class MovingAverage(Average):
 
     n_copies = 1
 
-    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
-        super().__init__(live, folder=folder, n=n, decay=decay)
+    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float, ranks: Ranks = SINGLE_RANK) -> None:
+        super().__init__(live, folder=folder, n=n, decay=decay, ranks=ranks)
         self.average = {name: tensor.detach().clone() for name, tensor in live.items()}
         self.count = 0
 
     @torch.no_grad()
     def after_update(self) -> None:
         share = 1.0 - decay_at(self.count, self.decay)
-        torch._foreach_lerp_(list(self.average.values()), list(self.live.values()), share)
+        average, live = ([shard_of(tensor) for tensor in weights.values()] for weights in (self.average, self.live))
+        torch._foreach_lerp_(average, live, share)
         self.count += 1
 
     def candidate(self, update: int) -> Weights:
@@ -157,19 +164,22 @@ class MeanOfLast(Average):
 
     keeps_last = True
 
-    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
-        super().__init__(live, folder=folder, n=n, decay=decay)
+    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float, ranks: Ranks = SINGLE_RANK) -> None:
+        super().__init__(live, folder=folder, n=n, decay=decay, ranks=ranks)
         self.kept: list[int] = []  # the updates
 
     def path(self, update: int) -> Path:
         return self.folder / f"u{update:08d}.safetensors"
 
     def candidate(self, update: int) -> Weights:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        save_tensors(self.path(update), self.live)
+        weights = gather(self.live, keep=self.ranks.is_main_process)
+        if weights:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_tensors(self.path(update), weights)
+        self.ranks.agree(0, 0.0)  # the file is there
         earlier = [n for n in self.kept if n != update]  # a resumed run repeats a validation
         self.kept = [*earlier, update][-self.n :]
-        return mean_of(map(self.path, self.kept))
+        return mean_of(map(self.path, self.kept), self.live)
 
     def remove_unused(self, states: Iterable[Mapping[str, Any]]) -> None:
         updates = {*self.kept, *(update for state in states for update in state["kept"])}

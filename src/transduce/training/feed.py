@@ -42,11 +42,13 @@ class DataPosition:
 class Feed:
     """The examples of one update, the position of the next one, and the number of epochs after it.
 
-    `batches` are the micro-batches of this rank. Everything else is about the whole update.
+    `batches` are the micro-batches of this rank, and `dummies` more, as many as another rank has at most. Everything
+    else is about the whole update.
     """
 
     indices: np.ndarray
     batches: tuple[TrainingBatch, ...]
+    dummies: tuple[TrainingBatch, ...]
     n_targets: int
     n_tokens: int
     n_slots: int
@@ -138,10 +140,13 @@ class Feeder(ABC):
         """Make the batch at a position of a plan with `n_batches`, on the device."""
         sides, n_targets, collate = self._load(indices, position)
         shares = self._shares(sides)
+        n_missing = max(map(len, shares)) - len(shares[self.rank])
+        first = [part[:1] for parts in shares for part in parts][:1] * n_missing
         is_last = position.index + 1 == n_batches
         return Feed(
             indices=indices,
             batches=tuple(collate(part).to(self.device) for part in shares[self.rank]),
+            dummies=tuple(collate(part).to(self.device) for part in first),
             n_targets=n_targets,
             n_tokens=sum(int(lengths.sum()) for lengths in sides),
             n_slots=sum(len(p) * int(lengths[p].max()) for lengths in sides for parts in shares for p in parts),

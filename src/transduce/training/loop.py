@@ -162,8 +162,15 @@ class Trainer:
         """Make the update, in smaller batches where memory runs out; that is reported once for each size."""
         updater, limit, update = self.updater, self.updater.too_large, self.session.state.update + 1
         try:
-            return updater.update(feed.batches, factor, feed.n_targets, () if feed.starts_epoch else self.session.carry)
+            carry = () if feed.starts_epoch else self.session.carry
+            return updater.update(feed.batches, factor, feed.n_targets, carry, feed.dummies)
         except DoesNotFit as error:
+            if self.ranks.in_step:
+                raise TooLong(
+                    f"update {update}: out of memory for a batch {error}; with training.parallel = 'shard' one process "
+                    "cannot split its batch alone; the last checkpoint is kept; start another run with a smaller "
+                    "training.micro_batch_tokens"
+                ) from None
             text = load_tokenizers(self.folder).src.decode(error.batch.inputs[0][0].tolist())
             if is_only := self.ranks.size == 1:  # other ranks do not know yet and could not save
                 self._save()
@@ -236,7 +243,7 @@ class Trainer:
             return
         per_update = self.stopwatch.seconds_per_update(now)
         if state.validated <= 0 and not state.reserve:  # measure a validation too; it changes nothing in the run
-            self.ranks.broadcast(self.validator)
+            self.validator(self.ranks)
             self._agree()
             state.reserve = self.now - now
         found = TimeLimit.derive(
@@ -269,7 +276,7 @@ class Trainer:
         average = session.average
         candidate = average.candidate(state.update) if state.update else self.live
         with self.stop.interrupting(self._interrupted), borrowed(self.live, candidate):
-            scores = self.ranks.broadcast(self.validator)
+            scores = self.validator(self.ranks)
         if not math.isfinite(scores["loss"]):
             raise TrainingError(f"the validation loss after update {state.update} is not finite; {ADVICE}")
         better = state.see(scores, self.settings.stop_by)

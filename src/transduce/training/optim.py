@@ -15,6 +15,7 @@ from transduce.config.settings import TrainingSettings
 from transduce.native import operators
 from transduce.native.kernels import kernels_in_use
 from transduce.nn.linear import Linear
+from transduce.runs.shards import sharded_like
 
 _EPS = 1e-9  # the paper's
 # Newton-Schulz coefficients of Jordan et al. 2024, as in torch.optim.Muon
@@ -161,7 +162,9 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
     for name, value in tensors.items():
         index, _, key = name.partition(".")
         p = params[int(index)]
-        if value.numel() != 1 and value.shape != p.shape:
+        if value.shape == p.shape:
+            value = sharded_like(value, p)
+        elif value.numel() != 1:
             raise ValueError(f"{name} is {list(value.shape)}, not {list(p.shape)}")
         # A copy, so that training does not change `tensors`. Fused Adam keeps its step count on the device too.
         owner[id(p)].state[p][key] = value.to(p.device, copy=True)

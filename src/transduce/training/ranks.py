@@ -9,7 +9,9 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from transduce.runs.shards import shard_of
 
 T = TypeVar("T")
 
@@ -23,6 +25,8 @@ class Ranks(ABC):
     rank: int
     size: int
     local_size: int
+    in_step = False
+    """Whether all ranks take part in every forward and backward pass, so that each needs as many and repeats none."""
 
     @property
     def is_main_process(self) -> bool:
@@ -46,16 +50,20 @@ class Ranks(ABC):
         """Wait for all ranks. Returns the signal that any of them received, or 0, and the main process's seconds."""
 
     @abstractmethod
-    def distribute(self, model: torch.nn.Module) -> None:
-        """Prepare the reduction of the gradients of this model, which is on the device."""
+    def distribute(self, model: nn.Module, device: torch.device, *, parallel: str, precision: str) -> None:
+        """Move this model to the device and prepare its training by all ranks, as `training.parallel` says."""
 
     @abstractmethod
-    def reducing(self) -> contextlib.AbstractContextManager[None]:
-        """The context of the last backward pass of an update, which overlaps with the reduction."""
+    def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        """The context of the passes of a micro-batch; the `last` backward pass of an update starts the reduction."""
 
     @abstractmethod
-    def finish_reduction(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Wait until the gradients are the sums of all ranks; sum and return the tensors `sums` too."""
+    def finish_reduction(self, sums: Sequence[Tensor], model: nn.Module) -> list[Tensor]:
+        """Wait until the model's gradients are the sums of all ranks; return their norm after the summed `sums`."""
+
+    @abstractmethod
+    def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
+        """Inside, the main process can use this model alone."""
 
     @abstractmethod
     def report_activity(self, activity: str) -> None:
@@ -86,14 +94,17 @@ class _SingleRank(Ranks):
     def agree(self, signal: int, seconds: float) -> tuple[int, float]:
         return signal, seconds
 
-    def distribute(self, model: torch.nn.Module) -> None:
-        pass
+    def distribute(self, model: nn.Module, device: torch.device, *, parallel: str, precision: str) -> None:
+        model.to(device)
 
-    def reducing(self) -> contextlib.AbstractContextManager[None]:
+    def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def finish_reduction(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        return list(sums)
+    def finish_reduction(self, sums: Sequence[Tensor], model: nn.Module) -> list[Tensor]:
+        return [*sums, nn.utils.get_total_norm(gradients(model), foreach=True)]
+
+    def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
+        return contextlib.nullcontext(model)
 
     def report_activity(self, activity: str) -> None:
         pass
@@ -106,6 +117,11 @@ class _SingleRank(Ranks):
 
 
 SINGLE_RANK = _SingleRank()
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    """The gradients that this rank has."""
+    return [shard_of(p.grad) for p in model.parameters() if p.grad is not None]
 
 
 def dropout_seed(seed: int, update: int, rank: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -16,6 +17,7 @@ from transduce.metrics_log import TrackedMetrics
 from transduce.runs.atomic import expecting, remove_leftovers
 from transduce.runs.checkpoints import Checkpoint
 from transduce.runs.folder import RunFolder
+from transduce.runs.shards import gather, is_sharded, read_shards, write_shards
 from transduce.training.averaging import AVERAGES, copy_values
 from transduce.training.feed import Count, DataPosition
 from transduce.training.loss import Carry
@@ -75,12 +77,11 @@ class Session:
         self.model, self.folder, self.updater, self.log = model, folder, updater, log
         self.settings = s = folder.settings.training
         self.ranks, self.live = updater.ranks, dict(model.named_parameters())
-        is_main = self.ranks.is_main_process
         self.snapshots = folder.path / "averaging"
-        self.average = AVERAGES[s.average if is_main else "none"](
-            self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay
+        self.average = AVERAGES[s.average](
+            self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay, ranks=self.ranks
         )
-        self.metrics = TrackedMetrics(folder, active=is_main, warn=log.warn)
+        self.metrics = TrackedMetrics(folder, active=self.ranks.is_main_process, warn=log.warn)
         self.state = TrainingState()
         self.carry: Carry = ()
         self.time_limit: TimeLimit | None = None
@@ -105,12 +106,22 @@ class Session:
             "carry": len(self.carry),
         }
         checkpoints = self.folder.checkpoints
+        named = {f"{part}/{name}": tensor for part, one in parts.items() for name, tensor in one.items()}
+        shards = {name: tensor for name, tensor in named.items() if is_sharded(tensor)}
         if self.ranks.is_main_process:
-            named = {f"{part}/{name}": tensor for part, one in parts.items() for name, tensor in one.items()}
-            checkpoints.save(self.state.update, named, state)
+            whole = {name: tensor for name, tensor in named.items() if name not in shards}
+            checkpoints.save(self.state.update, whole, state, lambda folder: self._write_shards(folder, shards))
             checkpoints.prune(self.settings.keep_checkpoints)
-        self.average.remove_unused(found["average"] for found in checkpoints.states())
+            self.average.remove_unused(found["average"] for found in checkpoints.states())
+        else:
+            self._write_shards(Path(), shards)
         self.saved_update = self.state.update
+
+    def _write_shards(self, folder: Path, shards: Mapping[str, Tensor]) -> None:
+        """Write the shards of all ranks into the folder that the main process gives."""
+        if shards:
+            write_shards(Path(self.ranks.broadcast(lambda: str(folder))), self.ranks.rank, shards)
+            self.ranks.agree(0, 0.0)  # all are written
 
     def save_model(self, weights: Mapping[str, Tensor]) -> None:
         """Write the run's model: its state dict, with the values of its parameters from `weights`.
@@ -119,6 +130,7 @@ class Session:
         """
         names = {id(parameter): name for name, parameter in self.live.items()}
         state = self.model.state_dict(keep_vars=True)
+        weights = gather(weights, keep=self.ranks.is_main_process)
         if self.ranks.is_main_process:
             self.folder.save_model(
                 {key: weights[names[id(value)]] if id(value) in names else value for key, value in state.items()}
@@ -155,7 +167,8 @@ class Session:
             if self.state.finished:
                 return
             parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
-            for name, tensor in checkpoint.tensors().items():
+            tensors = checkpoint.tensors() | read_shards(checkpoint.path, next(iter(self.live.values())))
+            for name, tensor in tensors.items():
                 part, _, own = name.partition("/")
                 parts[part][own] = tensor
             copy_values(self.live, parts["model"])

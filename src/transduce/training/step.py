@@ -26,7 +26,7 @@ from transduce.nn.attention import Attention, CrossAttention, SelfAttention
 from transduce.nn.ssru import SSRU
 from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
-from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
+from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, gradients, name_on_rank
 
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -98,7 +98,7 @@ class Updater:
             for unit in model.modules():
                 if isinstance(unit, SSRU):
                     unit.hide_loop()
-        ranks.distribute(model)
+        ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         choose_kernels(settings.kernels)
         is_rounded = precision == "bfloat16"
@@ -114,6 +114,7 @@ class Updater:
         lr_scale: float,
         n_targets: int | None = None,
         carry: Carry = (),
+        dummies: Sequence[TrainingBatch] = (),
     ) -> UpdateResult:
         """Make one update from micro-batches on the device, with learning rates of `lr_scale` times their peaks.
 
@@ -126,43 +127,39 @@ class Updater:
             n_targets: Targets of the whole update, if other ranks have some of its micro-batches. The returned sums
                 are always those of the whole update.
             carry: The carry that the previous update returned, one row for each row of the micro-batches in order.
+            dummies: Batches whose losses do not count. With `batches`, every rank has as many.
 
         Raises:
-            DoesNotFit: A single row does not fit into memory. The weights are unchanged.
+            DoesNotFit: A batch that cannot be split does not fit into memory. The weights are unchanged.
         """
-        with all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext():
-            return self._update(batches, lr_scale, n_targets, carry)
-
-    def _update(
-        self, batches: Sequence[TrainingBatch], lr_scale: float, n_targets: int | None, carry: Carry
-    ) -> UpdateResult:
         self.model.train()
         if n_targets is None:
             n_targets = sum(batch.n_targets for batch in batches)
-        *sums, carry = self._gradients(batches, max(n_targets, 1), carry)  # an update may have no target
-        loss_sum, nll_sum = self.ranks.finish_reduction(sums)
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(grads, foreach=True)
-        # The only wait for a GPU in an update: whether to make the step is decided here.
-        loss, nll, grad_norm = torch.stack([loss_sum, nll_sum, norm]).tolist()
-        result = UpdateResult(loss_sum=loss, nll_sum=nll, n_targets=n_targets, grad_norm=grad_norm, carry=carry)
-        if result.skipped:
-            result = replace(result, carry=())
-        else:
-            self._step(grads, norm, lr_scale)
-        self.optimizer.zero_grad(set_to_none=True)
+        dummies = dummies if self.ranks.in_step else ()
+        with all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext():
+            # an update may have no target
+            *sums, carry = self._gradients(batches, max(n_targets, 1), carry, dummies)
+            loss_sum, nll_sum, norm = self.ranks.finish_reduction(sums, self.model)
+            # The only wait for a GPU in an update: whether to make the step is decided here.
+            loss, nll, grad_norm = torch.stack([loss_sum, nll_sum, norm]).tolist()
+            result = UpdateResult(loss_sum=loss, nll_sum=nll, n_targets=n_targets, grad_norm=grad_norm, carry=carry)
+            if result.skipped:
+                result = replace(result, carry=())
+            else:
+                self._step(norm, lr_scale)
+            self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _step(self, grads: list[Tensor], norm: Tensor, lr_scale: float) -> None:
+    def _step(self, norm: Tensor, lr_scale: float) -> None:
         """Clip the gradients and change the weights."""
         if self.clip_norm:
-            torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
+            torch._foreach_mul_(gradients(self.model), (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_scale
         self.optimizer.step()
 
     def _gradients(
-        self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry
+        self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry, dummies: Sequence[TrainingBatch]
     ) -> tuple[Tensor, Tensor, Carry]:
         """Add up the gradients of all micro-batches, in smaller parts if memory runs out; return sums and carry."""
         generators = self._generators()
@@ -170,7 +167,8 @@ class Updater:
             batches = [part for batch in batches for part in self._fitting(batch)]
             tried: list[TrainingBatch] = []
             try:
-                return self._accumulate(batches, n_targets, carry, tried)
+                counted = [*((batch, True) for batch in batches), *((batch, False) for batch in dummies)]
+                return self._accumulate(counted, n_targets, carry, tried)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -180,29 +178,30 @@ class Updater:
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            if tried[-1].n_rows == 1:
+            if tried[-1].n_rows == 1 or self.ranks.in_step:
                 raise DoesNotFit(tried[-1])
             self.too_large = min(self.too_large or slots_of(tried[-1]), slots_of(tried[-1]))
 
     def _accumulate(
-        self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry, tried: list[TrainingBatch]
+        self, batches: Sequence[tuple[TrainingBatch, bool]], n_targets: int, carry: Carry, tried: list[TrainingBatch]
     ) -> tuple[Tensor, Tensor, Carry]:
-        """Add up gradients and sums; each batch is appended to `tried` before it is computed."""
+        """Add up gradients and sums of the batches that count; each is appended to `tried` before it is computed."""
         loss_sum, nll_sum = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         carries: list[Carry] = []
         row = 0
-        for batch in batches:
+        for batch, counts in batches:
             tried.append(batch)
             rows = slice(row, row := row + batch.n_rows)
-            with autocast(self.device, self.precision):
-                loss, nll, after = self.criterion(
-                    self.forward, self.model, batch, smoothing=self.smoothing, carry=tuple(x[rows] for x in carry)
-                )
-            with self.ranks.reducing() if batch is batches[-1] else contextlib.nullcontext():
-                (loss / n_targets).backward()
-            loss_sum += loss.detach()
-            nll_sum += nll
-            carries.append(after)
+            with self.ranks.computing(last=len(tried) == len(batches)):
+                with autocast(self.device, self.precision):
+                    loss, nll, after = self.criterion(
+                        self.forward, self.model, batch, smoothing=self.smoothing, carry=tuple(x[rows] for x in carry)
+                    )
+                (loss / n_targets if counts else 0.0 * loss).backward()
+            if counts:
+                loss_sum += loss.detach()
+                nll_sum += nll
+                carries.append(after)
         return loss_sum, nll_sum, tuple(torch.cat(parts) for parts in zip(*carries, strict=True))
 
     def _fitting(self, batch: TrainingBatch) -> Iterator[TrainingBatch]:
@@ -237,7 +236,7 @@ class Updater:
         start = "optimizer."
         optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         load_optimizer_tensors(self.optimizer, optimizer)
-        self.too_large = state["too_large"]
+        self.too_large = None if self.ranks.in_step else state["too_large"]
         notes = []
         if (before := state.get("kernels", "torch")) != self.kernels:
             notes.append(f"the kernels were {before} and are {self.kernels} now: results differ by rounding")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transduce.data.batch import TrainingBatch
 from transduce.training.loss import Carry, Criterion, predict_tokens
+from transduce.training.ranks import SINGLE_RANK, Ranks
 from transduce.training.step import autocast
 
 Judge = Callable[[nn.Module], Mapping[str, float]]
@@ -53,18 +55,21 @@ class Validator:
         n_bytes: int = 0,
         precision: str = "float32",
         criterion: Criterion = predict_tokens,
+        in_order: bool = False,
     ) -> None:
         """`batches` gives the held-out text, collated, on the model's device, anew at each call.
 
         `n_bytes`: of that text where the targets are all of it, so that the loss is a number of bits for each byte.
+        `in_order`: a batch needs the carry of the one before.
         """
-        self.model, self.batches, self.judge, self.n_bytes = model, batches, judge, n_bytes
+        self.model, self.batches, self.judge, self.n_bytes, self.in_order = model, batches, judge, n_bytes, in_order
         self.smoothing, self.precision, self.criterion = smoothing, precision, criterion
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self, ranks: Ranks = SINGLE_RANK) -> dict[str, float]:
         """Smoothed `loss` and `nll` (nats a target token, over all text), `perplexity`, and the judge's scores.
 
-        `bits_per_byte`, which unlike the others does not depend on the vocabulary, where `n_bytes` is known.
+        `bits_per_byte`, which unlike the others does not depend on the vocabulary, where `n_bytes` is known. All
+        `ranks` call this and share the batches. The main process alone calls the judge.
         """
         training, device = self.model.training, next(self.model.parameters()).device
         self.model.eval()
@@ -72,26 +77,41 @@ class Validator:
         try:
             # no_grad, not inference_mode: buffers made lazily in here must serve training too.
             with torch.no_grad(), torch.random.fork_rng(devices=devices):
-                scores = self._loss()
+                sums = ranks.gather({"sums": self._sums(ranks, device)})
+                scores = ranks.broadcast(lambda: self._losses(*torch.stack([*sums.values()]).sum(0).tolist()))
                 if self.judge is not None and math.isfinite(scores["loss"]):
-                    with autocast(device, judging(device, self.precision)):
-                        scores |= self.judge(self.model)
+                    scores |= self._judged(self.judge, ranks)
         finally:
             self.model.train(training)
         return scores
 
-    def _loss(self) -> dict[str, float]:
+    def _judged(self, judge: Judge, ranks: Ranks) -> Mapping[str, float]:
+        with ranks.whole(self.model) as model:
+            device = next(model.parameters()).device
+            with autocast(device, judging(device, self.precision)):
+                return ranks.broadcast(lambda: judge(model))
+
+    def _sums(self, ranks: Ranks, device: torch.device) -> Tensor:
+        """The losses and the targets of the batches of this rank."""
         model: Any = self.model
-        device = next(model.parameters()).device
-        sums = torch.zeros(2, dtype=torch.float64, device=device)
-        n_targets = 0
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
         carry: Carry = ()
-        for batch in self.batches():
-            with autocast(device, self.precision):
+        for batch, counts in self._share(ranks):
+            with ranks.computing(last=False), autocast(device, self.precision):
                 loss, nll, carry = self.criterion(model, model, batch, smoothing=self.smoothing, carry=carry)
-            sums += torch.stack([loss, nll])
-            n_targets += batch.n_targets
-        loss_sum, nll_sum = sums.tolist()
+            if counts:
+                sums += torch.stack([loss, nll, loss.new_tensor(batch.n_targets)])
+        return sums.cpu()
+
+    def _share(self, ranks: Ranks) -> Iterator[tuple[TrainingBatch, bool]]:
+        """The batches that a rank computes, and whether they count: all ranks have as many."""
+        batches = iter(self.batches())
+        if self.in_order:
+            yield from ((batch, ranks.is_main_process) for batch in batches)
+        while some := list(islice(batches, ranks.size)):
+            yield some[min(ranks.rank, len(some) - 1)], ranks.rank < len(some)
+
+    def _losses(self, loss_sum: float, nll_sum: float, n_targets: float) -> dict[str, float]:
         n_targets = max(n_targets, 1)
         nll = nll_sum / n_targets
         scores = {"loss": loss_sum / n_targets, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}

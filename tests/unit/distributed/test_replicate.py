@@ -9,7 +9,8 @@ import torch
 from torch import distributed, nn
 
 from transduce.distributed import replicate
-from transduce.distributed.replicate import GradientBuckets
+from transduce.distributed.environment import ProcessRank
+from transduce.distributed.replicate import Replicas
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,10 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2))
 
 
+def replicas(of: nn.Module) -> Replicas:
+    return Replicas(of, torch.device("cpu"), precision="float32", process=ProcessRank())
+
+
 def gradients(of: nn.Module) -> list[torch.Tensor]:
     return [p.grad for p in of.parameters() if p.grad is not None]
 
@@ -37,18 +42,20 @@ def test_a_repeated_backward_pass_gives_the_same_gradients() -> None:
     for batch in (first, last):
         plain(batch).sum().backward()
 
-    buckets = GradientBuckets(summed)
+    buckets = replicas(summed)
     summed(first).sum().backward()
     hidden = summed[0](last)
     hidden.register_hook(lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError), buckets.reducing():
+    with pytest.raises(ZeroDivisionError), buckets.computing(last=True):
         summed[1:](hidden).sum().backward()
     assert 0 < len(buckets._works) < len(gradients(plain))
     summed.zero_grad(set_to_none=True)
     summed(first).sum().backward()
-    with buckets.reducing():
+    with buckets.computing(last=True):
         summed(last).sum().backward()
-    assert [one.item() for one in buckets.finish([torch.tensor(2.0), torch.tensor(3.0)])] == [2.0, 3.0]
+    *sums, norm = buckets.finish([torch.tensor(2.0), torch.tensor(3.0)])
+    assert [one.item() for one in sums] == [2.0, 3.0]
+    assert norm.item() == pytest.approx(torch.cat([one.flatten() for one in gradients(plain)]).norm().item())
     for one, other in zip(gradients(summed), gradients(plain), strict=True):
         assert torch.equal(one, other)
 
@@ -56,6 +63,6 @@ def test_a_repeated_backward_pass_gives_the_same_gradients() -> None:
 @pytest.mark.loopback
 def test_a_rank_without_a_batch_adds_zeros() -> None:
     idle = model()
-    GradientBuckets(idle).finish([torch.tensor(0.0)])
+    replicas(idle).finish([torch.tensor(0.0)])
     assert len(gradients(idle)) == 6
     assert not any(gradient.any() for gradient in gradients(idle))

@@ -50,3 +50,11 @@ def test_more_gpus_are_faster_and_a_model_of_the_largest_size_fits() -> None:
     assert 3 < many.tokens_per_second / one.tokens_per_second < 8
     assert one.memory > many.memory
     assert BYTES_PER_PARAMETER * one.largest < ROOM * GPUS["h100"].memory
+
+
+def test_gpus_that_shard_a_model_divide_its_memory() -> None:
+    base, cluster = resolve_preset(model_settings(preset="base")), Cluster("h100", 8)
+    one, eight = (forecast(base, cluster, vocab_size=32_000, targets=25_000, shards=n) for n in (1, 8))
+    assert eight.memory < one.memory < 8 * eight.memory
+    assert one.largest < eight.largest < 8 * one.largest
+    assert eight.seconds_per_update == one.seconds_per_update

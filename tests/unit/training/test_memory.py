@@ -11,14 +11,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import transduce
-from toys import examples, updater, weights_of
+from toys import examples, failing_update, settings, toy_run, updater, weights_of
 from transduce.data.batch import Batch, LabelBatch, MaskedBatch, RowBatch, TrainingBatch, collate
+from transduce.errors import TooLong
 from transduce.training.loss import predict_tokens
+from transduce.training.ranks import SINGLE_RANK
 from transduce.training.step import DoesNotFit, slots_of
 
 make = partial(updater, dropout=0.3)
@@ -99,6 +102,34 @@ def test_a_single_sentence_that_does_not_fit_is_an_error_and_changes_nothing() -
     assert torch.equal(weights_of(one), before)
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(p.grad is None for p in one.model.parameters())
+
+
+def test_a_batch_of_one_of_several_ranks_in_step_is_not_split() -> None:
+    small, large = batch_of(3, seed=1), batch_of(12, seed=2)
+    tried: list[int] = []
+    alone = make(criterion=ends_above(slots_of(large), tried))
+    with mock.patch.object(type(alone.ranks), "in_step", True), pytest.raises(DoesNotFit):
+        alone.update([small, large], 0.5)
+    assert tried == [3, 12]
+
+
+def test_sharded_training_that_runs_out_of_memory_says_which_setting_to_lower(tmp_path: Path) -> None:
+    with (
+        mock.patch.object(type(SINGLE_RANK), "in_step", True),
+        failing_update(3, DoesNotFit(batch_of(4))),
+        pytest.raises(TooLong, match=r"update 3: .* of 92 slots; .*training\.parallel = 'shard'.*micro_batch_tokens"),
+    ):
+        toy_run(tmp_path / "run", settings())
+
+
+def test_dummies_of_ranks_in_step_do_not_count() -> None:
+    one, other, tried = updater(), updater(), list[int]()
+    other.criterion = ends_above(1 << 40, tried)
+    with mock.patch.object(type(other.ranks), "in_step", True):
+        found = other.update([batch_of(3)], 0.5, dummies=[batch_of(4, seed=1)] * 2)
+    assert found == one.update([batch_of(3)], 0.5, dummies=[batch_of(4, seed=1)])
+    assert torch.equal(weights_of(one), weights_of(other))
+    assert tried == [3, 4, 4]
 
 
 def test_other_errors_are_raised() -> None:
