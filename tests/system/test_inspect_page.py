@@ -28,8 +28,8 @@ from transduce.decoding.translator import Translator
 from transduce.evaluation.report import write_report
 from transduce.evaluation.result_files import save_attention
 from transduce.inspection.arrays import unpack
+from transduce.inspection.heads import RULES
 from transduce.inspection.look import inspect
-from transduce.inspection.views import RULES
 from transduce.runs.folder import RunFolder
 from transduce.serving.inspection_page import InspectionPage, LookRequest
 from transduce.tasks.registry import TASKS

@@ -10,14 +10,12 @@ temporary name and renamed, so that it is complete or absent. Ids take two bytes
 | `TextStore` | ids: documents in one row, each as BOS ids EOS | language models |
 | `SentenceStore` | ids, offsets, documents: documents as sentences | masked models |
 | `LabelStore` | ids, offsets, seconds, labels: labelled texts | classification |
-| `PlanStore` | indices, ends: the batches of an epoch | all, where several processes train |
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import shutil
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +25,6 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
-from filelock import FileLock
 
 from transduce.data.sentence_pairs import Packed
 from transduce.errors import RunFolderError, message_of
@@ -37,7 +34,7 @@ StoreT = TypeVar("StoreT", bound="Store")
 Sequences = Sequence[Sequence[int] | np.ndarray]
 
 FORMAT = 1
-_CHECKED = 1 << 14  # pairs that are checked or measured at once
+_CHECKED = 1 << 14  # pairs whose links are checked at once
 _DTYPES = (np.uint16, np.int32, np.int64)
 
 
@@ -257,46 +254,6 @@ class LabelStore(Store):
         return are_offsets(self.offsets, end=len(self.ids)) and len(self.offsets) - 1 == len(self.seconds) == n
 
 
-@dataclass(frozen=True, eq=False)
-class PlanStore(Store):
-    """indices [n], ends [batches]: the batches of an epoch in training order."""
-
-    indices: np.ndarray
-    ends: np.ndarray
-    facts: Mapping[str, Any]
-
-    def batches(self) -> list[np.ndarray]:
-        """The batches, as parts of the mapped array."""
-        return np.split(self.indices, self.ends[:-1])
-
-    def _is_consistent(self) -> bool:
-        return are_offsets(np.append([0], self.ends), end=len(self.indices))
-
-
-def shared_plan(folder: Path, epoch: int, make: Callable[[int], list[np.ndarray]]) -> list[np.ndarray]:
-    """The plan of an epoch, which the first of several processes makes and all map, so that a machine has it once.
-
-    `folder` has the plan of one epoch at a time. `make` gives the same plan whenever it is called.
-    """
-    path = folder / f"epoch{epoch}"
-    folder.mkdir(exist_ok=True)
-    with FileLock(folder / "lock"):
-        if not path.exists():
-            batches = make(epoch)
-            if not batches:
-                return []
-            for old in folder.glob("epoch*"):
-                shutil.rmtree(old, ignore_errors=True)
-
-            def fill(writer: StoreWriter) -> None:
-                for batch in batches:
-                    writer.append("indices", batch)
-                writer.append("ends", np.cumsum([len(batch) for batch in batches]))
-
-            PlanStore.create(path, {"indices": batches[0].dtype, "ends": np.int64}, fill)
-        return PlanStore.open(path).batches()
-
-
 class StoreWriter:
     """Writes the arrays of a store piece by piece. `facts` is what store.json will contain."""
 
@@ -394,14 +351,11 @@ def checksum(path: Path) -> int:
 
 
 def _differences(offsets: np.ndarray, *, more: int) -> np.ndarray:
-    """The differences and `more`, uint16 [N], or int32 where they do not fit; a part at a time, to save memory."""
-    parts = [slice(i, i + _CHECKED + 1) for i in range(0, len(offsets) - 1, _CHECKED)]
-    most = max((int(np.diff(offsets[part]).max()) for part in parts), default=0) + more
-    found = np.empty(len(offsets) - 1, dtype=np.uint16 if most < 1 << 16 else np.int32)
-    for part in parts:
-        differences = np.diff(offsets[part]) + more
-        found[part.start : part.start + len(differences)] = differences
-    return found
+    """The differences and `more`, uint16 [N], or int32 where they do not fit."""
+    found = np.empty(len(offsets) - 1, dtype=np.int32)
+    np.subtract(offsets[1:], offsets[:-1], out=found, casting="unsafe")
+    found += more
+    return found.astype(np.uint16) if found.max(initial=0) < 1 << 16 else found
 
 
 def are_offsets(offsets: np.ndarray, *, end: int) -> bool:

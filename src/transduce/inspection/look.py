@@ -17,13 +17,12 @@ import torch
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
 from transduce.inspection.arrays import NamedArray, pack
+from transduce.inspection.heads import RULES, attention_view
 from transduce.inspection.page import page_of
 from transduce.inspection.parts import Part, cell, operands, parts_of
 from transduce.inspection.replay import Replay
 from transduce.inspection.subjects import Sentence, Subject, TranslationSubject, open_subject
 from transduce.inspection.views import (
-    RULES,
-    attention_view,
     lens_view,
     logits_part,
     masks_view,

@@ -21,7 +21,8 @@ from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch, collate
 from transduce.data.batching import padding_share, plan, share_out, split
 from transduce.data.examples import Example
-from transduce.data.store import AlignedStore, TokenStore, shared_plan
+from transduce.data.shared_plan import shared_plan
+from transduce.data.store import AlignedStore, TokenStore
 from transduce.errors import DataError
 from transduce.text.special import UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers

@@ -19,10 +19,11 @@ from transduce.decoding.search import beam_search
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
 from transduce.inspection.arrays import pack, unpack
+from transduce.inspection.heads import label_head
 from transduce.inspection.look import Inspection, look
 from transduce.inspection.replay import replay
 from transduce.inspection.subjects import Side, Subject, TranslationSubject, open_subject
-from transduce.inspection.views import gradient_times_input, label_head
+from transduce.inspection.views import gradient_times_input
 from transduce.nn.recording import intervene, switches
 from transduce.text.special import EOS
 
