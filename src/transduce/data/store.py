@@ -20,6 +20,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -343,11 +344,8 @@ def map_array(path: Path, expected: object) -> np.ndarray:
 
 def checksum(path: Path) -> int:
     """The CRC-32 of a file."""
-    value = 0
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            value = zlib.crc32(block, value)
-    return value
+        return reduce(lambda value, block: zlib.crc32(block, value), iter(partial(file.read, 1 << 20), b""), 0)
 
 
 def _differences(offsets: np.ndarray, *, more: int) -> np.ndarray:
