@@ -20,15 +20,8 @@ from transduce.data.corpus import Labelled, Pair, number_of
 from transduce.data.examples import Ids
 from transduce.data.leaks import LeakCheck, comparable, hash_of, key_of
 from transduce.data.sentence_pairs import Packed, pack
-from transduce.data.store import (
-    AlignedStore,
-    LabelStore,
-    SentenceStore,
-    StoreWriter,
-    TextStore,
-    TokenStore,
-    join_sequences,
-)
+from transduce.data.store import AlignedStore, LabelStore, SentenceStore, TextStore, TokenStore
+from transduce.data.store_writer import StoreWriter, join_sequences
 from transduce.data.text import Piece
 from transduce.data.word_links import links_of_tokens, parse_links, whitespace_words
 from transduce.data.workers import Arrays, LocalWorkers, ResultFile, Workers, compute

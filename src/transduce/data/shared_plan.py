@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from transduce.data.store import Store, StoreWriter, are_offsets
+from transduce.data.store import Store, are_offsets
+from transduce.data.store_writer import StoreWriter
 
 
 @dataclass(frozen=True, eq=False)
