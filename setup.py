@@ -40,6 +40,8 @@ AMX = [*VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"]
 X86_64_ONLY = {
     "target_avx2": AVX2,
     "target_avx512": AVX512,
+    "target_avx2_training": AVX2,
+    "target_avx512_training": AVX512,
     "target_vnni": VNNI,
     "target_bf16": BF16,
     "target_amx": AMX,

@@ -6,8 +6,8 @@ PEERS_FOLDER contains the peers' scripts (common.py, train.py, marian.py); PEERS
 environment with `transformers` and `pymarian`. All train one architecture on the same pieces of Multi30k in the same
 batches (at most 4,096 padded tokens per side, post-norm, label smoothing 0.1, Adam, clipping). Each round runs every
 system once, alone, in a separate process; the table gives the median of the rounds. For ours, the share of the
-machine's measured peak is reported too. `transduce-float32` and `transduce-torch` (training.kernels = "torch") are
-systems too.
+machine's measured peak is reported too. `transduce-torch` (training.kernels = "torch") is a system too; ours train in
+`--precision`.
 """
 
 from __future__ import annotations
@@ -92,9 +92,8 @@ def ours(peers: Path, size: str, updates: int, precision: str, kernels: str) -> 
 def command(system: str, args: argparse.Namespace) -> list[str]:
     """Return the command that runs one system once."""
     if system.startswith("transduce"):
-        precision = "float32" if system.endswith("float32") else "bfloat16"
         kernels = "torch" if system.endswith("torch") else "auto"
-        head = [sys.executable, __file__, "--worker", precision, "--kernels", kernels, "--peers", str(args.peers)]
+        head = [sys.executable, __file__, "--worker", args.precision, "--kernels", kernels, "--peers", str(args.peers)]
         return [*head, "--size", args.size, "--updates", str(args.updates)]
     tail = ["--size", args.size, "--updates", str(args.updates + WARM)]
     if system == "marian":
@@ -109,6 +108,7 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--systems", nargs="*", default=["hf", "torchnn"])
+    parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--worker", help=argparse.SUPPRESS)

@@ -188,8 +188,9 @@ std::vector<transduce::Head> heads_of(const transduce_config& config, const int3
     return found;
 }
 
+template <class Number>
 void require_kernels(int32_t n_threads) {
-    require(transduce::training_kernels(), "this CPU has no kernels of training");
+    require(transduce::training_kernels<Number>(), "this CPU has no kernels of training in this precision");
     require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
 }
 
@@ -198,18 +199,33 @@ transduce::Dropout dropout_of(float p, uint64_t seed) {
     return {uint32_t(std::llround(double(p) * 4294967296.0)), 1 / (1 - p), seed};
 }
 
+template <class Number>
+const Number* in(const void* numbers) { return static_cast<const Number*>(numbers); }
+template <class Number>
+Number* out(void* numbers) { return static_cast<Number*>(numbers); }
+
+// Calls `work` with a number of the type of the call's.
+template <class Call, class Work>
+void with_numbers(const Call* call, Work work) {
+    require(call, "call must not be null");
+    if (call->is_bf16) work(uint16_t());
+    else work(float());
+}
+
 // `fine`: what it writes and reads besides queries, keys and values is there.
-transduce::HeadsCall checked(const transduce_heads_call* call, int32_t n_threads, bool fine) {
+template <class Number>
+transduce::HeadsCall<Number> checked(const transduce_heads_call* call, int32_t n_threads, bool fine) {
     require(call && call->query && call->key && call->value && fine, "call and its numbers must not be null");
     const transduce_heads_call& c = *call;
-    require_kernels(n_threads);
+    require_kernels<Number>(n_threads);
     require(c.batch >= 0 && c.batch <= INT32_MAX && 1 <= c.kv_heads && c.kv_heads <= c.heads && c.heads <= 1 << 14 && c.heads % c.kv_heads == 0,
             "batch or heads: out of range");
     for (const int32_t size : {c.queries, c.keys, c.width, c.value_width}) require(1 <= size && size <= kMaxSource, "sizes: out of range");
     require(!c.causal || c.queries == c.keys, "causal attention needs as many keys as queries");
-    transduce::HeadsCall found{c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.width, c.value_width, c.causal != 0, c.scale,
-                               dropout_of(c.p, c.seed), c.query, c.key, c.value, {}, {}, {},
-                               c.bias, {}, c.output, c.grad_output, {}, c.grad_query, c.grad_key, c.grad_value, {}, {}, {}};
+    transduce::HeadsCall<Number> found{c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.width, c.value_width, c.causal != 0, c.scale,
+                               dropout_of(c.p, c.seed), in<Number>(c.query), in<Number>(c.key), in<Number>(c.value), {}, {}, {},
+                               c.bias, {}, out<Number>(c.output), in<Number>(c.grad_output), {}, out<Number>(c.grad_query), out<Number>(c.grad_key),
+                               out<Number>(c.grad_value), {}, {}, {}};
     const std::pair<const int64_t*, int64_t*> strides[] = {{c.query_strides, found.query_strides}, {c.key_strides, found.key_strides},
         {c.value_strides, found.value_strides}, {c.bias_strides, found.bias_strides}, {c.grad_strides, found.grad_strides},
         {c.grad_query_strides, found.grad_query_strides}, {c.grad_key_strides, found.grad_key_strides}, {c.grad_value_strides, found.grad_value_strides}};
@@ -217,24 +233,27 @@ transduce::HeadsCall checked(const transduce_heads_call* call, int32_t n_threads
     return found;
 }
 
-transduce::ResidualCall checked(const transduce_residual_call* call, int32_t n_threads) {
+template <class Number>
+transduce::ResidualCall<Number> checked(const transduce_residual_call* call, int32_t n_threads) {
     const transduce_residual_call& c = *call;
-    require_kernels(n_threads);
+    require_kernels<Number>(n_threads);
     require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 16, "rows or width: out of range");
     require(c.epsilon >= 0, "epsilon: out of range");
-    return {c.rows, c.width, c.x, c.update, c.gain, c.shift, c.epsilon, c.rms != 0, dropout_of(c.p, c.seed), c.sum, c.output,
-            c.statistics, c.grad_output, c.normed, c.grad_x, c.grad_update, c.grad_gain, c.grad_shift};
+    return {c.rows, c.width, c.x, in<Number>(c.update), c.gain, c.shift, c.epsilon, c.rms != 0, dropout_of(c.p, c.seed), c.sum, c.output,
+            c.statistics, c.grad_output, c.normed, c.grad_x, out<Number>(c.grad_update), c.grad_gain, c.grad_shift};
 }
 
-transduce::LinearCall checked(const transduce_linear_call* call, int32_t n_threads) {
+template <class Number>
+transduce::LinearCall<Number> checked(const transduce_linear_call* call, int32_t n_threads) {
     const transduce_linear_call& c = *call;
-    require_kernels(n_threads);
+    require_kernels<Number>(n_threads);
     require(1 <= c.rows && c.rows <= INT32_MAX && 1 <= c.inputs && c.inputs <= 1 << 20 && 1 <= c.outputs && c.outputs <= 1 << 20,
             "rows, inputs or outputs: out of range");
     require(c.x && c.weight, "x and weight must not be null");
+    require(c.is_bf16 || (!c.x_is_bf16 && !c.grad_is_bf16), "float32 products take float32 numbers");
     require(-1 <= c.activation && c.activation <= int32_t(transduce::Activation::silu), "activation: out of range");
-    return {c.rows, c.inputs, c.outputs, c.x, c.x_is_bf16 != 0, c.grad_is_bf16 != 0, c.weight, c.bias, c.activation >= 0,
-            transduce::Activation(std::max(c.activation, 0)), dropout_of(c.p, c.seed), c.output, c.before, c.grad_output, c.grad_x,
+    return {c.rows, c.inputs, c.outputs, c.x, !c.x_is_bf16 == !c.is_bf16, !c.grad_is_bf16 == !c.is_bf16, c.weight, c.bias, c.activation >= 0,
+            transduce::Activation(std::max(c.activation, 0)), dropout_of(c.p, c.seed), out<Number>(c.output), out<Number>(c.before), c.grad_output, c.grad_x,
             c.grad_weight, c.grad_bias};
 }
 
@@ -405,7 +424,7 @@ int32_t transduce_score(transduce_model* model, const transduce_pairs* pairs, fl
 
 int32_t transduce_can_train(void) {
     int32_t found = 0;
-    guarded([&] { found = transduce::training_kernels() != nullptr; });
+    guarded([&] { found = transduce::training_kernels<uint16_t>() ? 2 : transduce::training_kernels<float>() ? 1 : 0; });
     return found;
 }
 
@@ -413,27 +432,29 @@ int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, doubl
     return guarded([&] {
         require(call && loss && nll, "call, loss and nll must not be null");
         const transduce_loss_call& c = *call;
-        require(transduce::training_kernels(), "this CPU has no kernels of training");
         require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 14 && 1 <= c.vocabulary && c.vocabulary <= 1 << 24,
                 "rows, width or vocabulary: out of range");
-        require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+        c.is_bf16 ? require_kernels<uint16_t>(n_threads) : require_kernels<float>(n_threads);
         require(c.rows == 0 || (c.hidden && c.gold), "hidden and gold must not be null");
         require(c.weight && !c.grad_hidden == !c.grad_weight && (!c.grad_bias || (c.grad_hidden && c.bias)), "weight and gradients: some are null");
         for (int64_t i = 0; i < c.rows; i++) require(c.gold[i] == c.pad || (0 <= c.gold[i] && c.gold[i] < c.vocabulary), "gold: must be tokens of the vocabulary");
-        const transduce::Loss found = transduce::smoothed_loss(
+        const auto smoothed_loss = c.is_bf16 ? transduce::smoothed_loss<uint16_t> : transduce::smoothed_loss<float>;
+        const transduce::Loss found = smoothed_loss(
             {c.hidden, c.weight, c.bias, c.gold, c.rows, c.pad, c.width, c.vocabulary, c.smoothing, c.grad_hidden, c.grad_weight, c.grad_bias}, n_threads);
         *loss = found.loss, *nll = found.nll;
     });
 }
 
 int32_t transduce_attend(const transduce_heads_call* call, int32_t n_threads) {
-    return guarded([&] { transduce::attend(checked(call, n_threads, call && call->output), n_threads); });
+    return guarded([&] {
+        with_numbers(call, [&](auto number) { transduce::attend(checked<decltype(number)>(call, n_threads, call->output), n_threads); });
+    });
 }
 
 int32_t transduce_attend_backward(const transduce_heads_call* call, int32_t n_threads) {
     return guarded([&] {
         const bool fine = call && call->grad_output && call->grad_query && call->grad_key && call->grad_value;
-        transduce::attend_backward(checked(call, n_threads, fine), n_threads);
+        with_numbers(call, [&](auto number) { transduce::attend_backward(checked<decltype(number)>(call, n_threads, fine), n_threads); });
     });
 }
 
@@ -441,7 +462,7 @@ int32_t transduce_residual(const transduce_residual_call* call, int32_t n_thread
     return guarded([&] {
         require(call && call->x && (call->update ? call->sum : call->output), "x, and what is written, must not be null");
         require(!call->output || (call->gain && call->statistics), "a norm needs gain and statistics");
-        transduce::residual(checked(call, n_threads), n_threads);
+        with_numbers(call, [&](auto number) { transduce::residual(checked<decltype(number)>(call, n_threads), n_threads); });
     });
 }
 
@@ -449,14 +470,14 @@ int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t
     return guarded([&] {
         require(call && call->grad_output && (call->grad_x ? call->gain && call->statistics && call->normed && call->grad_gain : call->grad_update != nullptr),
                 "what is read and written must not be null");
-        transduce::residual_backward(checked(call, n_threads), n_threads);
+        with_numbers(call, [&](auto number) { transduce::residual_backward(checked<decltype(number)>(call, n_threads), n_threads); });
     });
 }
 
 int32_t transduce_linear(const transduce_linear_call* call, int32_t n_threads) {
     return guarded([&] {
         require(call && call->output, "call and output must not be null");
-        transduce::linear(checked(call, n_threads), n_threads);
+        with_numbers(call, [&](auto number) { transduce::linear(checked<decltype(number)>(call, n_threads), n_threads); });
     });
 }
 
@@ -464,14 +485,15 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
     return guarded([&] {
         require(call && call->grad_output && call->grad_weight, "call and gradients must not be null");
         require(call->activation < 0 || (call->activation ? call->before : call->output), "activation: what it has read or written is null");
-        transduce::linear_backward(checked(call, n_threads), n_threads);
+        with_numbers(call, [&](auto number) { transduce::linear_backward(checked<decltype(number)>(call, n_threads), n_threads); });
     });
 }
 
 int32_t transduce_orthogonalize(float* matrices, int64_t n, int32_t rows, int32_t columns, const float* coefficients, int32_t steps,
                                 int32_t n_threads) {
     return guarded([&] {
-        require_kernels(n_threads);
+        require(transduce_can_train(), "this CPU has no kernels of training");
+        require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
         require(matrices && coefficients, "matrices and coefficients must not be null");
         require(0 <= n && n <= INT32_MAX && 1 <= rows && rows <= columns && columns <= 1 << 20 && 0 <= steps, "n, rows, columns or steps: out of range");
         transduce::orthogonalize({n, rows, columns, steps, {coefficients[0], coefficients[1], coefficients[2]}, matrices}, n_threads);

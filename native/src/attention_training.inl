@@ -1,63 +1,26 @@
-// Attention and its gradients for training: bfloat16 in and out, float32 inside. Included after dropout.inl.
+// Attention and its gradients for training: float32 inside. Included after dropout.inl.
 //
 // The heads of one group, which share keys and values, at a time, and of each head a block of queries, whose scores stay in the cache.
 
 namespace {
 
-using transduce::HeadsCall;
+using HeadsCall = transduce::HeadsCall<Number>;
 
 inline int padded(int n) { return (n + W - 1) / W * W; }
 
-// C [ROWS, VECS vectors] = A B. Element (r, k) of A is at r * a_row + k * a_next, so that A may be transposed.
-template <int ROWS, int VECS>
-void small_product(const float* a, size_t a_row, size_t a_next, const float* b, size_t b_stride, int depth, float* c, size_t c_stride, bool add) {
-    Vec sum[ROWS][VECS];
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECS; v++) sum[r][v] = add ? load(c + r * c_stride + v * W) : zero();
-    for (int k = 0; k < depth; k++, a += a_next, b += b_stride) {
-        Vec row[VECS];
-#pragma GCC unroll 4
-        for (int v = 0; v < VECS; v++) row[v] = load(b + v * W);
-#pragma GCC unroll 6
-        for (int r = 0; r < ROWS; r++) {
-            const Vec x = splat(a[r * a_row]);
-#pragma GCC unroll 4
-            for (int v = 0; v < VECS; v++) sum[r][v] = fma(x, row[v], sum[r][v]);
-        }
-    }
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECS; v++) store(c + r * c_stride + v * W, sum[r][v]);
-}
-
-template <int VECS>
-void product_columns(const float* a, size_t a_row, size_t a_next, int rows, const float* b, size_t b_stride, int depth, float* c, size_t c_stride, bool add) {
-    int r = 0;
-    for (; r + 6 <= rows; r += 6) small_product<6, VECS>(a + r * a_row, a_row, a_next, b, b_stride, depth, c + r * c_stride, c_stride, add);
-    for (; r + 2 <= rows; r += 2) small_product<2, VECS>(a + r * a_row, a_row, a_next, b, b_stride, depth, c + r * c_stride, c_stride, add);
-    for (; r < rows; r++) small_product<1, VECS>(a + r * a_row, a_row, a_next, b, b_stride, depth, c + r * c_stride, c_stride, add);
-}
-
-// C [rows, columns], a multiple of W.
-void product_float32(const float* a, size_t a_row, size_t a_next, int rows, const float* b, size_t b_stride, int depth, int columns, float* c, size_t c_stride, bool add = false) {
-    int at = 0;
-    for (; at + 4 * W <= columns; at += 4 * W) product_columns<4>(a, a_row, a_next, rows, b + at, b_stride, depth, c + at, c_stride, add);
-    for (; at + 2 * W <= columns; at += 2 * W) product_columns<2>(a, a_row, a_next, rows, b + at, b_stride, depth, c + at, c_stride, add);
-    for (; at < columns; at += W) product_columns<1>(a, a_row, a_next, rows, b + at, b_stride, depth, c + at, c_stride, add);
-}
-
-// Rows of bfloat16 numbers as float32, `stride` apart, with zeros behind them up to a multiple of W.
-void widen(const Bf16* from, int64_t from_stride, int rows, int n, float* to, size_t stride) {
+// Rows of numbers as float32, `stride` apart, with zeros behind them up to a multiple of W.
+void widen(const Number* from, int64_t from_stride, int rows, int n, float* to, size_t stride) {
     for (int r = 0; r < rows; r++, from += from_stride, to += stride) {
         int k = 0;
-        for (; k + W <= n; k += W) store(to + k, load_bf16(from + k));
+        for (; k + W <= n; k += W) store(to + k, load(from + k));
         if (k < n) store(to + k, load_part(from + k, n - k));
     }
 }
 
-void narrow(const float* from, size_t stride, int rows, int n, Bf16* to, int64_t to_stride) {
+void narrow(const float* from, size_t stride, int rows, int n, Number* to, int64_t to_stride) {
     for (int r = 0; r < rows; r++, from += stride, to += to_stride) {
         int k = 0;
-        for (; k + W <= n; k += W) store_bf16(to + k, load(from + k));
+        for (; k + W <= n; k += W) store(to + k, load(from + k));
         if (k < n) store_part(to + k, n - k, load(from + k));
     }
 }
@@ -66,8 +29,8 @@ void narrow(const float* from, size_t stride, int rows, int n, Bf16* to, int64_t
 void flip(const float* from, size_t from_stride, int rows, int n, float* to, size_t stride) {
     for (int r = 0; r < rows; r += W)
         for (int k = 0; k < n; k += W) {
-            __m512i part[W];
-            for (int i = 0; i < W; i++) part[i] = r + i < rows ? (__m512i)load(from + (r + i) * from_stride + k) : _mm512_setzero_si512();
+            Ints part[W];
+            for (int i = 0; i < W; i++) part[i] = r + i < rows ? (Ints)load(from + (r + i) * from_stride + k) : Ints{};
             transpose(part);
             for (int i = 0; i < W; i++) store(to + (k + i) * stride + r, (Vec)part[i]);
         }
@@ -83,8 +46,8 @@ struct QueryBlock {
           keys(call.causal ? first + rows : call.keys) {}
 
     // Rows of the block in numbers with these strides.
-    template <class Number>
-    Number* of(Number* numbers, const int64_t* strides) const { return numbers + batch * strides[0] + head * strides[1] + first * strides[2]; }
+    template <class T>
+    T* of(T* numbers, const int64_t* strides) const { return numbers + batch * strides[0] + head * strides[1] + first * strides[2]; }
     // The number of the weight of row t and key 0, from which its dropout follows.
     uint64_t weight(const HeadsCall& call, int t) const { return ((batch * call.heads + head) * uint64_t(call.queries) + first + t) * call.keys; }
 };
@@ -102,7 +65,7 @@ void softmax_rows(const HeadsCall& call, const QueryBlock& block, bool drops, fl
             const int left = seen - s;
             Vec x = load(scores + s) * scale;
             if (row) x = fma(load_part(row + s, left), log2_e, x);
-            if (left < W) x = _mm512_mask_mov_ps(splat(-HUGE_VALF), lanes(left), x);
+            if (left < W) x = first_lanes(x, left, splat(-HUGE_VALF));
             store(scores + s, x);
             most = max(most, x);
         }
@@ -110,7 +73,7 @@ void softmax_rows(const HeadsCall& call, const QueryBlock& block, bool drops, fl
         for (int s = 0; s < seen; s += W) {
             const int left = seen - s;
             Vec e = exp2(load(scores + s) - largest);
-            if (left < W) e = _mm512_maskz_mov_ps(lanes(left), e);
+            if (left < W) e = first_lanes(e, left);
             sum = sum + e;
             store(scores + s, e);
         }

@@ -2,7 +2,7 @@
 
 namespace {
 
-using transduce::ResidualCall;
+using ResidualCall = transduce::ResidualCall<Number>;
 
 void residual_rows(const ResidualCall& call, int64_t first, int64_t last) {
     const int n = call.width;
@@ -22,7 +22,7 @@ void residual_rows(const ResidualCall& call, int64_t first, int64_t last) {
         const float mean = call.rms ? 0 : sum_of(total) / float(n);
         Vec squares = zero();
         for (int k = 0; k < n; k += W) {
-            const Vec d = _mm512_maskz_sub_ps(lanes(n - k), load_part(z + k, n - k), splat(mean));
+            const Vec d = first_lanes(load_part(z + k, n - k) - splat(mean), n - k);
             squares = fma(d, d, squares);
         }
         const float inverse = 1 / std::sqrt(sum_of(squares) / float(n) + call.epsilon);
@@ -42,7 +42,7 @@ void residual_rows_backward(const ResidualCall& call, int64_t first, int64_t las
         const float *grad = call.grad_output + at, *z = call.normed + at, mean = call.statistics[2 * r], inverse = call.statistics[2 * r + 1];
         Vec sum = zero(), product = zero();
         for (int k = 0; k < n; k += W) {
-            const Vec h = _mm512_maskz_mul_ps(lanes(n - k), load_part(z + k, n - k) - splat(mean), splat(inverse)), g = load_part(grad + k, n - k);
+            const Vec h = first_lanes((load_part(z + k, n - k) - splat(mean)) * splat(inverse), n - k), g = load_part(grad + k, n - k);
             const Vec d = g * load_part(call.gain + k, n - k);
             sum = sum + d, product = fma(d, h, product);
             store(grad_gain + k, fma(g, h, load(grad_gain + k)));

@@ -1,4 +1,4 @@
-// Newton-Schulz steps of Muon (Jordan et al. 2024): products of bfloat16 numbers, float32 in between. Included after product_bf16.inl.
+// Newton-Schulz steps of Muon (Jordan et al. 2024): rounded operands, float32 in between. Included after loss_training.inl.
 
 namespace {
 
@@ -11,7 +11,7 @@ void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* 
     const size_t row_panels = (rows + kPanelColumns - 1) / kPanelColumns, column_panels = (columns + kPanelColumns - 1) / kPanelColumns;
     const size_t gram_stride = row_panels * kPanelColumns, stride = column_panels * kPanelColumns;
     float *x = memory, *gram = x + rows * stride, *product = gram + rows * gram_stride, *whole = product + rows * gram_stride;
-    Bf16 *left = reinterpret_cast<Bf16*>(whole + rows * stride), *right = left + size_t(rows) * std::max(width, depth);
+    Number *left = reinterpret_cast<Number*>(whole + rows * stride), *right = left + size_t(rows) * std::max(width, depth);
     const float* from = call.matrices + size_t(matrix) * rows * columns;
     double square = 0;
     for (int r = 0; r < rows; r++) {
@@ -29,11 +29,7 @@ void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* 
         for (int r = 0; r < rows; r++) round_row(values + r * from_stride, n, to_stride, left + size_t(r) * to_stride);
     };
     const auto rows_as_panel = [&](const float* values, size_t from_stride, size_t panel) {  // of 64 columns
-        Bf16* to = right;
-        for (int r = 0; r < depth; r += 2, to += 2 * kPanelColumns) {
-            const float* row = values + r * from_stride + panel * kPanelColumns;
-            interleave_rows(row, r + 1 < rows ? row + from_stride : nullptr, r < rows ? kPanelColumns : 0, to);
-        }
+        pack_rows(values + panel * kPanelColumns, from_stride, rows, depth, kPanelColumns, right);
     };
     const Vec a = splat(call.coefficients[0]), b = splat(call.coefficients[1]), c = splat(call.coefficients[2]);
     for (int step = 0; step < call.steps; step++) {
@@ -41,18 +37,18 @@ void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* 
         for (size_t p = 0; p < row_panels; p++) {  // G = X X^T
             const int first = int(p) * kPanelColumns;
             pack_transposed(x + first * stride, stride, std::min(rows - first, kPanelColumns), columns, width, right);
-            product_bf16(left, width, rows, right, width / 2, gram + first, gram_stride, false);
+            multiply_panel(left, width, rows, right, width, gram + first, gram_stride, false);
         }
         round_all(gram, gram_stride, rows, depth);
         for (size_t p = 0; p < row_panels; p++) {  // b G + c G G
             rows_as_panel(gram, gram_stride, p);
-            product_bf16(left, depth, rows, right, depth / 2, product + p * kPanelColumns, gram_stride, false);
+            multiply_panel(left, depth, rows, right, depth, product + p * kPanelColumns, gram_stride, false);
         }
         for (size_t i = 0; i < rows * gram_stride; i += W) store(product + i, fma(load(product + i), c, load(gram + i) * b));
         round_all(product, gram_stride, rows, depth);
         for (size_t p = 0; p < column_panels; p++) {  // a X + (b G + c G G) X
             rows_as_panel(x, stride, p);
-            product_bf16(left, depth, rows, right, depth / 2, whole + p * kPanelColumns, stride, false);
+            multiply_panel(left, depth, rows, right, depth, whole + p * kPanelColumns, stride, false);
         }
         for (size_t i = 0; i < rows * stride; i += W) store(x + i, fma(load(x + i), a, load(whole + i)));
     }

@@ -6,7 +6,7 @@
 namespace {
 
 using transduce::kPanelColumns;
-using Bf16 = uint16_t;
+using Number = uint16_t;
 
 inline __m512bh pairs_of(Vec low, Vec high) { return _mm512_cvtne2ps_pbh(high, low); }
 // Numbers of two rows side by side: a0 b0 a1 b1 ...
@@ -15,15 +15,11 @@ inline __m512i interleaved(Vec a, Vec b) {
                                            18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, (__m512i)pairs_of(a, b));
 }
-inline void store_bf16(Bf16* to, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(a)); }
+inline void store(Number* to, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(a)); }
 inline Vec widened(__m256i a) { return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16); }
-inline Vec load_bf16(const Bf16* p) { return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-// The first n numbers of a vector, with zeros behind them; of none for n <= 0.
-inline __mmask16 lanes(int n) { return __mmask16(n <= 0 ? 0 : (1u << (n < W ? n : W)) - 1); }
-inline Vec load_part(const float* p, int n) { return _mm512_maskz_loadu_ps(lanes(n), p); }
-inline Vec load_part(const Bf16* p, int n) { return widened(_mm256_maskz_loadu_epi16(lanes(n), p)); }
-inline void store_part(float* p, int n, Vec a) { _mm512_mask_storeu_ps(p, lanes(n), a); }
-inline void store_part(Bf16* p, int n, Vec a) { _mm256_mask_storeu_epi16(p, lanes(n), (__m256i)_mm512_cvtneps_pbh(a)); }
+inline Vec load(const Number* p) { return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline Vec load_part(const Number* p, int n) { return widened(_mm256_maskz_loadu_epi16(lanes(n), p)); }
+inline void store_part(Number* p, int n, Vec a) { _mm256_mask_storeu_epi16(p, lanes(n), (__m256i)_mm512_cvtneps_pbh(a)); }
 
 #if defined(__AMX_BF16__)
 
@@ -49,7 +45,7 @@ struct Products {
 
 // C [32 or 16 rows, 32 columns] = A B.
 template <bool TWO>
-void tile_block(const Bf16* a, size_t stride, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
+void tile_block(const Number* a, size_t stride, const Number* b, int pairs, float* c, size_t c_stride, bool add) {
     float* below = c + 16 * c_stride;
     if (add) {
         _tile_loadd(0, c, c_stride * 4);
@@ -86,13 +82,14 @@ void tile_block(const Bf16* a, size_t stride, const Bf16* b, int pairs, float* c
     }
 }
 
-// C [rows, 64] = A [rows, 2 pairs] times a panel, added to C if `add`. A multiple of 16 pairs.
-void product_bf16(const Bf16* a, size_t stride, int rows, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
+// C [rows, 64] = A [rows, depth] times a panel, added to C if `add`. A depth that is a multiple of 32.
+void multiply_panel(const Number* a, size_t stride, int rows, const Number* b, int depth, float* c, size_t c_stride, bool add) {
     constexpr int kPairs = 256;  // of half a panel, which stay in the first cache
+    const int pairs = depth / 2;
     for (int p = 0; p < pairs; p += kPairs) {
         const int some = pairs - p < kPairs ? pairs - p : kPairs;
         for (int half = 0; half < kPanelColumns; half += 32) {
-            const Bf16* columns = b + size_t(p) * 2 * kPanelColumns + 2 * half;
+            const Number* columns = b + size_t(p) * 2 * kPanelColumns + 2 * half;
             int r = 0;
             for (; r + 32 <= rows; r += 32) tile_block<true>(a + r * stride + 2 * p, stride, columns, some, c + r * c_stride + half, c_stride, add || p);
             const int left = rows - r;
@@ -114,7 +111,7 @@ constexpr int kVecs = kPanelColumns / W, kMostRows = 6;  // 24 sums in registers
 
 // Pair p of row r of A is at r * stride + p * next.
 template <int ROWS>
-void product_rows(const Bf16* a, size_t stride, size_t next, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
+void product_rows(const Number* a, size_t stride, size_t next, const Number* b, int pairs, float* c, size_t c_stride, bool add) {
     Vec sum[ROWS][kVecs];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < kVecs; v++) sum[r][v] = add ? load(c + r * c_stride + v * W) : zero();
@@ -135,7 +132,7 @@ void product_rows(const Bf16* a, size_t stride, size_t next, const Bf16* b, int 
         for (int v = 0; v < kVecs; v++) store(c + r * c_stride + v * W, sum[r][v]);
 }
 
-void product_pairs(const Bf16* a, size_t stride, size_t next, int rows, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
+void product_pairs(const Number* a, size_t stride, size_t next, int rows, const Number* b, int pairs, float* c, size_t c_stride, bool add) {
     for (; rows >= kMostRows; rows -= kMostRows, a += kMostRows * stride, c += kMostRows * c_stride)
         product_rows<kMostRows>(a, stride, next, b, pairs, c, c_stride, add);
     switch (rows) {
@@ -147,53 +144,35 @@ void product_pairs(const Bf16* a, size_t stride, size_t next, int rows, const Bf
     }
 }
 
-// C [rows, 64] = A [rows, 2 pairs] times a panel, added to C if `add`.
-void product_bf16(const Bf16* a, size_t stride, int rows, const Bf16* b, int pairs, float* c, size_t c_stride, bool add) {
-    product_pairs(a, stride, 2, rows, b, pairs, c, c_stride, add);
+// C [rows, 64] = A [rows, depth] times a panel, added to C if `add`.
+void multiply_panel(const Number* a, size_t stride, int rows, const Number* b, int depth, float* c, size_t c_stride, bool add) {
+    product_pairs(a, stride, 2, rows, b, depth / 2, c, c_stride, add);
 }
 
 #endif
 
 // A row of n numbers, with zeros up to `width`, which is even.
-void round_row(const float* from, int n, int width, Bf16* to) {
+void round_row(const float* from, int n, int width, Number* to) {
     int k = 0;
-    for (; k + W <= n; k += W) store_bf16(to + k, load(from + k));
+    for (; k + W <= n; k += W) store(to + k, load(from + k));
     if (k < n) {
-        Bf16 rest[W];
-        store_bf16(rest, load_part(from + k, n - k));
-        std::memcpy(to + k, rest, size_t(n - k) * sizeof(Bf16));
+        Number rest[W];
+        store(rest, load_part(from + k, n - k));
+        std::memcpy(to + k, rest, size_t(n - k) * sizeof(Number));
     }
-    std::memset(to + n, 0, size_t(width - n) * sizeof(Bf16));
+    std::memset(to + n, 0, size_t(width - n) * sizeof(Number));
 }
 
 // Two rows of at most 64 numbers as one row of pairs of a panel.
-void interleave_rows(const float* a, const float* b, int n, Bf16* to) {
+void interleave_rows(const float* a, const float* b, int n, Number* to) {
     for (int c = 0; c < kPanelColumns; c += W)
         _mm512_storeu_si512(to + 2 * c, interleaved(load_part(a + c, n - c > 0 ? n - c : 0), b ? load_part(b + c, n - c > 0 ? n - c : 0) : zero()));
-}
-
-// 16 x 16 numbers of 32 bits, transposed in place.
-void transpose(__m512i* r) {
-    __m512i t[16];
-    for (int i = 0; i < 8; i++) t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]), t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    for (int i = 0; i < 4; i++) {
-        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]), r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]), r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88), t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88), t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88), r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88), r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-    }
 }
 
 // Numbers of two rows side by side: the first 16 of at most 32, and the rest. b: null: zeros.
 struct RowPair {
     __m512i low, high;
-    RowPair(const Bf16* a, const Bf16* b, int n) {
+    RowPair(const Number* a, const Number* b, int n) {
         const __m512i order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3,
                                                34, 2, 33, 1, 32, 0);
         const __mmask32 known = n >= 32 ? ~__mmask32(0) : (__mmask32(1) << n) - 1;
@@ -204,7 +183,7 @@ struct RowPair {
 };
 
 // Rows as a panel: two rows of at most 64 numbers become one of its pairs.
-inline void interleave_rows(const Bf16* a, const Bf16* b, int n, Bf16* to) {
+inline void interleave_rows(const Number* a, const Number* b, int n, Number* to) {
     for (int c = 0; c < kPanelColumns; c += 2 * W) {
         const RowPair pair(a + c, b ? b + c : nullptr, n > c ? n - c : 0);
         _mm512_storeu_si512(to + 2 * c, pair.low);
@@ -212,9 +191,21 @@ inline void interleave_rows(const Bf16* a, const Bf16* b, int n, Bf16* to) {
     }
 }
 
+// Rows of at most 64 numbers of either type as `padded` rows of a panel, an even number; those from `rows` on are zero.
+template <class T>
+void pack_rows(const T* from, size_t stride, int rows, int padded, int n, Number* to) {
+    for (int r = 0; r < padded; r += 2, to += 2 * kPanelColumns)
+        interleave_rows(from + size_t(r) * stride, r + 1 < rows ? from + size_t(r + 1) * stride : nullptr, r < rows ? n : 0, to);
+}
+
+// Two rows of numbers in a panel, of which `to` is the first number in the first row.
+inline void store_rows(Number* to, Vec a, Vec b) { _mm512_storeu_si512(to, interleaved(a, b)); }
+// The place of a number of two such rows.
+inline size_t place_in_rows(int row, int column) { return size_t(column) * 2 + row; }
+
 // Rows of `n` numbers become columns of a panel: `rows` of at most 64, the others zero. to: [width / 2][64][2].
-void pack_transposed(const float* from, size_t stride, int rows, int n, int width, Bf16* to) {
-    alignas(64) Bf16 row[W][2 * W];
+void pack_transposed(const float* from, size_t stride, int rows, int n, int width, Number* to) {
+    alignas(64) Number row[W][2 * W];
     for (int k = 0; k < width; k += 2 * W) {
         const int n_pairs = (width - k < 2 * W ? width - k : 2 * W) / 2;
         for (int c = 0; c < kPanelColumns; c += W) {
@@ -235,12 +226,12 @@ void pack_transposed(const float* from, size_t stride, int rows, int n, int widt
 #if defined(__AMX_BF16__)
 
 // [columns, all]: rows of A^T.
-void pack_left(const Bf16* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t all, Bf16* to) {
+void pack_left(const Number* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t all, Number* to) {
     for (int r = 0; r < padded; r += 32)
         for (int k = 0; k < columns; k += 32) {
             __m512i part[2][W];
             for (int i = 0; i < W; i++) {
-                const Bf16* row = from + size_t(r + 2 * i) * stride + k;
+                const Number* row = from + size_t(r + 2 * i) * stride + k;
                 const int known = rows - r - 2 * i;
                 const RowPair pair(row, known > 1 ? row + stride : nullptr, known > 0 ? columns - k : 0);
                 part[0][i] = pair.low, part[1][i] = pair.high;
@@ -253,29 +244,23 @@ void pack_left(const Bf16* from, size_t stride, int rows, int padded, int column
         }
 }
 
-// C [columns, 64] = A^T B for columns of A from `column` on, and 2 `pairs` rows from row 2 `pair` on, which b begins with.
-void product_over_rows(const Bf16* left, int64_t all, int column, int columns, int64_t pair, const Bf16* b, int pairs, float* c, bool add) {
-    product_bf16(left + column * all + 2 * pair, all, columns, b, pairs, c, kPanelColumns, add);
+// C [columns, 64] = A^T B for columns of A from `column` on, and `rows` rows from row `first` on, which b begins with.
+void product_over_rows(const Number* left, int64_t all, int column, int columns, int64_t first, const Number* b, int rows, float* c, bool add) {
+    multiply_panel(left + column * all + first, all, columns, b, rows, c, kPanelColumns, add);
 }
 
 #else
 
 // Panels of 64 columns, [all / 2][64][2].
-void pack_left(const Bf16* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t all, Bf16* to) {
-    for (int k = 0; k < columns; k += kPanelColumns) {
-        Bf16* pairs = to + size_t(k) * all + first * kPanelColumns;
-        for (int r = 0; r < padded; r += 2, pairs += 2 * kPanelColumns) {
-            const Bf16* row = from + size_t(r) * stride + k;
-            interleave_rows(row, r + 1 < rows ? row + stride : nullptr, r < rows ? columns - k : 0, pairs);
-        }
-    }
+void pack_left(const Number* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t all, Number* to) {
+    for (int k = 0; k < columns; k += kPanelColumns) pack_rows(from + k, stride, rows, padded, columns - k, to + size_t(k) * all + first * kPanelColumns);
 }
 
-// C [columns, 64] = A^T B for columns of A from `column` on, of one panel, and 2 `pairs` rows from row 2 `pair` on, which b begins with.
-void product_over_rows(const Bf16* left, int64_t all, int column, int columns, int64_t pair, const Bf16* b, int pairs, float* c, bool add) {
+// C [columns, 64] = A^T B for columns of A from `column` on, of one panel, and `rows` rows from row `first` on, which b begins with.
+void product_over_rows(const Number* left, int64_t all, int column, int columns, int64_t first, const Number* b, int rows, float* c, bool add) {
     const int in_panel = column % kPanelColumns;
-    const Bf16* a = left + size_t(column - in_panel) * all + (pair * kPanelColumns + in_panel) * 2;
-    product_pairs(a, 2, 2 * kPanelColumns, columns, b, pairs, c, kPanelColumns, add);
+    const Number* a = left + size_t(column - in_panel) * all + first * kPanelColumns + in_panel * 2;
+    product_pairs(a, 2, 2 * kPanelColumns, columns, b, rows / 2, c, kPanelColumns, add);
 }
 
 #endif

@@ -1,4 +1,4 @@
 // Kernels of training for CPUs with AVX-512 and its bfloat16 products.
 #include "training.inl"
 
-constexpr transduce::TrainingKernels transduce::kBf16Kernels = kTraining;
+constexpr transduce::TrainingKernels<uint16_t> transduce::kBf16Kernels = kTraining;

@@ -1,4 +1,4 @@
-// Kernels of training, for CPUs with bfloat16 products.
+// Kernels of training. Their numbers are bfloat16 (uint16_t), where the CPU has products of these, or float32.
 #pragma once
 
 #include <cstddef>
@@ -37,16 +37,17 @@ struct LossSizes {
 };
 
 // Rows [first, first + rows) of a chunk of `chunk_rows`; even numbers.
+template <class Number>
 struct LossBlock {
     int first, rows, chunk_rows;
-    const uint16_t* hidden;          // [rows, padded width]
+    const Number* hidden;            // [rows, padded width]
     const int64_t* gold;             // [rows]; -1: none
-    const uint16_t *columns, *rows_of_weight;  // packed weights
+    const Number *columns, *rows_of_weight;  // packed weights
     const float* bias;
     float* logits;                   // [rows, padded vocabulary]
     float *largest, *sums;           // [16 rows], [rows]: the largest logits, the sums of exponentials
-    uint16_t* exponentials;          // [rows, loss_columns]; null: no gradients
-    uint16_t* interleaved;           // of the chunk: [panels][chunk_rows / 2][64][2]
+    Number* exponentials;            // [rows, loss_columns]; null: no gradients
+    Number* panels;                  // of the chunk's exponentials
     float* products;                 // [rows, width panels * 64]: exponentials times weights
 };
 
@@ -59,34 +60,38 @@ struct Dropout {
 
 // Attention of all heads of some sequences. The numbers of one head at one position are side by side; strides, in numbers, are of
 // sequences, heads and positions. The output is contiguous: [batch, positions, heads, width].
+template <class Number>
 struct HeadsCall {
     int64_t batch;
     int heads, kv_heads, queries, keys, width, value_width;
     bool causal;               // a query sees no later key; as many keys as queries
     float scale;
     Dropout dropout;           // of the weights
-    const uint16_t *query, *key, *value;  // bfloat16
+    const Number *query, *key, *value;
     int64_t query_strides[3], key_strides[3], value_strides[3];
     const float* bias;         // added to scores; null: none. Keys are side by side
     int64_t bias_strides[3];   // 0: the same for all
-    uint16_t* output;          // forward
-    const uint16_t* grad_output;  // backward
+    Number* output;            // forward
+    const Number* grad_output; // backward
     int64_t grad_strides[3];
-    uint16_t *grad_query, *grad_key, *grad_value;
+    Number *grad_query, *grad_key, *grad_value;
     int64_t grad_query_strides[3], grad_key_strides[3], grad_value_strides[3];
 
     int block() const { return queries < 64 ? queries : 64; }  // queries at a time
 };
 
-void attend(const HeadsCall& call, int n_threads);
-void attend_backward(const HeadsCall& call, int n_threads);
+template <class Number>
+void attend(const HeadsCall<Number>& call, int n_threads);
+template <class Number>
+void attend_backward(const HeadsCall<Number>& call, int n_threads);
 
 // x + dropout(update), and its norm: LayerNorm, or RMSNorm (rms). Rows of `width` numbers.
+template <class Number>
 struct ResidualCall {
     int64_t rows;
     int width;
     const float* x;
-    const uint16_t* update;      // bfloat16; null: none
+    const Number* update;        // null: none
     const float *gain, *shift;   // shift: null: none
     float epsilon;
     bool rms;
@@ -95,25 +100,28 @@ struct ResidualCall {
     float *output, *statistics;  // the norm, and [rows, 2]: mean and 1 / deviation; null: no norm
     const float *grad_output, *normed;  // backward: `normed` is what the norm has read
     float* grad_x;               // null: without a norm, where it is grad_output
-    uint16_t* grad_update;
+    Number* grad_update;
     float *grad_gain, *grad_shift;
 };
 
-void residual(const ResidualCall& call, int n_threads);
-void residual_backward(const ResidualCall& call, int n_threads);
+template <class Number>
+void residual(const ResidualCall<Number>& call, int n_threads);
+template <class Number>
+void residual_backward(const ResidualCall<Number>& call, int n_threads);
 
-// x weight^T + bias in bfloat16, and the activation of that with dropout.
+// x weight^T + bias, and the activation of that with dropout.
+template <class Number>
 struct LinearCall {
     int64_t rows;
     int inputs, outputs;
-    const void* x;               // [rows, inputs], bfloat16 or float32
-    bool x_is_bf16, grad_is_bf16;
+    const void* x;               // [rows, inputs]
+    bool x_is_number, grad_is_number;  // or float32
     const float *weight, *bias;  // [outputs, inputs]; [outputs] or null
     bool activates;
     Activation activation;
     Dropout dropout;             // of what is activated
-    uint16_t* output;            // [rows, outputs]
-    uint16_t* before;            // the output before the activation, for its gradient; null: not wanted. Of ReLU, `output` does
+    Number* output;              // [rows, outputs]
+    Number* before;              // the output before the activation, for its gradient; null: not wanted. Of ReLU, `output` does
     const void* grad_output;     // backward
     void* grad_x;                // of the type of x; null: not wanted
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias
@@ -121,8 +129,10 @@ struct LinearCall {
     int padded_outputs = 0;
 };
 
-void linear(const LinearCall& call, int n_threads);
-void linear_backward(const LinearCall& call, int n_threads);
+template <class Number>
+void linear(const LinearCall<Number>& call, int n_threads);
+template <class Number>
+void linear_backward(const LinearCall<Number>& call, int n_threads);
 
 // The nearest semi-orthogonal matrices, approximately: X becomes a X + (b G + c G G) X with G = X X^T in each step (Muon).
 struct OrthogonalizeCall {
@@ -132,36 +142,45 @@ struct OrthogonalizeCall {
     float* matrices;           // [n, rows, columns], overwritten
 };
 
+// In bfloat16 where the CPU has its products.
 void orthogonalize(const OrthogonalizeCall& call, int n_threads);
 
+template <class Number>
 struct TrainingKernels {
     int loss_columns;
-    void (*round_row)(const float* from, int n, int width, uint16_t* to);
-    void (*pack_panel)(const LossSizes& sizes, const float* weight, int panel, uint16_t* columns, uint16_t* rows, float* sum);
-    void (*loss_block)(const LossSizes& sizes, const LossBlock& block);
-    void (*weight_gradient)(const uint16_t* hidden, size_t stride, int width, const uint16_t* exponentials, int rows, float* grad, bool add);
+    void (*round_row)(const float* from, int n, int width, Number* to);
+    void (*pack_panel)(const LossSizes& sizes, const float* weight, int panel, Number* columns, Number* rows, float* sum);
+    void (*loss_block)(const LossSizes& sizes, const LossBlock<Number>& block);
+    void (*weight_gradient)(const Number* hidden, size_t stride, int width, const Number* exponentials, int rows, float* grad, bool add);
     void (*unpack_gradient)(const LossSizes& sizes, const float* grad, int panel, const float* less, float* to);
     // A group of heads of one sequence; `memory`: attention_scratch numbers.
-    void (*attend_group)(const HeadsCall& call, int64_t batch, int group, float* memory);
-    void (*attend_group_backward)(const HeadsCall& call, int64_t batch, int group, float* memory);
-    void (*pack_columns)(const LinearCall& call, int panel, uint16_t* to);
-    void (*pack_rows)(const LinearCall& call, int first, uint16_t* to);
-    void (*linear_rows)(const LinearCall& call, int64_t first, int rows, const uint16_t* columns, uint16_t* rounded, float* product);
-    void (*linear_rows_backward)(const LinearCall& call, int64_t first, int rows, int padded, const uint16_t* weight_rows, uint16_t* left,
-                                 uint16_t* right, float* grad_bias, uint16_t* rounded, float* product);
-    void (*weight_rows_gradient)(const LinearCall& call, int first, int rows, int panel, const uint16_t* left, const uint16_t* right, float* product);
+    void (*attend_group)(const HeadsCall<Number>& call, int64_t batch, int group, float* memory);
+    void (*attend_group_backward)(const HeadsCall<Number>& call, int64_t batch, int group, float* memory);
+    void (*pack_weight_columns)(const LinearCall<Number>& call, int panel, Number* to);
+    void (*pack_weight_rows)(const LinearCall<Number>& call, int first, Number* to);
+    void (*linear_rows)(const LinearCall<Number>& call, int64_t first, int rows, const Number* columns, Number* rounded, float* product);
+    void (*linear_rows_backward)(const LinearCall<Number>& call, int64_t first, int rows, int padded, const Number* weight_rows, Number* left,
+                                 Number* right, float* grad_bias, Number* rounded, float* product);
+    void (*weight_rows_gradient)(const LinearCall<Number>& call, int first, int rows, int panel, const Number* left, const Number* right, float* product);
     // Rows [first, last); the gradients of gain and shift are added to [padded width].
-    void (*residual_rows)(const ResidualCall& call, int64_t first, int64_t last);
-    void (*residual_rows_backward)(const ResidualCall& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);
-    void (*dropout_rows_backward)(const ResidualCall& call, int64_t first, int64_t last);
+    void (*residual_rows)(const ResidualCall<Number>& call, int64_t first, int64_t last);
+    void (*residual_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);
+    void (*dropout_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last);
     void (*orthogonalize_matrix)(const OrthogonalizeCall& call, int64_t matrix, float* memory);
 };
 #if defined(__x86_64__)
-extern const TrainingKernels kBf16Kernels, kAmxBf16Kernels;
+extern const TrainingKernels<uint16_t> kBf16Kernels, kAmxBf16Kernels;
+extern const TrainingKernels<float> kAvx2TrainingKernels, kAvx512TrainingKernels;
 #endif
 // Those of this CPU; null: none.
-const TrainingKernels* training_kernels();
+template <class Number>
+const TrainingKernels<Number>* training_kernels();
+template <>
+const TrainingKernels<uint16_t>* training_kernels();
+template <>
+const TrainingKernels<float>* training_kernels();
 
+template <class Number>
 Loss smoothed_loss(const LossCall& call, int n_threads);
 
 }  // namespace transduce

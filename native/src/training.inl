@@ -5,21 +5,26 @@
 #include "training.h"
 #include "vec.h"
 
+#include "product_strided.inl"
+#if defined(__AVX512BF16__)
 #include "product_bf16.inl"
+#else
+#include "panels_float32.inl"
+#endif
 
 #include "activations.inl"
 #include "dropout.inl"
 #include "attention_training.inl"
-#include "linear_bf16.inl"
-#include "loss_bf16.inl"
+#include "linear_training.inl"
+#include "loss_training.inl"
 #include "norm_training.inl"
 #include "orthogonalize.inl"
 
 namespace {
 
-constexpr transduce::TrainingKernels kTraining = {
+constexpr transduce::TrainingKernels<Number> kTraining = {
     kLossColumns, round_row, pack_panel, loss_block, weight_gradient, unpack_gradient, attend_group, attend_group_backward,
-    pack_columns, pack_rows, linear_rows, linear_rows_backward, weight_rows_gradient,
+    pack_weight_columns, pack_weight_rows, linear_rows, linear_rows_backward, weight_rows_gradient,
     residual_rows, residual_rows_backward, dropout_rows_backward, orthogonalize_matrix,
 };
 

@@ -10,13 +10,14 @@ namespace {
 constexpr int64_t kPieceScores = 1 << 16;  // about as many are computed by a thread at once
 
 // Of HeadScratch in attention_training.inl, whose rows are padded to vectors.
-size_t scratch_size(const HeadsCall& call) {
+template <class Call>
+size_t scratch_size(const Call& call) {
     const size_t t = call.block(), s = round_up(call.keys, 16), width = round_up(call.width, 16), value = round_up(call.value_width, 16);
     return t * (2 * width + 2 * value + 2 * s) + s * (3 * width + 3 * value);
 }
 
-template <class Work>
-void share_groups(const HeadsCall& call, int n_threads, Work work) {
+template <class Call, class Work>
+void share_groups(const Call& call, int n_threads, Work work) {
     const int64_t groups = call.batch * call.kv_heads;
     const int64_t scores = int64_t(call.heads / call.kv_heads) * call.queries * call.keys, some = std::max<int64_t>(kPieceScores / scores, 1);
     const size_t size = scratch_size(call);
@@ -30,14 +31,21 @@ void share_groups(const HeadsCall& call, int n_threads, Work work) {
 
 }  // namespace
 
-void attend(const HeadsCall& call, int n_threads) {
-    const auto kernel = training_kernels()->attend_group;
+template <class Number>
+void attend(const HeadsCall<Number>& call, int n_threads) {
+    const auto kernel = training_kernels<Number>()->attend_group;
     share_groups(call, n_threads, [&](int64_t batch, int group, float* scratch) { kernel(call, batch, group, scratch); });
 }
 
-void attend_backward(const HeadsCall& call, int n_threads) {
-    const auto kernel = training_kernels()->attend_group_backward;
+template <class Number>
+void attend_backward(const HeadsCall<Number>& call, int n_threads) {
+    const auto kernel = training_kernels<Number>()->attend_group_backward;
     share_groups(call, n_threads, [&](int64_t batch, int group, float* scratch) { kernel(call, batch, group, scratch); });
 }
+
+template void attend(const HeadsCall<uint16_t>&, int);
+template void attend(const HeadsCall<float>&, int);
+template void attend_backward(const HeadsCall<uint16_t>&, int);
+template void attend_backward(const HeadsCall<float>&, int);
 
 }  // namespace transduce

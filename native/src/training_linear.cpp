@@ -10,13 +10,15 @@ namespace {
 constexpr int kRows = 96;         // of x that a thread takes at once; a multiple of 32
 constexpr int kWeightRows = 64;   // of the gradient of the weights: of one panel
 
+template <class Number>
 struct Scratch {
-    Buffer<uint16_t> rounded;
+    Buffer<Number> rounded;
     Buffer<float> product;
 };
 
-Scratch& scratch(size_t width) {
-    static thread_local Scratch own;
+template <class Number>
+Scratch<Number>& scratch(size_t width) {
+    static thread_local Scratch<Number> own;
     own.rounded.reserve(kRows * width), own.product.reserve(size_t(kRows) * kPanelColumns);
     return own;
 }
@@ -27,30 +29,36 @@ template <class Work>
 void share(int n_threads, int n_pieces, Work work) { Pool::get().run(n_threads, n_pieces, work); }
 
 // Operands, kept from call to call. One caller at a time: see `Pool`.
+template <class Number>
 struct Operands {
-    Buffer<uint16_t> weight, left, right;
+    Buffer<Number> weight, left, right;
     Buffer<float> bias;
 };
-thread_local Operands operands;
+template <class Number>
+thread_local Operands<Number> kept_operands;
 
 }  // namespace
 
-void linear(const LinearCall& call, int n_threads) {
-    const TrainingKernels& kernels = *training_kernels();
+template <class Number>
+void linear(const LinearCall<Number>& call, int n_threads) {
+    const auto& kernels = *training_kernels<Number>();
+    auto& operands = kept_operands<Number>;
     const size_t width = round_up(call.inputs, 32);
     operands.weight.reserve(size_t(panels(call.outputs)) * kPanelColumns * width);
-    uint16_t* columns = operands.weight.data();
-    share(n_threads, panels(call.outputs), [&](int p) { kernels.pack_columns(call, p, columns + size_t(p) * kPanelColumns * width); });
+    Number* columns = operands.weight.data();
+    share(n_threads, panels(call.outputs), [&](int p) { kernels.pack_weight_columns(call, p, columns + size_t(p) * kPanelColumns * width); });
     share(n_threads, int((call.rows + kRows - 1) / kRows), [&](int piece) {
         const int64_t first = int64_t(piece) * kRows;
-        Scratch& own = scratch(width);
+        auto& own = scratch<Number>(width);
         kernels.linear_rows(call, first, int(std::min<int64_t>(kRows, call.rows - first)), columns, own.rounded.data(), own.product.data());
     });
 }
 
-void linear_backward(const LinearCall& given, int n_threads) {
-    const TrainingKernels& kernels = *training_kernels();
-    LinearCall call = given;
+template <class Number>
+void linear_backward(const LinearCall<Number>& given, int n_threads) {
+    const auto& kernels = *training_kernels<Number>();
+    auto& operands = kept_operands<Number>;
+    LinearCall<Number> call = given;
     const int blocks = int((call.rows + kRows - 1) / kRows);
     call.padded_rows = int64_t(blocks) * kRows, call.padded_outputs = int(round_up(call.outputs, 32));
     const size_t width = round_up(call.outputs, 32), n_bias = round_up(call.outputs, 16);
@@ -58,13 +66,13 @@ void linear_backward(const LinearCall& given, int n_threads) {
     operands.left.reserve(size_t(panels(call.outputs)) * kPanelColumns * call.padded_rows);
     operands.right.reserve(size_t(panels(call.inputs)) * kPanelColumns * call.padded_rows);
     operands.bias.reserve(blocks * n_bias);
-    uint16_t *weight = operands.weight.data(), *left = operands.left.data(), *right = operands.right.data();
+    Number *weight = operands.weight.data(), *left = operands.left.data(), *right = operands.right.data();
     float* bias = operands.bias.data();
     share(n_threads, panels(call.inputs),
-          [&](int p) { kernels.pack_rows(call, p * kPanelColumns, weight + size_t(p) * kPanelColumns * call.padded_outputs); });
+          [&](int p) { kernels.pack_weight_rows(call, p * kPanelColumns, weight + size_t(p) * kPanelColumns * call.padded_outputs); });
     share(n_threads, blocks, [&](int piece) {
         const int64_t first = int64_t(piece) * kRows;
-        Scratch& own = scratch(width);
+        auto& own = scratch<Number>(width);
         kernels.linear_rows_backward(call, first, int(std::min<int64_t>(kRows, call.rows - first)), kRows, weight, left, right,
                                      bias + piece * n_bias, own.rounded.data(), own.product.data());
     });
@@ -72,7 +80,7 @@ void linear_backward(const LinearCall& given, int n_threads) {
     share(n_threads, rows * panels(call.inputs), [&](int piece) {
         const int first = piece % rows * kWeightRows;
         kernels.weight_rows_gradient(call, first, std::min(kWeightRows, call.outputs - first), piece / rows, left, right,
-                                     scratch(width).product.data());
+                                     scratch<Number>(width).product.data());
     });
     for (int n = 0; call.grad_bias && n < call.outputs; n++) {
         double sum = 0;
@@ -80,5 +88,10 @@ void linear_backward(const LinearCall& given, int n_threads) {
         call.grad_bias[n] = float(sum);
     }
 }
+
+template void linear(const LinearCall<uint16_t>&, int);
+template void linear(const LinearCall<float>&, int);
+template void linear_backward(const LinearCall<uint16_t>&, int);
+template void linear_backward(const LinearCall<float>&, int);
 
 }  // namespace transduce

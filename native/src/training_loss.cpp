@@ -11,33 +11,34 @@ namespace transduce {
 namespace {
 
 constexpr int kBlockRows = 96;              // that a thread takes at once
-constexpr size_t kChunkBytes = 8 << 20;     // of exponentials that are kept for the gradient of the weights
+constexpr size_t kChunkSize = 4 << 20;      // exponentials that are kept for the gradient of the weights
 constexpr int kMostChunkRows = 1536;
 
+template <class Number>
 struct Scratch {
     Buffer<float> logits, products;
-    Buffer<uint16_t> exponentials;
+    Buffer<Number> exponentials;
 };
 
 // One loss: the rows that count, in chunks.
+template <class Number>
 class SmoothedLoss {
 public:
     SmoothedLoss(const LossCall& call, int n_threads)
-        : call_(call), kernels_(*training_kernels()), sizes_{call.width, call.vocabulary}, n_threads_(n_threads) {}
+        : call_(call), kernels_(*training_kernels<Number>()), sizes_{call.width, call.vocabulary}, n_threads_(n_threads) {}
 
     Loss run() {
         for (int64_t i = 0; i < call_.rows; i++)
             if (call_.gold[i] != call_.pad) kept_.push_back(i);
         pack_weight();
-        const size_t row_bytes = size_t(sizes_.padded_vocabulary()) * 2;
         const int n = int(kept_.size());
-        int most = int(std::min<size_t>(kMostChunkRows, std::max<size_t>(1, kChunkBytes / row_bytes / kBlockRows) * kBlockRows));
+        int most = int(std::min<size_t>(kMostChunkRows, std::max<size_t>(1, kChunkSize / sizes_.padded_vocabulary() / kBlockRows) * kBlockRows));
         chunk_rows_ = std::min(most, int(round_up(std::max(n, 1), kBlockRows)));
         hidden_.reset(size_t(chunk_rows_) * sizes_.padded_width());
         results_.resize(kept_.size());
         if (call_.grad_hidden) {
             std::fill_n(call_.grad_hidden, call_.rows * call_.width, 0.f);
-            interleaved_.reset(size_t(chunk_rows_) * sizes_.padded_vocabulary());
+            exponentials_.reset(size_t(chunk_rows_) * sizes_.padded_vocabulary());
             transposed_.reset(size_t(sizes_.width + 1) * chunk_rows_);
             grad_.reset(size_t(sizes_.panels()) * (sizes_.width + 1) * kPanelColumns);
         }
@@ -81,16 +82,16 @@ private:
         if (!call_.grad_hidden) return;
         const int rows = blocks * kBlockRows;
         share(sizes_.panels(), [&](int p) {
-            kernels_.weight_gradient(transposed_.data(), chunk_rows_, sizes_.width + 1, interleaved_.data() + size_t(p) * chunk_rows_ * kPanelColumns,
+            kernels_.weight_gradient(transposed_.data(), chunk_rows_, sizes_.width + 1, exponentials_.data() + size_t(p) * chunk_rows_ * kPanelColumns,
                                      rows, grad_.data() + size_t(p) * (sizes_.width + 1) * kPanelColumns, first > 0);
         });
     }
 
     // Rows [start, start + n) of the chunk that begins at row `first`, filled up with rows of zeros.
     void run_block(int first, int start, int n) {
-        static thread_local Scratch scratch;
+        static thread_local Scratch<Number> scratch;
         const int stride = sizes_.padded_width(), product_stride = sizes_.width_panels() * kPanelColumns;
-        uint16_t* hidden = hidden_.data() + size_t(start) * stride;
+        Number* hidden = hidden_.data() + size_t(start) * stride;
         int64_t gold[kBlockRows];
         for (int r = 0; r < kBlockRows; r++) {
             gold[r] = r < n ? call_.gold[kept_[first + start + r]] : -1;
@@ -99,12 +100,12 @@ private:
         }
         float largest[kBlockRows * 16], sums[kBlockRows];
         scratch.logits.reserve(size_t(kBlockRows) * sizes_.padded_vocabulary());
-        LossBlock block{start, kBlockRows, chunk_rows_, hidden, gold, columns_.data(), rows_.data(), call_.bias, scratch.logits.data(),
+        LossBlock<Number> block{start, kBlockRows, chunk_rows_, hidden, gold, columns_.data(), rows_.data(), call_.bias, scratch.logits.data(),
                         largest, sums, nullptr, nullptr, nullptr};
         if (call_.grad_hidden) {
             scratch.exponentials.reserve(size_t(kBlockRows) * kernels_.loss_columns);
             scratch.products.reserve(size_t(kBlockRows) * product_stride);
-            block.exponentials = scratch.exponentials.data(), block.interleaved = interleaved_.data(), block.products = scratch.products.data();
+            block.exponentials = scratch.exponentials.data(), block.panels = exponentials_.data(), block.products = scratch.products.data();
         }
         kernels_.loss_block(sizes_, block);
         for (int r = 0; r < kBlockRows; r++) {
@@ -130,14 +131,8 @@ private:
     void transpose_row(const float* hidden, float factor, int column) {
         for (int k = 0; k <= sizes_.width; k++) {
             const float value = (k == sizes_.width ? 1.f : hidden ? hidden[k] : 0.f) * factor;
-            transposed_[size_t(k) * chunk_rows_ + column] = rounded(value);
+            kernels_.round_row(&value, 1, 1, &transposed_[size_t(k) * chunk_rows_ + column]);
         }
-    }
-
-    static uint16_t rounded(float value) {
-        uint32_t bits;
-        std::memcpy(&bits, &value, 4);
-        return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
 
     void hidden_gradient(int row, int64_t gold, const float* product, float inverse) {
@@ -167,7 +162,7 @@ private:
     }
 
     const LossCall& call_;
-    const TrainingKernels& kernels_;
+    const TrainingKernels<Number>& kernels_;
     const LossSizes sizes_;
     const int n_threads_;
     std::vector<int64_t> kept_;
@@ -175,18 +170,32 @@ private:
     std::vector<float> weight_sum_;
     double bias_sum_ = 0;
     int chunk_rows_ = 0;
-    Buffer<uint16_t> columns_, rows_, hidden_, interleaved_, transposed_;
+    Buffer<Number> columns_, rows_, hidden_, exponentials_, transposed_;
     Buffer<float> grad_;  // of the weights and, as their last row, the bias: [panels][width + 1][64]
 };
 
 }  // namespace
 
-Loss smoothed_loss(const LossCall& call, int n_threads) { return SmoothedLoss(call, n_threads).run(); }
+template <class Number>
+Loss smoothed_loss(const LossCall& call, int n_threads) { return SmoothedLoss<Number>(call, n_threads).run(); }
 
-const TrainingKernels* training_kernels() {
+template Loss smoothed_loss<uint16_t>(const LossCall&, int);
+template Loss smoothed_loss<float>(const LossCall&, int);
+
+template <>
+const TrainingKernels<uint16_t>* training_kernels() {
 #if defined(__x86_64__)
     if (chosen_isa() == Isa::amx) return &kAmxBf16Kernels;
     if (chosen_isa() == Isa::avx512_vnni && has_bf16()) return &kBf16Kernels;
+#endif
+    return nullptr;
+}
+
+template <>
+const TrainingKernels<float>* training_kernels() {
+#if defined(__x86_64__)
+    if (chosen_isa() >= Isa::avx512) return &kAvx512TrainingKernels;
+    if (chosen_isa() == Isa::avx2) return &kAvx2TrainingKernels;
 #endif
     return nullptr;
 }

@@ -9,8 +9,8 @@ namespace {
 
 constexpr int64_t kPieceRows = 128;
 
-template <class Work>
-void share_rows(const ResidualCall& call, int n_threads, Work work) {
+template <class Call, class Work>
+void share_rows(const Call& call, int n_threads, Work work) {
     Pool::get().run(n_threads, int((call.rows + kPieceRows - 1) / kPieceRows), [&](int piece) {
         work(piece, piece * kPieceRows, std::min(call.rows, (piece + 1) * kPieceRows));
     });
@@ -18,13 +18,15 @@ void share_rows(const ResidualCall& call, int n_threads, Work work) {
 
 }  // namespace
 
-void residual(const ResidualCall& call, int n_threads) {
-    const auto kernel = training_kernels()->residual_rows;
+template <class Number>
+void residual(const ResidualCall<Number>& call, int n_threads) {
+    const auto kernel = training_kernels<Number>()->residual_rows;
     share_rows(call, n_threads, [&](int, int64_t first, int64_t last) { kernel(call, first, last); });
 }
 
-void residual_backward(const ResidualCall& call, int n_threads) {
-    const TrainingKernels& kernels = *training_kernels();
+template <class Number>
+void residual_backward(const ResidualCall<Number>& call, int n_threads) {
+    const auto& kernels = *training_kernels<Number>();
     if (!call.grad_x)
         return share_rows(call, n_threads, [&](int, int64_t first, int64_t last) { kernels.dropout_rows_backward(call, first, last); });
     // Sums of each piece, which are then added in their order, whichever thread they are from.
@@ -41,5 +43,10 @@ void residual_backward(const ResidualCall& call, int n_threads) {
         if (call.grad_shift) call.grad_shift[k] = float(shift);
     }
 }
+
+template void residual(const ResidualCall<uint16_t>&, int);
+template void residual(const ResidualCall<float>&, int);
+template void residual_backward(const ResidualCall<uint16_t>&, int);
+template void residual_backward(const ResidualCall<float>&, int);
 
 }  // namespace transduce

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 14
+#define TRANSDUCE_ABI_VERSION 15
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -164,7 +164,7 @@ TRANSDUCE_API int32_t transduce_score(transduce_model* model, const transduce_pa
 
 /* ---- Training */
 
-/* 1: this CPU has the kernels of training. */
+/* 2: this CPU has the kernels of training in bfloat16 and float32; 1: in float32; 0: none. Calls have their type of numbers in `is_bf16`. */
 TRANSDUCE_API int32_t transduce_can_train(void);
 
 /* The output layer with label-smoothed cross-entropy: logits of hidden [rows, width] times weight [vocabulary, width], plus bias. Rows
@@ -173,7 +173,7 @@ typedef struct {
     const float *hidden, *weight, *bias;  /* bias: null, or [vocabulary] */
     const int64_t* gold;                  /* [rows] */
     int64_t rows, pad;
-    int32_t width, vocabulary;
+    int32_t width, vocabulary, is_bf16;   /* of the numbers that are multiplied */
     float smoothing;
     float *grad_hidden, *grad_weight, *grad_bias;  /* written; all null: no gradients. grad_bias is null without a bias */
 } transduce_loss_call;
@@ -181,60 +181,62 @@ typedef struct {
 /* Sums in nats over the rows that count: of the smoothed loss, and of -log p(gold). */
 TRANSDUCE_API int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, double* loss, double* nll);
 
-/* dropout(softmax(scale * query key^T + bias)) value, of all heads of some sequences. Numbers are bfloat16, those of one head at one position
+/* dropout(softmax(scale * query key^T + bias)) value, of all heads of some sequences. The numbers of one head at one position
  * side by side; strides are of sequences, heads and positions, in numbers. Groups of heads / kv_heads heads share keys and values. The
  * output is contiguous: [batch, positions, heads, width]. */
 typedef struct {
     int64_t batch;
     int32_t heads, kv_heads, queries, keys, width, value_width;
     int32_t causal;           /* a query sees no later key; as many keys as queries */
+    int32_t is_bf16;
     float scale, p;           /* p: of dropping a weight */
     uint64_t seed;
-    const uint16_t *query, *key, *value;
+    const void *query, *key, *value;
     int64_t query_strides[3], key_strides[3], value_strides[3];
     const float* bias;        /* null, or numbers of keys side by side */
     int64_t bias_strides[3];  /* 0: the same for all */
-    uint16_t* output;         /* transduce_attend */
-    const uint16_t* grad_output; /* transduce_attend_backward: the rest */
+    void* output;             /* transduce_attend */
+    const void* grad_output;  /* transduce_attend_backward: the rest */
     int64_t grad_strides[3];
-    uint16_t *grad_query, *grad_key, *grad_value;
+    void *grad_query, *grad_key, *grad_value;
     int64_t grad_query_strides[3], grad_key_strides[3], grad_value_strides[3];
 } transduce_heads_call;
 
 TRANSDUCE_API int32_t transduce_attend(const transduce_heads_call* call, int32_t n_threads);
 TRANSDUCE_API int32_t transduce_attend_backward(const transduce_heads_call* call, int32_t n_threads);
 
-/* x + dropout(update), and its norm: LayerNorm, or RMSNorm. Rows of `width` numbers; those of `update` are bfloat16. What is dropped
+/* x + dropout(update), and its norm: LayerNorm, or RMSNorm. Rows of `width` numbers; those of `update` may be bfloat16. What is dropped
  * is a function of the seed and of the number of the element. */
 typedef struct {
     int64_t rows;
-    int32_t width, rms;
+    int32_t width, rms, is_bf16; /* is_bf16: the update */
     float epsilon, p;          /* p: of dropping */
     uint64_t seed;
     const float* x;
-    const uint16_t* update;    /* null: none */
+    const void* update;        /* null: none */
     const float *gain, *shift; /* of the norm; shift: null: none */
     float *sum, *output, *statistics; /* sum: null without an update; output and statistics [rows, 2]: null without a norm */
     const float *grad_output, *normed; /* backward: the rest; `normed`: what the norm has read */
     float* grad_x;             /* null without a norm, where it is grad_output */
-    uint16_t* grad_update;
+    void* grad_update;
     float *grad_gain, *grad_shift;
 } transduce_residual_call;
 
 TRANSDUCE_API int32_t transduce_residual(const transduce_residual_call* call, int32_t n_threads);
 TRANSDUCE_API int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t n_threads);
 
-/* x weight^T + bias with products of bfloat16 numbers, with an activation and dropout after it, and its gradients. */
+/* x weight^T + bias, with an activation and dropout after it, and its gradients. */
 typedef struct {
     int64_t rows;
-    int32_t inputs, outputs, x_is_bf16, grad_is_bf16; /* other numbers are float32 */
+    int32_t inputs, outputs;
+    int32_t is_bf16, x_is_bf16, grad_is_bf16; /* of products and the output, if so, of x, of grad_output; others are float32 */
     const void* x;             /* [rows, inputs] */
     int32_t activation;        /* -1: none; 0: ReLU, 1: GELU, 2: its tanh form, 3: SiLU */
     float p;                   /* of dropping what is activated; 0 without an activation */
     uint64_t seed;
     const float *weight, *bias; /* [outputs, inputs]; null, or [outputs] */
-    uint16_t* output;          /* [rows, outputs] */
-    uint16_t* before;          /* what the activation reads, for its gradient; null: not wanted, or ReLU, which reads `output` */
+    void* output;              /* [rows, outputs] */
+    void* before;              /* what the activation reads, for its gradient; null: not wanted, or ReLU, which reads `output` */
     const void* grad_output;   /* backward */
     void* grad_x;              /* of the type of x; null: not wanted */
     float *grad_weight, *grad_bias; /* grad_bias: null without a bias */

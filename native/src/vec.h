@@ -34,7 +34,31 @@ inline Vec times_power_of_2(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
 inline float sum_of(Vec a) { return _mm512_reduce_add_ps(a); }
 inline float max_of(Vec a) { return _mm512_reduce_max_ps(a); }
 inline unsigned at_least(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }  // one bit per lane
-inline Vec first_lanes(Vec a, int n) { return _mm512_maskz_mov_ps(__mmask16((1u << n) - 1), a); }
+// The first n lanes: none for n <= 0, all for n >= W.
+inline __mmask16 lanes(int n) { return __mmask16(n <= 0 ? 0 : (1u << (n < W ? n : W)) - 1); }
+inline Vec first_lanes(Vec a, int n) { return _mm512_maskz_mov_ps(lanes(n), a); }
+inline Vec first_lanes(Vec a, int n, Vec others) { return _mm512_mask_mov_ps(others, lanes(n), a); }
+// So many numbers, with zeros behind them.
+inline Vec load_part(const float* p, int n) { return _mm512_maskz_loadu_ps(lanes(n), p); }
+inline void store_part(float* p, int n, Vec a) { _mm512_mask_storeu_ps(p, lanes(n), a); }
+
+// W x W numbers of 32 bits, transposed in place.
+inline void transpose(Ints* r) {
+    Ints t[16];
+    for (int i = 0; i < 8; i++) t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]), t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    for (int i = 0; i < 4; i++) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]), r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]), r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88), t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88), t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88), r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88), r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+    }
+}
 
 inline Vec load_int8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -90,9 +114,26 @@ inline float max_of(Vec a) {
     return _mm256_cvtss_f32(max(a, _mm256_permute_ps(a, 0xb1)));
 }
 inline unsigned at_least(Vec a, Vec b) { return unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ))); }
-inline Vec first_lanes(Vec a, int n) {
-    const Ints lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane)));
+inline Ints lanes(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
+inline Vec first_lanes(Vec a, int n) { return _mm256_and_ps(a, _mm256_castsi256_ps(lanes(n))); }
+inline Vec first_lanes(Vec a, int n, Vec others) { return _mm256_blendv_ps(others, a, _mm256_castsi256_ps(lanes(n))); }
+inline Vec load_part(const float* p, int n) { return n >= W ? load(p) : _mm256_maskload_ps(p, lanes(n)); }
+inline void store_part(float* p, int n, Vec a) {
+    if (n >= W) store(p, a);  // masked stores are slow on some CPUs
+    else _mm256_maskstore_ps(p, lanes(n), a);
+}
+
+inline void transpose(Ints* r) {
+    Ints t[8];
+    for (int i = 0; i < 4; i++) t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]), t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    for (int i = 0; i < 2; i++) {
+        r[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]), r[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]), r[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm256_permute2x128_si256(r[i], r[4 + i], 0x20), t[4 + i] = _mm256_permute2x128_si256(r[i], r[4 + i], 0x31);
+    }
+    std::memcpy(r, t, sizeof t);
 }
 inline Vec load_int8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));

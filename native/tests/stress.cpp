@@ -203,7 +203,9 @@ void score(transduce_model* model) {
 }
 
 // Computes the same update again and again, with other numbers of threads, beside other threads that do so.
+template <class Number>
 void train(int seed) {
+    constexpr bool kIsBf16 = sizeof(Number) == 2;
     constexpr int kRows = 200, kInputs = 40, kOutputs = 70, kHeads = 2, kLength = 20, kWidth = 10;
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
@@ -212,26 +214,26 @@ void train(int seed) {
         for (float& x : found) x = normal(random);
         return found;
     };
-    const auto bfloat16s = [&](size_t n) {
-        std::vector<uint16_t> found(n);
-        for (uint16_t& x : found) x = uint16_t(16000 + random() % 256);  // 0.125 to 0.5
+    const auto numbers = [&](size_t n) {
+        std::vector<Number> found(n);
+        for (Number& x : found) x = kIsBf16 ? Number(16000 + random() % 256) : Number(random() % 256) / 512;  // 0.125 to 0.5; 0 to 0.5
         return found;
     };
     const std::vector<float> x = floats(kRows * kInputs), weight = floats(kOutputs * kInputs), bias = floats(kOutputs);
-    const std::vector<uint16_t> heads = bfloat16s(kRows * kHeads * kWidth), grad = bfloat16s(kRows * kOutputs);
+    const std::vector<Number> heads = numbers(kRows * kHeads * kWidth), grad = numbers(kRows * kOutputs);
     std::vector<int64_t> gold(kRows);
     for (int64_t& id : gold) id = random() % kOutputs;
-    std::vector<uint16_t> output(kRows * kOutputs), attended(heads.size());
+    std::vector<Number> output(kRows * kOutputs), attended(heads.size());
     std::vector<float> grad_x(x.size()), grad_weight(weight.size()), grad_bias(bias.size());
-    std::vector<std::vector<uint16_t>> grad_heads(3, std::vector<uint16_t>(heads.size()));
+    std::vector<std::vector<Number>> grad_heads(3, std::vector<Number>(heads.size()));
     transduce_linear_call linear{};
-    linear.rows = kRows, linear.inputs = kInputs, linear.outputs = kOutputs, linear.grad_is_bf16 = 1;
+    linear.rows = kRows, linear.inputs = kInputs, linear.outputs = kOutputs, linear.is_bf16 = linear.grad_is_bf16 = kIsBf16;
     linear.p = 0.1f, linear.seed = seed, linear.x = x.data(), linear.weight = weight.data(), linear.bias = bias.data();
     linear.output = output.data(), linear.grad_output = grad.data();
     linear.grad_x = grad_x.data(), linear.grad_weight = grad_weight.data(), linear.grad_bias = grad_bias.data();
     transduce_heads_call attention{};
     attention.batch = kRows / kLength, attention.heads = attention.kv_heads = kHeads, attention.queries = attention.keys = kLength;
-    attention.width = attention.value_width = kWidth, attention.causal = 1, attention.scale = 0.3f, attention.p = 0.1f;
+    attention.width = attention.value_width = kWidth, attention.causal = 1, attention.is_bf16 = kIsBf16, attention.scale = 0.3f, attention.p = 0.1f;
     attention.query = attention.key = attention.value = attention.grad_output = heads.data(), attention.output = attended.data();
     attention.grad_query = grad_heads[0].data(), attention.grad_key = grad_heads[1].data(), attention.grad_value = grad_heads[2].data();
     for (int64_t* strides : {attention.query_strides, attention.key_strides, attention.value_strides, attention.grad_strides,
@@ -240,7 +242,7 @@ void train(int seed) {
     std::vector<float> grad_hidden(x.size()), grad_table(weight.size());
     transduce_loss_call loss{};
     loss.hidden = x.data(), loss.weight = weight.data(), loss.gold = gold.data(), loss.rows = kRows, loss.pad = -1;
-    loss.width = kInputs, loss.vocabulary = kOutputs, loss.smoothing = 0.1f, loss.grad_hidden = grad_hidden.data(), loss.grad_weight = grad_table.data();
+    loss.width = kInputs, loss.vocabulary = kOutputs, loss.is_bf16 = kIsBf16, loss.smoothing = 0.1f, loss.grad_hidden = grad_hidden.data(), loss.grad_weight = grad_table.data();
     const auto update = [&](int n_threads) {
         double sum, nll;
         CHECK(transduce_linear(&linear, n_threads) == 0 && transduce_linear_backward(&linear, n_threads) == 0);
@@ -282,7 +284,7 @@ void run(int precision) {
 int main() {
     for (int precision = 0; precision < 3; precision++) run(precision);
     std::vector<std::thread> trainers;
-    for (int i = 0; transduce_can_train() && i < kClients; i++) trainers.emplace_back(train, i);
+    for (int i = 0; transduce_can_train() && i < kClients; i++) trainers.emplace_back(i % transduce_can_train() ? train<uint16_t> : train<float>, i);
     for (std::thread& thread : trainers) thread.join();
     CHECK(n_done > kClients * kRounds);
     std::printf("%s: %d sentences of %d were done, each with its own result\n", transduce_isa(), n_done.load(), 3 * kClients * kRounds * kSentences);

@@ -150,7 +150,7 @@ def test_make_native_without_a_compiler_succeeds_and_says_so() -> None:
 
 def test_kernels_of_training_for_amx_on_emulated_tiles(tmp_path: Path) -> None:
     """The code for CPUs with AMX, whose tiles are plain C++ here: any CPU with AVX-512 BF16 can run it."""
-    if kernels.kernels_in_use() == "torch":
+    if kernels.kernels_in_use(torch.bfloat16) == "torch":
         pytest.skip("this CPU has no kernels of training")
     build = [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(tmp_path)]
     flags = {"CXXFLAGS": "-O1 -include native/tests/emulated_tiles.h", "TRANSDUCE_NATIVE_REQUIRED": "1"}

@@ -136,7 +136,7 @@ class TrainingSettings(Section):
     )
     device: str = Field("auto", description="auto, cpu or cuda.")
     kernels: Literal["auto", "torch"] = Field(
-        "auto", description="What computes bfloat16 products on a CPU; auto: our own kernels where they are faster."
+        "auto", description="What computes on a CPU in training; auto: our own kernels where they are faster."
     )
     parallel: Literal["replicate", "shard"] = Field(
         "replicate", description="Several processes: replicate the model, or shard weights and optimizer state (FSDP)."

@@ -20,7 +20,7 @@ class _HeadsCall(ctypes.Structure):
     _fields_ = [
         ("batch", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "queries", "keys", "width", "value_width")),
-        ("causal", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("causal", "is_bf16")),
         *((name, ctypes.c_float) for name in ("scale", "p")),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
@@ -42,6 +42,7 @@ def _heads_call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, 
     call = _HeadsCall(len(query), query.shape[1], key.shape[1], query.shape[2], key.shape[2])
     call.width, call.value_width, call.scale = query.shape[3], value.shape[3], query.shape[3] ** -0.5
     call.causal, call.p, call.seed = options
+    call.is_bf16 = query.dtype == torch.bfloat16
     for name, x in (("query", query), ("key", key), ("value", value)):
         setattr(call, name, x.data_ptr())
         setattr(call, f"{name}_strides", x.stride()[:3])
@@ -121,7 +122,7 @@ def attend(
     causal: bool = False,
     p: float = 0.0,
 ) -> Float[Tensor, "B H T V"]:
-    """dropout(softmax(Q K^T / sqrt(d_k) + bias)) V of all heads, from bfloat16, with sums in float32 (paper 3.2.1).
+    """dropout(softmax(Q K^T / sqrt(d_k) + bias)) V of all heads, in their type, with sums in float32 (paper 3.2.1).
 
     What is dropped follows from one number of PyTorch's generator and the place of each weight.
     """

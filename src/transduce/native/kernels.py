@@ -1,4 +1,4 @@
-"""Whether and with how many threads the kernels of the C++ library compute in training: bfloat16 products on a CPU."""
+"""Whether and with how many threads the kernels of the C++ library compute in training on a CPU."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ _threads = 0
 def training_library() -> ctypes.CDLL | None:
     library = load_library()
     return None if isinstance(library, str) or not library.transduce_can_train() else library
+
+
+@cache
+def _precisions() -> tuple[torch.dtype, ...]:
+    """The types of numbers for which this CPU has kernels."""
+    library = training_library()
+    return (torch.float32, torch.bfloat16)[: 0 if library is None else library.transduce_can_train()]
 
 
 def choose_kernels(kernels: Kernels) -> None:
@@ -58,42 +65,46 @@ def new_seed() -> int:
     return int(torch.empty((), dtype=torch.int64).random_())
 
 
-def kernels_in_use() -> str:
-    """What computes bfloat16 products of training on a CPU: amx, avx512_bf16 or torch."""
-    if _chosen == "torch" or training_library() is None:
+def kernels_in_use(precision: torch.dtype) -> str:
+    """What computes products of this type in training on a CPU: amx, avx512_bf16, avx512, avx2 or torch."""
+    if _chosen == "torch" or precision not in _precisions():
         return "torch"
-    return "amx" if instruction_set() == "amx" else "avx512_bf16"
+    name = instruction_set()
+    if precision == torch.float32:
+        return "avx2" if name == "avx2" else "avx512"
+    return "amx" if name == "amx" else "avx512_bf16"
+
+
+def dtype_in_use() -> torch.dtype | None:
+    """The type of the products that native kernels compute now: that of autocast, or float32 if there are gradients."""
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+    elif torch.is_grad_enabled():
+        dtype = torch.float32
+    else:
+        return None
+    return None if torch.compiler.is_compiling() or _chosen == "torch" or dtype not in _precisions() else dtype
 
 
 def in_use_for(x: Tensor) -> bool:
-    """Whether the kernels take part in computing with x: bfloat16 on a CPU, under autocast."""
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and rounds_on_cpu()
-
-
-def rounds_on_cpu() -> bool:
-    """Whether products on a CPU round to bfloat16 now, and native kernels compute them."""
-    return (
-        torch.is_autocast_enabled("cpu")
-        and torch.get_autocast_dtype("cpu") == torch.bfloat16
-        and not torch.compiler.is_compiling()
-        and kernels_in_use() != "torch"
-    )
+    """Whether the kernels take part in computing with x, a result of a product."""
+    return x.device.type == "cpu" and x.dtype == dtype_in_use()
 
 
 def multiplies(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` computes x W^T in place of PyTorch's product under autocast."""
+    """Whether `linear` computes x W^T in place of PyTorch."""
     return (
         x.dtype in (torch.bfloat16, torch.float32)
         and weight.dtype == torch.float32
         and x.device.type == "cpu"
         and x.numel() > 0
-        and rounds_on_cpu()
+        and dtype_in_use() in (torch.bfloat16, x.dtype)
     )
 
 
 def norms(x: Tensor) -> bool:
     """Whether `normed` computes the norm of x in place of PyTorch."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0 and rounds_on_cpu()
+    return x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0 and dtype_in_use() is not None
 
 
 def activates(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:

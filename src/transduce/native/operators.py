@@ -1,6 +1,6 @@
 """The kernels of training in the C++ library as operators of PyTorch, with their gradients; attention: attention.py.
 
-Products round to bfloat16 and add in float32. Results do not depend on the number of threads.
+Products are of float32 or of bfloat16 numbers, and add in float32. Results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.native.kernels import n_threads, new_seed, training_library
+from transduce.native.kernels import dtype_in_use, n_threads, new_seed, training_library
 from transduce.native.library import address, check
 
 
@@ -23,7 +23,7 @@ class _LossCall(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("hidden", "weight", "bias", "gold")),
         *((name, ctypes.c_int64) for name in ("rows", "pad")),
-        *((name, ctypes.c_int32) for name in ("width", "vocabulary")),
+        *((name, ctypes.c_int32) for name in ("width", "vocabulary", "is_bf16")),
         ("smoothing", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in ("grad_hidden", "grad_weight", "grad_bias")),
     ]
@@ -44,6 +44,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         gold: Int[Tensor, " N"],
         pad: int,
         smoothing: float,
+        dtype: torch.dtype,
         wanted: bool,
     ):
         library = training_library()
@@ -52,7 +53,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         grads = [torch.empty_like(x) if wanted and x is not None else None for x in given[:3]]
         loss, nll = ctypes.c_double(), ctypes.c_double()
         inputs, outputs = ([None if x is None else x.data_ptr() for x in part] for part in (given, grads))
-        call = _LossCall(*inputs, len(hidden), pad, hidden.shape[1], len(weight), smoothing, *outputs)
+        sizes = len(hidden), pad, hidden.shape[1], len(weight)
+        call = _LossCall(*inputs, *sizes, dtype == torch.bfloat16, smoothing, *outputs)
         check(library, library.transduce_loss(ctypes.byref(call), n_threads(), ctypes.byref(loss), ctypes.byref(nll)))
         ctx.save_for_backward(*grads)
         sums = torch.tensor(loss.value), torch.tensor(nll.value)
@@ -61,7 +63,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_loss, _grad_nll):  # type: ignore[no-untyped-def]
-        return *(None if grad is None else grad * grad_loss for grad in ctx.saved_tensors), None, None, None, None
+        return *(None if grad is None else grad * grad_loss for grad in ctx.saved_tensors), *[None] * 5
 
 
 class _ResidualCall(ctypes.Structure):
@@ -69,7 +71,7 @@ class _ResidualCall(ctypes.Structure):
 
     _fields_ = [
         ("rows", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("width", "rms")),
+        *((name, ctypes.c_int32) for name in ("width", "rms", "is_bf16")),
         *((name, ctypes.c_float) for name in ("epsilon", "p")),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_void_p) for name in ("x", "update", "gain", "shift", "sum", "output", "statistics")),
@@ -117,13 +119,14 @@ class _Residual(torch.autograd.Function):
         output = statistics = None
         if gain is not None:
             output, statistics = torch.empty_like(x), x.new_empty(rows, 2)
-        call = _ResidualCall(rows, x.shape[-1], is_rms, epsilon, p, seed)
+        dtype = None if update is None else update.dtype
+        ctx.dtype, ctx.options = dtype, (rows, x.shape[-1], is_rms, dtype == torch.bfloat16, epsilon, p, seed)
+        call = _ResidualCall(*ctx.options)
         given = _pointers(x=x, update=update, gain=gain, shift=shift, output=output, statistics=statistics)
         call.sum = None if update is None else total.data_ptr()
         for name, pointer in given.items():
             setattr(call, name, pointer)
         check(library, library.transduce_residual(ctypes.byref(call), n_threads()))
-        ctx.options, ctx.has_update = (rows, x.shape[-1], is_rms, epsilon, p, seed), update is not None
         ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
         return total if output is None else output
 
@@ -133,7 +136,7 @@ class _Residual(torch.autograd.Function):
         assert library is not None
         normed, gain, shift, statistics = ctx.saved_tensors
         grad = grad.contiguous()
-        grad_update = torch.empty_like(grad, dtype=torch.bfloat16) if ctx.has_update else None
+        grad_update = None if ctx.dtype is None else torch.empty_like(grad, dtype=ctx.dtype)
         grads = [None if like is None else torch.empty_like(like) for like in (normed, gain, shift)]
         call = _ResidualCall(*ctx.options)
         written = dict(zip(("grad_x", "grad_gain", "grad_shift"), grads, strict=True))
@@ -150,7 +153,7 @@ class _LinearCall(ctypes.Structure):
 
     _fields_ = [
         ("rows", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "x_is_bf16", "grad_is_bf16")),
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "is_bf16", "x_is_bf16", "grad_is_bf16")),
         ("x", ctypes.c_void_p),
         ("activation", ctypes.c_int32),
         ("p", ctypes.c_float),
@@ -164,26 +167,27 @@ _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")  # by their numbers in tran
 
 
 def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None) -> Tensor:
-    """x W^T + b in bfloat16."""
-    return _Linear.apply(x, weight, bias, -1, 0.0, 0)
+    """x W^T + b, of the type of the products in use."""
+    return _Linear.apply(x, weight, bias, dtype_in_use(), -1, 0.0, 0)
 
 
 def activated_linear(x: Float[Tensor, "*B I"], layer: nn.Linear, activation: str, p: float) -> Float[Tensor, "*B O"]:
-    """dropout(activation(x W^T + b)) in bfloat16."""
-    return _Linear.apply(x, layer.weight, layer.bias, _ACTIVATIONS.index(activation), p, new_seed() if p else 0)
+    """dropout(activation(x W^T + b)), of the type of the products in use."""
+    options = _ACTIVATIONS.index(activation), p, new_seed() if p else 0
+    return _Linear.apply(x, layer.weight, layer.bias, dtype_in_use(), *options)
 
 
 class _Linear(torch.autograd.Function):
     """From x in bfloat16 or float32, with float32 weights and gradients of them."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, activation, p, seed):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, weight, bias, dtype, activation, p, seed):  # type: ignore[no-untyped-def]
         library = training_library()
         assert library is not None
         x, weight = x.contiguous(), weight.contiguous()
-        output = x.new_empty(*x.shape[:-1], len(weight), dtype=torch.bfloat16)
+        output = x.new_empty(*x.shape[:-1], len(weight), dtype=dtype)
         before = torch.empty_like(output) if activation > 0 else None
-        ctx.options = (activation, p, seed)
+        ctx.options = (dtype, activation, p, seed)
         call = _linear_call(ctx.options, x=x, weight=weight, bias=bias, output=output, before=before)
         check(library, library.transduce_linear(ctypes.byref(call), n_threads()))
         ctx.save_for_backward(x, weight, bias, output if activation == 0 else None, before)
@@ -201,13 +205,16 @@ class _Linear(torch.autograd.Function):
         call = _linear_call(ctx.options, x=x, weight=weight, output=output, before=before, grad_output=grad, **written)
         call.grad_is_bf16 = grad.dtype == torch.bfloat16
         check(library, library.transduce_linear_backward(ctypes.byref(call), n_threads()))
-        return *grads, None, None, None
+        return *grads, None, None, None, None
 
 
-def _linear_call(options: tuple[int, float, int], *, x: Tensor, weight: Tensor, **others: Tensor | None) -> _LinearCall:
-    activation, p, seed = options
-    rows, is_bf16 = x.numel() // x.shape[-1], x.dtype == torch.bfloat16
-    call = _LinearCall(rows, x.shape[-1], len(weight), is_bf16, activation=activation, p=p, seed=seed)
+def _linear_call(
+    options: tuple[torch.dtype, int, float, int], *, x: Tensor, weight: Tensor, **others: Tensor | None
+) -> _LinearCall:
+    dtype, activation, p, seed = options
+    sizes = x.numel() // x.shape[-1], x.shape[-1], len(weight)
+    rounded = dtype == torch.bfloat16, x.dtype == torch.bfloat16
+    call = _LinearCall(*sizes, *rounded, activation=activation, p=p, seed=seed)
     for name, pointer in _pointers(x=x, weight=weight, **others).items():
         setattr(call, name, pointer)
     return call

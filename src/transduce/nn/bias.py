@@ -156,7 +156,7 @@ def sequence_bias(
     With `documents`, the number of the document of each token, tokens attend to their own document only.
     """
     n = positions.shape[0]
-    has_kernel = positions.is_cuda or fuses_on_cpu(n, n) or kernels.rounds_on_cpu()
+    has_kernel = positions.is_cuda or fuses_on_cpu(n, n) or kernels.dtype_in_use() is not None
 
     def of(factor: FullPattern, heads: slice) -> Bias:
         if isinstance(factor, SparsePattern) and factor.worthwhile(n):

@@ -130,8 +130,8 @@ def label_smoothed_loss(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     rows, gold = hidden.flatten(0, 1), targets.flatten()
     wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
-    if device == "cpu" and dtype == torch.bfloat16 and kernels.kernels_in_use() != "torch":
-        loss, nll = operators.LinearCrossEntropy.apply(rows.float(), weight, bias, gold, pad, smoothing, wanted)
+    if device == "cpu" and dtype == kernels.dtype_in_use():
+        loss, nll = operators.LinearCrossEntropy.apply(rows.float(), weight, bias, gold, pad, smoothing, dtype, wanted)
         return loss, nll, (gold != pad).sum()
     if device == "cpu":  # leave padding out; a GPU would have to wait to learn how many rows stay
         kept, gold = _select_rows(gold, pad, multiple=1 if dtype == torch.float32 else _ROW_MULTIPLE)

@@ -29,7 +29,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     The resulting singular values are between about 0.7 and 1.2 (Jordan et al. 2024). Multiplies in bfloat16, like
     torch.optim.Muon.
     """
-    if matrices.device.type == "cpu" and kernels_in_use() != "torch":
+    if matrices.device.type == "cpu" and kernels_in_use(torch.float32) != "torch":
         return operators.orthogonalize(matrices, _NS, _NS_STEPS)
     a, b, c = _NS
     x = matrices.bfloat16()

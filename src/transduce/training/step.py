@@ -101,10 +101,8 @@ class Updater:
         ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         choose_kernels(settings.kernels)
-        is_rounded = precision == "bfloat16"
-        has_kernels = device.type == "cpu" and (is_rounded or settings.optimizer == "muon")
-        self.kernels = kernels_in_use() if has_kernels else "torch"
-        self._kernels_do_most = self.kernels != "torch" and is_rounded and not settings.compile and _is_covered(model)
+        self.kernels = kernels_in_use(PRECISIONS[precision]) if device.type == "cpu" else "torch"
+        self._kernels_do_most = self.kernels != "torch" and not settings.compile and _is_covered(model)
         self.optimizer = build_optimizer(model, settings)
         self.too_large: int | None = None
 

@@ -21,9 +21,11 @@ from transduce.native.attention import SplitHeads, attend
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.masks import HIDDEN
 from transduce.training.loss import predict_tokens
-from transduce.training.step import autocast
+from transduce.training.step import PRECISIONS, autocast
 
-pytestmark = pytest.mark.skipif(native.kernels_in_use() == "torch", reason="this CPU has no kernels of training")
+pytestmark = pytest.mark.skipif(
+    native.kernels_in_use(torch.float32) == "torch", reason="this CPU has no kernels of training"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +34,22 @@ def chosen() -> Iterator[None]:
     native.choose_kernels("auto")
 
 
-def heads(batch: int, n: int, length: int, width: int, *, seed: int) -> Tensor:
+@pytest.fixture(params=[name for name, dtype in PRECISIONS.items() if native.kernels_in_use(dtype) != "torch"])
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """The type of products that are computed inside the test, and of what they read and write."""
+    with autocast(torch.device("cpu"), request.param):
+        yield PRECISIONS[request.param]
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Relative error that is allowed in results of this type."""
+    return 2**-8 if dtype == torch.bfloat16 else 1e-6
+
+
+def heads(batch: int, n: int, length: int, width: int, *, seed: int, dtype: torch.dtype) -> Tensor:
     """[B, H, T, K] in the order of a projection, [B, T, H, K]."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, n, width, generator=generator).bfloat16().transpose(1, 2)
+    return torch.randn(batch, length, n, width, generator=generator).to(dtype).transpose(1, 2)
 
 
 def bias_of(kind: str, batch: int, n_heads: int, n_queries: int, n_keys: int) -> Tensor | None:
@@ -73,13 +87,15 @@ def test_attention_and_its_gradients(
     n_keys: int,
     width: int,
     value_width: int,
+    dtype: torch.dtype,
 ) -> None:
     generator = torch.get_rng_state()
-    kept = kept_weights(p, batch, n_heads, n_queries, n_keys).double()
-    query = heads(batch, n_heads, n_queries, width, seed=1)
-    key, value = (heads(batch, n_kv_heads, n_keys, w, seed=2 + i) for i, w in enumerate((width, value_width)))
+    kept = kept_weights(p, batch, n_heads, n_queries, n_keys, dtype=dtype).double()
+    query = heads(batch, n_heads, n_queries, width, seed=1, dtype=dtype)
+    widths = enumerate((width, value_width))
+    key, value = (heads(batch, n_kv_heads, n_keys, w, seed=2 + i, dtype=dtype) for i, w in widths)
     bias = bias_of(kind, batch, n_heads, n_queries, n_keys)
-    grad = heads(batch, n_heads, n_queries, value_width, seed=5)
+    grad = heads(batch, n_heads, n_queries, value_width, seed=5, dtype=dtype)
     exact = [x.detach().double().requires_grad_() for x in (query, key, value)]
     k, v = (x.repeat_interleave(n_heads // n_kv_heads, 1) for x in exact[1:])
     scores = exact[0] @ k.transpose(2, 3) / math.sqrt(width)
@@ -106,35 +122,35 @@ def test_attention_and_its_gradients(
     for ours, again, exactly in zip(*found, [expected, *(x.grad for x in exact)], strict=True):
         assert torch.equal(ours, again)
         error, size = (ours.double() - exactly).norm(), exactly.norm()
-        assert error <= 2**-8 * size + 1e-6
+        assert error <= rounding(dtype) * size + 1e-6
 
 
-def kept_weights(p: float, batch: int, n_heads: int, n_queries: int, n_keys: int) -> Tensor:
+def kept_weights(p: float, batch: int, n_heads: int, n_queries: int, n_keys: int, *, dtype: torch.dtype) -> Tensor:
     """[B, H, T, S]: False where the next call drops a weight; read from equal weights with unit vectors as values."""
-    query, key = (torch.zeros(batch, n_heads, n, 1).bfloat16() for n in (n_queries, n_keys))
-    return attend(query, key, torch.eye(n_keys).bfloat16().expand(batch, n_heads, -1, -1), p=p) != 0
+    query, key = (torch.zeros(batch, n_heads, n, 1, dtype=dtype) for n in (n_queries, n_keys))
+    return attend(query, key, torch.eye(n_keys, dtype=dtype).expand(batch, n_heads, -1, -1), p=p) != 0
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 3])
 @pytest.mark.parametrize("length", [1, 16, 63, 64, 65, 200, 1024])
-def test_causal_attention_is_that_under_a_causal_bias(length: int, n_kv_heads: int) -> None:
+def test_causal_attention_is_that_under_a_causal_bias(length: int, n_kv_heads: int, dtype: torch.dtype) -> None:
     sizes = (3, n_kv_heads, n_kv_heads)
-    generator, grad = torch.get_rng_state(), heads(2, 3, length, 8, seed=7)
+    generator, grad = torch.get_rng_state(), heads(2, 3, length, 8, seed=7, dtype=dtype)
     found = []
     for options in ({"causal": True}, {"bias": bias_of("causal", 2, 3, length, length)}):
-        given = [heads(2, n, length, 8, seed=i).requires_grad_() for i, n in enumerate(sizes)]
+        given = [heads(2, n, length, 8, seed=i, dtype=dtype).requires_grad_() for i, n in enumerate(sizes)]
         torch.set_rng_state(generator)
         output = attend(*given, p=0.2, **options)
         output.backward(grad)
         found.append([output, *(x.grad for x in given)])
     for ours, same in zip(*found, strict=True):
-        assert (ours.double() - same.double()).norm() <= 2**-9 * same.double().norm()
+        assert (ours.double() - same.double()).norm() <= rounding(dtype) / 2 * same.double().norm()
 
 
-def test_weights_of_attention_are_dropped_independently() -> None:
+def test_weights_of_attention_are_dropped_independently(dtype: torch.dtype) -> None:
     p, shape = 0.3, (20, 4, 70, 50)
     torch.manual_seed(5)
-    first, second = (p - kept_weights(p, *shape).logical_not().double() for _ in range(2))
+    first, second = (p - kept_weights(p, *shape, dtype=dtype).logical_not().double() for _ in range(2))
     spread = p * (1 - p)
     n = first.numel()
     assert abs(first.mean()) < 4 * (spread / n) ** 0.5
@@ -144,18 +160,18 @@ def test_weights_of_attention_are_dropped_independently() -> None:
         assert abs((one * other).mean()) < 4 * spread / n**0.5
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_rounded", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (5, 40, 70), (97, 33, 65), (300, 128, 384), (193, 96, 96), (700, 520, 40)]
 )
-def test_linear_layers(shape: tuple[int, int, int], has_bias: bool, kind: torch.dtype) -> None:
+def test_linear_layers(shape: tuple[int, int, int], has_bias: bool, is_rounded: bool, dtype: torch.dtype) -> None:
     rows, n_in, n_out = shape
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(rows, n_in, generator=generator).to(kind)
+    x = torch.randn(rows, n_in, generator=generator).to(dtype if is_rounded else torch.float32)
     weight = torch.randn(n_out, n_in, generator=generator) * n_in**-0.5
     bias = torch.randn(n_out, generator=generator) if has_bias else None
-    grad = torch.randn(rows, n_out, generator=generator).bfloat16()
+    grad = torch.randn(rows, n_out, generator=generator).to(dtype)
     found = []
     for n_threads in (1, 3):
         given = [one.clone().requires_grad_() for one in (x, weight, bias) if one is not None]
@@ -170,19 +186,22 @@ def test_linear_layers(shape: tuple[int, int, int], has_bias: bool, kind: torch.
     expected.backward(grad.double())
     for ours, again, exactly in zip(*found, [expected, *(one.grad for one in exact)], strict=True):
         assert torch.equal(ours, again)
-        assert (ours.double() - exactly).norm() <= 2**-7 * exactly.norm()
+        assert (ours.double() - exactly).norm() <= 2 * rounding(dtype) * exactly.norm()
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_rounded", [False, True])
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("shape", [(1, 1, 1), (97, 33, 65), (300, 128, 512)])
-def test_activated_linear_layers(shape: tuple[int, int, int], activation: str, kind: torch.dtype, p: float) -> None:
+def test_activated_linear_layers(
+    shape: tuple[int, int, int], activation: str, is_rounded: bool, p: float, dtype: torch.dtype
+) -> None:
     rows, n_in, n_out = shape
     torch.manual_seed(1)
     layer = nn.Linear(n_in, n_out)
     layer.weight.data = layer.weight.data.bfloat16().float()  # rounded later, signs would change before ReLU
-    x, grad = (2 * torch.randn(rows, n_in)).bfloat16().to(kind), torch.randn(rows, n_out).bfloat16()
+    x, grad = (2 * torch.randn(rows, n_in)).bfloat16(), torch.randn(rows, n_out).to(dtype)
+    x = x.to(dtype if is_rounded else torch.float32)
     generator = torch.get_rng_state()
     found = []
     for n_threads in (1, 3):
@@ -197,28 +216,28 @@ def test_activated_linear_layers(shape: tuple[int, int, int], activation: str, k
     exact, exact_layer = x.double().requires_grad_(), copy.deepcopy(layer).double()
     activated = ACTIVATIONS[activation](exact_layer(exact))
     torch.set_rng_state(generator)  # what is dropped is a function of the seed and the place
-    factors = operators.add_and_norm(torch.zeros(rows, n_out), torch.ones(rows, n_out).bfloat16(), None, p).double()
+    factors = operators.add_and_norm(torch.zeros(rows, n_out), torch.ones(rows, n_out), None, p).double()
     expected = activated * factors
     exact_layer.zero_grad()
     expected.backward(grad.double())
     exactly = [expected, exact.grad, exact_layer.weight.grad, exact_layer.bias.grad]
     for ours, again, right in zip(*found, exactly, strict=True):
         assert torch.equal(ours, again)
-        assert (ours.double() - right).norm() <= 2**-7 * right.norm() + 1e-6
+        assert (ours.double() - right).norm() <= 2 * rounding(dtype) * right.norm() + 1e-6
 
 
-def test_gradients_of_packed_projections_are_written_in_their_places() -> None:
+def test_gradients_of_packed_projections_are_written_in_their_places(dtype: torch.dtype) -> None:
     """Those of queries, keys and values of one projection need no copy; a query that is used twice does."""
     torch.manual_seed(1)
     for twice in (False, True):
-        packed = torch.randn(3, 5, 3 * 8).bfloat16().requires_grad_()
+        packed = torch.randn(3, 5, 3 * 8).to(dtype).requires_grad_()
         query, key, value = SplitHeads.apply(packed, (2, 2, 2), (4, 4, 4))
         output = attend(query, key, value)
         (output.sum() + (query.sum() if twice else 0)).backward()
         exact = packed.detach().double().requires_grad_()
         q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in exact.split(8, dim=-1))
         ((q @ k.transpose(2, 3) / 2).softmax(-1) @ v).sum().add(q.sum() if twice else 0).backward()
-        assert (packed.grad.double() - exact.grad).norm() <= 2**-7 * exact.grad.norm()
+        assert (packed.grad.double() - exact.grad).norm() <= 2 * rounding(dtype) * exact.grad.norm()
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 17, 40), (2, 96, 200), (2, 64, 64), (1, 130, 130)])
@@ -255,13 +274,13 @@ NORMS: dict[str, Callable[[int], nn.Module | None]] = {
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("shape", [(1, 3), (2, 3, 40), (300, 128), (77, 17)])
-def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float) -> None:
+def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     norm = NORMS[name](shape[-1])
     for parameter in norm.parameters() if norm is not None else ():
         nn.init.normal_(parameter)
     x, grad = torch.randn(shape), torch.randn(shape)
-    update = torch.randn(shape).bfloat16()
+    update = torch.randn(shape).to(dtype)
     generator = torch.get_rng_state()
     found = []
     for n_threads in (1, 3):
@@ -277,7 +296,7 @@ def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float) 
         if norm is not None:
             norm.zero_grad()
     torch.set_rng_state(generator)
-    factors = operators.add_and_norm(torch.zeros(shape), torch.ones(shape).bfloat16(), None, p).double()
+    factors = operators.add_and_norm(torch.zeros(shape), torch.ones(shape).to(dtype), None, p).double()
     assert set(factors.unique().tolist()) <= {0.0, float(torch.tensor(1 / (1 - p)))}
     exact = [x.double().requires_grad_(), update.double().requires_grad_()]
     exact_norm = None if norm is None else copy.deepcopy(norm).double()
@@ -287,8 +306,7 @@ def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float) 
     own = [] if exact_norm is None else [parameter.grad for parameter in exact_norm.parameters()]
     for ours, again, exactly in zip(*found, [expected, *(one.grad for one in exact), *own], strict=True):
         assert torch.equal(ours, again)
-        rounding = 2**-8 if ours.dtype == torch.bfloat16 else 1e-6
-        assert (ours.double() - exactly).norm() <= rounding * exactly.norm() + 1e-5
+        assert (ours.double() - exactly).norm() <= rounding(ours.dtype) * exactly.norm() + 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in NORMS if name != "none"])
@@ -311,7 +329,7 @@ def test_norm_without_an_update(name: str) -> None:
 def test_what_is_dropped_is_independent() -> None:
     """Of the rate, of the neighbours in rows and columns, and of another call."""
     shape, p = (3000, 500), 0.3
-    ones, zeros = torch.ones(shape).bfloat16(), torch.zeros(shape)
+    ones, zeros = torch.ones(shape), torch.zeros(shape)
     torch.manual_seed(5)
     first, second = ((operators.add_and_norm(zeros, ones, None, p) == 0).double() - p for _ in range(2))
     n = first.numel()
@@ -322,6 +340,15 @@ def test_what_is_dropped_is_independent() -> None:
         assert abs((one * other).mean()) < 4 * deviation**2 / n**0.5
     assert first.mean(0).std() == pytest.approx(deviation / shape[0] ** 0.5, rel=0.2)
     assert first.mean(1).std() == pytest.approx(deviation / shape[1] ** 0.5, rel=0.2)
+
+
+def test_in_float32_the_kernels_compute_where_gradients_are_enabled() -> None:
+    """Validation and translation do not use them: there a sentence's result must not depend on its batch."""
+    assert native.dtype_in_use() == torch.float32
+    with torch.no_grad():
+        assert native.dtype_in_use() is None
+    native.choose_kernels("torch")
+    assert native.dtype_in_use() is None
 
 
 MODELS: dict[str, dict[str, object]] = {
@@ -338,21 +365,23 @@ MODELS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_whole_models_are_as_near_to_float32_as_with_pytorch(name: str) -> None:
+def test_whole_models_are_as_near_to_float64_as_with_pytorch(name: str, dtype: torch.dtype) -> None:
     sizes = {"d_model": 32, "d_ff": 48, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
     settings = Settings.from_mapping({"model": sizes | MODELS[name]})
     torch.manual_seed(1)
     model = build_model(settings.model, n_src=40, n_tgt=40)
     batch = collate(toys.examples(12))
 
-    def gradient(kernels: native.Kernels, precision: str) -> Tensor:
+    def gradient(kernels: native.Kernels) -> Tensor:
         native.choose_kernels(kernels)
         model.zero_grad()
-        with autocast(torch.device("cpu"), precision):
-            loss, _, _ = predict_tokens(model, model, batch, smoothing=0.1)
+        loss, _, _ = predict_tokens(model, model, batch, smoothing=0.1)
         loss.backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
-    exact = gradient("torch", "float32")
-    ours, theirs = (gradient(kernels, "bfloat16") for kernels in ("auto", "torch"))
+    ours, theirs = (gradient(kernels) for kernels in ("auto", "torch"))
+    model.double()
+    with torch.autocast("cpu", enabled=False):
+        exact = gradient("torch")
     assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm() + 1e-6 * exact.norm()
+    assert not torch.equal(ours, theirs)

@@ -113,7 +113,7 @@ def test_muon_equals_pytorchs(weight_decay: float, monkeypatch: pytest.MonkeyPat
 
     The native kernel, which rounds less, has a test of its own.
     """
-    monkeypatch.setattr("transduce.training.optim.kernels_in_use", lambda: "torch")
+    monkeypatch.setattr("transduce.training.optim.kernels_in_use", lambda _: "torch")
     params = [nn.Parameter(torch.randn(shape)) for shape in ((8, 8), (6, 20), (20, 6), (8, 8), (6, 20), (1, 9))]
     theirs = copies(params)
     before = copies(params)

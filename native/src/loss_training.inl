@@ -1,17 +1,18 @@
-// The output layer with cross-entropy, in parts that training_loss.cpp divides among threads. Included after product_bf16.inl.
+// The output layer with cross-entropy, in parts that training_loss.cpp divides among threads. Included after product_bf16.inl or
+// panels_float32.inl.
 //
 // Of a row with logits l, largest logit m and z = sum e^(l - m), the gradient of the logits is e^(l - m) / z - (1 - s) onehot - s / V. The
 // products take E = e^(l - m) with zero in the place of the gold token; that token and the constant are added afterwards in float32.
 
 namespace {
 
-using transduce::LossBlock;
+using LossBlock = transduce::LossBlock<Number>;
 using transduce::LossSizes;
 
 constexpr int kLossColumns = 512;  // of the vocabulary, whose exponentials are multiplied at once
 
 // A panel of the weights: as columns, as rows, and their sum.
-void pack_panel(const LossSizes& s, const float* weight, int panel, Bf16* columns, Bf16* rows, float* sum) {
+void pack_panel(const LossSizes& s, const float* weight, int panel, Number* columns, Number* rows, float* sum) {
     const int first = panel * kPanelColumns, n = s.vocabulary - first < kPanelColumns ? s.vocabulary - first : kPanelColumns;
     weight += size_t(first) * s.width;
     pack_transposed(weight, s.width, n, s.width, s.padded_width(), columns);
@@ -21,12 +22,8 @@ void pack_panel(const LossSizes& s, const float* weight, int panel, Bf16* column
         store(sum + k, total);
     }
     for (int part = 0; part < s.width_panels(); part++) {
-        Bf16* to = rows + (size_t(part) * s.padded_vocabulary() + first) * kPanelColumns;
         const int k = part * kPanelColumns;
-        for (int i = 0; i < kPanelColumns; i += 2, to += 2 * kPanelColumns) {
-            const float* row = weight + size_t(i) * s.width + k;
-            interleave_rows(row, i + 1 < n ? row + s.width : nullptr, i < n ? s.width - k : 0, to);
-        }
+        pack_rows(weight + k, s.width, n, kPanelColumns, s.width - k, rows + (size_t(part) * s.padded_vocabulary() + first) * kPanelColumns);
     }
 }
 
@@ -35,14 +32,14 @@ void block_logits(const LossSizes& s, const LossBlock& b) {
     const size_t stride = s.padded_vocabulary();
     for (int r = 0; r < b.rows * W; r += W) store(b.largest + r, splat(-HUGE_VALF));
     for (int v = 0; v < s.padded_vocabulary(); v += kPanelColumns) {
-        product_bf16(b.hidden, s.padded_width(), b.rows, b.columns + size_t(v) * s.padded_width(), s.padded_width() / 2, b.logits + v, stride, false);
+        multiply_panel(b.hidden, s.padded_width(), b.rows, b.columns + size_t(v) * s.padded_width(), s.padded_width(), b.logits + v, stride, false);
         for (int r = 0; r < b.rows; r++) {
             float* logits = b.logits + r * stride + v;
             Vec most = load(b.largest + r * W);
             for (int c = 0; c < kPanelColumns; c += W) {
                 const int left = s.vocabulary - v - c;
-                Vec x = b.bias ? load(logits + c) + load_part(b.bias + v + c, left > 0 ? left : 0) : load(logits + c);
-                if (left < W) x = _mm512_mask_mov_ps(splat(-1e30f), __mmask16(left > 0 ? (1u << left) - 1 : 0), x);
+                Vec x = b.bias ? load(logits + c) + load_part(b.bias + v + c, left) : load(logits + c);
+                if (left < W) x = first_lanes(x, left, splat(-1e30f));
                 if (b.bias || left < W) store(logits + c, x);
                 most = max(most, x);
             }
@@ -51,21 +48,26 @@ void block_logits(const LossSizes& s, const LossBlock& b) {
     }
 }
 
-// Rows r and r + 1 of the exponentials of columns [first, last): rounded, as rows and interleaved, and their sums.
+// The exponential of an even row and a column in the panels of the chunk; the other row's: see place_in_rows.
+Number* place(const LossBlock& b, int r, int column) {
+    const size_t panel = size_t(column / kPanelColumns) * b.chunk_rows * kPanelColumns;
+    return b.panels + panel + size_t(b.first + r) * kPanelColumns + place_in_rows(0, column % kPanelColumns);
+}
+
+// Rows r and r + 1 of the exponentials of columns [first, last): rounded, as rows and in panels, and their sums.
 void exponentials(const LossSizes& s, const LossBlock& b, int r, int first, int last, Vec* sums) {
     const size_t stride = s.padded_vocabulary();
     const Vec scale = splat(kLog2E);
-    Vec shift[2];
-    for (int i = 0; i < 2; i++) shift[i] = splat(max_of(load(b.largest + (r + i) * W)) * -kLog2E);
+    Vec largest[2];
+    for (int i = 0; i < 2; i++) largest[i] = splat(max_of(load(b.largest + (r + i) * W)));
     for (int v = first; v < last; v += W) {
         Vec e[2];
         for (int i = 0; i < 2; i++) {
-            e[i] = exp2(fma(load(b.logits + (r + i) * stride + v), scale, shift[i]));
+            e[i] = exp2((load(b.logits + (r + i) * stride + v) - largest[i]) * scale);
             sums[i] = sums[i] + e[i];
-            if (b.exponentials) store_bf16(b.exponentials + size_t(r + i) * kLossColumns + (v - first), e[i]);
+            if (b.exponentials) store(b.exponentials + size_t(r + i) * kLossColumns + (v - first), e[i]);
         }
-        const size_t panel = size_t(v / kPanelColumns) * b.chunk_rows * kPanelColumns;
-        if (b.exponentials) _mm512_storeu_si512(b.interleaved + panel + (size_t(b.first / 2 + r / 2) * kPanelColumns + v % kPanelColumns) * 2, interleaved(e[0], e[1]));
+        if (b.exponentials) store_rows(place(b, r, v), e[0], e[1]);
     }
 }
 
@@ -73,8 +75,7 @@ void remove_gold(const LossBlock& b, int r, int first, int last) {
     const int64_t gold = b.gold[r];
     if (gold < first || gold >= last) return;
     b.exponentials[size_t(r) * kLossColumns + (gold - first)] = 0;
-    const size_t panel = size_t(gold / kPanelColumns) * b.chunk_rows * kPanelColumns;
-    b.interleaved[panel + (size_t((b.first + r) / 2) * kPanelColumns + gold % kPanelColumns) * 2 + (b.first + r) % 2] = 0;
+    place(b, r - r % 2, int(gold))[place_in_rows(r % 2, 0)] = 0;
 }
 
 // A block of rows: normalizers, exponentials, and the products of these with the weights.
@@ -92,18 +93,18 @@ void loss_block(const LossSizes& s, const LossBlock& b) {
         if (!b.exponentials) continue;
         for (int r = 0; r < b.rows; r++) remove_gold(b, r, first, last);
         for (int part = 0; part < s.width_panels(); part++) {
-            const Bf16* rows = b.rows_of_weight + (size_t(part) * s.padded_vocabulary() + first) * kPanelColumns;
-            product_bf16(b.exponentials, kLossColumns, b.rows, rows, (last - first) / 2, b.products + part * kPanelColumns,
-                         s.width_panels() * kPanelColumns, first > 0);
+            const Number* rows = b.rows_of_weight + (size_t(part) * s.padded_vocabulary() + first) * kPanelColumns;
+            multiply_panel(b.exponentials, kLossColumns, b.rows, rows, last - first, b.products + part * kPanelColumns, s.width_panels() * kPanelColumns,
+                    first > 0);
         }
     }
     for (int r = 0; r < b.rows; r++) b.largest[r] = max_of(load(b.largest + r * W));
 }
 
 // grad [width + 1, 64] of a panel, transposed, += hidden [width + 1, rows] times the exponentials.
-void weight_gradient(const Bf16* hidden, size_t stride, int width, const Bf16* exponentials, int rows, float* grad, bool add) {
+void weight_gradient(const Number* hidden, size_t stride, int width, const Number* exponentials, int rows, float* grad, bool add) {
     const Products products;
-    product_bf16(hidden, stride, width, exponentials, rows / 2, grad, kPanelColumns, add);
+    multiply_panel(hidden, stride, width, exponentials, rows, grad, kPanelColumns, add);
 }
 
 // Of a panel: rows of the gradient of the weights, minus `less` [width].
@@ -113,11 +114,10 @@ void unpack_gradient(const LossSizes& s, const float* grad, int panel, const flo
         const int known = s.width - k < W ? s.width - k : W;
         const Vec constant = load_part(less + k, known);
         for (int c = 0; c < n; c += W) {
-            __m512i part[W];
-            for (int i = 0; i < W; i++) part[i] = i < known ? _mm512_loadu_si512(grad + size_t(k + i) * kPanelColumns + c) : _mm512_setzero_si512();
+            Ints part[W];
+            for (int i = 0; i < W; i++) part[i] = i < known ? (Ints)load(grad + size_t(k + i) * kPanelColumns + c) : Ints{};
             transpose(part);
-            for (int i = 0; i < W && c + i < n; i++)
-                _mm512_mask_storeu_ps(to + size_t(first + c + i) * s.width + k, __mmask16((1u << known) - 1), (Vec)part[i] - constant);
+            for (int i = 0; i < W && c + i < n; i++) store_part(to + size_t(first + c + i) * s.width + k, known, (Vec)part[i] - constant);
         }
     }
 }

@@ -1,0 +1,147 @@
+// Linear layers and their gradients, in parts that training_linear.cpp divides among threads. Included after dropout.inl.
+
+namespace {
+
+using LinearCall = transduce::LinearCall<Number>;
+
+// Rows of numbers of either type, rounded, `width` apart, with zeros behind them.
+void round_rows(const void* from, bool is_number, int64_t first, int rows, int n, int width, Number* to) {
+    for (int r = 0; r < rows; r++, to += width) {
+        if (is_number) {
+            std::memcpy(to, static_cast<const Number*>(from) + (first + r) * n, size_t(n) * sizeof(Number));
+            std::memset(to + n, 0, size_t(width - n) * sizeof(Number));
+        } else {
+            round_row(static_cast<const float*>(from) + (first + r) * n, n, width, to);
+        }
+    }
+}
+
+// Rows of a product, plus `bias` (null: none), in either type.
+void write_rows(const float* from, size_t stride, int rows, int n, const float* bias, void* to, bool is_number, size_t to_stride) {
+    for (int r = 0; r < rows; r++, from += stride)
+        for (int c = 0; c < n; c += W) {
+            Vec x = load(from + c);
+            if (bias) x = x + load_part(bias + c, n - c);
+            if (is_number) store_part(static_cast<Number*>(to) + r * to_stride + c, n - c, x);
+            else store_part(static_cast<float*>(to) + r * to_stride + c, n - c, x);
+        }
+}
+
+// What follows the product for `n` columns of a block of rows: bias, activation and dropout.
+template <Activation KIND>
+void activate_rows(const LinearCall& call, int64_t first, int rows, int column, int n, const float* product) {
+    for (int r = 0; r < rows; r++, product += kPanelColumns) {
+        const int64_t at = (first + r) * call.outputs + column;
+        for (int c = 0; c < n; c += W) {
+            Vec x = load(product + c);
+            if (call.bias) x = x + load_part(call.bias + column + c, n - c);
+            if (call.before) store_part(call.before + at + c, n - c, x);
+            store_part(call.output + at + c, n - c, dropped(call.dropout, activated<KIND>(x), uint64_t(at + c)));
+        }
+    }
+}
+
+// The gradient of what has been activated, in rows `width` apart, from that of the result.
+template <Activation KIND>
+void activation_gradient(const LinearCall& call, int64_t first, int rows, int width, Number* to) {
+    const Vec scale = splat(call.dropout.scale);
+    for (int r = 0; r < rows; r++, to += width) {
+        for (int c = 0; c < width; c += W) {
+            const int64_t at = (first + r) * call.outputs + c;
+            const int n = call.outputs - c;
+            Vec grad = call.grad_is_number ? load_part(static_cast<const Number*>(call.grad_output) + at, n) : load_part(static_cast<const float*>(call.grad_output) + at, n);
+            if constexpr (KIND == Activation::relu) grad = load_part(call.output + at, n) > zero() ? grad * scale : zero();
+            else grad = dropped(call.dropout, grad * slope<KIND>(load_part(call.before + at, n)), uint64_t(at));
+            store(to + c, grad);
+        }
+    }
+}
+
+// Calls `work` with a constant for the call's activation.
+template <class Work>
+void with_activation(const LinearCall& call, Work work) {
+    switch (call.activation) {
+    case Activation::relu: return work(std::integral_constant<Activation, Activation::relu>());
+    case Activation::gelu: return work(std::integral_constant<Activation, Activation::gelu>());
+    case Activation::gelu_tanh: return work(std::integral_constant<Activation, Activation::gelu_tanh>());
+    case Activation::silu: return work(std::integral_constant<Activation, Activation::silu>());
+    }
+}
+
+// Output rows [first, first + rows). scratch: [rows, padded inputs] and [rows, 64] floats.
+void linear_rows(const LinearCall& call, int64_t first, int rows, const Number* columns, Number* rounded, float* product) {
+    const Products products;
+    const int width = (call.inputs + 31) / 32 * 32;
+    const Number* x = rounded;
+    if (call.x_is_number && width == call.inputs) x = static_cast<const Number*>(call.x) + first * call.inputs;
+    else round_rows(call.x, call.x_is_number, first, rows, call.inputs, width, rounded);
+    for (int n = 0; n < call.outputs; n += kPanelColumns) {
+        multiply_panel(x, width, rows, columns + size_t(n) * width, width, product, kPanelColumns, false);
+        const int some = call.outputs - n < kPanelColumns ? call.outputs - n : kPanelColumns;
+        if (call.activates) with_activation(call, [&](auto kind) { activate_rows<kind.value>(call, first, rows, n, some, product); });
+        else write_rows(product, kPanelColumns, rows, some, call.bias ? call.bias + n : nullptr, call.output + first * call.outputs + n, true, call.outputs);
+    }
+}
+
+// A panel of the weights' rows for inputs [first, first + 64).
+void pack_weight_rows(const LinearCall& call, int first, Number* to) {
+    pack_rows(call.weight + first, call.inputs, call.outputs, call.padded_outputs, call.inputs - first, to);
+}
+
+void pack_weight_columns(const LinearCall& call, int panel, Number* to) {
+    const int first = panel * kPanelColumns, n = call.outputs - first < kPanelColumns ? call.outputs - first : kPanelColumns;
+    pack_transposed(call.weight + size_t(first) * call.inputs, call.inputs, n, call.inputs, (call.inputs + 31) / 32 * 32, to);
+}
+
+// Whether the gradient of the weights reads rows as they are, which are of float32 numbers, instead of packed operands.
+inline bool reads_rows(const LinearCall& call) { return sizeof(Number) == sizeof(float) && call.inputs % 16 == 0; }
+
+// Rows [first, first + rows), at most `padded`, a multiple of 32: the gradient of x, and the operands of that of the weights: `left`
+// (see pack_left) and right, panels of the inputs. If it reads rows, `left` has those of the gradient before the activation.
+void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int padded, const Number* weight_rows, Number* left, Number* right,
+                          float* grad_bias, Number* rounded, float* product) {
+    const Products products;
+    const int width = (call.outputs + 31) / 32 * 32;
+    Number* before = reads_rows(call) ? left + first * width : rounded;
+    const Number* grad = call.activates ? before : rounded;
+    if (call.activates) with_activation(call, [&](auto kind) { activation_gradient<kind.value>(call, first, rows, width, before); });
+    else if (call.grad_is_number && width == call.outputs) grad = static_cast<const Number*>(call.grad_output) + first * call.outputs;
+    else round_rows(call.grad_output, call.grad_is_number, first, rows, call.outputs, width, rounded);
+    if (!reads_rows(call)) pack_left(grad, width, rows, padded, call.outputs, first, call.padded_rows, left);
+    for (int n = 0; n < call.outputs; n += W) {
+        Vec sum = zero();
+        for (int r = 0; r < rows; r++) sum = sum + load(grad + size_t(r) * width + n);
+        store(grad_bias + n, sum);
+    }
+    for (int part = 0; !reads_rows(call) && part < call.inputs; part += kPanelColumns) {
+        Number* to = right + size_t(part) * call.padded_rows + first * kPanelColumns;
+        const int64_t at = first * call.inputs + part;
+        if (call.x_is_number) pack_rows(static_cast<const Number*>(call.x) + at, call.inputs, rows, padded, call.inputs - part, to);
+        else pack_rows(static_cast<const float*>(call.x) + at, call.inputs, rows, padded, call.inputs - part, to);
+    }
+    for (int part = 0; call.grad_x && part < call.inputs; part += kPanelColumns) {
+        const int n = call.inputs - part < kPanelColumns ? call.inputs - part : kPanelColumns;
+        multiply_panel(grad, width, rows, weight_rows + size_t(part) * call.padded_outputs, width, product, kPanelColumns, false);
+        char* to = static_cast<char*>(call.grad_x) + (first * call.inputs + part) * (call.x_is_number ? sizeof(Number) : sizeof(float));
+        write_rows(product, kPanelColumns, rows, n, nullptr, to, call.x_is_number, call.inputs);
+    }
+}
+
+// Rows [first, first + rows) of the gradient of the weights, for a panel of inputs.
+void weight_rows_gradient(const LinearCall& call, int first, int rows, int panel, const Number* left, const Number* right, float* product) {
+    constexpr int kRows = 1024 / sizeof(Number);  // that stay in the cache
+    const Products products;
+    const int column = panel * kPanelColumns, n = call.inputs - column < kPanelColumns ? call.inputs - column : kPanelColumns;
+    const int64_t all = reads_rows(call) ? call.rows : call.padded_rows;
+    const void* grad_rows = call.activates ? left : call.grad_output;
+    const auto *grad = static_cast<const float*>(grad_rows), *x = static_cast<const float*>(call.x);
+    const size_t stride = call.activates ? (call.outputs + 31) / 32 * 32 : call.outputs;
+    for (int64_t r = 0; r < all; r += kRows) {
+        const int some = int(all - r < kRows ? all - r : kRows);
+        if (reads_rows(call)) product_float32(grad + r * stride + first, 1, stride, rows, x + r * call.inputs + column, call.inputs, some, n, product, kPanelColumns, r > 0);
+        else product_over_rows(left, call.padded_rows, first, rows, r, right + (panel * call.padded_rows + r) * kPanelColumns, some, product, r > 0);
+    }
+    write_rows(product, kPanelColumns, rows, n, nullptr, call.grad_weight + size_t(first) * call.inputs + column, false, call.inputs);
+}
+
+}  // namespace
