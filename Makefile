@@ -52,12 +52,13 @@ test-cpus: $(READY) native ## run the tests that depend on rounding, under lesse
 	env $(ISA_$(cpu)) OMP_NUM_THREADS=$(n) GOMP_SPINCOUNT=10000 $(BIN)/python -m pytest $(if $(filter 1,$(n)),-n auto --dist worksteal) $(ARITHMETIC) \
 	|| failed="$$failed $(cpu):$(n)"; )) test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
-# With the Python of a GPU machine, whose PyTorch stays: PyTorch's packages for GPUs are none of constraints.txt.
+# Uses the Python of a GPU machine as it is: constraints.txt does not list the packages that PyTorch needs for GPUs.
 gpu:                 ## run all tests and benchmarks for a GPU with $(PYTHON), whose PyTorch finds it; results in build/gpu
 	mkdir -p build/gpu
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(TESTS)
-	test -e build/gpu/demo || PYTHONPATH=src $(PYTHON) -m transduce demo --run build/gpu/demo
-	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py --run build/gpu/demo | tee build/gpu/results.md
+	PYTHONPATH=src $(PYTHON) -m transduce demo --run build/gpu/demo
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py --run build/gpu/demo >build/gpu/results.md
+	cat build/gpu/results.md
 
 docs: $(READY) native ## build the documentation's site in build/site
 	$(BIN)/python docs/build_site.py

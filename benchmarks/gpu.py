@@ -129,6 +129,8 @@ def overflow(args: argparse.Namespace) -> str:
         found = updater.update(feed.batches, 1.0, feed.n_targets)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
+    if updater.too_large is None:
+        return "200,000 tokens fit into 4 GB: nothing was split."
     loss = found.loss_sum / found.n_targets
     return f"200,000 tokens in 4 GB: batches of {updater.too_large:,} slots are split; loss {loss:.3f}."
 

@@ -69,7 +69,8 @@ def work(args: argparse.Namespace) -> None:
                 summing += time.perf_counter() - start
 
         ranks.finish_reduction = timed  # type: ignore[method-assign]
-        for number, feed in enumerate(islice(feeder.feeds(DataPosition()), args.updates + WARM)):
+        n_updates = 2 if args.memory else args.updates + WARM
+        for number, feed in enumerate(islice(feeder.feeds(DataPosition()), n_updates)):
             if number == WARM:
                 summing, n_targets, began = 0.0, 0, time.perf_counter()
             updater.update(feed.batches, 1.0, feed.n_targets, (), feed.dummies)
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory:
-        args.parallel, args.updates, args.batch_tokens, args.precision = "shard", 2 - WARM, 256, "float32"
+        args.parallel, args.batch_tokens, args.precision = "shard", 256, "float32"
     if args.worker:
         work(args)
         return

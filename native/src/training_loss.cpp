@@ -110,7 +110,7 @@ private:
         kernels_.loss_block(sizes_, block);
         for (int r = 0; r < kBlockRows; r++) {
             const float inverse = r < n ? 1 / sums[r] : 0;
-            if (r < n) finish_row(first + start + r, gold[r], block.logits[size_t(r) * sizes_.padded_vocabulary() + gold[r]], largest[r], sums[r]);
+            if (r < n) finish_row(first + start + r, block.logits[size_t(r) * sizes_.padded_vocabulary() + gold[r]], largest[r], sums[r]);
             if (!call_.grad_hidden) continue;
             // The factors 1 / z belong to the rows of the exponentials, and to the sums of these (the gradient of the bias).
             transpose_row(r < n ? hidden_row(first + start + r) : nullptr, inverse, start + r);
@@ -118,14 +118,13 @@ private:
         }
     }
 
-    void finish_row(int row, int64_t gold, float logit, float largest, float sum) {
+    void finish_row(int row, float logit, float largest, float sum) {
         const double log_z = double(largest) + std::log(double(sum));
         double mean = bias_sum_;
         const float* hidden = hidden_row(row);
         for (int k = 0; k < sizes_.width; k++) mean += double(hidden[k]) * weight_sum_[k];
         const double nll = log_z - logit, s = call_.smoothing;
         results_[row] = {(1 - s) * nll - s * (mean / sizes_.vocabulary - log_z), nll, float(std::exp(-nll) - (1 - s))};
-        (void)gold;
     }
 
     void transpose_row(const float* hidden, float factor, int column) {

@@ -229,7 +229,7 @@ TRANSDUCE_API int32_t transduce_residual_backward(const transduce_residual_call*
 typedef struct {
     int64_t rows;
     int32_t inputs, outputs;
-    int32_t is_bf16, x_is_bf16, grad_is_bf16; /* of products and the output, if so, of x, of grad_output; others are float32 */
+    int32_t is_bf16, x_is_bf16, grad_is_bf16; /* whether products and output, x, and grad_output are bfloat16; otherwise float32 */
     const void* x;             /* [rows, inputs] */
     int32_t activation;        /* -1: none; 0: ReLU, 1: GELU, 2: its tanh form, 3: SiLU */
     float p;                   /* of dropping what is activated; 0 without an activation */

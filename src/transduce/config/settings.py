@@ -136,7 +136,7 @@ class TrainingSettings(Section):
     )
     device: str = Field("auto", description="auto, cpu or cuda.")
     kernels: Literal["auto", "torch"] = Field(
-        "auto", description="What computes on a CPU in training; auto: our own kernels where they are faster."
+        "auto", description="What computes in training on a CPU: PyTorch, or our own kernels if it has AVX2 or AVX-512."
     )
     parallel: Literal["replicate", "shard"] = Field(
         "replicate", description="Several processes: replicate the model, or shard weights and optimizer state (FSDP)."

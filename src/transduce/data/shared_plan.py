@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from filelock import FileLock
 
 from transduce.data.store import Store, are_offsets
 from transduce.data.store_writer import StoreWriter
+from transduce.errors import RunFolderError
+from transduce.runs.atomic import remove_leftovers
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,22 +37,25 @@ class PlanStore(Store):
 def shared_plan(folder: Path, epoch: int, make: Callable[[int], list[np.ndarray]]) -> list[np.ndarray]:
     """The plan of an epoch, which the first of several processes makes and all map, so that a machine has it once.
 
-    `folder` has the plan of one epoch at a time. `make` gives the same plan whenever it is called.
+    `make` gives the same plan whenever it is called. The plans of the last two epochs stay in `folder`, because ranks
+    read some updates ahead.
     """
     path = folder / f"epoch{epoch}"
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
-        if not path.exists():
-            batches = make(epoch)
-            if not batches:
-                return []
-            for old in folder.glob("epoch*"):
+        remove_leftovers(folder)  # of a process that was killed here
+        with contextlib.suppress(RunFolderError):  # missing or damaged: it is made again
+            return PlanStore.open(path).batches()
+        batches = make(epoch)
+        if not batches:
+            return []
+        for old in folder.glob("epoch*"):
+            if old.name not in (f"epoch{epoch - 1}", f"epoch{epoch - 2}"):
                 shutil.rmtree(old, ignore_errors=True)
 
-            def fill(writer: StoreWriter) -> None:
-                for batch in batches:
-                    writer.append("indices", batch)
-                writer.append("ends", np.cumsum([len(batch) for batch in batches]))
+        def fill(writer: StoreWriter) -> None:
+            for batch in batches:
+                writer.append("indices", batch)
+            writer.append("ends", np.cumsum([len(batch) for batch in batches]))
 
-            PlanStore.create(path, {"indices": batches[0].dtype, "ends": np.int64}, fill)
-        return PlanStore.open(path).batches()
+        return PlanStore.create(path, {"indices": batches[0].dtype, "ends": np.int64}, fill).batches()

@@ -74,16 +74,7 @@ class Replicas:
         pass
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Compare a checksum of the bits of each tensor."""
-        bits = (tensor.detach().view(torch.int32) for tensor in weights.values())
-        sums = torch.stack([tensor.sum(dtype=torch.int64).cpu() for tensor in bits])
-        extremes = torch.stack([sums, -sums])
-        distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
-        differing = (extremes[0] != -extremes[1]).nonzero()[:, 0].tolist()
-        if differing:
-            raise RankExited(
-                f"the processes have different weights: {list(weights)[differing[0]]} and {len(differing) - 1} more"
-            )
+        check_equal(weights)
 
     def _count(self, number: int, _: Tensor) -> None:
         """Note a gradient, and sum the buckets that are complete. The last one waits for the sums of losses."""
@@ -105,6 +96,19 @@ class Replicas:
         work = distributed.all_reduce(self._flats[number], async_op=True)
         assert work is not None
         self._works.append(work)
+
+
+def check_equal(weights: Mapping[str, Tensor]) -> None:
+    """Raise `RankExited` unless all ranks have the same bits, by a checksum of each tensor."""
+    bits = (tensor.detach().view(torch.int32) for tensor in weights.values())
+    sums = torch.stack([tensor.sum(dtype=torch.int64).cpu() for tensor in bits])
+    extremes = torch.stack([sums, -sums])
+    distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
+    differing = (extremes[0] != -extremes[1]).nonzero()[:, 0].tolist()
+    if differing:
+        raise RankExited(
+            f"the processes have different weights: {list(weights)[differing[0]]} and {len(differing) - 1} more"
+        )
 
 
 def _fill_buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

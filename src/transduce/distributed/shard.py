@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from transduce.distributed.environment import ProcessRank
+from transduce.distributed.replicate import check_equal
 from transduce.nn.attention import CrossAttention
 from transduce.nn.stack import Decoder, Encoder
 from transduce.runs.shards import gather
@@ -34,7 +35,11 @@ class Shards:
 
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # the gradients are tested
         self._model: Any = model
-        self._n_copies = process.size // process.local_size if process.size % process.local_size == 0 else 1
+        check_equal(dict(model.named_parameters()))  # each rank keeps a part of its own
+        sizes = torch.tensor([process.local_size, -process.local_size])
+        distributed.all_reduce(sizes, op=distributed.ReduceOp.MAX)  # all ranks must make the same mesh
+        is_even = not sizes.sum() and process.size % process.local_size == 0
+        self._n_copies = process.size // process.local_size if is_even else 1
         shape = (process.size,) if self._n_copies == 1 else (self._n_copies, process.local_size)
         names = ("copies", "shards")[-len(shape) :]
         self._mesh = distributed.init_device_mesh(device.type, shape, mesh_dim_names=names)

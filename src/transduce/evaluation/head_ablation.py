@@ -45,6 +45,8 @@ def ablate_heads(
         raise DataError("this model has no heads that can be switched off; give a run of a Transformer")
     key = _key(subject, srcs, refs)
     known = {row["name"]: row for row in _read(path, key)}
+    if not known and path.exists() and path.stat().st_size:
+        raise DataError(f"{path}: has no results of --ablate-heads; name another file, or remove it")
     file = MetricsFile(path)
     if path.exists():
         text = path.read_text(encoding="utf-8")

@@ -64,7 +64,7 @@ def attention_view(parts: Sequence[Part], sides: dict[str, Side]) -> Iterator[di
             _fitted(sides[side], n) for side, n in ((found.rows, found.shape[1]), (found.columns, found.shape[2]))
         )
         is_cross = found.rows != found.columns and found.columns == "src"
-        stack = "relay" if "relay" in part.name else "cross" if is_cross else part.stack
+        stack = "relay" if part.kind.kind == "relay_attention" else "cross" if is_cross else part.stack
         yield {
             "name": part.name,
             "kind": stack,

@@ -112,14 +112,19 @@ def kept_page(inspections: Sequence[Inspection]) -> str:
         values[part.name] += sum(3 * value.array.size + 90 for value in part.values.values())
         weights[part.name] += sum(3 * array.size + 90 for array in _weights(part))
     room = MOST_BYTES - 250_000 - sum(len(json.dumps(one.to_json())) for one in inspections)
-    chosen = list[list[str]]()
-    for sizes in (values, weights):
-        chosen.append([])
-        for name in sorted(sizes, key=lambda name: next((int(w) for w in name.split(".") if w.isdigit()), 0)):
-            if sizes[name] <= room and (sizes is values or name in chosen[0]):
-                chosen[-1].append(name)
-                room -= sizes[name]
-    return page_of([one.to_json(chosen[0], weights=chosen[1]) for one in inspections])
+    shown, room = _fitting(values, room)
+    weighed, _ = _fitting({name: weights[name] for name in shown}, room)
+    return page_of([one.to_json(shown, weights=weighed) for one in inspections])
+
+
+def _fitting(sizes: Mapping[str, int], room: int) -> tuple[list[str], int]:
+    """The parts that fit into `room`, those of the first blocks first, and the room that is left."""
+    chosen = list[str]()
+    for name in sorted(sizes, key=lambda name: next((int(w) for w in name.split(".") if w.isdigit()), 0)):
+        if sizes[name] <= room:
+            chosen.append(name)
+            room -= sizes[name]
+    return chosen, room
 
 
 def _weights(part: Part) -> Iterator[np.ndarray]:
@@ -226,13 +231,12 @@ def _switch(name: str, label: str) -> dict[str, str]:
 
 
 def _part_data(part: Part, with_values: bool, with_weights: bool) -> dict[str, Any]:
-    def product(name: str) -> dict[str, Any] | bool | None:
-        """How the page computes a cell; False if it is no product, None if the record lacks what that needs."""
-        how = part.point(name).product
-        found = operands(part, name) if how is not None and with_values else None
-        if how is None or (with_values and found is None):
-            return False
-        if found is None or (how.weight is not None and not with_weights):
+    found_of = {name: operands(part, name) if with_values else None for name in part.values}
+
+    def product(name: str) -> dict[str, Any] | None:
+        """How the page computes a cell, if the record has what that needs."""
+        how, found = part.point(name).product, found_of[name]
+        if how is None or found is None or (how.weight is not None and not with_weights):
             return None
         data = {"left": f"{part.name}.{how.left}", "scale": found.scale, "transposed": how.transposed}
         if how.weight is None:
@@ -247,6 +251,7 @@ def _part_data(part: Part, with_values: bool, with_weights: bool) -> dict[str, A
             "shape": value.shape,
             "rows": value.rows,
             "columns": value.columns,
+            "is_product": found_of[name] is not None,
             "product": product(name),
             "data": pack(value.array) if with_values else None,
         }

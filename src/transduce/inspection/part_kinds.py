@@ -20,7 +20,7 @@ from transduce.nn.recurrent_decoder import StateAttention
 from transduce.nn.relative_attention import RelativeAttention
 from transduce.nn.ssru import SSRU
 from transduce.nn.stack import PostNorm, PreNorm
-from transduce.nn.star import SatelliteAttention
+from transduce.nn.star import RelayAttention, SatelliteAttention
 
 MATRIX = ("position", "width")
 OF_HEADS = ("head", "position", "width")
@@ -273,7 +273,7 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
 PART_KINDS[nn.RMSNorm] = PartKind("norm", "x / rms(x) · γ", _NORM, PART_KINDS[nn.LayerNorm].points)
 
 
-RELAY = replace(
+PART_KINDS[RelayAttention] = replace(
     PART_KINDS[CrossAttention],
     kind="relay_attention",
     equation="softmax(Q Kᵀ / √d_k + mask) V, with K and V of all tokens and the relay node",
@@ -291,8 +291,6 @@ def logits_kind(text: str, weight: Weight, source: Callable[..., Any] | None) ->
     return PartKind("logits", "softmax(h Eᵀ + b)", text, points, source)
 
 
-def kind_of(module: nn.Module, name: str = "") -> PartKind | None:
+def kind_of(module: nn.Module) -> PartKind | None:
     """The entry of a module's class or of the nearest class above it; None for what is not shown."""
-    if isinstance(module, CrossAttention) and "relay" in name:
-        return RELAY
     return next((PART_KINDS[one] for one in type(module).__mro__ if one in PART_KINDS), None)

@@ -75,7 +75,7 @@ def parts_of(model: nn.Module, found: Recording, side_of: Callable[[str], tuple[
         owner = value
         while owner and owner not in modules:
             owner = owner.rpartition(".")[0]
-        kind = kind_of(modules[owner], owner) if owner else None
+        kind = kind_of(modules[owner]) if owner else None
         nested = any(owner.startswith(f"{other}.") for other in _owners(owner, modules))
         if kind is not None and not nested:
             shown.setdefault(owner, kind)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from transduce.native.kernels import n_threads, new_seed, training_library
 from transduce.native.library import check
@@ -93,6 +94,7 @@ class SplitHeads(torch.autograd.Function):
         return _heads_of(x, ctx.rows, ctx.heads)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor):  # type: ignore[no-untyped-def]
         storage, n = grads[0].untyped_storage(), math.prod(ctx.shape)
         if storage.nbytes() == n * grads[0].element_size():  # perhaps of `_empty_gradients`, already in their places
@@ -145,6 +147,7 @@ class _HeadsAttention(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         library = training_library()
         assert library is not None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from transduce.native.kernels import dtype_in_use, n_threads, new_seed, training_library
 from transduce.native.library import address, check
@@ -62,6 +63,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         return sums
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_loss, _grad_nll):  # type: ignore[no-untyped-def]
         return *(None if grad is None else grad * grad_loss for grad in ctx.saved_tensors), *[None] * 5
 
@@ -131,6 +133,7 @@ class _Residual(torch.autograd.Function):
         return total if output is None else output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         library = training_library()
         assert library is not None
@@ -194,6 +197,7 @@ class _Linear(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         library = training_library()
         assert library is not None

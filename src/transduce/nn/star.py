@@ -82,6 +82,10 @@ class SatelliteAttention(nn.Module):
         return x.unflatten(2, (self.n_heads, -1))
 
 
+class RelayAttention(CrossAttention):
+    """The attention of the relay node to all nodes (section 3.2)."""
+
+
 class StarBlock(nn.Module):
     """One round: the satellite nodes are updated, then the relay node (sections 3.1 and 3.2).
 
@@ -94,7 +98,7 @@ class StarBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.satellite_attention = SatelliteAttention(d_model, n_heads=n_heads, bias=bias)
-        self.relay_attention = CrossAttention(d_model=d_model, n_heads=n_heads, dropout=attention_dropout, bias=bias)
+        self.relay_attention = RelayAttention(d_model=d_model, n_heads=n_heads, dropout=attention_dropout, bias=bias)
         self.satellite_norm, self.relay_norm = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.dropout = Dropout(dropout)
 

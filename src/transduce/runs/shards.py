@@ -37,7 +37,7 @@ def shard_of(tensor: Tensor) -> Tensor:
 
 
 def gather(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """All values of tensors, of sharded ones on the CPU, where `keep`; nothing elsewhere. All ranks must call this.
+    """Whole tensors where `keep`, those that were sharded on the CPU; an empty dict elsewhere. All ranks call this.
 
     One tensor after another is gathered, so that no device needs the memory of all.
     """
@@ -51,7 +51,7 @@ def gather(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
 
 
 def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """A tensor that every rank has whole, sharded if `like` is."""
+    """Shard a whole tensor if `like` is sharded."""
     other: Any = like
     if not is_sharded(like) or is_sharded(tensor):
         return tensor
@@ -84,7 +84,7 @@ def _is_first_copy(tensor: Any) -> bool:
 
 
 def read_shards(folder: Path, like: Any) -> dict[str, Tensor]:
-    """The tensors that ranks have written into a folder, sharded in the same way as `like`, or whole as it."""
+    """The tensors that ranks have written into a folder, sharded like `like`, or whole if it is."""
     if not (folder / FOLDER).exists():
         return {}
     from torch.distributed import checkpoint
@@ -97,6 +97,9 @@ def read_shards(folder: Path, like: Any) -> dict[str, Tensor]:
     reader = checkpoint.HuggingFaceStorageReader(str(folder / FOLDER))
     try:
         stored: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
+        for name, one in stored.items():
+            if sum(chunk.sizes.numel() for chunk in one.chunks) != one.size.numel():
+                raise ValueError(f"a part of {name} is missing")
         found = {name: empty(one.size, dtype=one.properties.dtype) for name, one in stored.items()}
         checkpoint.load(found, storage_reader=reader, no_dist=True)
     except (checkpoint.CheckpointException, *ERRORS) as error:

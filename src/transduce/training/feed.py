@@ -43,8 +43,8 @@ class DataPosition:
 class Feed:
     """The examples of one update, the position of the next one, and the number of epochs after it.
 
-    `batches` are the micro-batches of this rank, and `dummies` more, as many as another rank has at most. Everything
-    else is about the whole update.
+    `batches` are the micro-batches of this rank; `dummies` fill them up to the largest number that a rank has.
+    Everything else is about the whole update.
     """
 
     indices: np.ndarray

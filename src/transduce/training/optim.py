@@ -27,7 +27,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     """Approximate the nearest semi-orthogonal matrices of a stack [n, r, c], r <= c, with five Newton-Schulz steps.
 
     The resulting singular values are between about 0.7 and 1.2 (Jordan et al. 2024). Multiplies in bfloat16, like
-    torch.optim.Muon.
+    torch.optim.Muon; native kernels do so only where the CPU has bfloat16 products.
     """
     if matrices.device.type == "cpu" and kernels_in_use(torch.float32) != "torch":
         return operators.orthogonalize(matrices, _NS, _NS_STEPS)

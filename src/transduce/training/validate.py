@@ -104,10 +104,12 @@ class Validator:
         return sums.cpu()
 
     def _share(self, ranks: Ranks) -> Iterator[tuple[TrainingBatch, bool]]:
-        """The batches that a rank computes, and whether they count: all ranks have as many."""
+        """The batches that a rank computes, and whether they count: ranks in step have as many."""
         batches = iter(self.batches())
         if self.in_order:
-            yield from ((batch, ranks.is_main_process) for batch in batches)
+            if ranks.in_step or ranks.is_main_process:
+                yield from ((batch, ranks.is_main_process) for batch in batches)
+            return
         while some := list(islice(batches, ranks.size)):
             yield some[min(ranks.rank, len(some) - 1)], ranks.rank < len(some)
 

@@ -6,7 +6,7 @@ import { heatMap, mapWidth } from "./heatmap.js";
 const hasValues = (part) => part.values.some((value) => value.data);
 
 const NO_PRODUCT =
-  "This value is not, or not only, a dot product of two values shown here: a softmax, a norm and a rotation do more.";
+  "This value is not a plain dot product of two values shown here: a softmax, a norm or a rotation is part of it.";
 
 export const matricesSection = {
   id: "matrices",
@@ -113,7 +113,7 @@ async function showCell(record, part, value, index, box) {
     if (title.parentNode !== box) return; // another cell was chosen meanwhile
     if (product) box.append(...productNodes(product));
     else if (page.live) box.append(note(NO_PRODUCT));
-    else if (value.product === false) box.append(note(NO_PRODUCT));
+    else if (!value.is_product) box.append(note(NO_PRODUCT));
     else box.append(note("This page lacks the weights of this product. The live page (`transduce inspect`) has them."));
     if (product && format(product.result) !== shown) {
       box.append(note("This page keeps 3 significant digits of each number: sums of many products differ by rounding."));
