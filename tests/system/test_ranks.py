@@ -66,6 +66,20 @@ def test_shards_on_two_machines_resume_on_one(team: Team, alone: Path) -> None:
     assert_same_but_for_rounding(alone, team.train("machines", 2, *asked))
 
 
+class UnevenTeam(Team):
+    """A machine with one process and one with the others."""
+
+    def process(self, rank: int, n: int) -> dict[str, str]:
+        local_rank, local_size = (0, 1) if rank == 0 else (rank - 1, n - 1)
+        places = {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(local_size)}
+        return super().process(rank, n) | places
+
+
+def test_machines_with_different_numbers_of_processes_share_one_set_of_shards(team: Team, alone: Path) -> None:
+    folder = UnevenTeam(team.context, team.path).train("uneven", 3, "parallel=shard", *PLAIN)
+    assert_same_but_for_rounding(alone, folder)
+
+
 @pytest.mark.parametrize("average", ["none", "last"])
 def test_shards_are_averaged_like_whole_weights(team: Team, average: str) -> None:
     asked = (*PLAIN, f"average={average}", "average_n=2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,10 @@ def sharded(mesh: distributed.DeviceMesh) -> dict[str, DTensor]:
     return {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in WHOLE.items()}
 
 
-def write_two_ranks(folder: Path) -> None:
-    """The files that two ranks would write, with three and two rows."""
+def write_ranks(folder: Path, *ends: int) -> None:
+    """The files that ranks would write, each with the rows from the end of the one before to its own."""
     (folder / FOLDER).mkdir(parents=True)
-    for rank, rows in enumerate((slice(0, 3), slice(3, 5))):
+    for rank, rows in enumerate(slice(*one) for one in pairwise((0, *ends))):
         parts = {name: tensor[rows] for name, tensor in WHOLE.items() if tensor[rows].numel()}
         info = ", ".join(f'"{name}": {{"saved_offsets": {[rows.start, 0][: t.ndim]}}}' for name, t in parts.items())
         metadata = {"DCP_SHARDING_INFO": f"{{{info}}}"}
@@ -57,7 +58,7 @@ def test_shards_are_read_as_they_were_written_without_pickles(
 @pytest.mark.loopback
 @pytest.mark.parametrize("whole", [True, False])
 def test_files_of_two_ranks_are_read_by_one(tmp_path: Path, sharded: dict[str, DTensor], whole: bool) -> None:
-    write_two_ranks(tmp_path)
+    write_ranks(tmp_path, 3, 5)
     found = read_shards(tmp_path, torch.empty(1) if whole else sharded["model/a"])
     assert {is_sharded(tensor) for tensor in found.values()} == {not whole}
     assert all(torch.equal(shard_of(tensor), WHOLE[name]) for name, tensor in found.items())
@@ -65,11 +66,20 @@ def test_files_of_two_ranks_are_read_by_one(tmp_path: Path, sharded: dict[str, D
 
 @pytest.mark.loopback
 def test_a_pickle_in_place_of_a_file_is_refused(tmp_path: Path, sharded: dict[str, DTensor]) -> None:
-    write_two_ranks(tmp_path)
+    write_ranks(tmp_path, 3, 5)
     (tmp_path / FOLDER / "00001.safetensors").write_bytes(b"\x80\x04K\x01.")
     with pytest.raises(RunFolderError, match="is damaged"):
         read_shards(tmp_path, sharded["model/a"])
     assert read_shards(tmp_path / "none", sharded["model/a"]) == {}
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("missing", [0, 1])  # without the last file, shapes differ from those of the model
+def test_a_missing_file_of_a_rank_is_an_error(tmp_path: Path, sharded: dict[str, DTensor], missing: int) -> None:
+    write_ranks(tmp_path, 2, 4, 5)
+    (tmp_path / FOLDER / f"{missing:05d}.safetensors").unlink()
+    with pytest.raises(RunFolderError, match="is missing"):
+        read_shards(tmp_path, sharded["model/a"])
 
 
 @pytest.mark.loopback
