@@ -126,6 +126,13 @@ class Translator(EngineModel):
             raise TypeError("texts must be a list of texts, not one text: translate([text])")
         return self._stream(lines, options.over(self.settings), first, None if prefixes is None else iter(prefixes))
 
+    def inspect(self, text: str, target: str | None = None, *, off: Sequence[str] = ()) -> Any:
+        """What the model computes for a text: `transduce.inspect`, which lies above this package."""
+        import transduce
+
+        look: Any = transduce.inspect
+        return look(self, text, target, off=off)
+
     def score(
         self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]], *, batch_tokens: int | None = None
     ) -> list[TextLogProbs]:

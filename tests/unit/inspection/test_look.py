@@ -239,11 +239,11 @@ def test_forcing_the_chosen_tokens_gives_the_translation(subjects: Any) -> None:
 def test_a_translator_is_looked_into_as_its_run_is(subjects: Any) -> None:
     subject = subjects("paper")
     expected, path = look(subject, TEXT), subject.folder.path
-    for model in (path, str(path), Translator.load(path, device="cpu")):
-        found = transduce.inspect(model, TEXT)
+    translator = Translator.load(path, device="cpu")
+    for found in (transduce.inspect(path, TEXT), transduce.inspect(str(path), TEXT), translator.inspect(TEXT)):
         assert found.views["tokens"] == expected.views["tokens"] and found.views["steps"] == expected.views["steps"]
     off = list(switches(subject.model))[:1]
-    assert transduce.inspect(path, TEXT, "a mat", off=off).views["off"] == off
+    assert translator.inspect(TEXT, "a mat", off=off).views["off"] == off
 
 
 def test_a_given_translation_is_scored_as_it_is(subjects: Any) -> None:
