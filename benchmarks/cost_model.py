@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+import timeit
 
 import torch
+from training import peak_flops
 
 from transduce.config.kinds import model_settings, resolve_preset
 from transduce.config.settings import TrainingSettings
@@ -30,24 +31,12 @@ VOCABULARY = 8000
 ROWS = 128  # sentences of an update
 
 
-def best_seconds(run: Callable[[], object], n: int) -> float:
-    """The shortest time of n."""
-    found = []
-    for _ in range(n):
-        began = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - began)
-    return min(found)
-
-
 def this_machine(d_model: int) -> Gpu:
     """Operations and bytes per second, measured."""
-    a = torch.randn(2048, 2048).bfloat16()
     kept = torch.randn(ROWS * SENTENCE, d_model).bfloat16()
     copy = torch.empty_like(kept)
-    operations = 2 * 2048**3 / best_seconds(lambda: a @ a, 60) / PRODUCTS
-    bandwidth = 2 * kept.numel() * kept.element_size() / best_seconds(lambda: copy.copy_(kept), 200)
-    return Gpu(operations, kept.element_size(), 0.0, bandwidth, bandwidth)
+    bandwidth = 2 * kept.nbytes / min(timeit.repeat(lambda: copy.copy_(kept), number=1, repeat=200))
+    return Gpu(peak_flops("bfloat16") / PRODUCTS, kept.element_size(), 0.0, bandwidth, bandwidth)
 
 
 def seconds_per_update(size: str, n: int) -> float:

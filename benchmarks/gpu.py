@@ -16,11 +16,10 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from training import training_flops
+from training import peak_flops, training_flops
 
 from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import model_settings, resolve_preset
@@ -43,20 +42,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a large matrix product, the best of ten."""
-    n = 8192 if device.type == "cuda" else 1024
-    a, best = torch.randn(n, n, device=device, dtype=dtype), 0.0
-    for _ in range(10):
-        synchronize(device)
-        began = time.perf_counter()
-        a @ a
-        synchronize(device)
-        best = max(best, 2 * n**3 / (time.perf_counter() - began))
-    return best
-
-
-def feeder_of(lengths: str, batch_tokens: int, device: torch.device, **more: Any) -> PairFeeder:
+def feeder_of(lengths: str, batch_tokens: int, device: torch.device) -> PairFeeder:
     """Batches of random pairs."""
     draw = np.random.default_rng(1)
     mean, deviation = LENGTHS[lengths]
@@ -64,14 +50,14 @@ def feeder_of(lengths: str, batch_tokens: int, device: torch.device, **more: Any
     src = np.clip(draw.lognormal(mean, deviation, n), 2, 200).astype(int)
     tgt = np.clip(src * draw.normal(1.05, 0.15, n), 2, 200).astype(int)
     sides = [[draw.integers(4, VOCABULARY, size=length) for length in side] for side in (src, tgt)]
-    settings = TrainingSettings(optimizer="adam", lr=1e-3, batch_tokens=batch_tokens, **more)
+    settings = TrainingSettings(optimizer="adam", lr=1e-3, batch_tokens=batch_tokens)
     return PairFeeder(TokenStore.from_lists(*sides), settings, device=device)
 
 
 def updater_of(size: str, device: torch.device, *, compiled: bool) -> Updater:
     """The model and its optimizer, in bfloat16."""
     torch.manual_seed(1)
-    model = build_model(resolve_preset(model_settings(preset=size)), n_src=VOCABULARY, n_tgt=VOCABULARY).to(device)
+    model = build_model(resolve_preset(model_settings(preset=size)), n_src=VOCABULARY, n_tgt=VOCABULARY)
     settings = TrainingSettings(optimizer="adam", lr=1e-3, compile=compiled)
     return Updater(model, settings, device=device, precision="bfloat16")
 
@@ -98,7 +84,7 @@ def train(args: argparse.Namespace, lengths: str, *, compiled: bool) -> str:
         seconds = time.perf_counter() - began
     settings = resolve_preset(model_settings(preset=args.size))
     used = training_flops(int(tokens[0]), int(tokens[1]), settings, VOCABULARY) / seconds
-    share = used / peak_flops(device, torch.bfloat16)
+    share = used / peak_flops("bfloat16", device=args.device)
     memory = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else 0.0
     name = f"{args.size}, {lengths}" + (", compiled" if compiled else "")
     speed = f"{tokens[1] / seconds:,.0f} | {used / 1e12:.1f} | {share:.0%}"

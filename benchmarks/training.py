@@ -25,16 +25,19 @@ SIZES = {"tiny": {"dropout": 0.3}, "base": {"dropout": 0.1}}
 WARM = 3
 
 
-def peak_flops(dtype: str, seconds: float = 1.0) -> float:
+def peak_flops(dtype: str, *, device: str = "cpu", seconds: float = 1.0) -> float:
     """Operations per second of a large matrix product on this machine, the best of many."""
     import torch
 
-    a = torch.randn(2048, 2048, dtype=getattr(torch, dtype))
+    n = 2048 if device == "cpu" else 8192
+    a = torch.randn(n, n, dtype=getattr(torch, dtype), device=device)
     best, end = 0.0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         began = time.perf_counter()
         a @ a
-        best = max(best, 2 * 2048**3 / (time.perf_counter() - began))
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = max(best, 2 * n**3 / (time.perf_counter() - began))
     return best
 
 

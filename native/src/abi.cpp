@@ -434,15 +434,15 @@ int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, doubl
         const transduce_loss_call& c = *call;
         require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 14 && 1 <= c.vocabulary && c.vocabulary <= 1 << 24,
                 "rows, width or vocabulary: out of range");
-        if (c.is_bf16) require_kernels<uint16_t>(n_threads);
-        else require_kernels<float>(n_threads);
+        with_numbers(call, [&](auto number) { require_kernels<decltype(number)>(n_threads); });
         require(c.rows == 0 || (c.hidden && c.gold), "hidden and gold must not be null");
         require(c.weight && !c.grad_hidden == !c.grad_weight && (!c.grad_bias || (c.grad_hidden && c.bias)), "weight and gradients: some are null");
         for (int64_t i = 0; i < c.rows; i++) require(c.gold[i] == c.pad || (0 <= c.gold[i] && c.gold[i] < c.vocabulary), "gold: must be tokens of the vocabulary");
-        const auto smoothed_loss = c.is_bf16 ? transduce::smoothed_loss<uint16_t> : transduce::smoothed_loss<float>;
-        const transduce::Loss found = smoothed_loss(
-            {c.hidden, c.weight, c.bias, c.gold, c.rows, c.pad, c.width, c.vocabulary, c.smoothing, c.grad_hidden, c.grad_weight, c.grad_bias}, n_threads);
-        *loss = found.loss, *nll = found.nll;
+        with_numbers(call, [&](auto number) {
+            const transduce::Loss found = transduce::smoothed_loss<decltype(number)>(
+                {c.hidden, c.weight, c.bias, c.gold, c.rows, c.pad, c.width, c.vocabulary, c.smoothing, c.grad_hidden, c.grad_weight, c.grad_bias}, n_threads);
+            *loss = found.loss, *nll = found.nll;
+        });
     });
 }
 

@@ -276,11 +276,16 @@ def lens_view(
 def recorded_run(subject: Subject, model: Any, sentence: Sentence) -> tuple[Recording, Tensor, Tensor]:
     """Everything that the model computes for a sentence, the last hidden states [T, D] and their logits [T, V]."""
     with torch.no_grad(), record(model) as found:
-        hidden = subject.hidden(model, *sentence.inputs)
-        logits = subject.logits(model, hidden)
-    return found, hidden[0], logits[0].float()
+        hidden, logits = _outputs(subject, model, sentence)
+    return found, hidden, logits
 
 
 def predictions(subject: Subject, model: Any, sentence: Sentence) -> Tensor:
     """The log-probabilities [T, V] of a sentence's predictions."""
-    return subject.logits(model, subject.hidden(model, *sentence.inputs))[0].float().log_softmax(-1)
+    return _outputs(subject, model, sentence)[1].log_softmax(-1)
+
+
+def _outputs(subject: Subject, model: Any, sentence: Sentence) -> tuple[Tensor, Tensor]:
+    """The last hidden states [T, D] and their logits [T, V]."""
+    hidden = subject.hidden(model, *sentence.inputs)
+    return hidden[0], subject.logits(model, hidden)[0].float()

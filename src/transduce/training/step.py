@@ -100,10 +100,11 @@ class Updater:
                     unit.hide_loop()
         ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
+        is_covered = _is_covered(model)
         # In float32 the kernels gain less than a change of thread pools costs where PyTorch computes the rest.
-        choose_kernels(settings.kernels if precision != "float32" or _is_covered(model) else "torch")
+        choose_kernels(settings.kernels if precision != "float32" or is_covered else "torch")
         self.kernels = kernels_in_use(PRECISIONS[precision]) if device.type == "cpu" else "torch"
-        self._kernels_do_most = self.kernels != "torch" and not settings.compile and _is_covered(model)
+        self._kernels_do_most = self.kernels != "torch" and not settings.compile and is_covered
         self.optimizer = build_optimizer(model, settings)
         self.too_large: int | None = None
 

@@ -244,7 +244,7 @@ function addMissing(sections = SECTIONS.filter(isInView)) {
 
 async function addMissingTo(record, sections) {
   const slow = sections.flatMap((section) => section.needs ?? []).filter((name) => !(name in record));
-  const values = lacksValues(record) ? [chosenPart(record).name] : [];
+  const values = lacksValues(chosenPart(record)) ? [chosenPart(record).name] : [];
   const views = values.length ? [...slow, "parts"] : slow;
   const key = JSON.stringify([views, values]);
   if (!views.length || record.awaited === key) return;

@@ -1,9 +1,7 @@
 // The matrices of one part, and the dot product behind a cell.
-import { at, choiceOf, chosen, chosenPart, decode, format, labelsOf, matrix, page, placeText, set, view } from "./record.js";
+import { at, choiceOf, chosen, chosenPart, decode, format, labelsOf, lacksValues, matrix, page, placeText, set, view } from "./record.js";
 import { css, el, facts, note, selectBox, shade, sourceLink } from "./draw.js";
 import { heatMap, mapWidth } from "./heatmap.js";
-
-const hasValues = (part) => part.values.some((value) => value.data);
 
 const NO_PRODUCT =
   "This value is not a plain dot product of two values shown here: a softmax, a norm or a rotation is part of it.";
@@ -33,7 +31,7 @@ export const matricesSection = {
         selectBox(
           "part",
           "part",
-          record.parts.map((one) => [one.title + (page.live || hasValues(one) ? "" : " (no values)"), one.name]),
+          record.parts.map((one) => [one.title + (!page.live && lacksValues(one) ? " (no values)" : ""), one.name]),
           part.name,
           (name) => set({ part: name }),
         ),
@@ -112,8 +110,7 @@ async function showCell(record, part, value, index, box) {
     const product = page.live ? await page.cell(record, value.name, index) : recordedProduct(part, value, index);
     if (title.parentNode !== box) return; // another cell was chosen meanwhile
     if (product) box.append(...productNodes(product));
-    else if (page.live) box.append(note(NO_PRODUCT));
-    else if (!value.is_product) box.append(note(NO_PRODUCT));
+    else if (page.live || !value.is_product) box.append(note(NO_PRODUCT));
     else box.append(note("This page lacks the weights of this product. The live page (`transduce inspect`) has them."));
     if (product && format(product.result) !== shown) {
       box.append(note("This page keeps 3 significant digits of each number: sums of many products differ by rounding."));

@@ -179,7 +179,7 @@ export function chosenPart(record) {
   );
 }
 
-// Whether the record lacks the matrices of its chosen part.
-export const lacksValues = (record) => chosenPart(record)?.values.some((value) => !value.data);
+// Whether the record lacks matrices of a part.
+export const lacksValues = (part) => part?.values.some((value) => !value.data);
 
 export const partNamed = (record, name) => record.parts?.find((part) => part.name === name);
