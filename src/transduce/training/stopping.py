@@ -24,10 +24,12 @@ class StopRequest:
     def interrupting(self, make_error: Callable[[int], Exception]) -> Iterator[None]:
         """Inside the context, a signal raises what `make_error` returns for its number, in the main thread.
 
-        For work that can be repeated after a resume, such as a validation.
+        A signal that came before is raised at once. For work that can be repeated after a resume, such as a validation.
         """
         self.make_error = make_error
         try:
+            if self:
+                raise make_error(self.number)
             yield
         finally:
             self.make_error = None

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from transduce.errors import Interrupted
 from transduce.process import exit_on_signals
 from transduce.training.stopping import StopRequest, stop_on_signals
 
@@ -34,6 +35,28 @@ def test_repeated_sighups_set_the_request_once() -> None:
             signal.getsignal(signal.SIGHUP)
         assert request.number == signal.SIGHUP
     assert signal.getsignal(signal.SIGHUP) is before
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_signal_interrupts_what_can_be_repeated(when: str) -> None:
+    with (
+        stop_on_signals(lambda text: None) as request,
+        pytest.raises(Interrupted, match="SIGTERM"),
+    ):
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGTERM)
+        with request.interrupting(lambda number: Interrupted(signal.Signals(number).name, signal=number)):
+            if when == "during":
+                os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("not interrupted")
+
+
+def test_a_signal_after_that_only_sets_the_request() -> None:
+    with stop_on_signals(lambda text: None) as request:
+        with request.interrupting(lambda number: Interrupted("too late", signal=number)):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.number == signal.SIGTERM
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP here")
