@@ -60,11 +60,11 @@ def work(args: argparse.Namespace) -> None:
         updater = Updater(model, settings, device=cpu, precision=args.precision, ranks=ranks)
         summing, n_targets, began, finish = 0.0, 0, 0.0, ranks.finish_reduction
 
-        def timed(sums: Sequence[torch.Tensor], model: torch.nn.Module) -> list[torch.Tensor]:
+        def timed(sums: Sequence[torch.Tensor], parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
             nonlocal summing
             start = time.perf_counter()
             try:
-                return finish(sums, model)
+                return finish(sums, parameters)
             finally:
                 summing += time.perf_counter() - start
 

@@ -109,9 +109,9 @@ class GroupRanks(Ranks):
     def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         return self.parallel.computing(last=last)
 
-    def finish_reduction(self, sums: Sequence[Tensor], model: nn.Module) -> list[Tensor]:
+    def finish_reduction(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         with self._exchange():
-            return self.parallel.finish(sums)
+            return self.parallel.finish(sums, parameters)
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
         return self.parallel.whole(model)

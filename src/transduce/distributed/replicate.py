@@ -34,7 +34,7 @@ class Replicas:
     in_step = False
 
     def __init__(self, model: nn.Module, device: torch.device, *, precision: str, process: ProcessRank) -> None:
-        self._model = model.to(device)
+        model.to(device)
         self._buckets = list(_fill_buckets(reversed([p for p in model.parameters() if p.requires_grad])))
         self._flats = [torch.empty(0)] * len(self._buckets)
         self._works: list[distributed.Work] = []  # of the first buckets
@@ -52,7 +52,7 @@ class Replicas:
         finally:
             self._missing = []
 
-    def finish(self, sums: Sequence[Tensor]) -> list[Tensor]:
+    def finish(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Wait for the gradients; return their norm after the summed `sums`. A rank without a sentence adds zeros."""
         while len(self._works) < len(self._buckets):
             self._sum(sums if len(self._works) + 1 == len(self._buckets) else ())
@@ -64,7 +64,7 @@ class Replicas:
             for parameter in bucket:
                 parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
                 start += parameter.numel()
-        norm = nn.utils.get_total_norm(gradients(self._model), foreach=True)
+        norm = nn.utils.get_total_norm(gradients(parameters), foreach=True)
         return [*self._flats[-1][-len(sums) :].clone().unbind(), norm]
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:

@@ -62,9 +62,9 @@ class Shards:
         yield
         self._model.reshard()  # after a forward pass without gradients; the loss has used the output matrix
 
-    def finish(self, sums: Sequence[Tensor]) -> list[Tensor]:
+    def finish(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Sum the `sums`; after them the norm of all shards."""
-        square = nn.utils.get_total_norm(gradients(self._model), foreach=True).square() / self._n_copies
+        square = nn.utils.get_total_norm(gradients(parameters), foreach=True).square() / self._n_copies
         total = torch.stack([*(value.detach().float() for value in sums), square])
         distributed.all_reduce(total)
         *summed, square = total.unbind()

@@ -53,9 +53,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         given = [None if x is None else x.contiguous() for x in (hidden, weight, bias, gold)]
         grads = [torch.empty_like(x) if wanted and x is not None else None for x in given[:3]]
         loss, nll = ctypes.c_double(), ctypes.c_double()
-        inputs, outputs = ([None if x is None else x.data_ptr() for x in part] for part in (given, grads))
         sizes = len(hidden), pad, hidden.shape[1], len(weight)
-        call = _LossCall(*inputs, *sizes, dtype == torch.bfloat16, smoothing, *outputs)
+        call = _LossCall(*_pointers(*given), *sizes, dtype == torch.bfloat16, smoothing, *_pointers(*grads))
         check(library, library.transduce_loss(ctypes.byref(call), n_threads(), ctypes.byref(loss), ctypes.byref(nll)))
         ctx.save_for_backward(*grads)
         sums = torch.tensor(loss.value), torch.tensor(nll.value)
@@ -84,8 +83,8 @@ class _ResidualCall(ctypes.Structure):
     ]
 
 
-def _pointers(**tensors: Tensor | None) -> dict[str, int | None]:
-    return {name: None if x is None else x.data_ptr() for name, x in tensors.items()}
+def _pointers(*tensors: Tensor | None) -> list[int | None]:
+    return [None if x is None else x.data_ptr() for x in tensors]
 
 
 def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | None, p: float) -> Float[Tensor, "*B D"]:
@@ -123,11 +122,8 @@ class _Residual(torch.autograd.Function):
             output, statistics = torch.empty_like(x), x.new_empty(rows, 2)
         dtype = None if update is None else update.dtype
         ctx.dtype, ctx.options = dtype, (rows, x.shape[-1], is_rms, dtype == torch.bfloat16, epsilon, p, seed)
-        call = _ResidualCall(*ctx.options)
-        given = _pointers(x=x, update=update, gain=gain, shift=shift, output=output, statistics=statistics)
-        call.sum = None if update is None else total.data_ptr()
-        for name, pointer in given.items():
-            setattr(call, name, pointer)
+        written = None if update is None else total, output, statistics
+        call = _ResidualCall(*ctx.options, *_pointers(x, update, gain, shift, *written))
         check(library, library.transduce_residual(ctypes.byref(call), n_threads()))
         ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
         return total if output is None else output
@@ -141,11 +137,8 @@ class _Residual(torch.autograd.Function):
         grad = grad.contiguous()
         grad_update = None if ctx.dtype is None else torch.empty_like(grad, dtype=ctx.dtype)
         grads = [None if like is None else torch.empty_like(like) for like in (normed, gain, shift)]
-        call = _ResidualCall(*ctx.options)
-        written = dict(zip(("grad_x", "grad_gain", "grad_shift"), grads, strict=True))
-        read = {"normed": normed, "gain": gain, "shift": shift, "statistics": statistics, "grad_output": grad}
-        for name, pointer in _pointers(**read, **written, grad_update=grad_update).items():
-            setattr(call, name, pointer)
+        read = None, None, gain, shift, None, None, statistics, grad, normed
+        call = _ResidualCall(*ctx.options, *_pointers(*read, grads[0], grad_update, *grads[1:]))
         check(library, library.transduce_residual_backward(ctypes.byref(call), n_threads()))
         of_x = grad if normed is None else grads[0]
         return of_x, grad_update, grads[1], grads[2], None, None, None, None
@@ -191,7 +184,7 @@ class _Linear(torch.autograd.Function):
         output = x.new_empty(*x.shape[:-1], len(weight), dtype=dtype)
         before = torch.empty_like(output) if activation > 0 else None
         ctx.options = (dtype, activation, p, seed)
-        call = _linear_call(ctx.options, x=x, weight=weight, bias=bias, output=output, before=before)
+        call = _linear_call(ctx.options, False, x, weight, bias, output, before)
         check(library, library.transduce_linear(ctypes.byref(call), n_threads()))
         ctx.save_for_backward(x, weight, bias, output if activation == 0 else None, before)
         return output
@@ -205,23 +198,19 @@ class _Linear(torch.autograd.Function):
         grad = grad.contiguous()
         grads = [torch.empty_like(x) if ctx.needs_input_grad[0] else None, torch.empty_like(weight)]
         grads.append(None if bias is None else torch.empty_like(bias))
-        written = dict(zip(("grad_x", "grad_weight", "grad_bias"), grads, strict=True))
-        call = _linear_call(ctx.options, x=x, weight=weight, output=output, before=before, grad_output=grad, **written)
-        call.grad_is_bf16 = grad.dtype == torch.bfloat16
+        call = _linear_call(ctx.options, grad.dtype == torch.bfloat16, x, weight, None, output, before, grad, *grads)
         check(library, library.transduce_linear_backward(ctypes.byref(call), n_threads()))
         return *grads, None, None, None, None
 
 
 def _linear_call(
-    options: tuple[torch.dtype, int, float, int], *, x: Tensor, weight: Tensor, **others: Tensor | None
+    options: tuple[torch.dtype, int, float, int], grad_is_bf16: bool, x: Tensor, weight: Tensor, *others: Tensor | None
 ) -> _LinearCall:
+    """`others`: bias, output and so on, as the structure has them."""
     dtype, activation, p, seed = options
     sizes = x.numel() // x.shape[-1], x.shape[-1], len(weight)
-    rounded = dtype == torch.bfloat16, x.dtype == torch.bfloat16
-    call = _LinearCall(*sizes, *rounded, activation=activation, p=p, seed=seed)
-    for name, pointer in _pointers(x=x, weight=weight, **others).items():
-        setattr(call, name, pointer)
-    return call
+    rounded = dtype == torch.bfloat16, x.dtype == torch.bfloat16, grad_is_bf16
+    return _LinearCall(*sizes, *rounded, x.data_ptr(), activation, p, seed, *_pointers(weight, *others))
 
 
 def orthogonalize(matrices: Float[Tensor, "N R C"], coefficients: Sequence[float], steps: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, final
 
 import numpy as np
@@ -58,8 +58,8 @@ class Ranks(ABC):
         """The context of the passes of a micro-batch; the `last` backward pass of an update starts the reduction."""
 
     @abstractmethod
-    def finish_reduction(self, sums: Sequence[Tensor], model: nn.Module) -> list[Tensor]:
-        """Wait until the model's gradients are the sums of all ranks; return their norm after the summed `sums`."""
+    def finish_reduction(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Wait until the gradients are the sums of all ranks; return their norm after the summed `sums`."""
 
     @abstractmethod
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
@@ -100,8 +100,8 @@ class _SingleRank(Ranks):
     def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def finish_reduction(self, sums: Sequence[Tensor], model: nn.Module) -> list[Tensor]:
-        return [*sums, nn.utils.get_total_norm(gradients(model), foreach=True)]
+    def finish_reduction(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        return [*sums, nn.utils.get_total_norm(gradients(parameters), foreach=True)]
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
         return contextlib.nullcontext(model)
@@ -119,9 +119,9 @@ class _SingleRank(Ranks):
 SINGLE_RANK = _SingleRank()
 
 
-def gradients(model: nn.Module) -> list[Tensor]:
+def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The gradients that this rank has."""
-    return [shard_of(p.grad) for p in model.parameters() if p.grad is not None]
+    return [shard_of(p.grad) for p in parameters if p.grad is not None]
 
 
 def dropout_seed(seed: int, update: int, rank: int) -> int:

@@ -99,6 +99,7 @@ class Updater:
                 if isinstance(unit, SSRU):
                     unit.hide_loop()
         ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
+        self._parameters = [*model.parameters()]
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         is_covered = _is_covered(model)
         # In float32 the kernels gain less than a change of thread pools costs where PyTorch computes the rest.
@@ -132,28 +133,29 @@ class Updater:
         Raises:
             DoesNotFit: A batch that cannot be split does not fit into memory. The weights are unchanged.
         """
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         if n_targets is None:
             n_targets = sum(batch.n_targets for batch in batches)
         dummies = dummies if self.ranks.in_step else ()
         with all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext():
             # an update may have no target
             *sums, carry = self._gradients(batches, max(n_targets, 1), carry, dummies)
-            loss_sum, nll_sum, norm = self.ranks.finish_reduction(sums, self.model)
+            loss_sum, nll_sum, norm = self.ranks.finish_reduction(sums, self._parameters)
             # The only wait for a GPU in an update: whether to make the step is decided here.
             loss, nll, grad_norm = torch.stack([loss_sum, nll_sum, norm]).tolist()
             result = UpdateResult(loss_sum=loss, nll_sum=nll, n_targets=n_targets, grad_norm=grad_norm, carry=carry)
             if result.skipped:
                 result = replace(result, carry=())
             else:
-                self._step(norm, lr_scale)
+                self._step(grad_norm, lr_scale)
             self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _step(self, norm: Tensor, lr_scale: float) -> None:
+    def _step(self, grad_norm: float, lr_scale: float) -> None:
         """Clip the gradients and change the weights."""
-        if self.clip_norm:
-            torch._foreach_mul_(gradients(self.model), (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
+        if self.clip_norm and grad_norm > self.clip_norm:
+            torch._foreach_mul_(gradients(self._parameters), self.clip_norm / grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_scale
         self.optimizer.step()

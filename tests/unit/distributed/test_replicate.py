@@ -53,7 +53,7 @@ def test_a_repeated_backward_pass_gives_the_same_gradients() -> None:
     summed(first).sum().backward()
     with buckets.computing(last=True):
         summed(last).sum().backward()
-    *sums, norm = buckets.finish([torch.tensor(2.0), torch.tensor(3.0)])
+    *sums, norm = buckets.finish([torch.tensor(2.0), torch.tensor(3.0)], [*summed.parameters()])
     assert [one.item() for one in sums] == [2.0, 3.0]
     assert norm.item() == pytest.approx(torch.cat([one.flatten() for one in gradients(plain)]).norm().item())
     for one, other in zip(gradients(summed), gradients(plain), strict=True):
@@ -63,6 +63,6 @@ def test_a_repeated_backward_pass_gives_the_same_gradients() -> None:
 @pytest.mark.loopback
 def test_a_rank_without_a_batch_adds_zeros() -> None:
     idle = model()
-    replicas(idle).finish([torch.tensor(0.0)])
+    replicas(idle).finish([torch.tensor(0.0)], [*idle.parameters()])
     assert len(gradients(idle)) == 6
     assert not any(gradient.any() for gradient in gradients(idle))
