@@ -4,12 +4,19 @@ namespace {
 
 using transduce::OrthogonalizeCall;
 
+// Columns from `first` on of a symmetric product [rows, rows], of which those before are known: only rows from `first` on are multiplied.
+void symmetric_panel(const Number* left, int depth, int rows, const Number* panel, int first, float* to, size_t stride) {
+    multiply_panel(left + size_t(first) * depth, depth, rows - first, panel, depth, to + first * stride + first, stride, false);
+    for (int r = 0; r < first; r++)
+        for (int c = first; c < rows && c < first + kPanelColumns; c++) to[r * stride + c] = to[c * stride + r];
+}
+
 // One matrix [rows, columns], rows <= columns. Rows in `memory`, whose size training_orthogonalize.cpp computes, are padded to panels.
 void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* memory) {
     const Products products;
     const int rows = call.rows, columns = call.columns, depth = (rows + 31) / 32 * 32, width = (columns + 31) / 32 * 32;
-    const size_t row_panels = (rows + kPanelColumns - 1) / kPanelColumns, column_panels = (columns + kPanelColumns - 1) / kPanelColumns;
-    const size_t gram_stride = row_panels * kPanelColumns, stride = column_panels * kPanelColumns;
+    const size_t column_panels = (columns + kPanelColumns - 1) / kPanelColumns;
+    const size_t gram_stride = (rows + kPanelColumns - 1) / kPanelColumns * kPanelColumns, stride = column_panels * kPanelColumns;
     float *x = memory, *gram = x + rows * stride, *product = gram + rows * gram_stride, *whole = product + rows * gram_stride;
     Number *left = reinterpret_cast<Number*>(whole + rows * stride), *right = left + size_t(rows) * std::max(width, depth);
     const float* from = call.matrices + size_t(matrix) * rows * columns;
@@ -34,15 +41,14 @@ void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* 
     const Vec a = splat(call.coefficients[0]), b = splat(call.coefficients[1]), c = splat(call.coefficients[2]);
     for (int step = 0; step < call.steps; step++) {
         round_all(x, stride, columns, width);
-        for (size_t p = 0; p < row_panels; p++) {  // G = X X^T
-            const int first = int(p) * kPanelColumns;
+        for (int first = 0; first < rows; first += kPanelColumns) {  // G = X X^T
             pack_transposed(x + first * stride, stride, std::min(rows - first, kPanelColumns), columns, width, right);
-            multiply_panel(left, width, rows, right, width, gram + first, gram_stride, false);
+            symmetric_panel(left, width, rows, right, first, gram, gram_stride);
         }
         round_all(gram, gram_stride, rows, depth);
-        for (size_t p = 0; p < row_panels; p++) {  // b G + c G G
-            rows_as_panel(gram, gram_stride, p);
-            multiply_panel(left, depth, rows, right, depth, product + p * kPanelColumns, gram_stride, false);
+        for (int first = 0; first < rows; first += kPanelColumns) {  // b G + c G G
+            rows_as_panel(gram, gram_stride, first / kPanelColumns);
+            symmetric_panel(left, depth, rows, right, first, product, gram_stride);
         }
         for (size_t i = 0; i < rows * gram_stride; i += W) store(product + i, fma(load(product + i), c, load(gram + i) * b));
         round_all(product, gram_stride, rows, depth);
