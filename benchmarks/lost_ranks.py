@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--parallel", default="replicate", choices=("replicate", "shard"))
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--updates", type=int, default=400)
+    parser.add_argument("--updates", type=int, default=3000)
     parser.add_argument("--seconds", type=float, default=8.0, help="the longest time from a start to a kill")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="a setting of both trainings")
