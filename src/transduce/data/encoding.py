@@ -20,8 +20,15 @@ from transduce.data.corpus import Labelled, Pair, number_of
 from transduce.data.examples import Ids
 from transduce.data.leaks import LeakCheck, comparable, hash_of, key_of
 from transduce.data.sentence_pairs import Packed, pack
-from transduce.data.store import AlignedStore, LabelStore, SentenceStore, TextStore, TokenStore
-from transduce.data.store_writer import StoreWriter, join_sequences
+from transduce.data.store import (
+    AlignedStore,
+    LabelStore,
+    SentenceStore,
+    StoreWriter,
+    TextStore,
+    TokenStore,
+    join_sequences,
+)
 from transduce.data.text import Piece
 from transduce.data.word_links import links_of_tokens, parse_links, whitespace_words
 from transduce.data.workers import Arrays, LocalWorkers, ResultFile, Workers, compute
@@ -221,7 +228,7 @@ def encode_sentences(
             writer.append("documents", [n])
         if not n:
             raise DataError(f"{name}: no text found")
-        writer.facts |= {"kind": "sentences, 1", "fingerprint": fingerprint, "bytes": n_bytes}
+        writer.facts |= {"fingerprint": fingerprint, "bytes": n_bytes}
 
     dtypes = {"ids": vocabulary.stored_as, "offsets": np.int64, "documents": np.int64}
     return SentenceStore.create(folder, dtypes, fill)
@@ -250,7 +257,7 @@ def encode_labelled(
             n += len(chunk)
         if not n:
             raise DataError(f"{name}: no text found")
-        writer.facts |= {"kind": "labelled texts, 1", "fingerprint": fingerprint, "longest": n_cut}
+        writer.facts |= {"fingerprint": fingerprint, "longest": n_cut}
 
     dtypes = {"ids": vocabulary.stored_as, "offsets": np.int64, "seconds": np.int32, "labels": np.int32}
     return LabelStore.create(folder, dtypes, fill)

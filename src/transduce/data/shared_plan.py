@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from transduce.data.store import Store, are_offsets
-from transduce.data.store_writer import StoreWriter
+from transduce.data.store import Store, StoreWriter
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import remove_leftovers
 
@@ -29,9 +28,6 @@ class PlanStore(Store):
     def batches(self) -> list[np.ndarray]:
         """The batches, as parts of the mapped array."""
         return np.split(self.indices, self.ends[:-1])
-
-    def _is_consistent(self) -> bool:
-        return are_offsets(np.append([0], self.ends), end=len(self.indices))
 
 
 def shared_plan(folder: Path, epoch: int, make: Callable[[int], list[np.ndarray]]) -> list[np.ndarray]:

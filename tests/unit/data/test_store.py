@@ -114,11 +114,10 @@ def test_a_vocabulary_beyond_two_bytes_takes_four(tmp_path: Path) -> None:
     "damage",
     [
         lambda path: path.write_bytes(path.read_bytes()[:-2]),
-        lambda path: path.write_bytes(path.read_bytes()[:-9] + b"7" + path.read_bytes()[-8:]),
         lambda path: path.write_bytes(b""),
         lambda path: path.unlink(),
     ],
-    ids=["cut", "changed", "emptied", "removed"],
+    ids=["cut", "emptied", "removed"],
 )
 def test_a_damaged_store_is_named_and_built_again(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     folder = tmp_path / "tokens"

@@ -10,13 +10,11 @@ import os
 import pickle
 import shutil
 import threading
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import zstandard
@@ -27,7 +25,7 @@ from system.commands import transduce
 from transduce.config.settings import Settings
 from transduce.convert.hub_folder import read_tokenizer
 from transduce.data.lines import UNCHECKED_BYTES, read_lines
-from transduce.data.store import TextStore, TokenStore, are_offsets, map_array
+from transduce.data.store import TextStore
 from transduce.data.tmx import read_units
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError
@@ -274,19 +272,6 @@ def test_a_log_line_without_an_update_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((2, 2), np.int32), np.array(3, np.int32), np.zeros(3, np.float64), np.zeros(3, np.int8), np.zeros(3, ">i4"),
-        np.array(["a"]), np.zeros(3, "m8"),
-    ],
-)  # fmt: skip
-def test_arrays_of_a_wrong_type_or_shape(tmp_path: Path, array: np.ndarray) -> None:
-    np.save(tmp_path / "a.npy", array)
-    with pytest.raises(RunFolderError, match=r"is not a list of integers"):
-        map_array(tmp_path / "a.npy", zlib.crc32((tmp_path / "a.npy").read_bytes()))
-
-
-@pytest.mark.parametrize(
     "content",
     [
         b"", b"PK\x03\x04 and more", b"\x93NUMPY\x09\x00", b"\x93NUMPY\x01\x00\xff\xff{",
@@ -295,30 +280,9 @@ def test_arrays_of_a_wrong_type_or_shape(tmp_path: Path, array: np.ndarray) -> N
     ],
 )  # fmt: skip
 def test_invalid_array_files(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.npy").write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"a.npy is damaged"):
-        map_array(tmp_path / "a.npy", zlib.crc32(content))
-
-
-def test_offsets_are_checked() -> None:
-    assert are_offsets(np.array([0, 2, 2, 5]), end=5)
-    for wrong in ([0, 3, 2, 5], [1, 2, 5], [0, 2, 4], [], [0, 9, 5]):
-        assert not are_offsets(np.array(wrong, np.int64), end=5)
-
-
-def test_a_store_with_malformed_facts(tmp_path: Path) -> None:
-    for facts in (
-        {"format": 1},
-        {"format": 1, "checksums": [], "sizes": [1], "cleaning": {}},
-        {"format": 1, "checksums": {}, "sizes": ["x"], "cleaning": {}},
-    ):
-        (tmp_path / "store.json").write_text(json.dumps(facts))
-        with pytest.raises(RunFolderError, match=r"(store.json|src.npy) is (damaged|missing)"):
-            TokenStore.open(tmp_path)
-    np.save(tmp_path / "ids.npy", np.zeros(0, np.uint16))
-    sums = {"ids": zlib.crc32((tmp_path / "ids.npy").read_bytes())}
-    (tmp_path / "store.json").write_text(json.dumps({"format": 1, "documents": 1, "bytes": 3, "checksums": sums}))
-    with pytest.raises(RunFolderError, match=r"is damaged: its arrays do not fit"):
+    (tmp_path / "store.json").write_text(json.dumps({"format": 1}))
+    (tmp_path / "ids.npy").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"ids.npy is damaged"):
         TextStore.open(tmp_path)
 
 
