@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from transduce.data.json_lines import pair_of
-from transduce.data.lines import Digests, open_bytes
+from transduce.data.lines import open_bytes
 from transduce.errors import DataError, SettingsError
 
 _ROWS = 1000  # of a parquet file that are in memory at once
 
 
-def read_parquet(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+def read_parquet(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
     """Yield the number, source and target of each row, whose columns are named like the keys of JSON lines."""
     arrow = _import_arrow(path)
-    with open_bytes(path) as file:
+    with open_bytes(path) as (file, _):
         try:
             batches = arrow.parquet.ParquetFile(file).iter_batches(batch_size=_ROWS)
             yield from _rows_of(batches, path, src_lang, tgt_lang)
@@ -25,11 +25,11 @@ def read_parquet(path: Path, src_lang: str, tgt_lang: str, digests: Digests | No
             raise DataError(f"{path}: not valid parquet: {error}") from None
 
 
-def read_arrow(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+def read_arrow(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
     """Yield the rows of an Arrow stream, or of a folder that `Dataset.save_to_disk` has written."""
     arrow, number = _import_arrow(path), 0
     for file_path in arrow_files(path):
-        with open_bytes(file_path) as file:
+        with open_bytes(file_path) as (file, _):
             try:
                 for _, src, tgt in _rows_of(arrow.ipc.open_stream(file), file_path, src_lang, tgt_lang):
                     number += 1

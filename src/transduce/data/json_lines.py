@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transduce.data.lines import Digests, LineParser, one_line, read_rows
+from transduce.data.lines import LineParser, one_line, read_rows
 
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
-def read_json_lines(
-    path: Path, src_lang: str, tgt_lang: str, digests: Digests | None
-) -> Iterator[tuple[int, str, str]]:
+def read_json_lines(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
     """Yield the line, source and target of each pair."""
-    for line, (src, tgt) in read_rows(path, _parser(src_lang, tgt_lang), digests):
+    for line, (src, tgt) in read_rows(path, _parser(src_lang, tgt_lang)):
         yield line, src, tgt
 
 

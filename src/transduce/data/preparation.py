@@ -17,12 +17,12 @@ from typing import Any, Generic, TypeVar
 from transduce.config.settings import Settings
 from transduce.data.check_sample import Windows
 from transduce.data.clean import CleanReport, HeldOutSources
-from transduce.data.cleaned_pairs import VECTOR_CHUNK, CleanedPairs, PairCleaning, read_chunks
-from transduce.data.cleaned_text import Stream, spooled
-from transduce.data.corpus import CHUNK, Labelled, Pair, number_of, sorted_labels
+from transduce.data.cleaned_pairs import CHUNK, VECTOR_CHUNK, CleanedPairs, PairCleaning
+from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
 from transduce.data.sources import Source, Sources
+from transduce.data.spool import Stream, spooled
 from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, is_held_out, part_of
 from transduce.data.workers import LocalWorkers, Workplace
 from transduce.errors import DataError
@@ -62,7 +62,7 @@ class Texts(Generic[T]):
     valid: TextSet[T]
     tests: tuple[TextSet[T], ...]
     sample: Sequence[tuple[str, ...]]
-    digests: tuple[bytes, ...]
+    marks: tuple[bytes, ...]
     windows: tuple[Windows[Any], ...]
 
     @property
@@ -98,16 +98,17 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], place:
     sample = Reservoir[tuple[str, str]](SAMPLE_LINES // (1 + settings.tokenizer.joint), seed=seed)
     cleaning = PairCleaning(data, seed, sample, None if sources.valid else HeldOutSources(MAX_HELD_OUT_PAIRS))
     windows, workers = tuple(map(Windows[Pair], sources.train)), place.workers or LocalWorkers(data.workers)
-    n_chunk = VECTOR_CHUNK if settings.model.reads_vectors else CHUNK
-    chunks = (read_chunks(i, one, windows[i], n_chunk) for i, one in enumerate(sources.train))
-    streams = cleaning.clean(chain.from_iterable(chunks), len(windows), place.results("cleaned"), workers)
+    marks = tuple(source.mark() for source in sources.train)
+    rules = (data.demo, data.src_lang, data.tgt_lang, data.deduplicate, data.drop_copies, seed, not sources.valid)
+    corpora = [one.watch(source.read()) for source, one in zip(sources.train, windows, strict=True)]
+    n = VECTOR_CHUNK if settings.model.reads_vectors else CHUNK
+    streams = cleaning.clean(corpora, place.results("cleaned", marks, rules), workers, n=n)
     report, place = cleaning.report, replace(place, workers=workers)
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
-    digests = tuple(source.digest() for source in sources.train)
     if cleaning.held_out is None:
         train = TextSet("train", files, tuple(streams), report.kept)
         valid = _read_set("valid", sources.valid, "sentence pair")
-        return PairTexts(train, valid, tests, sample.items, digests, windows, report, tuple(streams), place)
+        return PairTexts(train, valid, tests, sample.items, marks, windows, report, tuple(streams), place)
     n_pairs = report.kept
     if n_pairs < 2:
         raise DataError(f"{', '.join(files)}: one sentence pair is not enough to train on and to hold one out")
@@ -122,7 +123,7 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], place:
         TextSet("valid", files, (lambda: iter(first),), len(first)),
         tests,
         [pair for pair in sample.items if comparable(pair[0]) not in chosen],
-        digests,
+        marks,
         windows,
         report,
         tuple(streams),
@@ -157,10 +158,10 @@ def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], place:
     )
     named = zip(_distinct([source.name for source in sources.tests]), sources.tests, strict=True)
     tests = tuple(_read_documents(name, (source,), data.documents, place.folder)[0] for name, source in named)
-    digests = tuple(source.digest() for source in sources.train)
+    marks = tuple(source.mark() for source in sources.train)
     if sources.valid:
         valid, _ = _read_documents("valid", sources.valid, data.documents, place.folder)
-        return Texts(everything, valid, tests, [(text,) for _, _, text in sample.items], digests, windows)
+        return Texts(everything, valid, tests, [(text,) for _, _, text in sample.items], marks, windows)
     whole = data.documents != "file"
     held = choose_held_out(sizes, share=HELD_OUT_TEXT, most=MAX_HELD_OUT_BYTES, seed=seed, whole=whole)
     meter = Meter()
@@ -179,7 +180,7 @@ def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], place:
         TextSet("valid", files, (stream,), n_held),
         tests,
         [(text,) for document, end, text in sample.items if not is_held_out(held, document, end)],
-        digests,
+        marks,
         windows,
     )
 
@@ -212,7 +213,7 @@ def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled]
         lambda example: [example.label, example.texts, example.place],
         lambda row: Labelled(row[0], tuple(row[1]), tuple(row[2])),
     )
-    digests = tuple(source.digest() for source in sources.train)
+    marks = tuple(source.mark() for source in sources.train)
     labels = _two_or_more(data.labels or sorted_labels(counts))  # of all text: an only example may be held out
     tests = _read_tests([source.name for source in sources.tests], sources.tests, "text")
     if sources.valid:
@@ -231,7 +232,7 @@ def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled]
         valid,
         tests,
         [example.texts for i, example in sample.items if i not in held],
-        digests,
+        marks,
         windows,
         labels,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
 
-from transduce.data.lines import MAX_LINE, Digests, one_line, open_bytes
+from transduce.data.lines import MAX_LINE, one_line, open_bytes
 from transduce.errors import DataError
 from transduce.text.languages import base_language
 
@@ -89,10 +89,10 @@ class _Units:
         raise DataError(f"{self.path}, line {line}: the file declares XML entities; refused for safety")
 
 
-def read_units(path: Path, digests: Digests | None = None) -> Iterator[Unit]:
+def read_units(path: Path) -> Iterator[Unit]:
     """Yield the translation units of a TMX file. Malformed or unsafe XML is a `DataError` with file and line."""
     units = _Units(path)
-    with open_bytes(path, digests) as file:
+    with open_bytes(path) as (file, _):
         try:
             while chunk := file.read(_CHUNK):
                 units.parser.Parse(chunk)
@@ -106,10 +106,10 @@ def read_units(path: Path, digests: Digests | None = None) -> Iterator[Unit]:
     yield from units.take()
 
 
-def read_tmx(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+def read_tmx(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
     """Yield the line, source and target of each unit. A missing side is empty, so that cleaning counts it."""
     known, n_pairs = set[str](), 0
-    for line, segments in read_units(path, digests):
+    for line, segments in read_units(path):
         known |= segments.keys()
         codes = [choose_language(wanted, set(segments)) for wanted in (src_lang, tgt_lang)]
         src, tgt = ("" if code is None else one_line(segments[code]) for code in codes)

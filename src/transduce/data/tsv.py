@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from transduce.data.lines import Digests, LineParser, read_rows
+from transduce.data.lines import LineParser, read_rows
 
 
-def read_tsv(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+def read_tsv(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
     """Yield the line, source and target of each pair."""
-    for line, (src, tgt) in read_rows(path, _parser(src_lang, tgt_lang), digests):
+    for line, (src, tgt) in read_rows(path, _parser(src_lang, tgt_lang)):
         yield line, src, tgt
 
 

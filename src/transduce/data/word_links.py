@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transduce.data.corpus import Pair
-from transduce.data.lines import read_lines
+from transduce.data.lines import content_mark, read_lines
 from transduce.data.sources import Source
 from transduce.errors import DataError
 from transduce.text.special import Span
@@ -93,13 +93,7 @@ def with_links(source: Source[Pair], path: Path) -> Source[Pair]:
             _checked(line, pair.src, pair.tgt, f"{path}, line {number}")
             yield Pair(pair.src, pair.tgt, pair.place, line)
 
-    def digest() -> bytes:
-        digests = dict[Path, bytes]()
-        for _ in read_lines(path, digests):
-            pass
-        return source.digest() + digests[path]
-
-    return Source(source.name, read, (*source.files, path.name), digest)
+    return Source(source.name, read, (*source.files, path.name), lambda: source.mark() + content_mark(path))
 
 
 def _checked(line: str, src: str, tgt: str, place: str) -> GoldLinks:

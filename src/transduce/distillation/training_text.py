@@ -69,7 +69,7 @@ def read_training_text(
             raise DataError(f"there is no file {path}; if the training text was moved, name its folder (data)")
     texts: PairTexts = task.read(settings, log, place=place)
     then = run.read_record("data.json").get("fingerprint") if check else None
-    if then is not None and then != task.fingerprint(run.settings, load_tokenizers(run), texts.digests):
+    if then is not None and then != task.fingerprint(run.settings, load_tokenizers(run), texts.marks):
         raise DataError(
             f"the training text of {run.path} has changed since its training; restore the files, or name other text "
             "(data.train)"

@@ -10,7 +10,7 @@ from typing import Any
 
 from transduce.config.model import ModelSettings
 from transduce.config.settings import Settings
-from transduce.data.encoding import counted, fingerprint_of_text
+from transduce.data.encoding import counted, fingerprint_of
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.preparation import Texts, read_plain_texts
 from transduce.data.sources import line_sources
@@ -74,7 +74,7 @@ class OneSidedTask(Task[TextsT, StoreT]):
     def encode(
         self, folder: RunFolder, texts: TextsT, tokenizers: Tokenizers, settings: Settings, log: Log
     ) -> Prepared[StoreT]:
-        tokens, mark = folder.path / "tokens", self.fingerprint(settings, tokenizers, texts.digests)
+        tokens, mark = folder.path / "tokens", self.fingerprint(settings, tokenizers, texts.marks)
         tokens.mkdir(exist_ok=True)
 
         def example_of(record: Any) -> tuple[str]:
@@ -104,8 +104,8 @@ class OneSidedTask(Task[TextsT, StoreT]):
     def save_samples(self, tokens: Path, texts: TextsT) -> None:
         """Keep what `finish` needs of the text besides the stores."""
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-        return fingerprint_of_text(digests, tokenizers.tgt, *self.fingerprint_parts(settings))
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
+        return fingerprint_of(marks, tokenizers, *self.fingerprint_parts(settings))
 
     def held_out_stores(self, folder: RunFolder) -> Iterator[tuple[str, StoreT]]:
         """The validation set and the test sets, by name."""

@@ -66,7 +66,7 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> No
     (source,) = pair_sources(
         Settings.from_mapping({"data": {"train": [{"path": str(folder)}], "src_lang": "en", "tgt_lang": "de"}})
     ).train
-    before = source.digest()
+    before = source.mark()
     assert source.files == ("data-00000-of-00002.arrow", "data-00001-of-00002.arrow") and len(before) > 32
     with pytest.raises(DataError, match="flatten_indices"):
         texts(save_dataset(tmp_path / "shuffled", _indices_data_files=[{"filename": "x.arrow"}]))
@@ -130,7 +130,7 @@ def test_remote_files(tmp_path: Path, server: str) -> None:
     (source,) = pair_sources(settings).train
     assert [pair.tgt for pair in source.read()] == ["Ein Hund.", "Eine Katze."]
     local = [{"src": str(tmp_path / "a.en.gz"), "tgt": str(tmp_path / "a.de")}]
-    assert pair_sources(Settings.from_mapping({"data": {"train": local}})).train[0].digest() == source.digest()
+    assert pair_sources(Settings.from_mapping({"data": {"train": local}})).train[0].mark() == source.mark()
     with pytest.raises(DataError, match=rf"cannot read {server}/missing\.tsv"):
         texts(f"{server}/missing.tsv")
 

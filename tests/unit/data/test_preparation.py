@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from transduce.config.settings import Settings
-from transduce.data.cleaned_pairs import CleanPairs, Columns, PairChunk, unpack_pairs
+from transduce.data.cleaned_pairs import CleanPairs, PairChunk, unpack_pairs
 from transduce.data.corpus import Pair
 from transduce.data.leaks import comparable
 from transduce.data.preparation import PairTexts
@@ -54,7 +54,7 @@ def settings(**sections: Any) -> Settings:
 
 def test_a_chunk_whose_pairs_are_all_dropped_has_no_pairs() -> None:
     blank = [Pair("", "x", ("file", 1)), Pair("x", " ", ("file", 2))]
-    record = CleanPairs(Settings().data, seed=None)(PairChunk(0, Columns.of(blank)))
+    record = CleanPairs(Settings().data, seed=None)(PairChunk(0, blank))
     assert unpack_pairs(record) == []
 
 
@@ -299,7 +299,8 @@ def test_a_killed_preparation_resumes_and_leaves_no_temporary_file_behind(tmp_pa
     killed = -signal.SIGKILL
     assert start("whole", "", 0) == (0, 8, 9)  # the validation set is a chunk
     assert start("run", "clean", 3) == (killed, 3, 0)
-    with (tmp_path / "run" / "preparation" / "cleaned").open("r+b") as file:
+    (cleaned,) = (tmp_path / "run" / "preparation").glob("cleaned-*")
+    with cleaned.open("r+b") as file:
         file.truncate(file.seek(0, 2) - 1)  # the third is damaged
     assert start("run", "encode", 5) == (killed, 6, 5)
     assert start("run", "close", 0) == (killed, 0, 3)

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transduce.config.settings import Corpus, DataSettings, Settings, TokenizerSettings
+from transduce.config.settings import Corpus, DataSettings, Settings, TokenizerSettings, TrainingSettings
 from transduce.data import encoding
 from transduce.data.clean import Cleaner, CleanReport
 from transduce.data.cleaned_pairs import pack_pairs
 from transduce.data.corpus import Pair, read_pairs
-from transduce.data.encoding import EncodePairs, counted, encode_pairs, fingerprint_of_pairs
+from transduce.data.encoding import EncodePairs, counted, encode_pairs
 from transduce.data.sources import pair_sources
 from transduce.data.store import TokenStore
 from transduce.errors import DataError, RunFolderError
+from transduce.tasks.translation import TranslationTask
 from transduce.text.special import UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers
@@ -41,7 +42,10 @@ def pairs(n: int = len(SRC)) -> Iterator[Pair]:
 def encoded(folder: Path, streams: list[Iterable[Pair]], both: Tokenizers = TOKENIZERS, **options: Any) -> TokenStore:
     """Clean and encode."""
     cleaner = Cleaner(SETTINGS)
-    cleaned = [list(pack_pairs(cleaner.texts(stream), corpus=i)) for i, stream in enumerate(streams)]
+    cleaned = [
+        [record | {"corpus": np.array([i])} for record in pack_pairs(filter(None, map(cleaner.by_rules, stream)))]
+        for i, stream in enumerate(streams)
+    ]
     return encode_pairs(folder, cleaned, EncodePairs(both, SETTINGS), report=cleaner.report, **options)
 
 
@@ -144,10 +148,11 @@ def files(folder: Path, name: str = "a") -> Corpus:
 
 
 def fingerprint(
-    corpora: list[Corpus], settings: DataSettings = SETTINGS, both: Tokenizers = TOKENIZERS, extra: tuple[str, ...] = ()
+    corpora: list[Corpus], settings: DataSettings = SETTINGS, both: Tokenizers = TOKENIZERS, seed: int = 1
 ) -> str:
-    sources = pair_sources(Settings(data=settings.model_copy(update={"train": tuple(corpora)}))).train
-    return fingerprint_of_pairs([source.digest() for source in sources], settings, both, *extra)
+    data = settings.model_copy(update={"train": tuple(corpora)})
+    asked = Settings(data=data, training=TrainingSettings(seed=seed))
+    return TranslationTask().fingerprint(asked, both, [source.mark() for source in pair_sources(asked).train])
 
 
 def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) -> None:
@@ -163,7 +168,7 @@ def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) 
         fingerprint([corpus], DataSettings(max_length=41)),
         fingerprint([corpus], DataSettings(max_length=40, deduplicate=True)),
         fingerprint([corpus], both=Tokenizers(TOKENIZERS.tgt, TOKENIZERS.src)),
-        fingerprint([corpus], extra=("seed 1",)),
+        fingerprint([corpus], seed=2),
     ]
     corpus.src.write_text("\n".join([*SRC[:-1], SRC[-1] + "x"]), encoding="utf-8")
     others.append(fingerprint([corpus]))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.cleaned_text import spooled
+from transduce.data.spool import spooled
 from transduce.errors import RunFolderError
 
 
