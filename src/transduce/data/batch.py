@@ -25,8 +25,8 @@ from transduce.text.special import BOS, EOS, PAD
 BatchT = TypeVar("BatchT")
 
 
-def causal(row: np.ndarray, draw: np.random.Generator) -> RowExample:
-    """Predict every token from those before it (Radford et al. 2018). Uses no random numbers.
+def causal(row: np.ndarray) -> RowExample:
+    """Predict every token from those before it (Radford et al. 2018).
 
     The beginning of a document is not a target: it would be predicted from the end of another document.
     """

@@ -16,7 +16,6 @@ from transduce.config.kinds import resolve_preset
 from transduce.config.model import AttentionSettings, ModelSettings
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
-from transduce.data.batch import causal
 from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
 from transduce.data.text import Piece, read_pieces
@@ -213,7 +212,6 @@ def _feeder(store: TextStore, settings: Settings, device: torch.device) -> RowFe
         settings.training,
         device=device,
         context=resolved(data.context, "data.context"),
-        objective=causal,
         separate=data.separate_documents,
     )
 
