@@ -100,16 +100,16 @@ def encode_pairs(
     function: EncodePairs,
     *,
     report: CleanReport,
-    fingerprint: str = "",
+    key: str = "",
     name: str = "training text",
     checks: Sequence[LeakCheck] = (),
     place: Workplace | None = None,
 ) -> TokenStore:
     """Encode the records of each corpus and write the store, an `AlignedStore` if the function keeps links.
 
-    `report`: that of the cleaning so far. `checks`: take note of the pairs that the function looks for. Raises what
-    reading the pairs raises, `DataError` where no pair is left (`name` says of what), `RunFolderError` where the disk
-    is full.
+    `report`: that of the cleaning so far. `key`: determines what is stored, for a resume. `checks`: take note of the
+    pairs that the function looks for. Raises what reading the pairs raises, `DataError` where no pair is left (`name`
+    says of what), `RunFolderError` where the disk is full.
     """
 
     def fill(writer: StoreWriter) -> None:
@@ -124,11 +124,11 @@ def encode_pairs(
                 writer.append_joined(column, offsets, result[column], result[f"{column}_lengths"])
             sizes[int(record["corpus"][0])] += len(result["src_lengths"])
         found.require_pairs(function.settings, name)
-        writer.facts |= {"fingerprint": fingerprint, "sizes": sizes, "cleaning": found.to_json()}
+        writer.facts |= {"sizes": sizes, "cleaning": found.to_json()}
 
     place = place or Workplace(workers=LocalWorkers(1))
     workers = place.workers or LocalWorkers()
-    saved = place.results("encoded", fingerprint, sorted(function.without), sorted(function.held_out))
+    saved = place.results("encoded", key, sorted(function.without), sorted(function.held_out))
     columns, dtypes = function.columns, dict[str, Any]()
     for column, (offsets, dtype) in columns.items():
         dtypes |= {column: dtype, offsets: np.int64}
@@ -148,7 +148,6 @@ def encode_text(
     pieces: Iterable[Piece],
     vocabulary: Vocabulary,
     *,
-    fingerprint: str = "",
     name: str = "training text",
 ) -> TextStore:
     """Encode documents, each between BOS and EOS, and write the store. `folder`: None to keep it in memory.
@@ -168,7 +167,7 @@ def encode_text(
             writer.append("ids", framed)
         if not n_bytes:
             raise DataError(f"{name}: no text found")
-        writer.facts |= {"fingerprint": fingerprint, "documents": n_documents, "bytes": n_bytes}
+        writer.facts |= {"documents": n_documents, "bytes": n_bytes}
 
     return TextStore.create(folder, {"ids": vocabulary.stored_as}, fill)
 
@@ -179,7 +178,6 @@ def encode_sentences(
     vocabulary: Vocabulary,
     *,
     longest: int,
-    fingerprint: str = "",
     name: str = "training text",
 ) -> SentenceStore:
     """Encode documents line by line and write the store. `folder`: None to keep it in memory.
@@ -208,7 +206,7 @@ def encode_sentences(
             writer.append("documents", [n])
         if not n:
             raise DataError(f"{name}: no text found")
-        writer.facts |= {"fingerprint": fingerprint, "bytes": n_bytes}
+        writer.facts |= {"bytes": n_bytes}
 
     dtypes = {"ids": vocabulary.stored_as, "offsets": np.int64, "documents": np.int64}
     return SentenceStore.create(folder, dtypes, fill)
@@ -221,7 +219,6 @@ def encode_labelled(
     vocabulary: Vocabulary,
     *,
     longest: int,
-    fingerprint: str = "",
     name: str = "training text",
 ) -> LabelStore:
     """Encode labelled texts, cut at `longest` tokens, and write the store. Raises `DataError` for unknown labels."""
@@ -237,7 +234,7 @@ def encode_labelled(
             n += len(chunk)
         if not n:
             raise DataError(f"{name}: no text found")
-        writer.facts |= {"fingerprint": fingerprint, "longest": n_cut}
+        writer.facts |= {"longest": n_cut}
 
     dtypes = {"ids": vocabulary.stored_as, "offsets": np.int64, "seconds": np.int32, "labels": np.int32}
     return LabelStore.create(folder, dtypes, fill)

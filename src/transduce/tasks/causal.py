@@ -144,16 +144,9 @@ class CausalTask(PlainTextTask[TextStore]):
             )
 
     def encode_set(
-        self,
-        folder: Path,
-        records: Iterable[Piece],
-        vocabulary: Vocabulary,
-        settings: Settings,
-        *,
-        name: str,
-        mark: str,
+        self, folder: Path, records: Iterable[Piece], vocabulary: Vocabulary, settings: Settings, *, name: str
     ) -> TextStore:
-        return encode_text(folder, records, vocabulary, fingerprint=mark, name=name)
+        return encode_text(folder, records, vocabulary, name=name)
 
     def describe(self, store: TextStore, settings: Settings) -> dict[str, Any]:
         return {"documents": store.facts["documents"], "bytes": store.n_bytes, "tokens": store.n_tokens}

@@ -35,9 +35,9 @@ class OneSidedTask(Task[TextsT, StoreT]):
 
     @abstractmethod
     def encode_set(
-        self, folder: Path, records: Iterable[Any], vocabulary: Vocabulary, settings: Settings, *, name: str, mark: str
+        self, folder: Path, records: Iterable[Any], vocabulary: Vocabulary, settings: Settings, *, name: str
     ) -> StoreT:
-        """Encode a set into `folder`. `name`: what errors call it; `mark`: the fingerprint to store."""
+        """Encode a set into `folder`. `name`: what errors call it."""
 
     def check_set(self, store: StoreT, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
         """Raise `DataError` for a set that the task cannot use, or log what should be known of it."""
@@ -86,11 +86,10 @@ class OneSidedTask(Task[TextsT, StoreT]):
         with log.progress("encoding") as bar:
             for at, found in texts.sets.items():
                 records: Iterator[Any] = found.read()
-                if is_train := at == "train":
+                if at == "train":
                     records = counted(records, lambda n: bar.update(n / texts.train.size), self.size_of)
                     records = watch(records, example_of, checks)
-                name, own = f"{found.name} text", mark if is_train else ""
-                store = self.encode_set(tokens / at, records, tokenizers.tgt, settings, name=name, mark=own)
+                store = self.encode_set(tokens / at, records, tokenizers.tgt, settings, name=f"{found.name} text")
                 self.check_set(store, found.name, tokenizers.tgt, settings, log)
                 stores.append(store)
                 described.append({"name": found.name, "files": found.files, **self.describe(store, settings)})
