@@ -38,16 +38,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TextSet(Generic[T]):
-    """A training, validation or test set: a stream for each corpus. `size`: its pairs, labelled texts or bytes."""
+    """A training, validation or test set. `size`: its pairs, labelled texts or bytes."""
 
     name: str
     files: tuple[str, ...]
-    streams: tuple[Stream[T], ...]
+    read: Stream[T]
     size: int
-
-    def read(self) -> Iterator[T]:
-        """All records, from the first one at each call."""
-        return chain.from_iterable(stream() for stream in self.streams)
 
 
 @dataclass(frozen=True)
@@ -102,33 +98,28 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], place:
     rules = (data.demo, data.src_lang, data.tgt_lang, data.deduplicate, data.drop_copies, seed, not sources.valid)
     corpora = [one.watch(source.read()) for source, one in zip(sources.train, windows, strict=True)]
     n = VECTOR_CHUNK if settings.model.reads_vectors else CHUNK
-    streams = cleaning.clean(corpora, place.results("cleaned", marks, rules), workers, n=n)
+    cleaned = cleaning.clean(corpora, place.results("cleaned", marks, rules), workers, n=n)
     report, place = cleaning.report, replace(place, workers=workers)
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
+    sampled = sample.items
     if cleaning.held_out is None:
-        train = TextSet("train", files, tuple(streams), report.kept)
         valid = _read_set("valid", sources.valid, "sentence pair")
-        return PairTexts(train, valid, tests, sample.items, marks, windows, report, tuple(streams), place)
-    n_pairs = report.kept
-    if n_pairs < 2:
-        raise DataError(f"{', '.join(files)}: one sentence pair is not enough to train on and to hold one out")
-    n_held_out = min(MAX_HELD_OUT_PAIRS, max(1, round(n_pairs * HELD_OUT_PAIRS)))
-    chosen, report.held_out = cleaning.held_out.choose(n_held_out)
-    report.require_pairs(data, f"training text without the validation set ({', '.join(files[:4])})")
-    log.say(f"no validation text given: holding out {len(chosen):,} source sentences of {n_pairs:,} pairs (by seed)")
-    streams = [replace(stream, without=frozenset(chosen)) for stream in streams]
-    first = list(chosen.values())
-    return PairTexts(
-        TextSet("train", files, tuple(streams), report.kept),
-        TextSet("valid", files, (lambda: iter(first),), len(first)),
-        tests,
-        [pair for pair in sample.items if comparable(pair[0]) not in chosen],
-        marks,
-        windows,
-        report,
-        tuple(streams),
-        place,
-    )
+    else:
+        n_pairs = report.kept
+        if n_pairs < 2:
+            raise DataError(f"{', '.join(files)}: one sentence pair is not enough to train on and to hold one out")
+        n_held_out = min(MAX_HELD_OUT_PAIRS, max(1, round(n_pairs * HELD_OUT_PAIRS)))
+        chosen, report.held_out = cleaning.held_out.choose(n_held_out)
+        report.require_pairs(data, f"training text without the validation set ({', '.join(files[:4])})")
+        log.say(
+            f"no validation text given: holding out {len(chosen):,} source sentences of {n_pairs:,} pairs (by seed)"
+        )
+        cleaned = [replace(one, without=frozenset(chosen)) for one in cleaned]
+        first = list(chosen.values())
+        valid = TextSet("valid", files, lambda: iter(first), len(first))
+        sampled = [pair for pair in sampled if comparable(pair[0]) not in chosen]
+    train = TextSet("train", files, lambda: chain.from_iterable(one() for one in cleaned), report.kept)
+    return PairTexts(train, valid, tests, sampled, marks, windows, report, tuple(cleaned), place)
 
 
 def read_test_pairs(sources: Sources[Pair]) -> tuple[TextSet[Pair], ...]:
@@ -174,10 +165,10 @@ def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], place:
     return Texts(
         replace(
             everything,
-            streams=(lambda: part_of(everything.read(), held, held_out=False),),
+            read=lambda: part_of(everything.read(), held, held_out=False),
             size=everything.size - n_held,
         ),
-        TextSet("valid", files, (stream,), n_held),
+        TextSet("valid", files, stream, n_held),
         tests,
         [(text,) for document, end, text in sample.items if not is_held_out(held, document, end)],
         marks,
@@ -228,7 +219,7 @@ def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled]
     for label in sorted(set(labels) - counts.keys()):
         log.warn(f"label {label!r} does not occur in the training text: it will not be learned")
     return LabelledTexts(
-        TextSet("train", files, (lambda: (e for i, e in enumerate(everything()) if i not in held),), n - len(held)),
+        TextSet("train", files, lambda: (e for i, e in enumerate(everything()) if i not in held), n - len(held)),
         valid,
         tests,
         [example.texts for i, example in sample.items if i not in held],
@@ -254,7 +245,7 @@ def _hold_out(
         raise DataError(f"{', '.join(files)}: {n} labelled texts are too few to hold some out; give data.valid")
     held = set(random.Random(seed).sample(range(n), n_held))
     chosen = [example for i, example in enumerate(everything()) if i in held]
-    return TextSet("valid", files, (lambda: iter(chosen),), n_held), held
+    return TextSet("valid", files, lambda: iter(chosen), n_held), held
 
 
 def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None) -> None:
@@ -270,16 +261,12 @@ def _distinct(names: Sequence[str]) -> list[str]:
     """Make the names of test sets unique, and different from `train` and `valid`, by appending their number.
 
     >>> _distinct(["a", "b", "a", "valid"])
-    ['a.1', 'b', 'a.3', 'valid.4']
+    ['a', 'b', 'a.3', 'valid.4']
     """
-    taken = {"train", "valid", *names}
-    found = []
+    found: list[str] = []
     for number, name in enumerate(names, 1):
-        if names.count(name) > 1 or name in ("train", "valid"):
-            name = f"{name}.{number}"
-            while name in taken:
-                name += "'"
-            taken.add(name)
+        while name in ("train", "valid", *found):
+            name += f".{number}"
         found.append(name)
     return found
 
@@ -305,7 +292,7 @@ def _read_set(name: str, sources: Sequence[Source[T]], unit: str) -> TextSet[T]:
     records, files = [record for source in sources for record in source.read()], _files(sources)
     if not records:
         raise DataError(f"{', '.join(files) or name}: no {unit} found")
-    return TextSet(name, files, (lambda: iter(records),), len(records))
+    return TextSet(name, files, lambda: iter(records), len(records))
 
 
 def _read_documents(
@@ -333,7 +320,7 @@ def _read_documents(
     stream = _spooled_pieces(pieces(), spool_in)
     if not sum(meter.sizes):
         raise DataError(f"{', '.join(_files(sources)) or name}: no text found")
-    return TextSet(name, _files(sources), (stream,), sum(meter.sizes)), meter.sizes
+    return TextSet(name, _files(sources), stream, sum(meter.sizes)), meter.sizes
 
 
 def _spooled_pieces(pieces: Iterator[Piece], folder: Path | None) -> Stream[Piece]:

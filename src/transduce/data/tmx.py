@@ -1,7 +1,6 @@
-"""Read translation memories (TMX 1.1 to 1.4) unit by unit, in bounded memory.
+"""Read translation memories (TMX 1.1 to 1.4) unit by unit.
 
-Declarations of XML entities are refused: they can make a small file expand without bound, or include other files. The
-DTD that most files name is not loaded.
+Neither the DTD that most files name nor external entities are loaded, and expat limits the expansion of others.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
 
-from transduce.data.lines import MAX_LINE, one_line, open_bytes
+from transduce.data.lines import one_line, open_bytes
 from transduce.errors import DataError
 from transduce.text.languages import base_language
 
@@ -38,20 +37,11 @@ class _Units:
         self._language = ""
         self._text: list[str] | None = None  # the segment being read
         self._codes = 0  # open elements of markup
-        self._size = 0
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
         self.parser.StartElementHandler = self._start
         self.parser.EndElementHandler = self._end
         self.parser.CharacterDataHandler = self._characters
-        self.parser.EntityDeclHandler = self._refuse
-        self.parser.UnparsedEntityDeclHandler = self._refuse
-        self.parser.ExternalEntityRefHandler = self._refuse
-
-    def take(self) -> list[Unit]:
-        """The units finished since the last call."""
-        done, self.done = self.done, []
-        return done
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         if not self._root:
@@ -63,17 +53,13 @@ class _Units:
         elif name == "tuv":
             self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
-            self._text, self._codes, self._size = [], 0, 0
+            self._text, self._codes = [], 0
         elif name in _CODES:
             self._codes += 1
 
     def _characters(self, content: str) -> None:
-        if self._text is None or self._codes:
-            return
-        self._text.append(content)
-        self._size += len(content)
-        if self._size > MAX_LINE:
-            raise DataError(f"{self.path}, line {self._unit.line}: a segment longer than {MAX_LINE >> 20} MiB")
+        if self._text is not None and not self._codes:
+            self._text.append(content)
 
     def _end(self, name: str) -> None:
         if name == "tu":
@@ -84,10 +70,6 @@ class _Units:
         elif name in _CODES:
             self._codes -= 1
 
-    def _refuse(self, *_: object) -> int:
-        line = self.parser.CurrentLineNumber
-        raise DataError(f"{self.path}, line {line}: the file declares XML entities; refused for safety")
-
 
 def read_units(path: Path) -> Iterator[Unit]:
     """Yield the translation units of a TMX file. Malformed or unsafe XML is a `DataError` with file and line."""
@@ -96,14 +78,15 @@ def read_units(path: Path) -> Iterator[Unit]:
         try:
             while chunk := file.read(_CHUNK):
                 units.parser.Parse(chunk)
-                yield from units.take()
+                yield from units.done
+                units.done.clear()
             units.parser.Parse(b"", True)
         except (LookupError, ValueError) as error:  # an unknown encoding, or one that expat cannot read
             raise DataError(f"{path}, line 1: not valid TMX: {error}") from None
         except expat.ExpatError as error:
             reason = expat.ErrorString(error.code)
             raise DataError(f"{path}, line {error.lineno}: not valid TMX: {reason}") from None
-    yield from units.take()
+    yield from units.done
 
 
 def read_tmx(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:

@@ -74,7 +74,7 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> No
 
 def test_damaged_files_and_other_columns_are_one_line_errors(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing")
-    with pytest.raises(DataError, match=r"a\.parquet: not valid parquet"):
+    with pytest.raises(DataError, match=r"a\.parquet: not a valid parquet file"):
         texts(tmp_path / "a.parquet")
     (tmp_path / "a.arrow").write_bytes(b"\xff" * 20)
     with pytest.raises(DataError, match=r"a\.arrow: .*IPC"):

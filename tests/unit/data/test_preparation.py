@@ -88,7 +88,7 @@ def test_test_sets_are_named_after_their_files_and_not_cleaned(tmp_path: Path) -
     write(Path(one["tgt"]), ["", "b", "c"])
     asked = settings(data={"train": [corpus(tmp_path, "a", 50)], "test": [one, two, two]})
     tests = read_texts(asked).tests
-    assert [(held.name, held.size) for held in tests] == [("newstest", 3), ("flickr.2", 4), ("flickr.3", 4)]
+    assert [(held.name, held.size) for held in tests] == [("newstest", 3), ("flickr", 4), ("flickr.3", 4)]
     write(Path(two["tgt"]), [])
     write(Path(two["src"]), [])
     with pytest.raises(DataError, match="flickr"):
