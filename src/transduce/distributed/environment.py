@@ -29,8 +29,6 @@ class ProcessRank:
     def of(cls, environment: Mapping[str, str]) -> ProcessRank:
         """Read the environment. If a variable is missing (clusters set some for all jobs), the process trains alone.
 
-        Raises `SettingsError` if all are set but invalid.
-
         >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         >>> ProcessRank.of(torchrun).rank
         1
@@ -39,28 +37,19 @@ class ProcessRank:
         """
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
             return cls()
-        rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         if size < 2:
             return cls()
-        local_rank = _number(environment, "LOCAL_RANK", default=rank)
-        local_size = _number(environment, "LOCAL_WORLD_SIZE", default=size)
+        local_rank, local_size = (
+            int(environment.get("LOCAL_RANK", rank)),
+            int(environment.get("LOCAL_WORLD_SIZE", size)),
+        )
         if not (rank < size and local_rank < local_size):
             raise SettingsError(
                 f"the environment has RANK={rank} of WORLD_SIZE={size}, LOCAL_RANK={local_rank} of "
                 f"LOCAL_WORLD_SIZE={local_size}: ranks start at 0 and are below the size; unset RANK to train alone"
             )
         return cls(rank, size, local_rank, local_size, environment.get("TORCHELASTIC_RUN_ID") == LAUNCHER_ID)
-
-
-def _number(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:
-    if default is not None and name not in environment:
-        return default
-    value = environment[name]
-    if not (value.isascii() and value.isdecimal()):
-        raise SettingsError(
-            f"the environment has {name}={value!r}: it must be a number, as torchrun sets it; unset RANK to train alone"
-        )
-    return int(value)
 
 
 def this_process() -> ProcessRank:
