@@ -38,11 +38,6 @@ class RowFeeder(Feeder):
         n_rows = self.budget // self.context
         return plan_rows(len(self.store), context=self.context, n_rows=n_rows, seed=self.seed, epoch=epoch)
 
-    def padding(self) -> float:
-        """The fraction of padding in the batches of the first epoch; at most two rows are padded."""
-        n_rows = sum(map(len, self.plan(0)))
-        return 1 - (len(self.store) - 1) / (n_rows * self.context)
-
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
         """The text that contains a row; epochs cut it at different positions."""
         return [tokenizers.tgt.decode(self.store.ids[max(0, index - 1) : index + self.context].tolist())]
@@ -95,10 +90,6 @@ class StreamFeeder(RowFeeder):
         """The same, in the order of the text."""
         offset = offset_of(self.context, seed=self.seed, epoch=epoch)
         return plan_streams(len(self.store), context=self.context, n_streams=self.n_streams, offset=offset)
-
-    def padding(self) -> float:
-        """0: all rows of a batch have the same length."""
-        return 0.0
 
     def in_order(self) -> Iterator[RowBatch]:
         """The whole text as one stream, batch by batch: for validation with a carry."""

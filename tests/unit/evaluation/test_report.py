@@ -59,7 +59,7 @@ def fill(run: RunFolder, text: str = "") -> None:
     for update in range(10, 101, 10):
         loss = 9.0 / update if update != 50 else float("nan")
         row = {"loss": loss, "lr": 0.001, "tokens_per_second": 100.0, "grad_norm": 1.0}
-        metrics.append({"event": "update", "update": update, "seconds": update * 1.0, **row})
+        metrics.append({"event": "update", "update": update, "seconds": update * 1.0, "padding": 0.0312, **row})
     metrics.append(
         {"event": "validation", "update": 50, "seconds": 50.0, "loss": 3.25, "perplexity": 4.5, "bleu": 21.5}
     )
@@ -85,7 +85,7 @@ def fill(run: RunFolder, text: str = "") -> None:
     for _ in watch([held, other], lambda p: (p.src, p.tgt), [check], lambda p: f"{p.place[0]}:{p.place[1]}"):
         pass
     leaks = [check.to_json()]
-    data = {"fingerprint": "abc123", "padding": 0.0312, "sets": [train], "leaks": leaks}
+    data = {"fingerprint": "abc123", "sets": [train], "leaks": leaks}
     write_json(run.path / "data.json", data)
 
 

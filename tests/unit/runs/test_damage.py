@@ -311,10 +311,10 @@ def test_a_record_with_invalid_numbers_is_named_when_it_is_extended(run: Path) -
 def test_the_damaged_one_of_several_records_is_named(run: Path) -> None:
     folder = RunFolder.open(run)
     (run / "attention.json").write_text('{"sentences": [{"sides": {}, "attention": [{"weights": "x"}]}]}')
-    (run / "data.json").write_text('{"padding": 0.5}')
+    (run / "data.json").write_text("{}")
     with pytest.raises(RunFolderError, match=r"attention.json is damaged"):
         render_record(folder, PAGE)
-    (run / "data.json").write_text('{"padding": "x"}')
+    (run / "data.json").write_text('{"sets": 3}')
     with pytest.raises(RunFolderError, match=r"several of .* are damaged"):
         render_record(folder, PAGE)
 

@@ -91,9 +91,7 @@ def test_documents_are_numbered_within_their_row() -> None:
             assert torch.equal(documents, (ids == BOS).cumsum(1))
 
 
-def test_texts_and_padding_and_nothing() -> None:
-    text = store(n_documents=20)
-    assert 0 <= feeder(text).padding() < 0.1
+def test_a_store_without_text_has_no_batches() -> None:
     empty = TextStore(np.zeros(0, dtype=np.uint16), {"documents": 0, "bytes": 0})
     with pytest.raises(DataError, match="no text"):
         feeder(empty).plan(0)
