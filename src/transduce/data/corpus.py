@@ -11,7 +11,7 @@ from typing import NamedTuple
 from transduce.config.settings import Corpus, DataSettings
 from transduce.data.arrow import arrow_files, is_dataset, read_arrow, read_parquet
 from transduce.data.json_lines import read_json_lines
-from transduce.data.lines import COMPRESSIONS, LineParser, bare_suffix, read_inputs, read_lines, read_rows
+from transduce.data.lines import COMPRESSIONS, bare_suffix, read_inputs, read_lines
 from transduce.data.tmx import read_tmx
 from transduce.data.tsv import read_tsv
 from transduce.errors import DataError, SettingsError, nearest
@@ -110,28 +110,21 @@ def read_labelled(path: Path | str, vocabulary: Vocabulary | None = None) -> Ite
         for number, (label, text) in enumerate(zip(vectors.labels, vectors.names, strict=True), 1):
             yield Labelled(label, (text,), (name, number))
         return
-    for number, (label, *texts) in read_rows(path, _labelled_parser()):
-        yield Labelled(label, tuple(texts), (name, number))
-
-
-def _labelled_parser() -> LineParser:
-    """Turns lines into a label and its texts; all have as many texts as the first."""
     n_texts = 0
-
-    def parse(line: str, number: int) -> tuple[str, ...]:
-        nonlocal n_texts
+    for number, line in enumerate(read_lines(path), 1):
         label, *texts = line.split("\t")
+        n_texts = n_texts or len(texts)
         if not texts or len(texts) > 2:
             found = "no tab" if not texts else f"{len(texts)} tabs"
-            raise ValueError(f"expected label<TAB>text or label<TAB>text<TAB>text, found {found}")
-        if not label.strip() or not all(text.strip() for text in texts):
-            raise ValueError(f"the {'text' if label.strip() else 'label'} is empty")
-        n_texts = n_texts or len(texts)
-        if len(texts) != n_texts:
-            raise ValueError(f"{len(texts)} texts, but the lines before have {n_texts}")
-        return label.strip(), *texts
-
-    return parse
+            fault = f"expected label<TAB>text or label<TAB>text<TAB>text, found {found}"
+        elif not label.strip() or not all(text.strip() for text in texts):
+            fault = f"the {'text' if label.strip() else 'label'} is empty"
+        elif len(texts) != n_texts:
+            fault = f"{len(texts)} texts, but the lines before have {n_texts}"
+        else:
+            yield Labelled(label.strip(), tuple(texts), (name, number))
+            continue
+        raise DataError(f"{path}, line {number}: {fault}")
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:

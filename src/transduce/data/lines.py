@@ -146,10 +146,6 @@ def read_inputs(path: Path | str, vocabulary: Vocabulary | None = None) -> Itera
     return read_lines(path) if vectors is None else vectors.names
 
 
-LineParser = Callable[[str, int], tuple[str, ...] | None]
-"""Turns a line and its number into a row, or into None if it is a header. Raises `ValueError`."""
-
-
 def read_parallel(src: Path, tgt: Path, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
     """Read the inputs of a model and the lines of a text file, which must be aligned.
 
@@ -161,17 +157,6 @@ def read_parallel(src: Path, tgt: Path, vocabulary: Vocabulary) -> tuple[list[st
     if not sources:
         raise DataError(f"{src} is empty")
     return sources, targets
-
-
-def read_rows(path: Path | str, parse: LineParser) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield the rows of a file that has one per line, each with its line number. `DataError` names a faulty line."""
-    for number, line in enumerate(read_lines(path), 1):
-        try:
-            row = parse(line, number)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: {error}") from None
-        if row is not None:
-            yield number, row
 
 
 def one_line(text: str) -> str:
