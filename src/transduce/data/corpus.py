@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from transduce.config.settings import Corpus, DataSettings
 from transduce.data.arrow import arrow_files, is_dataset, read_arrow, read_parquet
 from transduce.data.json_lines import read_json_lines
-from transduce.data.lines import COMPRESSIONS, bare_suffix, read_inputs, read_lines
+from transduce.data.lines import COMPRESSIONS, aligned, bare_suffix, read_inputs, read_lines
 from transduce.data.tmx import read_tmx
 from transduce.data.tsv import read_tsv
 from transduce.errors import DataError, SettingsError, nearest
@@ -74,7 +73,9 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair
     """
     if corpus.path is None:
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
-        return _read_two_files(corpus.src, corpus.tgt)
+        place, names = str(corpus.src), (corpus.src, corpus.tgt)
+        lines = aligned(read_inputs(corpus.src), read_lines(corpus.tgt), names)
+        return (Pair(src, tgt, (place, line)) for line, src, tgt in lines)
     found = PAIR_FORMATS.get(".arrow" if is_dataset(corpus.path) else bare_suffix(corpus.path))
     if found is None:
         known, packed = ", ".join(PAIR_FORMATS), ", ".join(COMPRESSIONS)
@@ -83,19 +84,6 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair
         )
     place = str(corpus.path)
     return (Pair(src, tgt, (place, line)) for line, src, tgt in found.read(corpus.path, src_lang, tgt_lang))
-
-
-def _read_two_files(src: Path, tgt: Path) -> Iterator[Pair]:
-    """Files of different lengths are an error that names both lengths."""
-    place, sides = str(src), (read_inputs(src), read_lines(tgt))
-    for number, (source, target) in enumerate(itertools.zip_longest(*sides), 1):
-        if source is None or target is None:
-            longer, shorter, rest = (tgt, src, sides[1]) if source is None else (src, tgt, sides[0])
-            raise DataError(
-                f"{longer} has {number + sum(1 for _ in rest)} lines, {shorter} has {number - 1}: line {number} of "
-                f"{longer.name} has no counterpart"
-            )
-        yield Pair(source, target, (place, number))
 
 
 def read_labelled(path: Path | str, vocabulary: Vocabulary | None = None) -> Iterator[Labelled]:

@@ -14,9 +14,9 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from transduce.config.settings import is_remote
 from transduce.errors import DataError, SettingsError, TransduceError, message_of
@@ -27,6 +27,9 @@ if sys.version_info >= (3, 14):
     from compression import zstd as zstd
 else:
     from backports import zstd as zstd
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is accepted as text: 16 MiB."""
@@ -146,17 +149,26 @@ def read_inputs(path: Path | str, vocabulary: Vocabulary | None = None) -> Itera
     return read_lines(path) if vectors is None else vectors.names
 
 
-def read_parallel(src: Path, tgt: Path, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
-    """Read the inputs of a model and the lines of a text file, which must be aligned.
+def aligned(first: Iterable[T], second: Iterable[U], names: tuple[object, object]) -> Iterator[tuple[int, T, U]]:
+    """Number the lines of two texts, which must have as many. A `DataError` gives both numbers."""
+    sides = iter(first), iter(second)
+    for number, (one, other) in enumerate(itertools.zip_longest(*sides), 1):
+        if one is None or other is None:
+            longer, shorter, rest = (*names, sides[0]) if other is None else (*names[::-1], sides[1])
+            n = number + sum(1 for _ in rest)
+            raise DataError(f"{longer} has {n} lines, {shorter} has {number - 1}: line {number} has no counterpart")
+        yield number, one, other
 
-    `vocabulary`: the model's. Raises `DataError` if the files differ in length or are empty.
+
+def read_parallel(src: Path, tgt: Path, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
+    """Read the inputs of a model and the lines of a text file, which must be `aligned`.
+
+    `vocabulary`: the model's. Raises `DataError` if the files are empty.
     """
-    sources, targets = list(read_inputs(src, vocabulary)), list(read_lines(tgt))
-    if len(sources) != len(targets):
-        raise DataError(f"{src} has {len(sources):,} lines, {tgt} has {len(targets):,}; they must be aligned")
-    if not sources:
+    pairs = list(aligned(read_inputs(src, vocabulary), read_lines(tgt), (src, tgt)))
+    if not pairs:
         raise DataError(f"{src} is empty")
-    return sources, targets
+    return [source for _, source, _ in pairs], [target for _, _, target in pairs]
 
 
 def one_line(text: str) -> str:

@@ -63,9 +63,7 @@ def test_files_of_different_length_are_refused_with_the_line(tmp_path: Path, n_s
     (longer, most), (shorter, least) = sorted(
         ((corpus.src, n_src), (corpus.tgt, n_tgt)), key=lambda side: side[1], reverse=True
     )
-    assert problem(corpus) == (
-        f"{longer} has {most} lines, {shorter} has {least}: line {least + 1} of {longer.name} has no counterpart"  # type: ignore[union-attr]
-    )
+    assert problem(corpus) == (f"{longer} has {most} lines, {shorter} has {least}: line {least + 1} has no counterpart")
 
 
 def test_an_error_in_one_of_two_files_names_file_and_line(tmp_path: Path) -> None:
