@@ -19,9 +19,10 @@ def read_json_lines(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[
     for number, line in enumerate(read_lines(path), 1):
         try:
             src, tgt = pair_of(json.loads(line), src_lang, tgt_lang) if line.strip() else ("", "")
-        except (ValueError, RecursionError) as error:
-            reason = f"not valid JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else error
-            raise DataError(f"{path}, line {number}: {reason}") from None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: not valid JSON: {getattr(error, 'msg', error)}") from None
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: {error}") from None
         yield number, src, tgt
 
 

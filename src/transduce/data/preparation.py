@@ -98,7 +98,7 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], place:
     rules = (data.demo, data.src_lang, data.tgt_lang, data.deduplicate, data.drop_copies, seed, not sources.valid)
     corpora = [one.watch(source.read()) for source, one in zip(sources.train, windows, strict=True)]
     n = VECTOR_CHUNK if settings.model.reads_vectors else CHUNK
-    cleaned = cleaning.clean(corpora, place.results("cleaned", marks, rules), workers, n=n)
+    cleaned = cleaning.clean(corpora, place.results("cleaned", marks, rules, n), workers, n=n)
     report, place = cleaning.report, replace(place, workers=workers)
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
     sampled = sample.items

@@ -188,7 +188,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
                 [counted(one.records(), lambda n: bar.update(n / n_read), n_pairs) for one in cleaned],
                 function,
                 report=texts.report,
-                key=mark,
+                key=f"{mark}, {cleaned[-1].numbers.stop} chunks",
                 checks=checks,
                 place=place,
             )
