@@ -56,8 +56,7 @@ class Pair(NamedTuple):
         return f"{self.place[0]}:{self.place[1]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Labelled:
+class Labelled(NamedTuple):
     """One example: its label, one or two texts, and the file and line that it comes from."""
 
     label: str
@@ -141,14 +140,9 @@ def corpus_files(corpus: Corpus) -> list[Path]:
     return [file for path in paths for file in arrow_files(path)]
 
 
-def text_files(data: DataSettings) -> dict[str, Path]:
-    """All files of the training, validation and test text, by their places in the settings."""
-    return {
-        f"data.{key}[{number}][{side}]": path
-        for key in ("train", "valid", "test")
-        for number, corpus in enumerate(getattr(data, key))
-        for side, path in enumerate(corpus_files(corpus))
-    }
+def text_files(data: DataSettings) -> list[Path]:
+    """All files of the training, validation and test text."""
+    return [file for corpus in (*data.train, *data.valid, *data.test) for file in corpus_files(corpus)]
 
 
 def is_by_line(path: Path) -> bool:

@@ -156,7 +156,8 @@ def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], place:
     whole = data.documents != "file"
     held = choose_held_out(sizes, share=HELD_OUT_TEXT, most=MAX_HELD_OUT_BYTES, seed=seed, whole=whole)
     meter = Meter()
-    stream = _spooled_pieces(meter.watch(part_of(everything.read(), held, held_out=True)), place.folder)
+    held_pieces = meter.watch(part_of(everything.read(), held, held_out=True))
+    stream = spooled(held_pieces, place.folder, lambda row: Piece(*row))
     n_held, files = sum(meter.sizes), everything.files
     if not 0 < n_held < everything.size:
         raise DataError(f"{', '.join(files)}: too little text to hold some out; give data.valid")
@@ -198,12 +199,7 @@ def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled]
             n += 1
             yield example
 
-    everything = spooled(
-        counted(),
-        place.folder,
-        lambda example: [example.label, example.texts, example.place],
-        lambda row: Labelled(row[0], tuple(row[1]), tuple(row[2])),
-    )
+    everything = spooled(counted(), place.folder, lambda row: Labelled(row[0], tuple(row[1]), tuple(row[2])))
     marks = tuple(source.mark() for source in sources.train)
     labels = _two_or_more(data.labels or sorted_labels(counts))  # of all text: an only example may be held out
     tests = _read_tests([source.name for source in sources.tests], sources.tests, "text")
@@ -317,11 +313,7 @@ def _read_documents(
                 sample.add((meter.document, meter.position, piece.text))
             yield piece
 
-    stream = _spooled_pieces(pieces(), spool_in)
+    stream = spooled(pieces(), spool_in, lambda row: Piece(*row))
     if not sum(meter.sizes):
         raise DataError(f"{', '.join(_files(sources)) or name}: no text found")
     return TextSet(name, _files(sources), stream, sum(meter.sizes)), meter.sizes
-
-
-def _spooled_pieces(pieces: Iterator[Piece], folder: Path | None) -> Stream[Piece]:
-    return spooled(pieces, folder, lambda piece: [piece.text, piece.ends], lambda row: Piece(*row))

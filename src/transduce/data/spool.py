@@ -85,16 +85,13 @@ class ResultFile:
         return None
 
 
-def spooled(
-    records: Iterable[T], folder: Path | None, pack: Callable[[T], list[Any]], unpack: Callable[[list[Any]], T]
-) -> Stream[T]:
-    """Write records into a temporary file in `folder`; the stream that reads them back.
+def spooled(records: Iterable[T], folder: Path | None, unpack: Callable[[list[Any]], T]) -> Stream[T]:
+    """Write records, tuples of JSON values, into a temporary file in `folder`; the stream that reads them back.
 
-    `pack` turns a record into a list of JSON values, `unpack` that into a record. Raises `RunFolderError` where the
-    disk is full.
+    `unpack` turns a list of the values into a record. Raises `RunFolderError` where the disk is full.
     """
-    file, packed = ResultFile(folder), map(pack, records)
-    while chunk := list(islice(packed, _CHUNK)):
+    file, records = ResultFile(folder), iter(records)
+    while chunk := list(islice(records, _CHUNK)):
         file.append({"records": compressed(json.dumps(chunk, ensure_ascii=False))})
 
     def read() -> Iterator[T]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 from xml.parsers import expat
 
 from transduce.data.lines import one_line, open_bytes
@@ -19,11 +18,8 @@ _CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
 """Elements inside a segment that contain markup of the original document, not text."""
 
 
-class Unit(NamedTuple):
-    """One `<tu>`: its line, and its segments by language code as written (`en-US`)."""
-
-    line: int
-    segments: dict[str, str]
+Unit = tuple[int, dict[str, str]]
+"""One `<tu>`: its line, and its segments by language code as written (`en-US`)."""
 
 
 class _Units:
@@ -33,7 +29,7 @@ class _Units:
         self.path = path
         self.done: list[Unit] = []
         self._root = ""
-        self._unit = Unit(0, {})
+        self._unit: Unit = (0, {})
         self._language = ""
         self._text: list[str] | None = None  # the segment being read
         self._codes = 0  # open elements of markup
@@ -49,7 +45,7 @@ class _Units:
             if name != "tmx":
                 raise DataError(f"{self.path}: the root element is <{name}>, not <tmx>")
         if name == "tu":
-            self._unit = Unit(self.parser.CurrentLineNumber, {})
+            self._unit = (self.parser.CurrentLineNumber, {})
         elif name == "tuv":
             self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
@@ -65,7 +61,7 @@ class _Units:
         if name == "tu":
             self.done.append(self._unit)
         elif name == "seg" and self._text is not None:
-            self._unit.segments.setdefault(self._language, "".join(self._text))
+            self._unit[1].setdefault(self._language, "".join(self._text))
             self._text = None
         elif name in _CODES:
             self._codes -= 1
