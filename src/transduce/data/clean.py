@@ -219,7 +219,7 @@ def without_controls(pair: Pair) -> Pair:
         return pair
     src, tgt = (_CONTROLS.sub(_space, side) for side in (pair.src, pair.tgt))
     same = all(len(a.split()) == len(b.split()) for a, b in ((src, pair.src), (tgt, pair.tgt)))
-    return Pair(src, tgt, pair.place, pair.links if same else "")
+    return Pair(src, tgt, pair.file, pair.line, pair.links if same else "")
 
 
 def _space(match: re.Match[str]) -> str:

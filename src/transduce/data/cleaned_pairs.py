@@ -35,16 +35,20 @@ _SEPARATOR = "\0"  # a control character: cleaning removes it
 
 @dataclass(frozen=True, slots=True)
 class PairChunk:
-    """Consecutive pairs of a corpus as they were read. Sent to other processes in columns, faster than objects."""
+    """Consecutive pairs of one file as they were read. Sent to other processes in columns, faster than objects."""
 
     corpus: int
     pairs: Sequence[Pair]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _chunk_of, (self.corpus, tuple(zip(*self.pairs, strict=True)))
+        return _chunk_of, (self.corpus, *_columns_of(self.pairs))
 
 
-def _chunk_of(corpus: int, columns: Sequence[Sequence[Any]]) -> PairChunk:
+def _columns_of(pairs: Sequence[Pair]) -> list[list[Any]]:
+    return [[pair[i] for pair in pairs] for i in range(len(Pair._fields))]
+
+
+def _chunk_of(corpus: int, *columns: Sequence[Any]) -> PairChunk:
     return PairChunk(corpus, list(map(Pair, *columns)))
 
 
@@ -59,7 +63,7 @@ def unpack_pairs(record: Arrays) -> list[Pair]:
     """The pairs of a record, without duplicates."""
     (file, *texts), n, lines = decompressed(record["text"]).split(_SEPARATOR), n_pairs(record), record["lines"].tolist()
     src, tgt, links = (texts[i * n : (i + 1) * n] for i in range(3))
-    return [Pair(src[i], tgt[i], (file, lines[i]), links[i]) for i in record["new"].nonzero()[0].tolist()]
+    return [Pair(src[i], tgt[i], file, lines[i], links[i]) for i in record["new"].nonzero()[0].tolist()]
 
 
 def n_pairs(record: Arrays) -> int:
@@ -69,10 +73,10 @@ def n_pairs(record: Arrays) -> int:
 
 def _packed(corpus: int, pairs: Sequence[Pair]) -> Arrays:
     """Pairs of one file. `new`: which of them are no duplicates; at first all."""
-    src, tgt, places, links = zip(*pairs, strict=True) if pairs else ([], [], [("", 0)], [])
+    src, tgt, files, lines, links = _columns_of(pairs)
     return {
-        "text": compressed(_SEPARATOR.join([places[0][0], *src, *tgt, *links])),
-        "lines": np.array([line for _, line in places[: len(pairs)]], dtype=np.int64),
+        "text": compressed(_SEPARATOR.join([*files[:1], *src, *tgt, *links])),
+        "lines": np.array(lines, dtype=np.int64),
         "corpus": np.array([corpus]),
         "new": np.ones(len(pairs), dtype=bool),
     }

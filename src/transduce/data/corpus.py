@@ -47,13 +47,14 @@ class Pair(NamedTuple):
 
     src: str
     tgt: str
-    place: tuple[str, int]
+    file: str
+    line: int
     links: str = ""
 
     @property
     def where(self) -> str:
         """File and line for people."""
-        return f"{self.place[0]}:{self.place[1]}"
+        return f"{self.file}:{self.line}"
 
 
 class Labelled(NamedTuple):
@@ -72,17 +73,17 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair
     """
     if corpus.path is None:
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
-        place, names = str(corpus.src), (corpus.src, corpus.tgt)
+        file, names = str(corpus.src), (corpus.src, corpus.tgt)
         lines = aligned(read_inputs(corpus.src), read_lines(corpus.tgt), names)
-        return (Pair(src, tgt, (place, line)) for line, src, tgt in lines)
+        return (Pair(src, tgt, file, line) for line, src, tgt in lines)
     found = PAIR_FORMATS.get(".arrow" if is_dataset(corpus.path) else bare_suffix(corpus.path))
     if found is None:
         known, packed = ", ".join(PAIR_FORMATS), ", ".join(COMPRESSIONS)
         raise SettingsError(
             f"{corpus.path}: unknown format; known: {known} (also {packed}), a saved dataset, or two files src and tgt"
         )
-    place = str(corpus.path)
-    return (Pair(src, tgt, (place, line)) for line, src, tgt in found.read(corpus.path, src_lang, tgt_lang))
+    file = str(corpus.path)
+    return (Pair(src, tgt, file, line) for line, src, tgt in found.read(corpus.path, src_lang, tgt_lang))
 
 
 def read_labelled(path: Path | str, vocabulary: Vocabulary | None = None) -> Iterator[Labelled]:

@@ -15,6 +15,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -180,17 +181,14 @@ def one_line(text: str) -> str:
 
 def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
     """Decode the lines of an open file; a `DataError` names a line that is not UTF-8 or is too long."""
-    for number in itertools.count(1):
-        if not (raw := file.readline(MAX_LINE)):
-            return
+    for number, raw in enumerate(iter(partial(file.readline, MAX_LINE), b""), 1):
         if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
             raise DataError(f"{name}, line {number}: {TOO_LONG}")
-        if number == 1:
-            raw = raw.removeprefix(_BOM)
+        content = raw.removeprefix(_BOM) if number == 1 else raw
         try:
-            line = (raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw).decode("utf-8")
+            line = (content[:-1].removesuffix(b"\r") if content.endswith(b"\n") else content).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"{name}, line {number}: {_explain(raw, error, first=number == 1)}") from None
+            raise DataError(f"{name}, line {number}: {_explain(content, error, first=number == 1)}") from None
         yield line
 
 

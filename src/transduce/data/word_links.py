@@ -83,7 +83,7 @@ def with_links(source: Source[Pair], path: Path) -> Source[Pair]:
     def read() -> Iterator[Pair]:
         for number, pair, line in aligned(source.read(), read_lines(path), (source.name, path)):
             _checked(line, pair.src, pair.tgt, f"{path}, line {number}")
-            yield Pair(pair.src, pair.tgt, pair.place, line)
+            yield pair._replace(links=line)
 
     return Source(source.name, read, (*source.files, path.name), lambda: source.mark() + content_mark(path))
 

@@ -57,7 +57,7 @@ def save_dataset(folder: Path, **more: Any) -> Path:
 def test_parquet(tmp_path: Path, nested: bool) -> None:
     pa.parquet.write_table(table(nested=nested), tmp_path / "a.parquet")
     assert texts(tmp_path / "a.parquet") == READ
-    assert pairs(tmp_path / "a.parquet")[1].place == (str(tmp_path / "a.parquet"), 2)
+    assert pairs(tmp_path / "a.parquet")[1].where == f"{tmp_path}/a.parquet:2"
 
 
 def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from transduce.text.training import Reservoir
 
 
 def pairs_of(*sides: tuple[str, str]) -> list[Pair]:
-    return [Pair(src, tgt, ("a.tsv", n)) for n, (src, tgt) in enumerate(sides, 1)]
+    return [Pair(src, tgt, "a.tsv", n) for n, (src, tgt) in enumerate(sides, 1)]
 
 
 def cleaned(pairs: list[Pair], **values: object) -> tuple[list[tuple[str, str]], CleanReport]:

@@ -49,9 +49,9 @@ def test_two_text_files_line_for_line(tmp_path: Path) -> None:
     (tmp_path / "a.de").write_text("eins\nzwei\ndrei")
     name = str(tmp_path / "a.en")
     assert pairs_of(corpus) == [
-        Pair("one", "eins", (name, 1)),
-        Pair("", "zwei", (name, 2)),
-        Pair("three\u2028\x00", "drei", (name, 3)),
+        Pair("one", "eins", name, 1),
+        Pair("", "zwei", name, 2),
+        Pair("three\u2028\x00", "drei", name, 3),
     ]
     assert corpus_files(corpus) == [tmp_path / "a.en", tmp_path / "a.de"]
     assert corpus_name(corpus) == "a.en + a.de"
@@ -77,7 +77,7 @@ def test_an_error_in_one_of_two_files_names_file_and_line(tmp_path: Path) -> Non
 def test_tsv(tmp_path: Path) -> None:
     corpus = file(tmp_path, "a.tsv", 'one "two\teins\tCC-BY\n\n\t"zwei\t\n')
     assert texts(corpus) == [('one "two', "eins"), ("", ""), ("", '"zwei')]
-    assert [pair.place for pair in pairs_of(corpus)] == [(str(corpus.path), n) for n in (1, 2, 3)]
+    assert [(pair.file, pair.line) for pair in pairs_of(corpus)] == [(str(corpus.path), n) for n in (1, 2, 3)]
 
 
 def test_a_tsv_header_names_the_columns(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_jsonl(tmp_path: Path) -> None:
         ("three lines here", "drei"),
         ("\U0001f600", ""),
     ]
-    assert pairs_of(corpus)[-1].place == (str(corpus.path), 5)
+    assert pairs_of(corpus)[-1].where == f"{corpus.path}:5"
 
 
 @pytest.mark.parametrize(
@@ -162,5 +162,5 @@ def test_a_new_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "a.eq.gz").write_bytes(gzip.compress(b"one = eins\ntwo = zwei\n"))
     (source,) = pair_sources(Settings.from_mapping({"data": {"train": [{"path": str(tmp_path / "a.eq.gz")}]}})).train
     (windows,) = take_sample(Sources((source,))).train
-    assert windows.kept[0][1] == Pair("two", "zwei", (str(tmp_path / "a.eq.gz"), 2))
+    assert windows.kept[0][1] == Pair("two", "zwei", str(tmp_path / "a.eq.gz"), 2)
     assert len(source.mark()) == 32

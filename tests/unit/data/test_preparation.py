@@ -53,7 +53,7 @@ def settings(**sections: Any) -> Settings:
 
 
 def test_a_chunk_whose_pairs_are_all_dropped_has_no_pairs() -> None:
-    blank = [Pair("", "x", ("file", 1)), Pair("x", " ", ("file", 2))]
+    blank = [Pair("", "x", "file", 1), Pair("x", " ", "file", 2)]
     record = CleanPairs(Settings().data, seed=None)(PairChunk(0, blank))
     assert unpack_pairs(record) == []
 
@@ -193,7 +193,7 @@ class Counted(Source[Pair]):
     """A source that counts how often it is read."""
 
     def __init__(self, name: str, n: int, *, first: int = 0) -> None:
-        pairs = [Pair(f"the number {i}", f"die Zahl {i}", (name, i)) for i in range(first, first + n)]
+        pairs = [Pair(f"the number {i}", f"die Zahl {i}", name, i) for i in range(first, first + n)]
         reads: list[int] = []
 
         def read() -> Iterator[Pair]:
@@ -228,11 +228,11 @@ def test_held_out_pairs_are_counted_in_the_report_of_the_cleaning() -> None:
 
 
 def test_a_sample_in_memory_is_reported_under_its_own_places(tmp_path: Path) -> None:
-    pairs = [Pair(f"the number {i}", f"die Zahl {i}" if i else "", ("big.en", 1000 + i)) for i in range(50)]
+    pairs = [Pair(f"the number {i}", f"die Zahl {i}" if i else "", "big.en", 1000 + i) for i in range(50)]
     asked = settings()
     texts = read_texts(asked, Sources((memory_source("big.en", pairs),), (memory_source("v", pairs[1:3]),)))
     assert texts.report.dropped["empty"].samples[0]["place"] == "big.en:1000"
-    assert next(texts.train.read()).place == ("big.en", 1001)
+    assert next(texts.train.read()).where == "big.en:1001"
 
 
 def test_preparation_is_deterministic(tmp_path: Path) -> None:
@@ -307,6 +307,6 @@ def test_a_killed_preparation_resumes_and_leaves_no_temporary_file_behind(tmp_pa
 
 
 def test_pairs_with_one_source_cannot_be_split() -> None:
-    pairs = [Pair("always the same", f"Nummer {i}", ("a", i)) for i in range(5)]
+    pairs = [Pair("always the same", f"Nummer {i}", "a", i) for i in range(5)]
     with pytest.raises(DataError, match="5 sentence pairs have the same source"):
         read_texts(settings(), Sources((memory_source("a", pairs),)))

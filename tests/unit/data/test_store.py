@@ -36,7 +36,7 @@ ENCODE = EncodePairs(TOKENIZERS, SETTINGS)
 
 
 def pairs(n: int = len(SRC)) -> Iterator[Pair]:
-    return (Pair(SRC[i], TGT[i], ("a.tsv", i + 1)) for i in range(n))
+    return (Pair(SRC[i], TGT[i], "a.tsv", i + 1) for i in range(n))
 
 
 def encoded(folder: Path, streams: list[Iterable[Pair]], both: Tokenizers = TOKENIZERS, **options: Any) -> TokenStore:
@@ -76,8 +76,8 @@ def test_ids_are_read_back_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_several_corpora_with_weights_and_one_report(tmp_path: Path) -> None:
-    odd = [Pair("the dog", "", ("b.tsv", 1)), Pair("the old dog Ω", "der Hund", ("b.tsv", 2))]
-    long = Pair("the dog " * 30, "der Hund", ("b.tsv", 3))
+    odd = [Pair("the dog", "", "b.tsv", 1), Pair("the old dog Ω", "der Hund", "b.tsv", 2)]
+    long = Pair("the dog " * 30, "der Hund", "b.tsv", 3)
     store = encoded(tmp_path / "t", [pairs(10), [*odd, long], pairs(5)])
     assert store.facts["sizes"] == [10, 1, 5] and np.count_nonzero(store.src == UNK) == 1 and UNK not in store.tgt
     assert store.weights([1, 1.0, 1]) is None
@@ -183,8 +183,8 @@ def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) 
     [
         ([], "training text: no sentence pair found"),
         ([[]], "training text: no sentence pair found"),
-        ([[Pair("", "", ("a", 1))]], "training text: no sentence pair of 1 is left: 1 empty"),
-        ([[Pair("dog " * 99, "Hund", ("a", 1))]], "training text: no sentence pair of 1 is left: 1 too long; raise"),
+        ([[Pair("", "", "a", 1)]], "training text: no sentence pair of 1 is left: 1 empty"),
+        ([[Pair("dog " * 99, "Hund", "a", 1)]], "training text: no sentence pair of 1 is left: 1 too long; raise"),
     ],
 )
 def test_an_empty_corpus_is_refused_and_leaves_no_files(
@@ -219,7 +219,7 @@ def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
         "text = ['ab ba aab'] * 9\n"
         "t = train_tokenizers(text, text, TokenizerSettings(kind='char'), vocab_size=9, seed=1)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
-        "pairs = (Pair('ab ' * 20, 'ba ' * 20, ('a', n)) for n in range(20000))\n"
+        "pairs = (Pair('ab ' * 20, 'ba ' * 20, 'a', n) for n in range(20000))\n"
         "function = EncodePairs(t, DataSettings())\n"
         "try: encode_pairs(Path(sys.argv[1]), [pack_pairs(pairs)], function, report=CleanReport())\n"
         "except Exception as error: print(type(error).__name__, error)\n"

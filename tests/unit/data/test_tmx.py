@@ -31,7 +31,7 @@ def write(folder: Path, content: str, encoding: str = "utf-8") -> Path:
 
 
 def texts(path: Path, src: str = "en", tgt: str = "de") -> list[tuple[str, str, int]]:
-    return [(p.src, p.tgt, p.place[1]) for p in read_pairs(Corpus(path=path), src_lang=src, tgt_lang=tgt)]
+    return [(p.src, p.tgt, p.line) for p in read_pairs(Corpus(path=path), src_lang=src, tgt_lang=tgt)]
 
 
 def problem(path: Path) -> str:

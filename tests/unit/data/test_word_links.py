@@ -68,7 +68,7 @@ def test_links_travel_with_their_pairs_through_cleaning_and_encoding(tmp_path: P
         ("a man", "x"),
     ]
     (tmp_path / "links").write_text("0-0 1-1\n\n1-1\n2-1\n1-0\n")
-    source = memory_source("text", [Pair(*text, ("text", n)) for n, text in enumerate(texts, 1)])
+    source = memory_source("text", [Pair(*text, "text", n) for n, text in enumerate(texts, 1)])
     aligned = with_links(source, tmp_path / "links")
     assert aligned.mark() != source.mark()
     kept = list(filter(None, map(Cleaner(DataSettings()).by_rules, aligned.read())))
@@ -89,7 +89,7 @@ def test_links_travel_with_their_pairs_through_cleaning_and_encoding(tmp_path: P
 @pytest.mark.parametrize("lines", ["0-0\n", "0-0\n0-0\n0-0\n"])
 def test_an_alignment_that_is_not_parallel_is_refused(tmp_path: Path, lines: str) -> None:
     (tmp_path / "links").write_text(lines)
-    source = memory_source("text", [Pair("a", "b", ("text", n)) for n in (1, 2)])
+    source = memory_source("text", [Pair("a", "b", "text", n) for n in (1, 2)])
     with pytest.raises(DataError, match=r"line [23] has no counterpart"):
         list(with_links(source, tmp_path / "links").read())
 

@@ -75,14 +75,14 @@ def fill(run: RunFolder, text: str = "") -> None:
     layer = {"kind": "cross", "layer": 0, "weights": pack(np.full((2, 2, 2), 0.5)), "labels": ["mixed" + text] * 2}
     run.write_record("attention.json", {"sentences": [{"sides": sides, "attention": [layer], "rules": {}}]})
     cleaner = CleanReport(read=30)
-    held = Pair("source" + text, "target" + text, ("train.en" + text, 7))
+    held = Pair("source" + text, "target" + text, "train.en" + text, 7)
     for _ in range(3):
         cleaner.drop("empty" + text, held)
     cleaning = cleaner.to_json() | {"changed": [{"reason": "controls" + text, "count": 1, "samples": []}]}
     train = {"name": "train" + text, "files": ["train.en" + text], "pairs": 27, "cleaning": cleaning}
-    other = Pair(held.src, "something else", ("train.en", 8))
+    other = Pair(held.src, "something else", "train.en", 8)
     check = LeakCheck("test" + text, [(p.src, p.tgt) for p in (held, held, other, *many())])
-    for _ in watch([held, other], lambda p: (p.src, p.tgt), [check], lambda p: f"{p.place[0]}:{p.place[1]}"):
+    for _ in watch([held, other], lambda p: (p.src, p.tgt), [check], lambda p: p.where):
         pass
     leaks = [check.to_json()]
     data = {"fingerprint": "abc123", "sets": [train], "leaks": leaks}
@@ -90,7 +90,7 @@ def fill(run: RunFolder, text: str = "") -> None:
 
 
 def many() -> list[Pair]:
-    return [Pair(f"only held out {i}", "nur hier", ("test.en", i)) for i in range(6)]
+    return [Pair(f"only held out {i}", "nur hier", "test.en", i) for i in range(6)]
 
 
 class Elements(HTMLParser):
