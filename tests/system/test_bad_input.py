@@ -107,7 +107,7 @@ def test_leaked_test_pairs_are_counted_in_a_warning(texts: Path) -> None:
     done = train(texts, "--test-src", texts / "test.en", "--test-tgt", texts / "test.de", "--valid-src",
                  texts / "test.en", "--valid-tgt", texts / "test.de")  # fmt: skip
     assert done.code == 0, done.err
-    assert "warning: test: 3 of 10 pairs" in done.err and "1 more source" in done.err
+    assert "warning: test: 3 of 10 pairs" in done.err and "1 of 10 sources" in done.err
     report = json.loads((texts.parent / "run" / "data.json").read_text())
     assert [leak["leaked"] for leak in report["leaks"]] == [3, 3]
     assert "overlap with the training text" in (texts.parent / "run" / "report.html").read_text()
