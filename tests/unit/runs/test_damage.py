@@ -213,7 +213,6 @@ def resume(checkpoint: Path) -> None:
     [
         lambda s: s.pop("training"),
         lambda s: s.update(training=[]),
-        lambda s: s.update(training={}),
         lambda s: s["training"].update(rows=3.5),
         lambda s: s["training"].update(rows=[[1, 2]]),
         lambda s: s["training"].update(rows=[["x"] * 8]),
