@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transduce.errors import RunFolderError, SettingsError, message_of
-from transduce.runs.atomic import reading, write_text
+from transduce.runs.atomic import reading, sync, write_text
 from transduce.runs.identity import settings_by_name
 
 if TYPE_CHECKING:
@@ -48,6 +48,11 @@ class MetricsFile:
                 file.write(line + "\n")
         except OSError as error:
             raise RunFolderError(f"cannot write {self.path}: {error.strerror or error}") from None
+
+    def sync(self) -> None:
+        """Make the system write the lines to the disk."""
+        if self.active and self.path.exists():
+            sync(self.path)
 
     def read(self) -> list[dict[str, Any]]:
         """All events, without damaged lines and a last one that a kill cut short; none if there is no file."""

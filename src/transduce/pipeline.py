@@ -26,6 +26,7 @@ from transduce.models.registry import build_model, count_parameters
 from transduce.process import keep_freed_memory, limit_kernel_cache
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder, has_read_text
+from transduce.runs.manifest import check_sealed
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_start_weights, save_start_weights
 from transduce.tasks.registry import AnyTask, find_task
 from transduce.tasks.resolve import check, resolve
@@ -97,6 +98,7 @@ def _train_in(
             ranks.start({"folder": str(path.absolute()), "device": machine.device, "timeout": timeout})
             best_update = learn(task, folder, prepared, device=machine.device, log=log, ranks=ranks, machine=machine)
         else:
+            check_sealed(path / "tokens")
             best_update = end["best_update"]
         keeps_best = not AVERAGES[folder.settings.training.average].keeps_last
         if not best_update and settings.training.start and keeps_best:

@@ -126,8 +126,8 @@ def encode_pairs(
         found.require_pairs(function.settings, name)
         writer.facts |= {"sizes": sizes, "cleaning": found.to_json()}
 
-    place = place or Workplace(workers=LocalWorkers(1))
-    workers = place.workers or LocalWorkers()
+    place = place or Workplace(folder.parent, workers=LocalWorkers(1))
+    workers = place.workers or LocalWorkers(function.settings.workers)
     saved = place.results("encoded", key, sorted(function.without), sorted(function.held_out))
     columns, dtypes = function.columns, dict[str, Any]()
     for column, (offsets, dtype) in columns.items():

@@ -1,6 +1,6 @@
 """Read text files line by line: plain, .gz, .xz or .zst; strict UTF-8; lines end at newlines only.
 
-Memory is bounded whatever the file contains. Errors name the file and, where possible, the line.
+Memory is bounded whatever a text file contains. Errors name the file and, where possible, the line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transduce.errors import DataError, SettingsError, TransduceError, message_o
 from transduce.text.special import Vocabulary
 from transduce.text.vectors import is_vectors, open_vectors
 
-if sys.version_info >= (3, 14):
+if sys.version_info >= (3, 14):  # other modules import it from here
     from compression import zstd as zstd
 else:
     from backports import zstd as zstd
@@ -38,7 +38,6 @@ TOO_LONG = f"longer than {MAX_LINE >> 20} MiB; is this a text file?"
 
 _SPACES = re.compile(r"\s+")
 _BOM = b"\xef\xbb\xbf"
-_MARKED = 1 << 20  # bytes of a file that `content_mark` reads
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
 COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
@@ -119,11 +118,13 @@ def open_bytes(path: Path) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int
 
 
 def content_mark(path: Path) -> bytes:
-    """The sha256 of a file's size and of its beginning, by which a change of the text is noticed."""
+    """The sha256 of a file; of a remote one that of its size and its first MiB, so that it is not loaded twice."""
+    check_is_text(path)
     with _open_stored(path) as file:
+        if remote_url(path) is None:
+            return hashlib.file_digest(file, "sha256").digest()
         raw: Any = file.raw
-        size = path.stat().st_size if remote_url(path) is None else raw.size
-        return hashlib.sha256(f"{size}\n".encode() + file.read(_MARKED)).digest()
+        return hashlib.sha256(f"{raw.size}\n".encode() + file.read(1 << 20)).digest()
 
 
 def read_lines(path: Path | str) -> Iterator[str]:

@@ -254,7 +254,7 @@ def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Make the names of test sets unique, and different from `train` and `valid`, by appending their number.
+    """Make the names of test sets unique, and different from `train` and `valid`: a later one gets its number.
 
     >>> _distinct(["a", "b", "a", "valid"])
     ['a', 'b', 'a.3', 'valid.4']

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,18 +23,22 @@ def shared_plan(folder: Path, epoch: int, make: Callable[[int], list[np.ndarray]
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         remove_leftovers(folder)  # of a process that was killed here
-        if not path.exists():
-            batches = make(epoch)
-            if not batches:
-                return []
-            for old in folder.glob("epoch*"):
-                if old.name not in (f"epoch{epoch - 1}", f"epoch{epoch - 2}"):
-                    shutil.rmtree(old, ignore_errors=True)
-            with write_aside(path) as aside:
-                aside.mkdir()
-                ends = np.cumsum([len(batch) for batch in batches])
-                np.save(aside / "ends.npy", ends)
-                shape, dtype = (int(ends[-1]),), batches[0].dtype
-                np.concatenate(batches, out=np.lib.format.open_memmap(aside / "indices.npy", "w+", dtype, shape))
-        indices, ends = (np.asarray(np.load(path / f"{name}.npy", mmap_mode="r")) for name in ("indices", "ends"))
-        return np.split(indices, ends[:-1])
+        with contextlib.suppress(OSError, ValueError, EOFError):  # missing or damaged: it is made again
+            return _mapped(path)
+        if not (batches := make(epoch)):
+            return []
+        for old in folder.glob("epoch*"):
+            if old.name not in (f"epoch{epoch - 1}", f"epoch{epoch - 2}"):
+                shutil.rmtree(old, ignore_errors=True)
+        with write_aside(path) as aside:
+            aside.mkdir()
+            ends = np.cumsum([len(batch) for batch in batches])
+            np.save(aside / "ends.npy", ends)
+            shape, dtype = (int(ends[-1]),), batches[0].dtype
+            np.concatenate(batches, out=np.lib.format.open_memmap(aside / "indices.npy", "w+", dtype, shape))
+        return _mapped(path)
+
+
+def _mapped(path: Path) -> list[np.ndarray]:
+    indices, ends = (np.asarray(np.load(path / f"{name}.npy", mmap_mode="r")) for name in ("indices", "ends"))
+    return np.split(indices, ends[:-1])

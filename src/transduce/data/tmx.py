@@ -1,6 +1,7 @@
 """Read translation memories (TMX 1.1 to 1.4) unit by unit.
 
-Neither the DTD that most files name nor external entities are loaded, and expat limits the expansion of others.
+The DTD that most files name is not loaded. External entities are refused, and expat (2.4 and later) limits the
+expansion of others.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class _Units:
         self.parser.StartElementHandler = self._start
         self.parser.EndElementHandler = self._end
         self.parser.CharacterDataHandler = self._characters
+        self.parser.ExternalEntityRefHandler = self._refuse
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         if not self._root:
@@ -66,9 +68,13 @@ class _Units:
         elif name in _CODES:
             self._codes -= 1
 
+    def _refuse(self, *_: object) -> int:
+        line = self.parser.CurrentLineNumber
+        raise DataError(f"{self.path}, line {line}: the text contains an external XML entity, which is not loaded")
+
 
 def read_units(path: Path) -> Iterator[Unit]:
-    """Yield the translation units of a TMX file. Malformed or unsafe XML is a `DataError` with file and line."""
+    """Yield the translation units of a TMX file. Malformed XML is a `DataError` with file and line."""
     units = _Units(path)
     with open_bytes(path) as (file, _):
         try:

@@ -116,10 +116,9 @@ def compute(
     """
     chunks, earlier = iter(chunks), saved.earlier()
     for chunk in chunks:
-        if (result := next(earlier, None)) is None:
-            chunks = chain([chunk], chunks)
-            break
-        yield chunk, result
-    for chunk, result in workers.map(function, chunks):
-        yield chunk, result
-        saved.append(result)
+        if (result := next(earlier, None)) is not None:
+            yield chunk, result
+            continue
+        for left, new in workers.map(function, chain([chunk], chunks)):
+            yield left, new
+            saved.append(new)

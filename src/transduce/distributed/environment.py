@@ -29,6 +29,8 @@ class ProcessRank:
     def of(cls, environment: Mapping[str, str]) -> ProcessRank:
         """Read the environment. If a variable is missing (clusters set some for all jobs), the process trains alone.
 
+        Raises `SettingsError` if all are set but invalid.
+
         >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         >>> ProcessRank.of(torchrun).rank
         1
@@ -37,18 +39,20 @@ class ProcessRank:
         """
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
             return cls()
-        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        whole = [environment["RANK"], environment["WORLD_SIZE"]]
+        local = [environment.get("LOCAL_RANK", whole[0]), environment.get("LOCAL_WORLD_SIZE", whole[1])]
+        try:
+            rank, size, local_rank, local_size = map(int, whole + local)
+            valid = 0 <= rank < size and 0 <= local_rank < local_size
+        except ValueError:
+            valid = False
+        if not valid:
+            raise SettingsError(
+                f"the environment has RANK={whole[0]} of WORLD_SIZE={whole[1]}, LOCAL_RANK={local[0]} of "
+                f"LOCAL_WORLD_SIZE={local[1]}: ranks start at 0 and are below the size; unset RANK to train alone"
+            )
         if size < 2:
             return cls()
-        local_rank, local_size = (
-            int(environment.get("LOCAL_RANK", rank)),
-            int(environment.get("LOCAL_WORLD_SIZE", size)),
-        )
-        if not (rank < size and local_rank < local_size):
-            raise SettingsError(
-                f"the environment has RANK={rank} of WORLD_SIZE={size}, LOCAL_RANK={local_rank} of "
-                f"LOCAL_WORLD_SIZE={local_size}: ranks start at 0 and are below the size; unset RANK to train alone"
-            )
         return cls(rank, size, local_rank, local_size, environment.get("TORCHELASTIC_RUN_ID") == LAUNCHER_ID)
 
 

@@ -89,7 +89,7 @@ class Trainer:
             while not (reason := self._reason_to_end()):
                 self.ranks.report_activity(f"update {state.update + 1}")
                 self._update(next(feeds))
-                bar.update(state.progress, **self._shown, note=f"update {state.update}")
+                bar.update(self._share_done(), **self._shown, note=f"update {state.update}")
                 if self._is_validation_due() and not self.asked:
                     self._validate(bar)
                 elif self.asked or self._is_time_to_save():
@@ -225,6 +225,13 @@ class Trainer:
             "became slower; the schedule did not reach its end, and another run may end at another update"
         )
 
+    def _share_done(self) -> float:
+        """For the progress bar: by the clock as long as the number of updates is not known."""
+        state = self.session.state
+        if self.limits.seconds is None or self.session.time_limit is not None:
+            return state.progress
+        return max(state.progress, min(1.0, self.now / self.limits.seconds))
+
     def _set_time_limit(self) -> None:
         """Once the speed is known, write down how many updates fit into the time limit; from here on they count."""
         state, seconds, now = self.session.state, self.limits.seconds, self.now
@@ -264,7 +271,7 @@ class Trainer:
         if session.saved_update != state.update and state.update:
             self._save()
         began = self.now
-        bar.update(state.progress, **self._shown, note="validating")
+        bar.update(self._share_done(), **self._shown, note="validating")
         self.ranks.report_activity(f"validating after update {state.update}")
         average = session.average
         candidate = average.candidate(state.update) if state.update else self.live

@@ -110,6 +110,7 @@ class Session:
         if self.ranks.is_main_process:
             whole = {name: tensor for name, tensor in named.items() if name not in shards}
             checkpoints.save(self.state.update, whole, state, lambda folder: self._write_shards(folder, shards))
+            self.metrics.sync()
             checkpoints.prune(self.settings.keep_checkpoints)
             self.average.remove_unused(found["average"] for found in checkpoints.states())
         else:

@@ -129,8 +129,10 @@ def test_remote_files(tmp_path: Path, server: str) -> None:
     settings = Settings.from_mapping({"data": {"train": train}}).resolve_paths(tmp_path)
     (source,) = pair_sources(settings).train
     assert [pair.tgt for pair in source.read()] == ["Ein Hund.", "Eine Katze."]
-    local = [{"src": str(tmp_path / "a.en.gz"), "tgt": str(tmp_path / "a.de")}]
-    assert pair_sources(Settings.from_mapping({"data": {"train": local}})).train[0].mark() == source.mark()
+    before = source.mark()
+    assert source.mark() == before
+    (tmp_path / "a.de").write_bytes(b"Ein Hund.\nEine Maus.\n")
+    assert source.mark() != before
     with pytest.raises(DataError, match=rf"cannot read {server}/missing\.tsv"):
         texts(f"{server}/missing.tsv")
 
