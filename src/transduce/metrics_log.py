@@ -7,20 +7,19 @@ into the run folder; nothing is sent to another machine unless the tracker's own
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import math
 import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transduce.errors import RunFolderError, SettingsError, message_of
-from transduce.runs.atomic import reading, write_text
+from transduce.runs.atomic import reading, sync, write_text
 from transduce.runs.identity import settings_by_name
 
 if TYPE_CHECKING:
@@ -50,21 +49,10 @@ class MetricsFile:
         except OSError as error:
             raise RunFolderError(f"cannot write {self.path}: {error.strerror or error}") from None
 
-    def mark(self) -> dict[str, Any]:
-        """Sync the file to the disk; its size and sha256, for `begins_with`."""
-        if not self.active:
-            return {}
-        with self.path.open("rb") as file:
-            os.fsync(file.fileno())
-            return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": file.tell()}
-
-    def begins_with(self, mark: Mapping[str, Any]) -> bool:
-        """Whether the file still begins with its content at `mark`: no line was lost or changed since then."""
-        if not self.active:
-            return True
-        with suppress(OSError), self.path.open("rb") as file:
-            return hashlib.sha256(file.read(mark["size"])).hexdigest() == mark["sha256"]
-        return False
+    def sync(self) -> None:
+        """Make the system write the lines to the disk."""
+        if self.active and self.path.exists():
+            sync(self.path)
 
     def read(self) -> list[dict[str, Any]]:
         """All events, without damaged lines and a last one that a kill cut short; none if there is no file."""

@@ -24,14 +24,14 @@ from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
 from transduce.models.registry import build_model, count_parameters
 from transduce.process import keep_freed_memory, limit_kernel_cache
-from transduce.runs.atomic import expecting, write_text
+from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder, has_read_text
+from transduce.runs.manifest import check_sealed
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_start_weights, save_start_weights
 from transduce.tasks.registry import AnyTask, find_task
 from transduce.tasks.resolve import check, resolve
 from transduce.text.extension import Extended
 from transduce.training.averaging import AVERAGES
-from transduce.training.feed import Feeder
 from transduce.training.loop import Trainer
 from transduce.training.ranks import Ranks
 from transduce.training.step import Updater
@@ -94,11 +94,11 @@ def _train_in(
             )
         if end is None:
             prepared = _prepare(task, folder, asked=settings, start=start, machine=machine, log=log)
-            _report_padding(folder, task.feeder(prepared, folder.settings, torch.device(machine.device)), log)
             timeout = folder.settings.training.timeout
             ranks.start({"folder": str(path.absolute()), "device": machine.device, "timeout": timeout})
             best_update = learn(task, folder, prepared, device=machine.device, log=log, ranks=ranks, machine=machine)
         else:
+            check_sealed(path / "tokens")
             best_update = end["best_update"]
         keeps_best = not AVERAGES[folder.settings.training.average].keeps_last
         if not best_update and settings.training.start and keeps_best:
@@ -200,17 +200,6 @@ def learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
     """Train the model of a run folder as a worker rank, without I/O and logging."""
     task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
     learn(task, folder, task.open_prepared(folder), device=device, log=log, ranks=ranks)
-
-
-def _report_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
-    """Print the fraction of padding in the batches and store it with the data report."""
-    share = feeder.padding()
-    log.say(f"batches: {len(feeder.plan(0)):,} per epoch, {share:.1%} padding")
-    data = folder.read_record("data.json")
-    with expecting(folder.path / "data.json"):
-        changed = {**data, "padding": share}
-    if changed != data:
-        folder.write_record("data.json", changed)
 
 
 def rebuild_report(run: Path) -> Path:

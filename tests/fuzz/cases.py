@@ -18,11 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import zstandard
-
 from fuzz.mutations import ARRAYS, BYTES, JSON, JSONL, PIECES, TENSORS, TEXT, TMX, TOML, Mutation
 from fuzz.originals import BULK, PACK
 from system.commands import sets
+from transduce.data.lines import zstd
 
 Command = Callable[[Path, Path], list[str]]
 """Makes the arguments of a command from the case's folder and the damaged file."""
@@ -291,26 +290,12 @@ def _replace(file: Path, folder: Path, draw: random.Random) -> str:
 _UNPACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.decompress,
     ".xz": lzma.decompress,
-    ".zst": lambda content: zstandard.ZstdDecompressor().decompress(content),
+    ".zst": zstd.decompress,
 }
-BOMB = 2 << 30
-_bombs: dict[tuple[str, bytes], bytes] = {}
-
-
-def bomb(suffix: str, filling: bytes) -> bytes:
-    """Gigabytes of repeated content in a small file, made of concatenated parts, which all three formats allow."""
-    key = (suffix, filling)
-    if key not in _bombs:
-        part = (filling * (1 + (32 << 20) // len(filling)))[: 32 << 20]
-        _bombs[key] = PACK[suffix](part) * (BOMB // len(part))
-    return _bombs[key]
 
 
 def _packed(file: Path, before: bytes, draw: random.Random) -> tuple[str, bytes]:
-    """Damage the compressed content, or make a decompression bomb."""
-    if draw.random() < 0.07:
-        filling = draw.choice([b"\x00", b"\n", b"word " * 200 + b"\n", b"word " * 99 + b"\tb\n", b"<tu>"])
-        return f"bomb of {filling!r}", bomb(file.suffix, filling)
+    """Damage the content before it is compressed."""
     inner = Path(file.stem)
     text = _UNPACK[file.suffix](before)
     damages = BYTES | mutations_of(inner)

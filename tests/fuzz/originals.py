@@ -15,11 +15,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-import zstandard
 
 import berts
 import marians
 from system.commands import sets, transduce, write_corpus
+from transduce.data.lines import zstd
 
 SETTINGS = (
     *("model.d_model=16", "model.d_ff=16", "model.n_heads=2"),
@@ -173,7 +173,7 @@ def tmx_of(pairs: list[tuple[str, str]]) -> str:
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": lambda content: gzip.compress(content, mtime=0),
     ".xz": lzma.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstd.compress,
 }
 
 

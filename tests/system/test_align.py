@@ -141,7 +141,7 @@ def test_the_links_of_each_pair_are_stored(run: Path, texts: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--gold", "short"], ["short has 39 lines", "40 sentence pairs"]),
+        (["--gold", "short"], ["the text has 40 lines", "short has 39"]),
         (["--gold", "bad"], ["bad, line 3", "1~1"]),
         (["--gold", "far"], ["far, line 1", "link 0-99"]),
         (["--tgt", "short"], ["test.en has 40 lines", "short has 39"]),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_leaked_test_pairs_are_counted_in_a_warning(texts: Path) -> None:
     done = train(texts, "--test-src", texts / "test.en", "--test-tgt", texts / "test.de", "--valid-src",
                  texts / "test.en", "--valid-tgt", texts / "test.de")  # fmt: skip
     assert done.code == 0, done.err
-    assert "warning: test: 3 of 10 pairs" in done.err and "1 more source" in done.err
+    assert "warning: test: 3 of 10 pairs" in done.err and "1 of 10 sources" in done.err
     report = json.loads((texts.parent / "run" / "data.json").read_text())
     assert [leak["leaked"] for leak in report["leaks"]] == [3, 3]
     assert "overlap with the training text" in (texts.parent / "run" / "report.html").read_text()
@@ -201,6 +202,22 @@ def test_a_finished_run_without_its_log_is_reported(trained: Path, tmp_path: Pat
     assert_refused(
         transduce("train", *sides, "--run", run, "-q", *small()), "metrics.jsonl is damaged", "model can be used"
     )
+
+
+def test_damaged_text_of_a_run_that_was_killed_before_it_was_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, tgt = write_corpus(tmp_path, "train", 60)
+    asked = ["train", "--src", src, "--tgt", tgt, "--run", tmp_path / "run", "-q", *small("training.max_updates=2")]
+    with monkeypatch.context() as patch:
+        patch.setattr("transduce.pipeline.finalize", mock.Mock(side_effect=KeyboardInterrupt))
+        assert transduce(*asked).code == 130
+    file = tmp_path / "run" / "tokens" / "valid" / "src.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert_refused(transduce(*asked), "src.npy")
+    file.write_bytes(content)
+    assert transduce(*asked).code == 0
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no limits on files here")

@@ -16,7 +16,6 @@ from system.test_causal import LINES, POEM, small
 from transduce import Generator
 from transduce.config.decoding import DecodingOptions
 from transduce.config.kinds import model_settings
-from transduce.data.batch import causal
 from transduce.data.store import TextStore
 from transduce.models.registry import build_model
 from transduce.models.transformer_xl import TransformerXL
@@ -51,7 +50,7 @@ def accuracy(*, reverse: bool, memory: int, updates: int) -> float:
     asked = toys.settings(batch_tokens=64 * SEGMENT, optimizer="muon", lr=5e-3, matrix_lr=0.04, label_smoothing=0.0)
     updater = Updater(model, asked.training, device=CPU, precision="float32", criterion=predict_tokens_with_carry)
     text = strings(4000, seed=1, reverse=reverse)
-    data, carry = StreamFeeder(text, asked.training, device=CPU, context=SEGMENT, objective=causal), ()
+    data, carry = StreamFeeder(text, asked.training, device=CPU, context=SEGMENT), ()
     for i, feed in zip(range(updates), data.feeds(DataPosition()), strict=False):
         before = () if feed.starts_epoch else carry
         carry = updater.update(feed.batches, min(1.0, 2 - 2 * i / updates), feed.n_targets, before).carry

@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-import zstandard
-
+from transduce.data.lines import zstd
 from transduce.errors import DataError
 from transduce.runs.atomic import sync, write_text
 
@@ -31,7 +30,7 @@ FOLDER = ".transduce"
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": lambda data: gzip.compress(data, mtime=0),
     ".xz": lzma.compress,
-    ".zst": lambda data: zstandard.ZstdCompressor().compress(data),
+    ".zst": zstd.compress,
 }
 
 

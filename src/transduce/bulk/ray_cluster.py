@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import transduce
 from transduce.bulk.chunks import Chunk, ChunkTranslator, Setup, Translated
-from transduce.data.workers import Arrays, ChunkFunction, ChunkT
+from transduce.data.spool import Arrays
+from transduce.data.workers import ChunkT
 from transduce.errors import SettingsError, TransduceError
 from transduce.logging import Log
 
@@ -90,7 +91,7 @@ class RayWorkers:
     cluster: RayCluster
     log: Log
 
-    def map(self, function: ChunkFunction[ChunkT], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
+    def map(self, function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
         """See `Workers`."""
         with self.cluster._start(partial(_Preparation, function), self.log, per_core=True, gpus=False) as nodes:
             yield from nodes.map(chunks)
@@ -100,7 +101,7 @@ class RayWorkers:
 class _Preparation:
     """A function of `data` in an actor."""
 
-    function: ChunkFunction[Any]
+    function: Callable[[Any], Arrays]
     notes: tuple[str, ...] = ()
 
     @property

@@ -14,7 +14,7 @@ from transduce.bulk.chunks import Chunk, ChunkTranslator, Setup
 from transduce.bulk.journal import FOLDER, Shard
 from transduce.bulk.ray_cluster import RayCluster, RayNodes
 from transduce.config.decoding import DecodingOptions
-from transduce.data.lines import check_is_text, decode_lines, open_watched
+from transduce.data.lines import check_is_text, decode_lines, open_bytes
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Notes, Style
 from transduce.decoding.translator import chunks
@@ -90,7 +90,7 @@ def _read_chunks(shards: Sequence[Shard]) -> Iterator[Chunk]:
     for shard in shards:
         first = shard.position.lines
         if not shard.position.done:
-            with open_watched(shard.source) as (file, read):
+            with open_bytes(shard.source) as (file, read):
                 lines = decode_lines(file, str(shard.source))
                 deque(itertools.islice(lines, first), maxlen=0)
                 for chunk in chunks(lines, n_lines=CHUNK_LINES):

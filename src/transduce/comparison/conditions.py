@@ -35,6 +35,7 @@ from transduce.machine import this_machine
 from transduce.models.registry import parameters_of
 from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
+from transduce.runs.manifest import check_sealed
 from transduce.tasks.base import Prepared
 from transduce.tasks.registry import find_task
 from transduce.tasks.resolve import check, resolve
@@ -69,6 +70,7 @@ class Shared:
     @cached_property
     def prepared(self) -> Prepared[Any]:
         """The encoded text."""
+        check_sealed(self.path / "tokens")
         return self.task.open_prepared(self.folder)
 
     @cached_property

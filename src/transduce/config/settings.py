@@ -71,7 +71,7 @@ class DataSettings(Section):
     demo: int = Field(0, ge=0, le=1 << 31, description="Pairs of the built-in corpus to train on, instead of files.")
     max_length: int = Field(256, ge=1, le=MAX_TOKENS, description="Drop pairs with more tokens than this on a side.")
     max_ratio: float = Field(9.0, gt=1, description="Drop pairs above this length ratio (sides over 10 tokens).")
-    deduplicate: bool = Field(False, description="Keep only the first of identical pairs.")
+    deduplicate: bool = Field(False, description="Keep only the first of identical training pairs.")
     drop_copies: bool = Field(False, description="Drop pairs whose source and target are identical.")
     workers: int = Field(0, ge=0, le=4096, description="Processes that clean and encode pairs; 0: one per core.")
     documents: Literal["file", "blank_line", "line"] = Field("file", description="What separates text documents.")

@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from transduce.data.json_lines import pair_of
-from transduce.data.lines import Digests, open_bytes
+from transduce.data.lines import open_bytes
 from transduce.errors import DataError, SettingsError
 
 _ROWS = 1000  # of a parquet file that are in memory at once
 
 
-def read_parquet(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+def read_parquet(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
     """Yield the number, source and target of each row, whose columns are named like the keys of JSON lines."""
-    arrow = _import_arrow(path)
-    with open_bytes(path) as file:
-        try:
-            batches = arrow.parquet.ParquetFile(file).iter_batches(batch_size=_ROWS)
-            yield from _rows_of(batches, path, src_lang, tgt_lang)
-        except (arrow.ArrowException, ValueError, OverflowError) as error:
-            raise DataError(f"{path}: not valid parquet: {error}") from None
+    rows = _rows(path, lambda arrow, file: arrow.parquet.ParquetFile(file).iter_batches(batch_size=_ROWS))
+    return _pairs(rows, path, src_lang, tgt_lang)
 
 
-def read_arrow(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+def read_arrow(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
     """Yield the rows of an Arrow stream, or of a folder that `Dataset.save_to_disk` has written."""
-    arrow, number = _import_arrow(path), 0
-    for file_path in arrow_files(path):
-        with open_bytes(file_path) as file:
-            try:
-                for _, src, tgt in _rows_of(arrow.ipc.open_stream(file), file_path, src_lang, tgt_lang):
-                    number += 1
-                    yield number, src, tgt
-            except (arrow.ArrowException, ValueError, OverflowError) as error:
-                raise DataError(f"{file_path}: not a valid Arrow stream: {error}") from None
+    each = (_rows(file_path, lambda arrow, file: arrow.ipc.open_stream(file)) for file_path in arrow_files(path))
+    return _pairs(chain.from_iterable(each), path, src_lang, tgt_lang)
 
 
 def is_dataset(path: Path) -> bool:
@@ -57,23 +46,26 @@ def arrow_files(path: Path) -> list[Path]:
     return [path / Path(name).name for name in names]
 
 
-def _rows_of(batches: Iterable[Any], path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
-    number = 0
-    for batch in batches:
-        for row in batch.to_pylist():
-            number += 1
-            try:
-                src, tgt = pair_of(row, src_lang, tgt_lang)
-            except ValueError as error:
-                raise DataError(f"{path}, row {number}: {error}") from None
-            yield number, src, tgt
-
-
-def _import_arrow(path: Path) -> Any:
+def _rows(path: Path, read: Callable[[Any, Any], Iterable[Any]]) -> Iterator[Any]:
+    """The rows of the batches that `read` gets from pyarrow and an open file."""
     try:
         import pyarrow
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
         raise SettingsError(f"{path}: this format needs pyarrow: pip install 'transduce[formats]'") from error
-    return pyarrow
+    with open_bytes(path) as (file, _):
+        try:
+            for batch in read(pyarrow, file):
+                yield from batch.to_pylist()
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+            raise DataError(f"{path}: not a valid {path.suffix[1:]} file: {error}") from None
+
+
+def _pairs(rows: Iterable[Any], path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
+    for number, row in enumerate(rows, 1):
+        try:
+            src, tgt = pair_of(row, src_lang, tgt_lang)
+        except ValueError as error:
+            raise DataError(f"{path}, row {number}: {error}") from None
+        yield number, src, tgt

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from transduce.data.examples import Example, Ids, RowExample
-from transduce.data.masking import Masked
 from transduce.data.sentence_pairs import Packed
 from transduce.nn.masks import SourceInput, is_real
 from transduce.text.special import BOS, EOS, PAD
@@ -25,8 +24,8 @@ from transduce.text.special import BOS, EOS, PAD
 BatchT = TypeVar("BatchT")
 
 
-def causal(row: np.ndarray, draw: np.random.Generator) -> RowExample:
-    """Predict every token from those before it (Radford et al. 2018). Uses no random numbers.
+def causal(row: np.ndarray) -> RowExample:
+    """Predict every token from those before it (Radford et al. 2018).
 
     The beginning of a document is not a target: it would be predicted from the end of another document.
     """
@@ -228,7 +227,7 @@ def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> R
 
 
 def collate_masked(
-    rows: Sequence[Masked], segments: Sequence[np.ndarray], labels: Sequence[int], *, targets_per_pair: float
+    rows: Sequence[RowExample], segments: Sequence[np.ndarray], labels: Sequence[int], *, targets_per_pair: float
 ) -> MaskedBatch:
     """Pad to the longest row."""
     ids, kinds = pad_rows([row.ids for row in rows]), pad_rows(segments)

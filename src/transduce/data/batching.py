@@ -10,7 +10,7 @@ once. The first cut is drawn again in each epoch, so that tokens change their po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -95,13 +95,6 @@ def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, bu
     if all(int(part[-1]) * len(part) <= budget for part in np.array_split(longer, len(cuts))):
         return np.array_split(indices, len(cuts))  # without this the last would be a remainder of any size
     return np.split(indices, cuts[:-1])
-
-
-def padding_share(batches: Sequence[np.ndarray], src_lengths: Lengths, tgt_lengths: Lengths) -> float:
-    """The fraction of all positions, on both sides, that are padding."""
-    real = sum(int(_wide(src_lengths[b]).sum() + _wide(tgt_lengths[b]).sum()) for b in batches)
-    slots = sum(len(b) * (int(src_lengths[b].max()) + int(tgt_lengths[b].max())) for b in batches if len(b))
-    return 1.0 - real / slots if slots else 0.0
 
 
 def offset_of(context: int, *, seed: int, epoch: int) -> int:

@@ -5,7 +5,7 @@ A training keeps them in its single pass over the text; `take_sample` reads the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Generic, TypeVar
@@ -36,18 +36,12 @@ class Windows(Generic[T]):
         """Yield the records unchanged, and keep some of them."""
         records = iter(records)
         while window := list(islice(records, WINDOW)):
-            self.see(len(window), window.__getitem__)
-            yield from window
-
-    def see(self, n: int, record_of: Callable[[int], T]) -> None:
-        """Keep some of the next `n` records: a multiple of `WINDOW`, except at the end of the corpus."""
-        for start in range(0, n, WINDOW):
-            end = min(n, start + WINDOW)
             if self.total // WINDOW % self._every == 0:
-                self.kept.append([record_of(i) for i in range(start, end)])
-            self.total += end - start
+                self.kept.append(window)
+            self.total += len(window)
             if len(self.kept) > self._most:
                 self.kept, self._every = self.kept[::2], 2 * self._every
+            yield from window
 
     @property
     def is_whole(self) -> bool:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from transduce.data.leaks import N_SAMPLES, comparable, shortened
 from transduce.errors import DataError
 from transduce.text.vectors import without_folder
 
-_CHUNK = 10_000  # pairs in which duplicates are searched at once
 _SHORT = 10  # tokens up to which the ratio of the lengths does not matter
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
@@ -106,29 +103,21 @@ CONTROLS = "control characters removed"
 
 
 class Cleaner:
-    """Applies the rules of `settings` to one stream after another, with one report and one memory of duplicates."""
+    """Applies the rules of `settings`, with one report. Duplicates are found elsewhere (`SeenHashes`)."""
 
-    def __init__(self, settings: DataSettings, report: CleanReport | None = None) -> None:
-        """`report`: one to continue, if any."""
-        self.settings = settings
-        self.report = report or CleanReport()
-        self._seen = SeenHashes()
+    def __init__(self, settings: DataSettings) -> None:
+        self.settings, self.report = settings, CleanReport()
 
-    def texts(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Yield the pairs that pass the rules on text, without control characters. The report grows meanwhile.
+    def by_rules(self, pair: Pair) -> Pair | None:
+        """The pair without control characters, or None if it does not pass the rules on its text alone.
 
         The rules on length need tokens; `lengths_fit` applies them when the pairs are encoded.
         """
-        kept = filter(None, map(self.by_rules, pairs))
-        return self._without_duplicates(kept) if self.settings.deduplicate else kept
-
-    def by_rules(self, pair: Pair) -> Pair | None:
-        """The pair without control characters, or None if it does not pass the rules on its text alone."""
         report = self.report
         report.read += 1
-        if _CONTROLS.search(pair.src) or _CONTROLS.search(pair.tgt):
+        if (cleaned := without_controls(pair)) is not pair:
             report.changed.setdefault(CONTROLS, Tally()).add(pair)
-            pair = _without_controls(pair)
+            pair = cleaned
         if not pair.src or not pair.tgt or pair.src.isspace() or pair.tgt.isspace():
             report.drop(EMPTY, pair)
         elif self.settings.drop_copies and comparable(pair.src) == comparable(pair.tgt):
@@ -149,15 +138,6 @@ class Cleaner:
         else:
             return True
         return False
-
-    def _without_duplicates(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        pairs = iter(pairs)
-        while chunk := list(islice(pairs, _CHUNK)):
-            for pair, new in zip(chunk, self._seen.add(hashes_of(chunk)), strict=True):
-                if new:
-                    yield pair
-                else:
-                    self.report.drop(DUPLICATE, pair)
 
 
 def hashes_of(pairs: Iterable[Pair]) -> np.ndarray:
@@ -184,38 +164,26 @@ class HeldOutSources:
 
     def __init__(self, most: int) -> None:
         """`most`: sources that can be asked for at the end, which bounds the memory."""
-        self._most = most
-        self._first: dict[str, Pair] = {}  # the sources with the lowest hashes, in order of appearance
-        self._counts: Counter[str] = Counter()
-        self._heap: list[tuple[int, str]] = []  # the same, the highest hash first
+        self._most, self._last = most, int(np.iinfo(np.uint64).max)
+        self._found: dict[str, list[Any]] = {}  # for each source: its hash, the first of its pairs, their number
 
     def see(self, draws: np.ndarray, pair_of: Callable[[int], Pair]) -> None:
         """Consider the next pairs by their `draws_of`; `pair_of` gives the pair of a draw that may be low enough."""
-        last = -self._heap[0][0] if self._most and len(self._heap) == self._most else np.iinfo(np.uint64).max
-        for i in (draws <= last).nonzero()[0].tolist() if self._most else ():
+        for i in (draws <= self._last).nonzero()[0].tolist():
             pair = pair_of(i)
-            if key := comparable(pair.src):
-                self._see(key, -int(draws[i]), pair)
+            self._found.setdefault(comparable(pair.src), [int(draws[i]), pair, 0])[2] += 1
+        if len(self._found) > 2 * self._most:
+            self._found = self._lowest(self._most)
+            self._last = max(draw for draw, _, _ in self._found.values())
 
     def choose(self, n: int) -> tuple[dict[str, Pair], int]:
         """The first pair of each of `n` sources, in order of appearance; and how many pairs have these sources."""
-        chosen = {key for _, key in heapq.nlargest(n, self._heap)}
-        first = {key: pair for key, pair in self._first.items() if key in chosen}
-        return first, sum(self._counts[key] for key in chosen)
+        chosen = self._lowest(n)
+        return {key: pair for key, (_, pair, _) in chosen.items()}, sum(count for _, _, count in chosen.values())
 
-    def _see(self, key: str, rank: int, pair: Pair) -> None:
-        if key in self._counts:
-            self._counts[key] += 1
-            return
-        entry = (rank, key)
-        if len(self._heap) < self._most:
-            heapq.heappush(self._heap, entry)
-        elif entry[0] > self._heap[0][0]:
-            _, last = heapq.heapreplace(self._heap, entry)
-            del self._counts[last], self._first[last]
-        else:
-            return
-        self._counts[key], self._first[key] = 1, pair
+    def _lowest(self, n: int) -> dict[str, list[Any]]:
+        keys = {*heapq.nsmallest(n, self._found, key=lambda key: (self._found[key][0], key))}
+        return {key: entry for key, entry in self._found.items() if key in keys}
 
 
 class SeenHashes:
@@ -245,11 +213,13 @@ class SeenHashes:
         return found
 
 
-def _without_controls(pair: Pair) -> Pair:
+def without_controls(pair: Pair) -> Pair:
     """The pair without control characters. Its links are left out if it has other words then."""
+    if not (_CONTROLS.search(pair.src) or _CONTROLS.search(pair.tgt)):
+        return pair
     src, tgt = (_CONTROLS.sub(_space, side) for side in (pair.src, pair.tgt))
     same = all(len(a.split()) == len(b.split()) for a, b in ((src, pair.src), (tgt, pair.tgt)))
-    return Pair(src, tgt, pair.place, pair.links if same else "")
+    return Pair(src, tgt, pair.file, pair.line, pair.links if same else "")
 
 
 def _space(match: re.Match[str]) -> str:

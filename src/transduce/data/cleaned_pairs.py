@@ -5,95 +5,65 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from itertools import accumulate, chain, islice, pairwise
-from typing import Any, NamedTuple
+from itertools import accumulate, islice, pairwise
+from typing import Any
 
 import numpy as np
-import zstandard
 
-import transduce
 from transduce.config.settings import DataSettings
-from transduce.data.check_sample import Windows
-from transduce.data.clean import DUPLICATE, Cleaner, CleanReport, HeldOutSources, SeenHashes, draws_of, hashes_of
-from transduce.data.corpus import CHUNK, Pair, RawPairs
+from transduce.data.clean import (
+    DUPLICATE,
+    Cleaner,
+    CleanReport,
+    HeldOutSources,
+    SeenHashes,
+    draws_of,
+    hashes_of,
+    without_controls,
+)
+from transduce.data.corpus import Pair
 from transduce.data.leaks import comparable
-from transduce.data.sources import Source
-from transduce.data.workers import Arrays, ResultFile, Workers, compute
+from transduce.data.spool import Arrays, ResultFile, compressed, decompressed
+from transduce.data.workers import Workers, compute
 from transduce.text.training import Reservoir
 
-VECTOR_CHUNK = 200
-"""Pairs that are cleaned and encoded at once where the sources are sequences of vectors."""
+CHUNK, VECTOR_CHUNK = 10_000, 200
+"""Pairs that are cleaned and encoded at once, of text and where the sources are sequences of vectors."""
 
 _SEPARATOR = "\0"  # a control character: cleaning removes it
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Pairs of one file in columns, which are sent to other processes faster than objects."""
-
-    file: str
-    lines: list[int]
-    src: list[str]
-    tgt: list[str]
-    links: list[str]
-
-    @classmethod
-    def of(cls, pairs: Sequence[Pair]) -> Columns:
-        """At least one pair; the places of all name the same file."""
-        rows = ((pair.place[1], pair.src, pair.tgt, pair.links) for pair in pairs)
-        lines, src, tgt, links = map(list, zip(*rows, strict=True))
-        return cls(pairs[0].place[0], lines, src, tgt, links)
-
-    def __len__(self) -> int:
-        return len(self.src)
-
-    def __getitem__(self, i: int) -> Pair:
-        return Pair(self.src[i], self.tgt[i], (self.file, self.lines[i]), self.links[i])
-
-    def pairs(self) -> Iterator[Pair]:
-        """All pairs."""
-        return map(self.__getitem__, range(len(self)))
-
-    def content(self) -> bytes:
-        """All that the pairs depend on."""
-        columns = (self.file, *map(str, self.lines), *self.src, *self.tgt, *self.links)
-        return _SEPARATOR.join(columns).encode("utf-8", "surrogatepass")
-
-
-class PairChunk(NamedTuple):
-    """Consecutive pairs of a corpus as they were read."""
+class PairChunk:
+    """Consecutive pairs of one file as they were read. Sent to other processes in columns, faster than objects."""
 
     corpus: int
-    block: RawPairs | Columns
+    pairs: Sequence[Pair]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _chunk_of, (self.corpus, *_columns_of(self.pairs))
 
 
-def read_chunks(corpus: int, source: Source[Pair], windows: Windows[Pair], n: int) -> Iterator[PairChunk]:
-    """The pairs of a corpus, not decoded where possible, `n` at a time."""
-    if source.read_raw is None:
-        pairs = windows.watch(source.read())
-        while some := list(islice(pairs, n)):
-            yield PairChunk(corpus, Columns.of(some))
-        return
-    for block in source.read_raw(n):
-        windows.see(len(block), block.__getitem__)
-        yield PairChunk(corpus, block)
+def _columns_of(pairs: Sequence[Pair]) -> list[list[Any]]:
+    return [[pair[i] for pair in pairs] for i in range(len(Pair._fields))]
 
 
-def pack_pairs(pairs: Iterable[Pair], n: int = CHUNK, *, corpus: int = 0) -> Iterator[Arrays]:
+def _chunk_of(corpus: int, *columns: Sequence[Any]) -> PairChunk:
+    return PairChunk(corpus, list(map(Pair, *columns)))
+
+
+def pack_pairs(pairs: Iterable[Pair], n: int = CHUNK) -> Iterator[Arrays]:
     """Pairs as `CleanedPairs.records` has them, for pairs in memory."""
     pairs = iter(pairs)
     while some := list(islice(pairs, n)):
-        yield _packed(corpus, some)
+        yield _packed(0, some)
 
 
 def unpack_pairs(record: Arrays) -> list[Pair]:
     """The pairs of a record, without duplicates."""
-    text = zstandard.ZstdDecompressor().decompress(record["text"].tobytes())
-    columns, n = text.decode("utf-8", "surrogatepass").split(_SEPARATOR), n_pairs(record)
-    file, lines = record["file"].tobytes().decode("utf-8", "surrogatepass"), record["lines"].tolist()
-    src, tgt, links = (columns[i * n : (i + 1) * n] for i in range(3))
-    return [Pair(src[i], tgt[i], (file, lines[i]), links[i]) for i in record["new"].nonzero()[0].tolist()]
+    (file, *texts), n, lines = decompressed(record["text"]).split(_SEPARATOR), n_pairs(record), record["lines"].tolist()
+    src, tgt, links = (texts[i * n : (i + 1) * n] for i in range(3))
+    return [Pair(src[i], tgt[i], file, lines[i], links[i]) for i in record["new"].nonzero()[0].tolist()]
 
 
 def n_pairs(record: Arrays) -> int:
@@ -102,14 +72,11 @@ def n_pairs(record: Arrays) -> int:
 
 
 def _packed(corpus: int, pairs: Sequence[Pair]) -> Arrays:
-    """`new`: which of the pairs are no duplicates; at first all."""
-    columns = ([pair.src for pair in pairs], [pair.tgt for pair in pairs], [pair.links for pair in pairs])
-    text = _SEPARATOR.join(chain.from_iterable(columns)).encode("utf-8", "surrogatepass")
-    file = pairs[0].place[0] if pairs else ""
+    """Pairs of one file. `new`: which of them are no duplicates; at first all."""
+    src, tgt, files, lines, links = _columns_of(pairs)
     return {
-        "text": as_bytes(zstandard.ZstdCompressor(level=1).compress(text)),
-        "file": as_bytes(file.encode("utf-8", "surrogatepass")),
-        "lines": np.array([pair.place[1] for pair in pairs], dtype=np.int64),
+        "text": compressed(_SEPARATOR.join([*files[:1], *src, *tgt, *links])),
+        "lines": np.array(lines, dtype=np.int64),
         "corpus": np.array([corpus]),
         "new": np.ones(len(pairs), dtype=bool),
     }
@@ -122,22 +89,12 @@ class CleanPairs:
     settings: DataSettings
     seed: int | None
 
-    def key(self, chunk: PairChunk) -> bytes:
-        """See `ChunkFunction`."""
-        rules = (self.settings.deduplicate, self.settings.drop_copies, self.seed)
-        return digest_of(rules, chunk.corpus, chunk.block.content())
-
     def __call__(self, chunk: PairChunk) -> Arrays:
-        cleaner, kept, places, changed = Cleaner(self.settings), list[Pair](), list[int](), list[tuple[Any, ...]]()
-        for i, pair in enumerate(chunk.block.pairs()):
-            if (found := cleaner.by_rules(pair)) is not None:
-                places.append(i)
-                kept.append(found)
-                if found is not pair:
-                    changed.append((i, found.src, found.tgt, found.links))
-        facts = {"report": cleaner.report.to_json(), "changed": changed}
-        result = {"key": as_bytes(self.key(chunk)), "facts": as_bytes(json.dumps(facts).encode())}
-        result |= {**_packed(chunk.corpus, kept), "places": np.array(places, np.int64)}
+        cleaner = Cleaner(self.settings)
+        found = list(map(cleaner.by_rules, chunk.pairs))
+        kept = [pair for pair in found if pair is not None]
+        result = {"report": compressed(json.dumps(cleaner.report.to_json())), **_packed(chunk.corpus, kept)}
+        result["places"] = np.array([i for i, pair in enumerate(found) if pair is not None], np.int64)
         if self.settings.deduplicate:
             result["hashes"] = hashes_of(kept)
         if self.seed is not None:
@@ -156,7 +113,7 @@ class CleanedPairs:
     def records(self) -> Iterator[Arrays]:
         """The pairs in chunks, packed, with those that are held out."""
         for record in self.file.read(self.numbers):
-            yield {name: record[name] for name in ("text", "file", "lines", "corpus", "new")}
+            yield {name: record[name] for name in ("text", "lines", "corpus", "new")}
 
     def __call__(self) -> Iterator[Pair]:
         """The pairs, from the first one at each call."""
@@ -177,12 +134,18 @@ class PairCleaning:
     report: CleanReport = field(default_factory=CleanReport)
 
     def clean(
-        self, chunks: Iterable[PairChunk], n_corpora: int, file: ResultFile, workers: Workers
+        self, corpora: Sequence[Iterable[Pair]], file: ResultFile, workers: Workers, *, n: int = CHUNK
     ) -> list[CleanedPairs]:
-        """Clean the chunks of all corpora."""
+        """Clean the pairs of all corpora, `n` at a time."""
+
+        def chunks() -> Iterator[PairChunk]:
+            for number, pairs in enumerate(map(iter, corpora)):
+                while some := list(islice(pairs, n)):
+                    yield PairChunk(number, some)
+
         function = CleanPairs(self.settings, None if self.held_out is None else self.seed)
-        seen, counts = SeenHashes(), [0] * n_corpora
-        for chunk, result in compute(function, chunks, workers, file):
+        seen, counts = SeenHashes(), [0] * len(corpora)
+        for chunk, result in compute(function, chunks(), workers, file):
             self._see(chunk, result, seen)
             counts[chunk.corpus] += 1
         ends = accumulate(counts, initial=0)
@@ -190,40 +153,17 @@ class PairCleaning:
 
     def _see(self, chunk: PairChunk, result: Arrays, seen: SeenHashes) -> None:
         """Take note of the next chunk and its result, and mark duplicates in that."""
-        facts = json.loads(result["facts"].tobytes())
-        self.report.include(facts["report"])
-        changed, places = {i: texts for i, *texts in facts["changed"]}, result["places"]
-
-        def pair_of(i: int) -> Pair:
-            pair = chunk.block[i]
-            src, tgt, links = changed.get(i, (pair.src, pair.tgt, pair.links))
-            return Pair(src, tgt, pair.place, links)
-
+        self.report.include(json.loads(decompressed(result["report"])))
+        places = result["places"]
         if self.settings.deduplicate:
             result["new"] = new = seen.add(result["hashes"])
             for i in places[~new].tolist():
-                self.report.drop(DUPLICATE, pair_of(i))
+                self.report.drop(DUPLICATE, without_controls(chunk.pairs[i]))
             places = places[new]
-        kept = places.tolist()
 
-        def sides_of(i: int) -> tuple[str, str]:
-            pair = pair_of(kept[i])
-            return pair.src, pair.tgt
+        def pair_of(i: int) -> Pair:
+            return without_controls(chunk.pairs[places[i]])
 
-        self.sample.add_some(len(kept), sides_of)
+        self.sample.add_some(len(places), lambda i: pair_of(i)[:2])
         if self.held_out is not None:
-            self.held_out.see(result["draws"][result["new"]], lambda i: pair_of(kept[i]))
-
-
-def digest_of(*parts: object) -> bytes:
-    """A key of `ChunkFunction`: 16 bytes. Results of another version are not used again."""
-    found = blake2b(transduce.__version__.encode(), digest_size=16)
-    for part in parts:
-        data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
-        found.update(len(data).to_bytes(8, "big") + data)
-    return found.digest()
-
-
-def as_bytes(data: bytes) -> np.ndarray:
-    """Bytes as an array."""
-    return np.frombuffer(data, np.uint8)
+            self.held_out.see(result["draws"][result["new"]], pair_of)

@@ -15,16 +15,24 @@ import numpy as np
 
 from transduce.config.settings import DataSettings
 from transduce.data.clean import Cleaner, CleanReport
-from transduce.data.cleaned_pairs import as_bytes, digest_of, unpack_pairs
+from transduce.data.cleaned_pairs import unpack_pairs
 from transduce.data.corpus import Labelled, Pair, number_of
 from transduce.data.examples import Ids
 from transduce.data.leaks import LeakCheck, comparable, hash_of, key_of
 from transduce.data.sentence_pairs import Packed, pack
-from transduce.data.store import AlignedStore, LabelStore, SentenceStore, TextStore, TokenStore
-from transduce.data.store_writer import StoreWriter, join_sequences
+from transduce.data.spool import Arrays, compressed, decompressed
+from transduce.data.store import (
+    AlignedStore,
+    LabelStore,
+    SentenceStore,
+    StoreWriter,
+    TextStore,
+    TokenStore,
+    join_sequences,
+)
 from transduce.data.text import Piece
 from transduce.data.word_links import links_of_tokens, parse_links, whitespace_words
-from transduce.data.workers import Arrays, LocalWorkers, ResultFile, Workers, compute
+from transduce.data.workers import LocalWorkers, Workplace, compute
 from transduce.errors import DataError
 from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -34,25 +42,10 @@ T = TypeVar("T")
 _CHUNK = 10_000  # size of the records between two reports
 
 
-def fingerprint_of_pairs(digests: Sequence[bytes], settings: DataSettings, tokenizers: Tokenizers, *extra: str) -> str:
-    """The sha256 of everything that decides what a store of pairs contains: text, cleaning and vocabularies.
-
-    `digests`: of the sources (`Source.digest`). `extra`: whatever else decides which pairs are stored.
-    """
-    keys = ("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies")
-    parts = [f"{key}={getattr(settings, key)!r}\n".encode() for key in keys]
-    parts += [hashlib.sha256(model).digest() for model in (tokenizers.src.model, tokenizers.tgt.model)]
-    return _sha256("transduce token store 1\n", [*parts, *digests], extra)
-
-
-def fingerprint_of_text(digests: Sequence[bytes], tokenizer: Vocabulary, *extra: str) -> str:
-    """The sha256 of everything that decides what a store of one-sided text contains."""
-    return _sha256("transduce text store 1\n", [hashlib.sha256(tokenizer.model).digest(), *digests], extra)
-
-
-def _sha256(head: str, parts: Sequence[bytes], extra: Sequence[str]) -> str:
-    hashed = (hashlib.sha256(text.encode()).digest() for text in extra)
-    return hashlib.sha256(b"".join([head.encode(), *parts, *hashed])).hexdigest()
+def fingerprint_of(marks: Sequence[bytes], tokenizers: Tokenizers, *parts: str) -> str:
+    """The sha256 of everything that decides what a store contains: text (`Source.mark`), vocabularies, and `parts`."""
+    texts = (tokenizers.src.model, tokenizers.tgt.model, *map(str.encode, parts))
+    return hashlib.sha256(b"".join([*marks, *(hashlib.sha256(text).digest() for text in texts)])).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,7 @@ class EncodePairs:
     """Encodes the pairs of a record (`data.cleaned_pairs`) and drops those of unsuitable length.
 
     without: sources that are held out. held_out: hashes of held-out sources, whose pairs are to be reported. aligned:
-    with the links of the pairs. fingerprint: of the text, whose vectors may be in other files.
+    with the links of the pairs.
     """
 
     tokenizers: Tokenizers
@@ -68,20 +61,12 @@ class EncodePairs:
     without: frozenset[str] = frozenset()
     held_out: frozenset[bytes] = frozenset()
     aligned: bool = False
-    fingerprint: str = ""
 
     @property
     def columns(self) -> dict[str, tuple[str, np.dtype[Any]]]:
         """The arrays of tokens of the store: the array of their offsets, and their type."""
         sides = {name: (f"{name}_offsets", getattr(self.tokenizers, name).stored_as) for name in ("src", "tgt")}
         return sides | ({"links": ("link_offsets", np.dtype(np.int32))} if self.aligned else {})
-
-    def key(self, record: Arrays) -> bytes:
-        """See `ChunkFunction`."""
-        models = (self.tokenizers.src.model, self.tokenizers.tgt.model)
-        rules = (self.settings.max_length, self.settings.max_ratio, self.aligned)
-        held_out = (sorted(self.without), sorted(self.held_out))
-        return digest_of(self.fingerprint, *models, rules, held_out, *(array.tobytes() for array in record.values()))
 
     def __call__(self, record: Arrays) -> Arrays:
         cleaner, hits, pairs = Cleaner(self.settings), list[tuple[str, str, str]](), list[Pair]()
@@ -103,7 +88,7 @@ class EncodePairs:
                     if self.aligned:
                         links.append(_token_links(pair, self.tokenizers))
         facts = {"report": cleaner.report.to_json(), "hits": hits}
-        result = {"facts": as_bytes(json.dumps(facts).encode()), "key": as_bytes(self.key(record))}
+        result = {"facts": compressed(json.dumps(facts))}
         for (name, (_, dtype)), sequences in zip(self.columns.items(), (src_ids, tgt_ids, links), strict=False):
             result[name], result[f"{name}_lengths"] = join_sequences(sequences, dtype)
         return result
@@ -115,33 +100,35 @@ def encode_pairs(
     function: EncodePairs,
     *,
     report: CleanReport,
-    fingerprint: str = "",
+    key: str = "",
     name: str = "training text",
     checks: Sequence[LeakCheck] = (),
-    workers: Workers | None = None,
-    saved: ResultFile | None = None,
+    place: Workplace | None = None,
 ) -> TokenStore:
     """Encode the records of each corpus and write the store, an `AlignedStore` if the function keeps links.
 
-    `report`: that of the cleaning so far. `checks`: take note of the pairs that the function looks for. `saved`: see
-    `compute`. Raises what reading the pairs raises, `DataError` where no pair is left (`name` says of what),
-    `RunFolderError` where the disk is full.
+    `report`: that of the cleaning so far. `key`: determines what is stored, for a resume. `checks`: take note of the
+    pairs that the function looks for. Raises what reading the pairs raises, `DataError` where no pair is left (`name`
+    says of what), `RunFolderError` where the disk is full.
     """
 
     def fill(writer: StoreWriter) -> None:
         found, sizes, records = copy.deepcopy(report), [0] * len(corpora), chain.from_iterable(corpora)
-        for record, result in compute(function, records, workers or LocalWorkers(1), saved):
-            facts = json.loads(result["facts"].tobytes())
+        for record, result in compute(function, records, workers, saved):
+            facts = json.loads(decompressed(result["facts"]))
             found.include(facts["report"])
-            for src, tgt, place in facts["hits"]:
+            for src, tgt, where in facts["hits"]:
                 for check in checks:
-                    check.note(key_of((src, tgt)), (src, tgt), place)
+                    check.note(key_of((src, tgt)), (src, tgt), where)
             for column, (offsets, _) in columns.items():
                 writer.append_joined(column, offsets, result[column], result[f"{column}_lengths"])
             sizes[int(record["corpus"][0])] += len(result["src_lengths"])
         found.require_pairs(function.settings, name)
-        writer.facts |= {"fingerprint": fingerprint, "sizes": sizes, "cleaning": found.to_json()}
+        writer.facts |= {"sizes": sizes, "cleaning": found.to_json()}
 
+    place = place or Workplace(folder.parent, workers=LocalWorkers(1))
+    workers = place.workers or LocalWorkers(function.settings.workers)
+    saved = place.results("encoded", key, sorted(function.without), sorted(function.held_out))
     columns, dtypes = function.columns, dict[str, Any]()
     for column, (offsets, dtype) in columns.items():
         dtypes |= {column: dtype, offsets: np.int64}
@@ -161,7 +148,6 @@ def encode_text(
     pieces: Iterable[Piece],
     vocabulary: Vocabulary,
     *,
-    fingerprint: str = "",
     name: str = "training text",
 ) -> TextStore:
     """Encode documents, each between BOS and EOS, and write the store. `folder`: None to keep it in memory.
@@ -181,7 +167,7 @@ def encode_text(
             writer.append("ids", framed)
         if not n_bytes:
             raise DataError(f"{name}: no text found")
-        writer.facts |= {"fingerprint": fingerprint, "documents": n_documents, "bytes": n_bytes}
+        writer.facts |= {"documents": n_documents, "bytes": n_bytes}
 
     return TextStore.create(folder, {"ids": vocabulary.stored_as}, fill)
 
@@ -192,7 +178,6 @@ def encode_sentences(
     vocabulary: Vocabulary,
     *,
     longest: int,
-    fingerprint: str = "",
     name: str = "training text",
 ) -> SentenceStore:
     """Encode documents line by line and write the store. `folder`: None to keep it in memory.
@@ -221,7 +206,7 @@ def encode_sentences(
             writer.append("documents", [n])
         if not n:
             raise DataError(f"{name}: no text found")
-        writer.facts |= {"kind": "sentences, 1", "fingerprint": fingerprint, "bytes": n_bytes}
+        writer.facts |= {"bytes": n_bytes}
 
     dtypes = {"ids": vocabulary.stored_as, "offsets": np.int64, "documents": np.int64}
     return SentenceStore.create(folder, dtypes, fill)
@@ -234,7 +219,6 @@ def encode_labelled(
     vocabulary: Vocabulary,
     *,
     longest: int,
-    fingerprint: str = "",
     name: str = "training text",
 ) -> LabelStore:
     """Encode labelled texts, cut at `longest` tokens, and write the store. Raises `DataError` for unknown labels."""
@@ -250,7 +234,7 @@ def encode_labelled(
             n += len(chunk)
         if not n:
             raise DataError(f"{name}: no text found")
-        writer.facts |= {"kind": "labelled texts, 1", "fingerprint": fingerprint, "longest": n_cut}
+        writer.facts |= {"longest": n_cut}
 
     dtypes = {"ids": vocabulary.stored_as, "offsets": np.int64, "seconds": np.int32, "labels": np.int32}
     return LabelStore.create(folder, dtypes, fill)

@@ -24,7 +24,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class RowExample:
-    """The ids of a row of running text, and the target at each position; `PAD` where there is none."""
+    """The ids of a row of text, and the target at each position; `PAD` where there is none."""
 
     ids: Ids
     targets: Ids

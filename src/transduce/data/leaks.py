@@ -31,7 +31,7 @@ class LeakCheck:
         self._examples: dict[int, tuple[str, ...]] = {}
         self._waiting: dict[bytes, list[int]] = {}
         self._found: dict[int, str] = {}  # example -> the place of the first training example with its source
-        self._leaked: dict[int, str] = {}  # the same where its target is there as well
+        self._leaked: set[int] = set()  # examples whose target is there as well, in the place in `_found`
         for number, example in enumerate(held_out):
             key = key_of(example)
             self.n += bool(key) or len(example) > 1
@@ -62,10 +62,11 @@ class LeakCheck:
         left = []
         for number in self._waiting[key]:
             held = self._examples[number]
-            self._found.setdefault(number, place)
             if len(held) == 1 or comparable(held[1]) == target:
-                self._leaked[number] = place
+                self._leaked.add(number)
+                self._found[number] = place
             else:
+                self._found.setdefault(number, place)
                 left.append(number)
         if left:
             self._waiting[key] = left
@@ -74,17 +75,15 @@ class LeakCheck:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""
-        order = [*self._leaked, *(number for number in self._found if number not in self._leaked)]
         report: dict[str, Any] = {"name": self.name, "unit": self.unit, "pairs": self.n, "leaked": self.leaked}
         samples = []
-        for number in order[:N_SAMPLES]:
+        for number in sorted(self._found, key=lambda number: number not in self._leaked)[:N_SAMPLES]:
             example = [shortened(text) for text in self._examples[number]]
-            train = self._leaked.get(number, self._found[number])
             if len(example) == 1:
                 samples.append({"text": example[0].strip()})
             else:
                 place = self._places[number] if self._places else ""
-                samples.append({"src": example[0], "tgt": example[1], "place": place, "train": train})
+                samples.append({"src": example[0], "tgt": example[1], "place": place, "train": self._found[number]})
         return report | ({"sources": self.found} if self.unit == "pairs" else {}) | {"samples": samples}
 
     def warning(self) -> str:
@@ -95,9 +94,7 @@ class LeakCheck:
         if self.leaked:
             found.append(f"{self.leaked:,} of {self.n:,} {self.unit} also occur in the training text")
         if others:
-            number = f"{others:,} more" if self.leaked else f"{others:,} of {self.n:,}"
-            sources = "source occurs" if self.leaked and others == 1 else "sources occur"
-            found.append(f"{number} {sources} in the training text with another translation")
+            found.append(f"{others:,} of {self.n:,} sources occur in the training text with another translation")
         where = f"{first['place']} = {first['train']}" if "place" in first else repr(first["text"][:60])
         limit = "" if self.unit == "pairs" else f" ({self.unit} of {SHORTEST} characters or more are compared)"
         return f"{self.name}: {', and '.join(found)}{limit}; scores on this set will be too high. First: {where}"

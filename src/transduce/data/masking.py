@@ -6,32 +6,24 @@ Pure functions of the ids of a row and of (seed, epoch, place).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from transduce.data.examples import Ids, RowExample
 from transduce.text.special import MASK, PAD
 
 RATE = 0.15
 SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # the rest is unchanged
 
 
-@dataclass(frozen=True, slots=True)
-class Masked:
-    """The masked ids of a row, and the token to predict at each position: `PAD` where there is none."""
-
-    ids: np.ndarray
-    targets: np.ndarray
-
-
 def mask(
-    ids: Sequence[int] | np.ndarray,
+    ids: Ids,
     draw: np.random.Generator,
     *,
     vocab_size: int,
     rate: float = RATE,
     starts: np.ndarray | None = None,
-) -> Masked:
+) -> RowExample:
     """Select a fraction of the tokens to predict; 80 % of them become MASK, 10 % a random token, 10 % are unchanged.
 
     Special tokens (ids up to MASK) are neither selected nor drawn. The number of selected tokens is `rate` times that
@@ -42,7 +34,7 @@ def mask(
     ordinary = np.flatnonzero(ids > MASK)
     targets = np.full(len(ids), PAD, dtype=np.int64)
     if not len(ordinary):
-        return Masked(ids, targets)
+        return RowExample(ids, targets)
     wanted = max(1, int(len(ordinary) * rate + draw.random()))
     chosen = draw.permutation(ordinary)[:wanted] if starts is None else _words(ids, ordinary, starts, draw, wanted)
     targets[chosen] = ids[chosen]
@@ -52,7 +44,7 @@ def mask(
     as_random = ~as_mask & (fate < SHOWN_AS_MASK + SHOWN_AS_RANDOM)
     hidden[chosen[as_mask]] = MASK
     hidden[chosen[as_random]] = other[as_random]
-    return Masked(hidden, targets)
+    return RowExample(hidden, targets)
 
 
 def _words(

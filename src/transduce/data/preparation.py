@@ -17,12 +17,12 @@ from typing import Any, Generic, TypeVar
 from transduce.config.settings import Settings
 from transduce.data.check_sample import Windows
 from transduce.data.clean import CleanReport, HeldOutSources
-from transduce.data.cleaned_pairs import VECTOR_CHUNK, CleanedPairs, PairCleaning, read_chunks
-from transduce.data.cleaned_text import Stream, spooled
-from transduce.data.corpus import CHUNK, Labelled, Pair, number_of, sorted_labels
+from transduce.data.cleaned_pairs import CHUNK, VECTOR_CHUNK, CleanedPairs, PairCleaning
+from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
 from transduce.data.sources import Source, Sources
+from transduce.data.spool import Stream, spooled
 from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, is_held_out, part_of
 from transduce.data.workers import LocalWorkers, Workplace
 from transduce.errors import DataError
@@ -38,16 +38,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TextSet(Generic[T]):
-    """A training, validation or test set: a stream for each corpus. `size`: its pairs, labelled texts or bytes."""
+    """A training, validation or test set. `size`: its pairs, labelled texts or bytes."""
 
     name: str
     files: tuple[str, ...]
-    streams: tuple[Stream[T], ...]
+    read: Stream[T]
     size: int
-
-    def read(self) -> Iterator[T]:
-        """All records, from the first one at each call."""
-        return chain.from_iterable(stream() for stream in self.streams)
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class Texts(Generic[T]):
     valid: TextSet[T]
     tests: tuple[TextSet[T], ...]
     sample: Sequence[tuple[str, ...]]
-    digests: tuple[bytes, ...]
+    marks: tuple[bytes, ...]
     windows: tuple[Windows[Any], ...]
 
     @property
@@ -98,36 +94,32 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], place:
     sample = Reservoir[tuple[str, str]](SAMPLE_LINES // (1 + settings.tokenizer.joint), seed=seed)
     cleaning = PairCleaning(data, seed, sample, None if sources.valid else HeldOutSources(MAX_HELD_OUT_PAIRS))
     windows, workers = tuple(map(Windows[Pair], sources.train)), place.workers or LocalWorkers(data.workers)
-    n_chunk = VECTOR_CHUNK if settings.model.reads_vectors else CHUNK
-    chunks = (read_chunks(i, one, windows[i], n_chunk) for i, one in enumerate(sources.train))
-    streams = cleaning.clean(chain.from_iterable(chunks), len(windows), place.results("cleaned"), workers)
+    marks = tuple(source.mark() for source in sources.train)
+    rules = (data.demo, data.src_lang, data.tgt_lang, data.deduplicate, data.drop_copies, seed, not sources.valid)
+    corpora = [one.watch(source.read()) for source, one in zip(sources.train, windows, strict=True)]
+    n = VECTOR_CHUNK if settings.model.reads_vectors else CHUNK
+    cleaned = cleaning.clean(corpora, place.results("cleaned", marks, rules, n), workers, n=n)
     report, place = cleaning.report, replace(place, workers=workers)
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
-    digests = tuple(source.digest() for source in sources.train)
+    sampled = sample.items
     if cleaning.held_out is None:
-        train = TextSet("train", files, tuple(streams), report.kept)
         valid = _read_set("valid", sources.valid, "sentence pair")
-        return PairTexts(train, valid, tests, sample.items, digests, windows, report, tuple(streams), place)
-    n_pairs = report.kept
-    if n_pairs < 2:
-        raise DataError(f"{', '.join(files)}: one sentence pair is not enough to train on and to hold one out")
-    n_held_out = min(MAX_HELD_OUT_PAIRS, max(1, round(n_pairs * HELD_OUT_PAIRS)))
-    chosen, report.held_out = cleaning.held_out.choose(n_held_out)
-    report.require_pairs(data, f"training text without the validation set ({', '.join(files[:4])})")
-    log.say(f"no validation text given: holding out {len(chosen):,} source sentences of {n_pairs:,} pairs (by seed)")
-    streams = [replace(stream, without=frozenset(chosen)) for stream in streams]
-    first = list(chosen.values())
-    return PairTexts(
-        TextSet("train", files, tuple(streams), report.kept),
-        TextSet("valid", files, (lambda: iter(first),), len(first)),
-        tests,
-        [pair for pair in sample.items if comparable(pair[0]) not in chosen],
-        digests,
-        windows,
-        report,
-        tuple(streams),
-        place,
-    )
+    else:
+        n_pairs = report.kept
+        if n_pairs < 2:
+            raise DataError(f"{', '.join(files)}: one sentence pair is not enough to train on and to hold one out")
+        n_held_out = min(MAX_HELD_OUT_PAIRS, max(1, round(n_pairs * HELD_OUT_PAIRS)))
+        chosen, report.held_out = cleaning.held_out.choose(n_held_out)
+        report.require_pairs(data, f"training text without the validation set ({', '.join(files[:4])})")
+        log.say(
+            f"no validation text given: holding out {len(chosen):,} source sentences of {n_pairs:,} pairs (by seed)"
+        )
+        cleaned = [replace(one, without=frozenset(chosen)) for one in cleaned]
+        first = list(chosen.values())
+        valid = TextSet("valid", files, lambda: iter(first), len(first))
+        sampled = [pair for pair in sampled if comparable(pair[0]) not in chosen]
+    train = TextSet("train", files, lambda: chain.from_iterable(one() for one in cleaned), report.kept)
+    return PairTexts(train, valid, tests, sampled, marks, windows, report, tuple(cleaned), place)
 
 
 def read_test_pairs(sources: Sources[Pair]) -> tuple[TextSet[Pair], ...]:
@@ -157,14 +149,15 @@ def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], place:
     )
     named = zip(_distinct([source.name for source in sources.tests]), sources.tests, strict=True)
     tests = tuple(_read_documents(name, (source,), data.documents, place.folder)[0] for name, source in named)
-    digests = tuple(source.digest() for source in sources.train)
+    marks = tuple(source.mark() for source in sources.train)
     if sources.valid:
         valid, _ = _read_documents("valid", sources.valid, data.documents, place.folder)
-        return Texts(everything, valid, tests, [(text,) for _, _, text in sample.items], digests, windows)
+        return Texts(everything, valid, tests, [(text,) for _, _, text in sample.items], marks, windows)
     whole = data.documents != "file"
     held = choose_held_out(sizes, share=HELD_OUT_TEXT, most=MAX_HELD_OUT_BYTES, seed=seed, whole=whole)
     meter = Meter()
-    stream = _spooled_pieces(meter.watch(part_of(everything.read(), held, held_out=True)), place.folder)
+    held_pieces = meter.watch(part_of(everything.read(), held, held_out=True))
+    stream = spooled(held_pieces, place.folder, lambda row: Piece(*row))
     n_held, files = sum(meter.sizes), everything.files
     if not 0 < n_held < everything.size:
         raise DataError(f"{', '.join(files)}: too little text to hold some out; give data.valid")
@@ -173,13 +166,13 @@ def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], place:
     return Texts(
         replace(
             everything,
-            streams=(lambda: part_of(everything.read(), held, held_out=False),),
+            read=lambda: part_of(everything.read(), held, held_out=False),
             size=everything.size - n_held,
         ),
-        TextSet("valid", files, (stream,), n_held),
+        TextSet("valid", files, stream, n_held),
         tests,
         [(text,) for document, end, text in sample.items if not is_held_out(held, document, end)],
-        digests,
+        marks,
         windows,
     )
 
@@ -206,13 +199,8 @@ def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled]
             n += 1
             yield example
 
-    everything = spooled(
-        counted(),
-        place.folder,
-        lambda example: [example.label, example.texts, example.place],
-        lambda row: Labelled(row[0], tuple(row[1]), tuple(row[2])),
-    )
-    digests = tuple(source.digest() for source in sources.train)
+    everything = spooled(counted(), place.folder, lambda row: Labelled(row[0], tuple(row[1]), tuple(row[2])))
+    marks = tuple(source.mark() for source in sources.train)
     labels = _two_or_more(data.labels or sorted_labels(counts))  # of all text: an only example may be held out
     tests = _read_tests([source.name for source in sources.tests], sources.tests, "text")
     if sources.valid:
@@ -227,11 +215,11 @@ def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled]
     for label in sorted(set(labels) - counts.keys()):
         log.warn(f"label {label!r} does not occur in the training text: it will not be learned")
     return LabelledTexts(
-        TextSet("train", files, (lambda: (e for i, e in enumerate(everything()) if i not in held),), n - len(held)),
+        TextSet("train", files, lambda: (e for i, e in enumerate(everything()) if i not in held), n - len(held)),
         valid,
         tests,
         [example.texts for i, example in sample.items if i not in held],
-        digests,
+        marks,
         windows,
         labels,
     )
@@ -253,7 +241,7 @@ def _hold_out(
         raise DataError(f"{', '.join(files)}: {n} labelled texts are too few to hold some out; give data.valid")
     held = set(random.Random(seed).sample(range(n), n_held))
     chosen = [example for i, example in enumerate(everything()) if i in held]
-    return TextSet("valid", files, (lambda: iter(chosen),), n_held), held
+    return TextSet("valid", files, lambda: iter(chosen), n_held), held
 
 
 def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None) -> None:
@@ -266,19 +254,15 @@ def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Make the names of test sets unique, and different from `train` and `valid`, by appending their number.
+    """Make the names of test sets unique, and different from `train` and `valid`: a later one gets its number.
 
     >>> _distinct(["a", "b", "a", "valid"])
-    ['a.1', 'b', 'a.3', 'valid.4']
+    ['a', 'b', 'a.3', 'valid.4']
     """
-    taken = {"train", "valid", *names}
-    found = []
+    found: list[str] = []
     for number, name in enumerate(names, 1):
-        if names.count(name) > 1 or name in ("train", "valid"):
-            name = f"{name}.{number}"
-            while name in taken:
-                name += "'"
-            taken.add(name)
+        while name in ("train", "valid", *found):
+            name += f".{number}"
         found.append(name)
     return found
 
@@ -304,7 +288,7 @@ def _read_set(name: str, sources: Sequence[Source[T]], unit: str) -> TextSet[T]:
     records, files = [record for source in sources for record in source.read()], _files(sources)
     if not records:
         raise DataError(f"{', '.join(files) or name}: no {unit} found")
-    return TextSet(name, files, (lambda: iter(records),), len(records))
+    return TextSet(name, files, lambda: iter(records), len(records))
 
 
 def _read_documents(
@@ -329,11 +313,7 @@ def _read_documents(
                 sample.add((meter.document, meter.position, piece.text))
             yield piece
 
-    stream = _spooled_pieces(pieces(), spool_in)
+    stream = spooled(pieces(), spool_in, lambda row: Piece(*row))
     if not sum(meter.sizes):
         raise DataError(f"{', '.join(_files(sources)) or name}: no text found")
-    return TextSet(name, _files(sources), (stream,), sum(meter.sizes)), meter.sizes
-
-
-def _spooled_pieces(pieces: Iterator[Piece], folder: Path | None) -> Stream[Piece]:
-    return spooled(pieces, folder, lambda piece: [piece.text, piece.ends], lambda row: Piece(*row))
+    return TextSet(name, _files(sources), stream, sum(meter.sizes)), meter.sizes

@@ -4,34 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from transduce.data.store import Store, are_offsets
-from transduce.data.store_writer import StoreWriter
-from transduce.errors import RunFolderError
-from transduce.runs.atomic import remove_leftovers
-
-
-@dataclass(frozen=True, eq=False)
-class PlanStore(Store):
-    """indices [n], ends [batches]: the batches of an epoch in training order."""
-
-    indices: np.ndarray
-    ends: np.ndarray
-    facts: Mapping[str, Any]
-
-    def batches(self) -> list[np.ndarray]:
-        """The batches, as parts of the mapped array."""
-        return np.split(self.indices, self.ends[:-1])
-
-    def _is_consistent(self) -> bool:
-        return are_offsets(np.append([0], self.ends), end=len(self.indices))
+from transduce.runs.atomic import remove_leftovers, write_aside
 
 
 def shared_plan(folder: Path, epoch: int, make: Callable[[int], list[np.ndarray]]) -> list[np.ndarray]:
@@ -44,18 +23,22 @@ def shared_plan(folder: Path, epoch: int, make: Callable[[int], list[np.ndarray]
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         remove_leftovers(folder)  # of a process that was killed here
-        with contextlib.suppress(RunFolderError):  # missing or damaged: it is made again
-            return PlanStore.open(path).batches()
-        batches = make(epoch)
-        if not batches:
+        with contextlib.suppress(OSError, ValueError, EOFError):  # missing or damaged: it is made again
+            return _mapped(path)
+        if not (batches := make(epoch)):
             return []
         for old in folder.glob("epoch*"):
             if old.name not in (f"epoch{epoch - 1}", f"epoch{epoch - 2}"):
                 shutil.rmtree(old, ignore_errors=True)
+        with write_aside(path) as aside:
+            aside.mkdir()
+            ends = np.cumsum([len(batch) for batch in batches])
+            np.save(aside / "ends.npy", ends)
+            shape, dtype = (int(ends[-1]),), batches[0].dtype
+            np.concatenate(batches, out=np.lib.format.open_memmap(aside / "indices.npy", "w+", dtype, shape))
+        return _mapped(path)
 
-        def fill(writer: StoreWriter) -> None:
-            for batch in batches:
-                writer.append("indices", batch)
-            writer.append("ends", np.cumsum([len(batch) for batch in batches]))
 
-        return PlanStore.create(path, {"indices": batches[0].dtype, "ends": np.int64}, fill).batches()
+def _mapped(path: Path) -> list[np.ndarray]:
+    indices, ends = (np.asarray(np.load(path / f"{name}.npy", mmap_mode="r")) for name in ("indices", "ends"))
+    return np.split(indices, ends[:-1])

@@ -1,7 +1,7 @@
-"""Encoded text as arrays of integers in a folder: written once per run, memory-mapped, verified when it is opened.
+"""Encoded text as arrays of integers in a folder: written once per run, and memory-mapped.
 
-A store is a folder with one NAME.npy per array, and store.json with counts and checksums. It is written under a
-temporary name and renamed, so that it is complete or absent. Ids take two bytes where the vocabulary allows it.
+A store is a folder with one NAME.npy per array, and store.json with counts. It is written under a temporary name and
+renamed, so that it is complete or absent. Ids take two bytes where the vocabulary allows it.
 
 | store | arrays | task |
 |---|---|---|
@@ -14,28 +14,94 @@ temporary name and renamed, so that it is complete or absent. Ids take two bytes
 
 from __future__ import annotations
 
-import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
 from transduce.data.sentence_pairs import Packed
-from transduce.data.store_writer import Sequences, StoreWriter
 from transduce.errors import RunFolderError, message_of
-from transduce.runs.atomic import expecting, read_json, write_aside, write_json
+from transduce.runs.atomic import read_json, write_aside, write_json
 
 StoreT = TypeVar("StoreT", bound="Store")
+Sequences = Sequence[Sequence[int] | np.ndarray]
 
 FORMAT = 1
-_CHECKED = 1 << 14  # pairs whose links are checked at once
-_DTYPES = (np.uint16, np.int32, np.int64)
 
 
-class Store(ABC):
+class StoreWriter:
+    """Writes the arrays of a store piece by piece. `facts` is what store.json will contain."""
+
+    def __init__(self, folder: Path | None, arrays: Mapping[str, Any]) -> None:
+        """`folder`: None to write into memory."""
+        self.facts: dict[str, Any] = {}
+        self._dtypes = {name: np.dtype(dtype) for name, dtype in arrays.items()}
+        self._counts = dict.fromkeys(arrays, 0)
+        self._files: dict[str, IO[bytes]] = {
+            name: (folder / f"{name}.npy").open("wb") if folder else io.BytesIO() for name in arrays
+        }
+        self._write_headers()
+
+    def append(self, name: str, values: Iterable[int] | np.ndarray) -> None:
+        """Append numbers to an array."""
+        dtype = self._dtypes[name]
+        array = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=dtype)
+        self._files[name].write(np.ascontiguousarray(array, dtype=dtype.base).data)
+        self._counts[name] += len(array)
+
+    def append_sequences(self, name: str, offsets: str, sequences: Sequences) -> None:
+        """Append sequences of ids to the array `name`, and where each ends to the array `offsets`."""
+        self.append_joined(name, offsets, *join_sequences(sequences, self._dtypes[name]))
+
+    def append_joined(self, name: str, offsets: str, joined: np.ndarray, lengths: np.ndarray) -> None:
+        """The same for what `join_sequences` returns."""
+        if not self._counts[offsets]:
+            self.append(offsets, [0])
+        self.append(offsets, self._counts[name] + np.cumsum(lengths, dtype=np.int64))
+        self.append(name, joined)
+
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays that were written into memory."""
+        self._write_headers()
+        return [np.load(io.BytesIO(file.getvalue())) for file in self._files.values() if isinstance(file, io.BytesIO)]
+
+    def close(self) -> None:
+        """Write the final lengths."""
+        self._write_headers()
+        for file in self._files.values():
+            file.close()
+
+    def abandon(self) -> None:
+        """Close the files after an error."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _write_headers(self) -> None:
+        """Write the lengths so far. NumPy pads the header, so that a larger length still fits."""
+        for name, file in self._files.items():
+            dtype, shape = self._dtypes[name], (self._counts[name], *self._dtypes[name].shape)
+            file.seek(0)
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": np.lib.format.dtype_to_descr(dtype.base), "fortran_order": False, "shape": shape}
+            )
+
+
+def join_sequences(sequences: Sequences, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """All sequences of ids, or of vectors, in one array, and the length of each."""
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    if not dtype.shape:
+        return np.fromiter(chain.from_iterable(sequences), dtype, int(lengths.sum())), lengths
+    empty = np.empty((0, *dtype.shape), dtype.base)
+    return np.concatenate([empty, *sequences], dtype=dtype.base), lengths
+
+
+class Store:
     """Arrays, and the `facts` of store.json. A subclass is a dataclass whose fields are the arrays, then `facts`."""
 
     facts: Mapping[str, Any]
@@ -46,14 +112,8 @@ class Store(ABC):
         facts = read_json(folder / "store.json")
         if not isinstance(facts, dict) or facts.get("format") != FORMAT:
             raise RunFolderError(f"{folder} is not a store of format {FORMAT}")
-        sums, names = facts.get("checksums"), array_names(cls)
-        if not isinstance(sums, dict) or sums.keys() != set(names):
-            raise RunFolderError(f"{folder / 'store.json'} is damaged: not a store of {', '.join(names)}")
-        store = cls(**{name: map_array(folder / f"{name}.npy", sums[name]) for name in names}, facts=facts)  # type: ignore[call-arg]
-        with expecting(folder / "store.json"):
-            if not store._is_consistent():
-                raise RunFolderError(f"{folder} is damaged: its arrays do not fit each other or its counts")
-        return store
+        names = [field.name for field in fields(cls) if field.name != "facts"]  # type: ignore[arg-type]
+        return cls(**{name: _map_array(folder / f"{name}.npy") for name in names}, facts=facts)  # type: ignore[call-arg]
 
     @classmethod
     def create(
@@ -79,13 +139,8 @@ class Store(ABC):
             except BaseException:
                 writer.abandon()
                 raise
-            sums = {name: checksum(aside / f"{name}.npy") for name in dtypes}
-            write_json(aside / "store.json", {"format": FORMAT, **writer.facts, "checksums": sums})
+            write_json(aside / "store.json", {"format": FORMAT, **writer.facts})
         return cls.open(folder)
-
-    @abstractmethod
-    def _is_consistent(self) -> bool:
-        """Whether the arrays and the facts fit each other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,13 +190,6 @@ class TokenStore(Store):
         src_ids, src_offsets, tgt_ids, tgt_offsets = writer.arrays()
         return cls(src_ids, src_offsets, tgt_ids, tgt_offsets, {})
 
-    def _is_consistent(self) -> bool:
-        n = sum(map(int, self.facts["sizes"]))
-        return dict(self.facts["cleaning"]) is not None and all(
-            are_offsets(offsets, end=len(ids)) and len(offsets) == n + 1
-            for ids, offsets in ((self.src, self.src_offsets), (self.tgt, self.tgt_offsets))
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class AlignedStore(TokenStore):
@@ -154,22 +202,6 @@ class AlignedStore(TokenStore):
         """The links of a pair, [n, 2]. The source token after the last one is the end of the source."""
         begin, end = self.link_offsets[i : i + 2]
         return self.links[begin:end].reshape(-1, 2)
-
-    def _is_consistent(self) -> bool:
-        offsets = self.link_offsets
-        if len(offsets) != len(self) + 1 or not (
-            super()._is_consistent() and are_offsets(offsets, end=len(self.links))
-        ):
-            return False
-        limits = np.stack([self.src_lengths, self.tgt_lengths - 1], 1)
-        return not (offsets % 2).any() and all(
-            self._fit(limits[i : i + _CHECKED], offsets[i : i + _CHECKED + 1]) for i in range(0, len(self), _CHECKED)
-        )
-
-    def _fit(self, limits: np.ndarray, offsets: np.ndarray) -> bool:
-        """Whether the links of some pairs are below the limits [pairs, 2]."""
-        links = self.links[offsets[0] : offsets[-1]].reshape(-1, 2)
-        return bool(((links >= 0) & (links < limits.repeat(np.diff(offsets) // 2, axis=0))).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,9 +223,6 @@ class TextStore(Store):
     def n_tokens(self) -> int:
         """Tokens that a model predicts: those of the text, and the end of each document."""
         return len(self.ids) - int(self.facts["documents"])
-
-    def _is_consistent(self) -> bool:
-        return 0 < int(self.facts["documents"]) < len(self.ids) and self.n_bytes > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,9 +248,6 @@ class SentenceStore(Store):
         """The ids of sentences begin .. end."""
         return np.asarray(self.ids[self.offsets[begin] : self.offsets[end]], dtype=np.int64)
 
-    def _is_consistent(self) -> bool:
-        return are_offsets(self.offsets, end=len(self.ids)) and are_offsets(self.documents, end=len(self.offsets) - 1)
-
 
 @dataclass(frozen=True, eq=False)
 class LabelStore(Store):
@@ -246,38 +272,14 @@ class LabelStore(Store):
         ids = np.asarray(ids, dtype=np.int64 if ids.ndim == 1 else np.float32)
         return Packed(ids, (np.arange(len(ids)) >= self.seconds[i]).astype(np.int64))
 
-    def _is_consistent(self) -> bool:
-        n = len(self.labels)
-        return are_offsets(self.offsets, end=len(self.ids)) and len(self.offsets) - 1 == len(self.seconds) == n
 
-
-def array_names(store: type[Store]) -> list[str]:
-    """The names of a store's arrays."""
-    return [field.name for field in fields(store) if field.name != "facts"]  # type: ignore[arg-type]
-
-
-def map_array(path: Path, expected: object) -> np.ndarray:
-    """Map a list of integers, or of vectors, whose checksum is `expected`. Checking it also warms the disk cache."""
+def _map_array(path: Path) -> np.ndarray:
     try:
-        if checksum(path) != expected:
-            raise ValueError("its checksum differs")
-        array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
-        if (array.ndim != 1 or array.dtype not in _DTYPES) and (array.ndim, array.dtype) != (2, np.float32):
-            raise ValueError(f"{array.dtype} of shape {list(array.shape)} is not a list of integers or vectors")
-        return array
+        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
     except Exception as error:  # NumPy's reader of headers fails in many ways
         raise RunFolderError(f"{path} is damaged: {message_of(error)[:100]}") from None
-
-
-def checksum(path: Path) -> int:
-    """The CRC-32 of a file."""
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            value = zlib.crc32(block, value)
-    return value
 
 
 def _differences(offsets: np.ndarray, *, more: int) -> np.ndarray:
@@ -286,8 +288,3 @@ def _differences(offsets: np.ndarray, *, more: int) -> np.ndarray:
     np.subtract(offsets[1:], offsets[:-1], out=found, casting="unsafe")
     found += more
     return found.astype(np.uint16) if found.max(initial=0) < 1 << 16 else found
-
-
-def are_offsets(offsets: np.ndarray, *, end: int) -> bool:
-    """Whether offsets [N + 1] increase from 0 to `end`, and N is not 0."""
-    return len(offsets) > 1 and bool(offsets[0] == 0 and offsets[-1] == end and (np.diff(offsets) >= 0).all())

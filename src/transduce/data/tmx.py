@@ -1,17 +1,16 @@
-"""Read translation memories (TMX 1.1 to 1.4) unit by unit, in bounded memory.
+"""Read translation memories (TMX 1.1 to 1.4) unit by unit.
 
-Declarations of XML entities are refused: they can make a small file expand without bound, or include other files. The
-DTD that most files name is not loaded.
+The DTD that most files name is not loaded. External entities are refused, and expat (2.4 and later) limits the
+expansion of others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 from xml.parsers import expat
 
-from transduce.data.lines import MAX_LINE, Digests, one_line, open_bytes
+from transduce.data.lines import one_line, open_bytes
 from transduce.errors import DataError
 from transduce.text.languages import base_language
 
@@ -20,11 +19,8 @@ _CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
 """Elements inside a segment that contain markup of the original document, not text."""
 
 
-class Unit(NamedTuple):
-    """One `<tu>`: its line, and its segments by language code as written (`en-US`)."""
-
-    line: int
-    segments: dict[str, str]
+Unit = tuple[int, dict[str, str]]
+"""One `<tu>`: its line, and its segments by language code as written (`en-US`)."""
 
 
 class _Units:
@@ -34,24 +30,16 @@ class _Units:
         self.path = path
         self.done: list[Unit] = []
         self._root = ""
-        self._unit = Unit(0, {})
+        self._unit: Unit = (0, {})
         self._language = ""
         self._text: list[str] | None = None  # the segment being read
         self._codes = 0  # open elements of markup
-        self._size = 0
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
         self.parser.StartElementHandler = self._start
         self.parser.EndElementHandler = self._end
         self.parser.CharacterDataHandler = self._characters
-        self.parser.EntityDeclHandler = self._refuse
-        self.parser.UnparsedEntityDeclHandler = self._refuse
         self.parser.ExternalEntityRefHandler = self._refuse
-
-    def take(self) -> list[Unit]:
-        """The units finished since the last call."""
-        done, self.done = self.done, []
-        return done
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         if not self._root:
@@ -59,57 +47,54 @@ class _Units:
             if name != "tmx":
                 raise DataError(f"{self.path}: the root element is <{name}>, not <tmx>")
         if name == "tu":
-            self._unit = Unit(self.parser.CurrentLineNumber, {})
+            self._unit = (self.parser.CurrentLineNumber, {})
         elif name == "tuv":
             self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
-            self._text, self._codes, self._size = [], 0, 0
+            self._text, self._codes = [], 0
         elif name in _CODES:
             self._codes += 1
 
     def _characters(self, content: str) -> None:
-        if self._text is None or self._codes:
-            return
-        self._text.append(content)
-        self._size += len(content)
-        if self._size > MAX_LINE:
-            raise DataError(f"{self.path}, line {self._unit.line}: a segment longer than {MAX_LINE >> 20} MiB")
+        if self._text is not None and not self._codes:
+            self._text.append(content)
 
     def _end(self, name: str) -> None:
         if name == "tu":
             self.done.append(self._unit)
         elif name == "seg" and self._text is not None:
-            self._unit.segments.setdefault(self._language, "".join(self._text))
+            self._unit[1].setdefault(self._language, "".join(self._text))
             self._text = None
         elif name in _CODES:
             self._codes -= 1
 
     def _refuse(self, *_: object) -> int:
         line = self.parser.CurrentLineNumber
-        raise DataError(f"{self.path}, line {line}: the file declares XML entities; refused for safety")
+        raise DataError(f"{self.path}, line {line}: the text contains an external XML entity, which is not loaded")
 
 
-def read_units(path: Path, digests: Digests | None = None) -> Iterator[Unit]:
-    """Yield the translation units of a TMX file. Malformed or unsafe XML is a `DataError` with file and line."""
+def read_units(path: Path) -> Iterator[Unit]:
+    """Yield the translation units of a TMX file. Malformed XML is a `DataError` with file and line."""
     units = _Units(path)
-    with open_bytes(path, digests) as file:
+    with open_bytes(path) as (file, _):
         try:
             while chunk := file.read(_CHUNK):
                 units.parser.Parse(chunk)
-                yield from units.take()
+                yield from units.done
+                units.done.clear()
             units.parser.Parse(b"", True)
         except (LookupError, ValueError) as error:  # an unknown encoding, or one that expat cannot read
             raise DataError(f"{path}, line 1: not valid TMX: {error}") from None
         except expat.ExpatError as error:
             reason = expat.ErrorString(error.code)
             raise DataError(f"{path}, line {error.lineno}: not valid TMX: {reason}") from None
-    yield from units.take()
+    yield from units.done
 
 
-def read_tmx(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+def read_tmx(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
     """Yield the line, source and target of each unit. A missing side is empty, so that cleaning counts it."""
     known, n_pairs = set[str](), 0
-    for line, segments in read_units(path, digests):
+    for line, segments in read_units(path):
         known |= segments.keys()
         codes = [choose_language(wanted, set(segments)) for wanted in (src_lang, tgt_lang)]
         src, tgt = ("" if code is None else one_line(segments[code]) for code in codes)

@@ -5,35 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from transduce.data.lines import Digests, LineParser, read_rows
+from transduce.data.lines import read_lines
+from transduce.errors import DataError
 
 
-def read_tsv(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, source and target of each pair."""
-    for line, (src, tgt) in read_rows(path, _parser(src_lang, tgt_lang), digests):
-        yield line, src, tgt
+def read_tsv(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, source and target of each pair: the first two columns, or those that line 1 names by language.
 
-
-def _parser(src_lang: str, tgt_lang: str) -> LineParser:
-    """Tab-separated columns without quoting: the first two, or those that line 1 names by language.
-
-    A blank line is a pair with two empty sides.
+    There is no quoting. A blank line is a pair with two empty sides.
     """
-    n, src, tgt, has_header = 0, 0, 1, False
-
-    def parse(line: str, number: int) -> tuple[str, str] | None:
-        nonlocal n, src, tgt, has_header
+    n, src, tgt = 0, 0, 1
+    for number, line in enumerate(read_lines(path), 1):
         fields = line.split("\t")
         if not n:
             if len(fields) < 2:
-                raise ValueError("no tab; expected source<TAB>target")
+                raise DataError(f"{path}, line {number}: no tab; expected source<TAB>target")
             n, names = len(fields), [field.strip().lower() for field in fields]
             if src_lang.lower() in names and tgt_lang.lower() in names:
-                src, tgt, has_header = names.index(src_lang.lower()), names.index(tgt_lang.lower()), True
-        if number == 1 and has_header:
-            return None
+                src, tgt = names.index(src_lang.lower()), names.index(tgt_lang.lower())
+                continue
         if len(fields) != n and line.strip():
-            raise ValueError(f"line 1 has {n} columns, this line has {len(fields)}")
-        return (fields[src], fields[tgt]) if len(fields) == n else ("", "")
-
-    return parse
+            raise DataError(f"{path}, line {number}: line 1 has {n} columns, this line has {len(fields)}")
+        yield (number, fields[src], fields[tgt]) if len(fields) == n else (number, "", "")

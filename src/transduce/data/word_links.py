@@ -6,7 +6,6 @@ the source to word j of the target; `i?j` or `ipj` is a possible link (Och and N
 
 from __future__ import annotations
 
-import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transduce.data.corpus import Pair
-from transduce.data.lines import read_lines
+from transduce.data.lines import aligned, content_mark, read_lines
 from transduce.data.sources import Source
 from transduce.errors import DataError
 from transduce.text.special import Span
@@ -74,32 +73,19 @@ def format_links(links: Iterable[WordLink]) -> str:
 
 def read_links(path: Path | str, srcs: Sequence[str], tgts: Sequence[str]) -> list[GoldLinks]:
     """The links of each pair of texts. `DataError` names a faulty line, or the numbers of lines where they differ."""
-    lines = list(read_lines(path))
-    if len(lines) != len(srcs):
-        raise DataError(f"{path} has {len(lines):,} lines, but there are {len(srcs):,} sentence pairs")
-    rows = enumerate(zip(lines, srcs, tgts, strict=True), 1)
-    return [_checked(line, src, tgt, f"{path}, line {number}") for number, (line, src, tgt) in rows]
+    rows = aligned(read_lines(path), zip(srcs, tgts, strict=True), (path, "the text"))
+    return [_checked(line, src, tgt, f"{path}, line {number}") for number, line, (src, tgt) in rows]
 
 
 def with_links(source: Source[Pair], path: Path) -> Source[Pair]:
     """The pairs of a source with the links that a parallel file has for them."""
 
     def read() -> Iterator[Pair]:
-        number = 0
-        for number, (pair, line) in enumerate(itertools.zip_longest(source.read(), read_lines(path)), 1):
-            if pair is None or line is None:
-                longer = source.name if line is None else path
-                raise DataError(f"{path}: not parallel to {source.name}: only {longer} has a line {number}")
+        for number, pair, line in aligned(source.read(), read_lines(path), (source.name, path)):
             _checked(line, pair.src, pair.tgt, f"{path}, line {number}")
-            yield Pair(pair.src, pair.tgt, pair.place, line)
+            yield pair._replace(links=line)
 
-    def digest() -> bytes:
-        digests = dict[Path, bytes]()
-        for _ in read_lines(path, digests):
-            pass
-        return source.digest() + digests[path]
-
-    return Source(source.name, read, (*source.files, path.name), digest)
+    return Source(source.name, read, (*source.files, path.name), lambda: source.mark() + content_mark(path))
 
 
 def _checked(line: str, src: str, tgt: str, place: str) -> GoldLinks:

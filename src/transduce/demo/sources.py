@@ -23,6 +23,6 @@ def _source(split: str, n: int, seed: int) -> Source[Pair]:
 
     def read() -> Iterator[Pair]:
         for number, pair in enumerate(demo_pairs(split, n, seed=seed), 1):
-            yield Pair(pair.src, pair.tgt, (f"built-in corpus, {split}", number))
+            yield Pair(pair.src, pair.tgt, f"built-in corpus, {split}", number)
 
     return Source(split, read, ("built-in corpus",) if split == "train" else ())

@@ -161,7 +161,7 @@ class DistilledText:
     def _write_pairs(self, *, check_text: bool, log: Log) -> None:
         texts = read_training_text(self.teacher, self.settings, log, place=Workplace(self.folder), check=check_text)
         sets: list[tuple[str, Iterable[Pair]]] = [
-            (f"train-{n}", stream()) for n, stream in enumerate(texts.train.streams, 1)
+            (f"train-{n}", cleaned()) for n, cleaned in enumerate(texts.cleaned, 1)
         ]
         if not self.settings.data.valid:
             sets.append(("valid", texts.valid.read()))

@@ -35,7 +35,7 @@ def training_data(run: RunFolder, changes: Mapping[str, Any], root: Path | None)
 
 def _moved(data: DataSettings, root: Path) -> DataSettings:
     """The same local files below `root`: each path relative to the folder that all of them share."""
-    local = [path for path in text_files(data).values() if not is_remote(path)]
+    local = [path for path in text_files(data) if not is_remote(path)]
     shared = os.path.commonpath([path.parent for path in local]) if local else ""
     target = Path(os.path.realpath(root))
 
@@ -64,12 +64,12 @@ def read_training_text(
         DataError: A file is missing, or the text is not that of the training.
     """
     task, data = find_task("translation"), settings.data
-    for path in text_files(data).values():
+    for path in text_files(data):
         if is_missing(path):
             raise DataError(f"there is no file {path}; if the training text was moved, name its folder (data)")
     texts: PairTexts = task.read(settings, log, place=place)
     then = run.read_record("data.json").get("fingerprint") if check else None
-    if then is not None and then != task.fingerprint(run.settings, load_tokenizers(run), texts.digests):
+    if then is not None and then != task.fingerprint(run.settings, load_tokenizers(run), texts.marks):
         raise DataError(
             f"the training text of {run.path} has changed since its training; restore the files, or name other text "
             "(data.train)"

@@ -39,28 +39,21 @@ class ProcessRank:
         """
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
             return cls()
-        rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+        whole = [environment["RANK"], environment["WORLD_SIZE"]]
+        local = [environment.get("LOCAL_RANK", whole[0]), environment.get("LOCAL_WORLD_SIZE", whole[1])]
+        try:
+            rank, size, local_rank, local_size = map(int, whole + local)
+            valid = 0 <= rank < size and 0 <= local_rank < local_size
+        except ValueError:
+            valid = False
+        if not valid:
+            raise SettingsError(
+                f"the environment has RANK={whole[0]} of WORLD_SIZE={whole[1]}, LOCAL_RANK={local[0]} of "
+                f"LOCAL_WORLD_SIZE={local[1]}: ranks start at 0 and are below the size; unset RANK to train alone"
+            )
         if size < 2:
             return cls()
-        local_rank = _number(environment, "LOCAL_RANK", default=rank)
-        local_size = _number(environment, "LOCAL_WORLD_SIZE", default=size)
-        if not (rank < size and local_rank < local_size):
-            raise SettingsError(
-                f"the environment has RANK={rank} of WORLD_SIZE={size}, LOCAL_RANK={local_rank} of "
-                f"LOCAL_WORLD_SIZE={local_size}: ranks start at 0 and are below the size; unset RANK to train alone"
-            )
         return cls(rank, size, local_rank, local_size, environment.get("TORCHELASTIC_RUN_ID") == LAUNCHER_ID)
-
-
-def _number(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:
-    if default is not None and name not in environment:
-        return default
-    value = environment[name]
-    if not (value.isascii() and value.isdecimal()):
-        raise SettingsError(
-            f"the environment has {name}={value!r}: it must be a number, as torchrun sets it; unset RANK to train alone"
-        )
-    return int(value)
 
 
 def this_process() -> ProcessRank:

@@ -79,9 +79,7 @@ def alignment(sample: Sample[Pair], data: DataSettings) -> Iterator[Finding]:
 def _alignment_of(corpus: Windows[Pair]) -> Iterator[Finding]:
     windows = corpus.kept[:: max(1, len(corpus.kept) // WINDOWS)]
     fits = [
-        (window[0].place[1], fit([(pair.src, pair.tgt) for pair in window]))
-        for window in windows
-        if len(window) >= _FEWEST
+        (window[0].line, fit([(pair.src, pair.tgt) for pair in window])) for window in windows if len(window) >= _FEWEST
     ]
     if any(one.sure for _, one in fits):
         yield _shift(corpus, fits)

@@ -149,7 +149,7 @@ def leaks(sample: Sample[Any], data: DataSettings) -> Iterator[Finding]:
         return texts_of(record) if isinstance(record, Pair) else (" ".join(texts_of(record)),)
 
     def place_of(record: Any) -> str:
-        return f"{record.place[0]}:{record.place[1]}" if isinstance(record, Pair) else ""
+        return record.where if isinstance(record, Pair) else ""
 
     checks = []
     for held in (*sample.valid, *sample.tests):

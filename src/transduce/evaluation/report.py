@@ -68,11 +68,13 @@ def render_report(run: RunFolder, wording: Wording) -> str:
 def report_html(record: Record, wording: Wording) -> str:
     """Render the page."""
     end, wording = record.of("end"), wording.of(record.settings)
+    padding = [share for _, share in record.points("update", "padding")]
     return render(
         "report.html",
         title=f"{record.name}: report",
         record=record,
         data=record.data,
+        padding=sum(padding) / len(padding) if padding else None,
         summary=wording.shape,
         tiles=_tiles(record),
         score_tables=score_tables(record),

@@ -8,7 +8,7 @@ samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"} o
 attention.json  {"sentences": [{"sides", "attention", "rules"}]}, views of `Inspection`
 precision_scores.json
                 {"sentences", "precisions": {"float32": {"bleu", "sentences_per_second"}, ...}}, of validation text
-data.json       {"fingerprint", "padding",
+data.json       {"fingerprint",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
                            "cleaning": CleanReport.to_json()} or {"name", "files", "documents", "bytes", "tokens"}],
                  "leaks": [LeakCheck.to_json()]}

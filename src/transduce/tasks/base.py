@@ -192,8 +192,8 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         files = [path for corpus in settings.data.train for path in corpus_files(corpus)]
         if not all(path.exists() for path in files):
             return prepared
-        digests = [source.digest() for source in self.sources(settings).train]
-        if then != self.fingerprint(settings, prepared.tokenizers, digests):
+        marks = [source.mark() for source in self.sources(settings).train]
+        if then != self.fingerprint(settings, prepared.tokenizers, marks):
             log.warn("the training text has changed since this run began; the run continues with the original text")
         return prepared
 
@@ -204,8 +204,8 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         return Prepared(tokens, load_tokenizers(folder), *stores)
 
     @abstractmethod
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-        """Of everything that decides what is stored; `encode` writes it into data.json. `digests`: of the sources."""
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
+        """Of everything that decides what is stored; `encode` writes it into data.json. `marks`: of the sources."""
 
     def criterion(self, settings: Settings) -> Criterion:
         """The loss of a training."""

@@ -16,7 +16,6 @@ from transduce.config.kinds import resolve_preset
 from transduce.config.model import AttentionSettings, ModelSettings
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
-from transduce.data.batch import causal
 from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
 from transduce.data.text import Piece, read_pieces
@@ -145,16 +144,9 @@ class CausalTask(PlainTextTask[TextStore]):
             )
 
     def encode_set(
-        self,
-        folder: Path,
-        records: Iterable[Piece],
-        vocabulary: Vocabulary,
-        settings: Settings,
-        *,
-        name: str,
-        mark: str,
+        self, folder: Path, records: Iterable[Piece], vocabulary: Vocabulary, settings: Settings, *, name: str
     ) -> TextStore:
-        return encode_text(folder, records, vocabulary, fingerprint=mark, name=name)
+        return encode_text(folder, records, vocabulary, name=name)
 
     def describe(self, store: TextStore, settings: Settings) -> dict[str, Any]:
         return {"documents": store.facts["documents"], "bytes": store.n_bytes, "tokens": store.n_tokens}
@@ -213,7 +205,6 @@ def _feeder(store: TextStore, settings: Settings, device: torch.device) -> RowFe
         settings.training,
         device=device,
         context=resolved(data.context, "data.context"),
-        objective=causal,
         separate=data.separate_documents,
     )
 

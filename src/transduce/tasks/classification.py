@@ -123,17 +123,10 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         return round((sum(map(len, ids)) / len(some) + 1 + len(some[0])) * texts.train.size)
 
     def encode_set(
-        self,
-        folder: Path,
-        records: Iterable[Labelled],
-        vocabulary: Vocabulary,
-        settings: Settings,
-        *,
-        name: str,
-        mark: str,
+        self, folder: Path, records: Iterable[Labelled], vocabulary: Vocabulary, settings: Settings, *, name: str
     ) -> LabelStore:
         labels, longest = _labels(settings), longest_of(settings.model, settings.data.max_length)
-        return encode_labelled(folder, records, labels, vocabulary, longest=longest, fingerprint=mark, name=name)
+        return encode_labelled(folder, records, labels, vocabulary, longest=longest, name=name)
 
     def check_set(self, store: LabelStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
         if cut := store.facts["longest"]:

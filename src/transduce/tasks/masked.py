@@ -112,17 +112,10 @@ class MaskedTask(PlainTextTask[SentenceStore]):
                 _check_documents(found.name, sum(1 for _ in islice(_documents(found.read()), 2)))
 
     def encode_set(
-        self,
-        folder: Path,
-        records: Iterable[Piece],
-        vocabulary: Vocabulary,
-        settings: Settings,
-        *,
-        name: str,
-        mark: str,
+        self, folder: Path, records: Iterable[Piece], vocabulary: Vocabulary, settings: Settings, *, name: str
     ) -> SentenceStore:
         longest = _longest(settings)
-        return encode_sentences(folder, records, vocabulary, longest=longest, fingerprint=mark, name=name)
+        return encode_sentences(folder, records, vocabulary, longest=longest, name=name)
 
     def check_set(self, store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
         if not masked_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):

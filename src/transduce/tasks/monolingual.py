@@ -10,7 +10,7 @@ from typing import Any
 
 from transduce.config.model import ModelSettings
 from transduce.config.settings import Settings
-from transduce.data.encoding import counted, fingerprint_of_text
+from transduce.data.encoding import counted, fingerprint_of
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.preparation import Texts, read_plain_texts
 from transduce.data.sources import line_sources
@@ -35,9 +35,9 @@ class OneSidedTask(Task[TextsT, StoreT]):
 
     @abstractmethod
     def encode_set(
-        self, folder: Path, records: Iterable[Any], vocabulary: Vocabulary, settings: Settings, *, name: str, mark: str
+        self, folder: Path, records: Iterable[Any], vocabulary: Vocabulary, settings: Settings, *, name: str
     ) -> StoreT:
-        """Encode a set into `folder`. `name`: what errors call it; `mark`: the fingerprint to store."""
+        """Encode a set into `folder`. `name`: what errors call it."""
 
     def check_set(self, store: StoreT, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
         """Raise `DataError` for a set that the task cannot use, or log what should be known of it."""
@@ -74,7 +74,7 @@ class OneSidedTask(Task[TextsT, StoreT]):
     def encode(
         self, folder: RunFolder, texts: TextsT, tokenizers: Tokenizers, settings: Settings, log: Log
     ) -> Prepared[StoreT]:
-        tokens, mark = folder.path / "tokens", self.fingerprint(settings, tokenizers, texts.digests)
+        tokens, mark = folder.path / "tokens", self.fingerprint(settings, tokenizers, texts.marks)
         tokens.mkdir(exist_ok=True)
 
         def example_of(record: Any) -> tuple[str]:
@@ -86,11 +86,10 @@ class OneSidedTask(Task[TextsT, StoreT]):
         with log.progress("encoding") as bar:
             for at, found in texts.sets.items():
                 records: Iterator[Any] = found.read()
-                if is_train := at == "train":
+                if at == "train":
                     records = counted(records, lambda n: bar.update(n / texts.train.size), self.size_of)
                     records = watch(records, example_of, checks)
-                name, own = f"{found.name} text", mark if is_train else ""
-                store = self.encode_set(tokens / at, records, tokenizers.tgt, settings, name=name, mark=own)
+                store = self.encode_set(tokens / at, records, tokenizers.tgt, settings, name=f"{found.name} text")
                 self.check_set(store, found.name, tokenizers.tgt, settings, log)
                 stores.append(store)
                 described.append({"name": found.name, "files": found.files, **self.describe(store, settings)})
@@ -104,8 +103,8 @@ class OneSidedTask(Task[TextsT, StoreT]):
     def save_samples(self, tokens: Path, texts: TextsT) -> None:
         """Keep what `finish` needs of the text besides the stores."""
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-        return fingerprint_of_text(digests, tokenizers.tgt, *self.fingerprint_parts(settings))
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
+        return fingerprint_of(marks, tokenizers, *self.fingerprint_parts(settings))
 
     def held_out_stores(self, folder: RunFolder) -> Iterator[tuple[str, StoreT]]:
         """The validation set and the test sets, by name."""

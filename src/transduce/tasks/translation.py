@@ -20,7 +20,7 @@ from transduce.config.settings import EvaluationSettings, Settings
 from transduce.data.clean import Cleaner, format_cleaning
 from transduce.data.cleaned_pairs import n_pairs, pack_pairs
 from transduce.data.corpus import Pair
-from transduce.data.encoding import EncodePairs, counted, encode_pairs, fingerprint_of_pairs
+from transduce.data.encoding import EncodePairs, counted, encode_pairs, fingerprint_of
 from transduce.data.leaks import LeakCheck
 from transduce.data.preparation import PairTexts, TextSet, read_pair_texts, read_scored_pairs
 from transduce.data.sources import Sources, pair_sources
@@ -167,7 +167,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         self, folder: RunFolder, texts: PairTexts, tokenizers: Tokenizers, settings: Settings, log: Log
     ) -> Prepared[TokenStore]:
         data, tokens, cleaned, place = settings.data, folder.path / "tokens", texts.cleaned, texts.place
-        mark = self.fingerprint(settings, tokenizers, texts.digests)
+        mark = self.fingerprint(settings, tokenizers, texts.marks)
         sets = [(found, list(found.read())) for found in (texts.valid, *texts.tests)]
         checks = [
             LeakCheck(found.name, map(_sides, pairs), places=[pair.where for pair in pairs])
@@ -180,7 +180,6 @@ class TranslationTask(Task[PairTexts, TokenStore]):
             without=frozenset(cleaned[0].without),
             held_out=frozenset[bytes]().union(*(check.keys for check in checks)),
             aligned=settings.training.guided_alignment is not None,
-            fingerprint=mark,
         )
         n_read = max(1, texts.report.read)
         with log.progress("encoding") as bar:
@@ -189,13 +188,12 @@ class TranslationTask(Task[PairTexts, TokenStore]):
                 [counted(one.records(), lambda n: bar.update(n / n_read), n_pairs) for one in cleaned],
                 function,
                 report=texts.report,
-                fingerprint=mark,
+                key=f"{mark}, {cleaned[-1].numbers.stop} chunks",
                 checks=checks,
-                workers=place.workers,
-                saved=place.results("encoded") if place.keep else None,
+                place=place,
             )
         cleaner, function = Cleaner(data), EncodePairs(tokenizers, data)
-        kept = list(pack_pairs(cleaner.texts(sets[0][1])))
+        kept = list(pack_pairs(filter(None, map(cleaner.by_rules, sets[0][1]))))
         valid = encode_pairs(tokens / "valid", [kept], function, report=cleaner.report, name="validation text")
         n_scored = settings.training.valid_bleu_sentences
         write_json(tokens / "scored_pairs.json", [_sides(pair) for pair in sets[0][1][:n_scored]])
@@ -212,10 +210,13 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         folder.write_record("data.json", {"fingerprint": mark, "sets": described, "leaks": report_leaks(checks, log)})
         return Prepared(tokens, tokenizers, train, valid)
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
         data = settings.data
-        marks = (f"held out: {not data.valid}", f"demo: {data.demo}", f"seed: {settings.training.seed}")
-        return fingerprint_of_pairs(digests, data, tokenizers, *marks)
+        keys = ("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies", "demo")
+        rules = (f"{key}: {getattr(data, key)!r}" for key in keys)
+        return fingerprint_of(
+            marks, tokenizers, *rules, f"held out: {not data.valid}", f"seed: {settings.training.seed}"
+        )
 
     def open_prepared(self, folder: RunFolder) -> Prepared[TokenStore]:
         if folder.settings.training.guided_alignment is None:

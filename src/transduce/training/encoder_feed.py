@@ -10,7 +10,7 @@ import torch
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import LabelBatch, MaskedBatch, collate_labelled, collate_masked
 from transduce.data.batching import generator
-from transduce.data.masking import Masked
+from transduce.data.examples import RowExample
 from transduce.data.sentence_pairs import Packed, PairPlan, fit, pack, plan_pairs, plan_runs
 from transduce.data.store import LabelStore, SentenceStore
 from transduce.text.tokenizer import Tokenizers
@@ -53,7 +53,7 @@ class MaskedFeeder(LengthFeeder):
         *,
         device: torch.device,
         context: int,
-        masked: Callable[[np.ndarray, np.random.Generator], Masked],
+        masked: Callable[[np.ndarray, np.random.Generator], RowExample],
         pairs: bool = False,
     ) -> None:
         """`context`: tokens of a row with its special tokens. `masked`: `mask` with its options."""
@@ -101,7 +101,7 @@ class MaskedFeeder(LengthFeeder):
 
         return (np.array([len(row.ids) for row in hidden]),), n_targets, collated
 
-    def _example(self, one: PairPlan, epoch: int) -> tuple[Packed, Masked]:
+    def _example(self, one: PairPlan, epoch: int) -> tuple[Packed, RowExample]:
         draw = generator(self.seed, epoch, one.place, use="masking")
         a, b = self.store.span(*one.a), self.store.span(*one.b)
         if self.pairs:

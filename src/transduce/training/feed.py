@@ -19,7 +19,7 @@ from pydantic import Field
 from transduce.config.section import resolved
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch, collate
-from transduce.data.batching import padding_share, plan, share_out, split
+from transduce.data.batching import plan, share_out, split
 from transduce.data.examples import Example
 from transduce.data.shared_plan import shared_plan
 from transduce.data.store import AlignedStore, TokenStore
@@ -122,10 +122,6 @@ class Feeder(ABC):
         """The batches of an epoch, possibly none."""
 
     @abstractmethod
-    def padding(self) -> float:
-        """The fraction of padding in the batches of the first epoch."""
-
-    @abstractmethod
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
         """The text of the example with this index."""
 
@@ -182,11 +178,6 @@ class LengthFeeder(Feeder):
     def _plan(self, epoch: int) -> list[np.ndarray]:
         sides = self._lengths(epoch)
         return plan(sides[0], sides[-1], budget=self.budget, seed=self.seed, epoch=epoch, weights=self.weights)
-
-    def padding(self) -> float:
-        """The fraction of padding in the batches of the first epoch."""
-        sides = self._lengths(0)
-        return padding_share(self.plan(0), sides[0], sides[-1])
 
     def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
         src, tgt = sides[0], sides[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -102,7 +102,6 @@ class Session:
             "training": asdict(self.state),
             "updater": updater,
             "average": self.average.state(),
-            "metrics": self.metrics.mark(),
             "carry": len(self.carry),
         }
         checkpoints = self.folder.checkpoints
@@ -111,6 +110,7 @@ class Session:
         if self.ranks.is_main_process:
             whole = {name: tensor for name, tensor in named.items() if name not in shards}
             checkpoints.save(self.state.update, whole, state, lambda folder: self._write_shards(folder, shards))
+            self.metrics.sync()
             checkpoints.prune(self.settings.keep_checkpoints)
             self.average.remove_unused(found["average"] for found in checkpoints.states())
         else:
@@ -155,13 +155,7 @@ class Session:
         """Restore a checkpoint; one of another model, or a malformed one, is a `RunFolderError`."""
         with expecting(checkpoint.path, RuntimeError):  # PyTorch's, if shapes or types do not match
             state = checkpoint.state
-            if state["training"].keys() != {one.name for one in fields(TrainingState)}:
-                raise ValueError("the state of the training is incomplete")
             self.state = TypeAdapter(TrainingState).validate_python(state["training"])
-            if self.state.update != checkpoint.update:
-                raise ValueError(f"it is of update {self.state.update}")
-            if not self.metrics.begins_with(state["metrics"]):
-                self.log.warn(f"{self.metrics.path}: lines were lost or changed; curves of the report may have gaps")
             self._truncate_metrics(self.state.update, validated=self.state.validated == self.state.update)
             self.saved_update = self.state.update
             if self.state.finished:

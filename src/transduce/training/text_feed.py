@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
 from transduce.config.settings import TrainingSettings
-from transduce.data.batch import RowBatch, collate_rows
-from transduce.data.batching import generator, offset_of, plan_rows, plan_streams, row_end, row_starts
+from transduce.data.batch import RowBatch, causal, collate_rows
+from transduce.data.batching import offset_of, plan_rows, plan_streams, row_end, row_starts
 from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
 from transduce.text.special import PAD
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import DataPosition, Feeder, Loaded
-
-RowObjective = Callable[[np.ndarray, np.random.Generator], RowExample]
-"""Turns the ids of a row into inputs and targets. The generator depends on the seed, the epoch and the row."""
 
 
 class RowFeeder(Feeder):
@@ -30,22 +27,16 @@ class RowFeeder(Feeder):
         *,
         device: torch.device,
         context: int,
-        objective: RowObjective,
         separate: bool = False,
     ) -> None:
         """`separate`: batches say which document each token belongs to."""
         super().__init__(settings, device=device)
-        self.store, self.context, self.objective, self.separate = store, context, objective, separate
+        self.store, self.context, self.separate = store, context, separate
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
         """The positions in the store of the rows' first targets."""
         n_rows = self.budget // self.context
         return plan_rows(len(self.store), context=self.context, n_rows=n_rows, seed=self.seed, epoch=epoch)
-
-    def padding(self) -> float:
-        """The fraction of padding in the batches of the first epoch; at most two rows are padded."""
-        n_rows = sum(map(len, self.plan(0)))
-        return 1 - (len(self.store) - 1) / (n_rows * self.context)
 
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
         """The text that contains a row; epochs cut it at different positions."""
@@ -56,12 +47,12 @@ class RowFeeder(Feeder):
         starts = row_starts(len(self.store), context=self.context, offset=0)
         n_rows = max(1, self.micro_budget // self.context)
         for first in range(0, len(starts), n_rows):
-            rows = [self._row(int(start), DataPosition(), offset=0) for start in starts[first : first + n_rows]]
+            rows = [self._row(int(start), offset=0) for start in starts[first : first + n_rows]]
             yield collate_rows(rows, separate=self.separate).to(self.device)
 
     def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
         offset = offset_of(self.context, seed=self.seed, epoch=position.epoch)
-        rows = [self._row(int(start), position, offset=offset) for start in indices]
+        rows = [self._row(int(start), offset=offset) for start in indices]
         n_targets = sum(int(np.count_nonzero(np.asarray(row.targets) != PAD)) for row in rows)
         lengths = np.array([len(row.ids) for row in rows])
         return (lengths,), n_targets, lambda part: collate_rows([rows[i] for i in part], separate=self.separate)
@@ -71,13 +62,12 @@ class RowFeeder(Feeder):
         shares = np.array_split(np.arange(len(sides[0])), self.n_ranks)
         return [np.array_split(share, -(-len(share) // n_rows)) if len(share) else [] for share in shares]
 
-    def _row(self, start: int, position: DataPosition, *, offset: int) -> RowExample:
-        return self._cut(start, row_end(start, len(self.store), context=self.context, offset=offset), position)
+    def _row(self, start: int, *, offset: int) -> RowExample:
+        return self._cut(start, row_end(start, len(self.store), context=self.context, offset=offset))
 
-    def _cut(self, start: int, end: int, position: DataPosition) -> RowExample:
+    def _cut(self, start: int, end: int) -> RowExample:
         """The row with the targets from `start` to before `end`. Its first input is the id before `start`."""
-        ids = np.asarray(self.store.ids[start - 1 : end], dtype=np.int64)
-        return self.objective(ids, generator(self.seed, position.epoch, start))
+        return causal(np.asarray(self.store.ids[start - 1 : end], dtype=np.int64))
 
 
 class StreamFeeder(RowFeeder):
@@ -101,18 +91,14 @@ class StreamFeeder(RowFeeder):
         offset = offset_of(self.context, seed=self.seed, epoch=epoch)
         return plan_streams(len(self.store), context=self.context, n_streams=self.n_streams, offset=offset)
 
-    def padding(self) -> float:
-        """0: all rows of a batch have the same length."""
-        return 0.0
-
     def in_order(self) -> Iterator[RowBatch]:
         """The whole text as one stream, batch by batch: for validation with a carry."""
         for start in range(1, len(self.store), self.context):
-            row = self._cut(start, min(start + self.context, len(self.store)), DataPosition())
+            row = self._cut(start, min(start + self.context, len(self.store)))
             yield collate_rows([row], separate=self.separate).to(self.device)
 
-    def _row(self, start: int, position: DataPosition, *, offset: int) -> RowExample:
+    def _row(self, start: int, *, offset: int) -> RowExample:
         length = (len(self.store) - 1) // self.n_streams
         stream, begin = divmod(start - 1, length)
         end = row_end(begin + 1, length + 1, context=self.context, offset=offset)
-        return self._cut(start, stream * length + end, position)
+        return self._cut(start, stream * length + end)

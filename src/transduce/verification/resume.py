@@ -138,7 +138,7 @@ def _beginning(corpus: Corpus, folder: Path, name: str, log: Log) -> dict[str, A
 
 def _first_lines(file: Path, folder: Path, name: str) -> Path:
     short = folder / f"{name}{bare_suffix(file)}"
-    with open_bytes(file) as lines, short.open("wb") as out:
+    with open_bytes(file) as (lines, _), short.open("wb") as out:
         out.writelines(islice(lines, LINES))
     return short
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 import transduce
 from transduce.bulk import translate as bulk
@@ -22,6 +21,7 @@ from transduce.bulk.chunks import ChunkTranslator, Setup, Translated
 from transduce.bulk.journal import Shard
 from transduce.bulk.translate import translate_to_folder
 from transduce.config.decoding import DecodingOptions
+from transduce.data.lines import zstd
 from transduce.decoding.results import format_rows
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, Interrupted, RunFolderError, SettingsError
@@ -29,11 +29,11 @@ from transduce.runs.lock import locked_folder
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes, ".gz": gzip.compress, ".xz": lzma.compress,
-    ".zst": lambda data: zstandard.ZstdCompressor().compress(data),
+    ".zst": zstd.compress,
 }  # fmt: skip
 DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress,
-    ".zst": lambda data: zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read(),
+    ".zst": zstd.decompress,
 }  # fmt: skip
 
 

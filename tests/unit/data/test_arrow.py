@@ -57,7 +57,7 @@ def save_dataset(folder: Path, **more: Any) -> Path:
 def test_parquet(tmp_path: Path, nested: bool) -> None:
     pa.parquet.write_table(table(nested=nested), tmp_path / "a.parquet")
     assert texts(tmp_path / "a.parquet") == READ
-    assert pairs(tmp_path / "a.parquet")[1].place == (str(tmp_path / "a.parquet"), 2)
+    assert pairs(tmp_path / "a.parquet")[1].where == f"{tmp_path}/a.parquet:2"
 
 
 def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> No
     (source,) = pair_sources(
         Settings.from_mapping({"data": {"train": [{"path": str(folder)}], "src_lang": "en", "tgt_lang": "de"}})
     ).train
-    before = source.digest()
+    before = source.mark()
     assert source.files == ("data-00000-of-00002.arrow", "data-00001-of-00002.arrow") and len(before) > 32
     with pytest.raises(DataError, match="flatten_indices"):
         texts(save_dataset(tmp_path / "shuffled", _indices_data_files=[{"filename": "x.arrow"}]))
@@ -74,7 +74,7 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> No
 
 def test_damaged_files_and_other_columns_are_one_line_errors(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing")
-    with pytest.raises(DataError, match=r"a\.parquet: not valid parquet"):
+    with pytest.raises(DataError, match=r"a\.parquet: not a valid parquet file"):
         texts(tmp_path / "a.parquet")
     (tmp_path / "a.arrow").write_bytes(b"\xff" * 20)
     with pytest.raises(DataError, match=r"a\.arrow: .*IPC"):
@@ -129,8 +129,10 @@ def test_remote_files(tmp_path: Path, server: str) -> None:
     settings = Settings.from_mapping({"data": {"train": train}}).resolve_paths(tmp_path)
     (source,) = pair_sources(settings).train
     assert [pair.tgt for pair in source.read()] == ["Ein Hund.", "Eine Katze."]
-    local = [{"src": str(tmp_path / "a.en.gz"), "tgt": str(tmp_path / "a.de")}]
-    assert pair_sources(Settings.from_mapping({"data": {"train": local}})).train[0].digest() == source.digest()
+    before = source.mark()
+    assert source.mark() == before
+    (tmp_path / "a.de").write_bytes(b"Ein Hund.\nEine Maus.\n")
+    assert source.mark() != before
     with pytest.raises(DataError, match=rf"cannot read {server}/missing\.tsv"):
         texts(f"{server}/missing.tsv")
 

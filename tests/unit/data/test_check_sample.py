@@ -46,4 +46,4 @@ def test_records_of_pairs_name_their_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("".join(f"a {i}\tb {i}\n" for i in range(50)))
     sample = take_sample(pair_sources(Settings.from_mapping({"data": {"train": [{"path": str(tmp_path / "a.tsv")}]}})))
     pair = sample.train[0].kept[0][7]
-    assert (pair.src, pair.tgt, pair.place) == ("a 7", "b 7", (str(tmp_path / "a.tsv"), 8))
+    assert (pair.src, pair.tgt, pair.file, pair.line) == ("a 7", "b 7", str(tmp_path / "a.tsv"), 8)

@@ -11,19 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.data import lines
-from transduce.data.lines import bare_suffix, decode_lines, read_lines
+from transduce.data.lines import bare_suffix, decode_lines, read_lines, zstd
 from transduce.errors import DataError
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstd.compress,
 }
 TEXT = "eins\nzwei\u2028drei\x0c\x85\r\n\nvier \x00 \r fünf\n猫\n"
 WANTED = ["eins", "zwei\u2028drei\x0c\x85", "", "vier \x00 \r fünf", "猫"]

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transduce.config.settings import Corpus, DataSettings, Settings, TokenizerSettings
+from transduce.config.settings import Corpus, DataSettings, Settings, TokenizerSettings, TrainingSettings
 from transduce.data import encoding
 from transduce.data.clean import Cleaner, CleanReport
 from transduce.data.cleaned_pairs import pack_pairs
 from transduce.data.corpus import Pair, read_pairs
-from transduce.data.encoding import EncodePairs, counted, encode_pairs, fingerprint_of_pairs
+from transduce.data.encoding import EncodePairs, counted, encode_pairs
 from transduce.data.sources import pair_sources
 from transduce.data.store import TokenStore
 from transduce.errors import DataError, RunFolderError
+from transduce.tasks.translation import TranslationTask
 from transduce.text.special import UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers
@@ -35,18 +36,21 @@ ENCODE = EncodePairs(TOKENIZERS, SETTINGS)
 
 
 def pairs(n: int = len(SRC)) -> Iterator[Pair]:
-    return (Pair(SRC[i], TGT[i], ("a.tsv", i + 1)) for i in range(n))
+    return (Pair(SRC[i], TGT[i], "a.tsv", i + 1) for i in range(n))
 
 
 def encoded(folder: Path, streams: list[Iterable[Pair]], both: Tokenizers = TOKENIZERS, **options: Any) -> TokenStore:
     """Clean and encode."""
     cleaner = Cleaner(SETTINGS)
-    cleaned = [list(pack_pairs(cleaner.texts(stream), corpus=i)) for i, stream in enumerate(streams)]
+    cleaned = [
+        [record | {"corpus": np.array([i])} for record in pack_pairs(filter(None, map(cleaner.by_rules, stream)))]
+        for i, stream in enumerate(streams)
+    ]
     return encode_pairs(folder, cleaned, EncodePairs(both, SETTINGS), report=cleaner.report, **options)
 
 
-def build(folder: Path, fingerprint: str = "f") -> TokenStore:
-    return encoded(folder, [pairs()], fingerprint=fingerprint)
+def build(folder: Path) -> TokenStore:
+    return encoded(folder, [pairs()])
 
 
 def contents(store: TokenStore) -> list[tuple[list[int], list[int]]]:
@@ -65,16 +69,16 @@ def test_ids_are_read_back_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert store.src_lengths.dtype == store.tgt_lengths.dtype == np.uint16
         assert len(store.src) == sum(len(s) for s, _ in expected)
         assert len(store.tgt) == sum(len(t) for _, t in expected)
-        assert UNK not in store.src and store.facts["fingerprint"] == "f" and store.facts["sizes"] == [len(SRC)]
+        assert UNK not in store.src and store.facts["sizes"] == [len(SRC)]
         with pytest.raises(IndexError):
             store[len(SRC)]
     assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
 
 
 def test_several_corpora_with_weights_and_one_report(tmp_path: Path) -> None:
-    odd = [Pair("the dog", "", ("b.tsv", 1)), Pair("the old dog Ω", "der Hund", ("b.tsv", 2))]
-    long = Pair("the dog " * 30, "der Hund", ("b.tsv", 3))
-    store = encoded(tmp_path / "t", [pairs(10), [*odd, long], pairs(5)], fingerprint="f")
+    odd = [Pair("the dog", "", "b.tsv", 1), Pair("the old dog Ω", "der Hund", "b.tsv", 2)]
+    long = Pair("the dog " * 30, "der Hund", "b.tsv", 3)
+    store = encoded(tmp_path / "t", [pairs(10), [*odd, long], pairs(5)])
     assert store.facts["sizes"] == [10, 1, 5] and np.count_nonzero(store.src == UNK) == 1 and UNK not in store.tgt
     assert store.weights([1, 1.0, 1]) is None
     weights = store.weights([1, 2, 0.5])
@@ -114,11 +118,10 @@ def test_a_vocabulary_beyond_two_bytes_takes_four(tmp_path: Path) -> None:
     "damage",
     [
         lambda path: path.write_bytes(path.read_bytes()[:-2]),
-        lambda path: path.write_bytes(path.read_bytes()[:-9] + b"7" + path.read_bytes()[-8:]),
         lambda path: path.write_bytes(b""),
         lambda path: path.unlink(),
     ],
-    ids=["cut", "changed", "emptied", "removed"],
+    ids=["cut", "emptied", "removed"],
 )
 def test_a_damaged_store_is_named_and_built_again(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     folder = tmp_path / "tokens"
@@ -145,10 +148,11 @@ def files(folder: Path, name: str = "a") -> Corpus:
 
 
 def fingerprint(
-    corpora: list[Corpus], settings: DataSettings = SETTINGS, both: Tokenizers = TOKENIZERS, extra: tuple[str, ...] = ()
+    corpora: list[Corpus], settings: DataSettings = SETTINGS, both: Tokenizers = TOKENIZERS, seed: int = 1
 ) -> str:
-    sources = pair_sources(Settings(data=settings.model_copy(update={"train": tuple(corpora)}))).train
-    return fingerprint_of_pairs([source.digest() for source in sources], settings, both, *extra)
+    data = settings.model_copy(update={"train": tuple(corpora)})
+    asked = Settings(data=data, training=TrainingSettings(seed=seed))
+    return TranslationTask().fingerprint(asked, both, [source.mark() for source in pair_sources(asked).train])
 
 
 def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) -> None:
@@ -164,7 +168,7 @@ def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) 
         fingerprint([corpus], DataSettings(max_length=41)),
         fingerprint([corpus], DataSettings(max_length=40, deduplicate=True)),
         fingerprint([corpus], both=Tokenizers(TOKENIZERS.tgt, TOKENIZERS.src)),
-        fingerprint([corpus], extra=("seed 1",)),
+        fingerprint([corpus], seed=2),
     ]
     corpus.src.write_text("\n".join([*SRC[:-1], SRC[-1] + "x"]), encoding="utf-8")
     others.append(fingerprint([corpus]))
@@ -179,8 +183,8 @@ def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) 
     [
         ([], "training text: no sentence pair found"),
         ([[]], "training text: no sentence pair found"),
-        ([[Pair("", "", ("a", 1))]], "training text: no sentence pair of 1 is left: 1 empty"),
-        ([[Pair("dog " * 99, "Hund", ("a", 1))]], "training text: no sentence pair of 1 is left: 1 too long; raise"),
+        ([[Pair("", "", "a", 1)]], "training text: no sentence pair of 1 is left: 1 empty"),
+        ([[Pair("dog " * 99, "Hund", "a", 1)]], "training text: no sentence pair of 1 is left: 1 too long; raise"),
     ],
 )
 def test_an_empty_corpus_is_refused_and_leaves_no_files(
@@ -197,8 +201,8 @@ def test_an_error_in_the_text_keeps_the_old_store(tmp_path: Path) -> None:
     (tmp_path / "bad.tsv").write_bytes(b"the dog\tder Hund\n\xff\t\n")
     with pytest.raises(DataError, match="line 2: not valid UTF-8"):
         stream = read_pairs(Corpus(path=tmp_path / "bad.tsv"), src_lang="en", tgt_lang="de")
-        encode_pairs(tmp_path / "t", [pack_pairs(stream)], ENCODE, report=CleanReport(), fingerprint="g")
-    assert TokenStore.open(tmp_path / "t").facts["fingerprint"] == "f"
+        encode_pairs(tmp_path / "t", [pack_pairs(stream)], ENCODE, report=CleanReport())
+    assert len(TokenStore.open(tmp_path / "t")) == len(SRC)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.tsv", "t"]
 
 
@@ -215,7 +219,7 @@ def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
         "text = ['ab ba aab'] * 9\n"
         "t = train_tokenizers(text, text, TokenizerSettings(kind='char'), vocab_size=9, seed=1)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
-        "pairs = (Pair('ab ' * 20, 'ba ' * 20, ('a', n)) for n in range(20000))\n"
+        "pairs = (Pair('ab ' * 20, 'ba ' * 20, 'a', n) for n in range(20000))\n"
         "function = EncodePairs(t, DataSettings())\n"
         "try: encode_pairs(Path(sys.argv[1]), [pack_pairs(pairs)], function, report=CleanReport())\n"
         "except Exception as error: print(type(error).__name__, error)\n"

@@ -152,9 +152,9 @@ def test_a_process_without_rank_variables_is_alone(environment: dict[str, str]) 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two'"),
-        ({"RANK": ""}, "RANK=''"),
-        ({"RANK": "-1"}, "RANK='-1'"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two"),
+        ({"RANK": ""}, "RANK= of WORLD_SIZE=2"),
+        ({"RANK": "-1"}, "RANK=-1 of"),
         ({"RANK": "2"}, "RANK=2 of WORLD_SIZE=2"),
         ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK=1 of LOCAL_WORLD_SIZE=1"),
     ],

@@ -59,7 +59,7 @@ def fill(run: RunFolder, text: str = "") -> None:
     for update in range(10, 101, 10):
         loss = 9.0 / update if update != 50 else float("nan")
         row = {"loss": loss, "lr": 0.001, "tokens_per_second": 100.0, "grad_norm": 1.0}
-        metrics.append({"event": "update", "update": update, "seconds": update * 1.0, **row})
+        metrics.append({"event": "update", "update": update, "seconds": update * 1.0, "padding": 0.0312, **row})
     metrics.append(
         {"event": "validation", "update": 50, "seconds": 50.0, "loss": 3.25, "perplexity": 4.5, "bleu": 21.5}
     )
@@ -75,22 +75,22 @@ def fill(run: RunFolder, text: str = "") -> None:
     layer = {"kind": "cross", "layer": 0, "weights": pack(np.full((2, 2, 2), 0.5)), "labels": ["mixed" + text] * 2}
     run.write_record("attention.json", {"sentences": [{"sides": sides, "attention": [layer], "rules": {}}]})
     cleaner = CleanReport(read=30)
-    held = Pair("source" + text, "target" + text, ("train.en" + text, 7))
+    held = Pair("source" + text, "target" + text, "train.en" + text, 7)
     for _ in range(3):
         cleaner.drop("empty" + text, held)
     cleaning = cleaner.to_json() | {"changed": [{"reason": "controls" + text, "count": 1, "samples": []}]}
     train = {"name": "train" + text, "files": ["train.en" + text], "pairs": 27, "cleaning": cleaning}
-    other = Pair(held.src, "something else", ("train.en", 8))
+    other = Pair(held.src, "something else", "train.en", 8)
     check = LeakCheck("test" + text, [(p.src, p.tgt) for p in (held, held, other, *many())])
-    for _ in watch([held, other], lambda p: (p.src, p.tgt), [check], lambda p: f"{p.place[0]}:{p.place[1]}"):
+    for _ in watch([held, other], lambda p: (p.src, p.tgt), [check], lambda p: p.where):
         pass
     leaks = [check.to_json()]
-    data = {"fingerprint": "abc123", "padding": 0.0312, "sets": [train], "leaks": leaks}
+    data = {"fingerprint": "abc123", "sets": [train], "leaks": leaks}
     write_json(run.path / "data.json", data)
 
 
 def many() -> list[Pair]:
-    return [Pair(f"only held out {i}", "nur hier", ("test.en", i)) for i in range(6)]
+    return [Pair(f"only held out {i}", "nur hier", "test.en", i) for i in range(6)]
 
 
 class Elements(HTMLParser):

@@ -3,31 +3,25 @@
 # ruff: noqa: E501  (tables of strange values)
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
 import os
 import pickle
 import shutil
 import threading
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import zstandard
 
 import marians
 import toys
 from system.commands import transduce
 from transduce.config.settings import Settings
 from transduce.convert.hub_folder import read_tokenizer
-from transduce.data.lines import UNCHECKED_BYTES, read_lines
-from transduce.data.store import TextStore, TokenStore, are_offsets, map_array
+from transduce.data.store import TextStore
 from transduce.data.tmx import read_units
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError
@@ -219,7 +213,6 @@ def resume(checkpoint: Path) -> None:
     [
         lambda s: s.pop("training"),
         lambda s: s.update(training=[]),
-        lambda s: s.update(training={}),
         lambda s: s["training"].update(rows=3.5),
         lambda s: s["training"].update(rows=[[1, 2]]),
         lambda s: s["training"].update(rows=[["x"] * 8]),
@@ -274,19 +267,6 @@ def test_a_log_line_without_an_update_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((2, 2), np.int32), np.array(3, np.int32), np.zeros(3, np.float64), np.zeros(3, np.int8), np.zeros(3, ">i4"),
-        np.array(["a"]), np.zeros(3, "m8"),
-    ],
-)  # fmt: skip
-def test_arrays_of_a_wrong_type_or_shape(tmp_path: Path, array: np.ndarray) -> None:
-    np.save(tmp_path / "a.npy", array)
-    with pytest.raises(RunFolderError, match=r"is not a list of integers"):
-        map_array(tmp_path / "a.npy", zlib.crc32((tmp_path / "a.npy").read_bytes()))
-
-
-@pytest.mark.parametrize(
     "content",
     [
         b"", b"PK\x03\x04 and more", b"\x93NUMPY\x09\x00", b"\x93NUMPY\x01\x00\xff\xff{",
@@ -295,30 +275,9 @@ def test_arrays_of_a_wrong_type_or_shape(tmp_path: Path, array: np.ndarray) -> N
     ],
 )  # fmt: skip
 def test_invalid_array_files(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.npy").write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"a.npy is damaged"):
-        map_array(tmp_path / "a.npy", zlib.crc32(content))
-
-
-def test_offsets_are_checked() -> None:
-    assert are_offsets(np.array([0, 2, 2, 5]), end=5)
-    for wrong in ([0, 3, 2, 5], [1, 2, 5], [0, 2, 4], [], [0, 9, 5]):
-        assert not are_offsets(np.array(wrong, np.int64), end=5)
-
-
-def test_a_store_with_malformed_facts(tmp_path: Path) -> None:
-    for facts in (
-        {"format": 1},
-        {"format": 1, "checksums": [], "sizes": [1], "cleaning": {}},
-        {"format": 1, "checksums": {}, "sizes": ["x"], "cleaning": {}},
-    ):
-        (tmp_path / "store.json").write_text(json.dumps(facts))
-        with pytest.raises(RunFolderError, match=r"(store.json|src.npy) is (damaged|missing)"):
-            TokenStore.open(tmp_path)
-    np.save(tmp_path / "ids.npy", np.zeros(0, np.uint16))
-    sums = {"ids": zlib.crc32((tmp_path / "ids.npy").read_bytes())}
-    (tmp_path / "store.json").write_text(json.dumps({"format": 1, "documents": 1, "bytes": 3, "checksums": sums}))
-    with pytest.raises(RunFolderError, match=r"is damaged: its arrays do not fit"):
+    (tmp_path / "store.json").write_text(json.dumps({"format": 1}))
+    (tmp_path / "ids.npy").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"ids.npy is damaged"):
         TextStore.open(tmp_path)
 
 
@@ -351,10 +310,10 @@ def test_a_record_with_invalid_numbers_is_named_when_it_is_extended(run: Path) -
 def test_the_damaged_one_of_several_records_is_named(run: Path) -> None:
     folder = RunFolder.open(run)
     (run / "attention.json").write_text('{"sentences": [{"sides": {}, "attention": [{"weights": "x"}]}]}')
-    (run / "data.json").write_text('{"padding": 0.5}')
+    (run / "data.json").write_text("{}")
     with pytest.raises(RunFolderError, match=r"attention.json is damaged"):
         render_record(folder, PAGE)
-    (run / "data.json").write_text('{"padding": "x"}')
+    (run / "data.json").write_text('{"sets": 3}')
     with pytest.raises(RunFolderError, match=r"several of .* are damaged"):
         render_record(folder, PAGE)
 
@@ -395,26 +354,6 @@ def test_a_path_that_links_to_itself(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "a")
     corpus = {"data": {"train": [{"path": str(tmp_path / "a")}]}}
     assert Settings.from_mapping(corpus).resolve_paths(tmp_path).data.train[0].path == tmp_path / "a"
-
-
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("suffix", PACKED)
-def test_a_decompression_bomb_is_refused_early(tmp_path: Path, suffix: str) -> None:
-    part = PACKED[suffix]((b"word " * 2000 + b"\n") * ((1 << 24) // 10_001))  # 16 MiB
-    path = tmp_path / f"bomb{suffix}"
-    path.write_bytes(part * 40)
-    with pytest.raises(DataError, match=r"more than 100 times its size"):
-        for _ in read_lines(path):
-            pass
-    path.write_bytes(part)  # a small text may be compressed however well
-    assert sum(len(line) + 1 for line in read_lines(path)) < UNCHECKED_BYTES
-    path.write_bytes(PACKED[suffix](b"\0" * (1 << 26)))
-    with pytest.raises(DataError, match=r"longer than 16 MiB"):
-        list(read_lines(path))
 
 
 @pytest.mark.parametrize("encoding", ["x", "UTF-7", "utf-32"])

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import toys
 from transduce.config.kinds import model_settings
-from transduce.data.batch import causal
 from transduce.data.store import TextStore
 from transduce.logging import Log
 from transduce.models.registry import build_model
@@ -68,7 +67,7 @@ def periodic(n: int, *, seed: int) -> TextStore:
 
 
 def feeder(text: TextStore) -> StreamFeeder:
-    return StreamFeeder(text, toys.settings(**OPTIONS).training, device=CPU, context=CONTEXT, objective=causal)
+    return StreamFeeder(text, toys.settings(**OPTIONS).training, device=CPU, context=CONTEXT)
 
 
 def run(path: Path, kind: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, float]]:

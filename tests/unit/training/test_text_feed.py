@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from toys import CPU, assert_ranks_share_the_update, same_feed, settings
-from transduce.data.batch import TrainingBatch, causal
+from transduce.data.batch import TrainingBatch
 from transduce.data.store import TextStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import BOS, EOS, PAD
@@ -29,7 +29,7 @@ def store(n_documents: int = 5, longest: int = 30) -> TextStore:
 
 def feeder(text: TextStore, *, separate: bool = False, **training: object) -> RowFeeder:
     asked = settings(**{"batch_tokens": 32, "micro_batch_tokens": 16, **training}).training
-    return RowFeeder(text, asked, device=CPU, context=CONTEXT, objective=causal, separate=separate)
+    return RowFeeder(text, asked, device=CPU, context=CONTEXT, separate=separate)
 
 
 def test_every_token_but_the_first_is_a_target_once_per_epoch() -> None:
@@ -91,9 +91,7 @@ def test_documents_are_numbered_within_their_row() -> None:
             assert torch.equal(documents, (ids == BOS).cumsum(1))
 
 
-def test_texts_and_padding_and_nothing() -> None:
-    text = store(n_documents=20)
-    assert 0 <= feeder(text).padding() < 0.1
+def test_a_store_without_text_has_no_batches() -> None:
     empty = TextStore(np.zeros(0, dtype=np.uint16), {"documents": 0, "bytes": 0})
     with pytest.raises(DataError, match="no text"):
         feeder(empty).plan(0)
