@@ -25,10 +25,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 import jaxtyping  # noqa: E402
 
+import checks  # noqa: E402
 import transduce.demo.corpus  # noqa: E402, F401  unchecked: a million small calls and no tensors
 
-# Before any other import of the package. An int is accepted as a float (PEP 484).
-jaxtyping.install_import_hook("transduce", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+checks.install("transduce")  # before any other import of the package
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
