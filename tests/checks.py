@@ -32,13 +32,10 @@ def checked(given: Any) -> Any:
     if "<locals>" in given.__qualname__:  # would be compiled at every call of the function around it
         return given
     hints = {name: _resolved(hint, given.__globals__) for name, hint in given.__annotations__.items()}
-    has_shapes = "jaxtyping." in repr(hints)
     if inspect.isgeneratorfunction(given):
         hints.pop("return", None)  # its values are checked where they are used
     given.__annotations__ = hints
     checking = beartype(given, conf=CONF)
-    if not has_shapes:
-        return checking
 
     @functools.wraps(given)
     def call(*args: Any, **kwargs: Any) -> Any:
