@@ -7,6 +7,7 @@ processes, are marked `loopback`.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -32,6 +33,8 @@ checks.install("transduce")  # before any other import of the package
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+gc.disable()  # until all tests are collected: it would look at half a million objects again and again
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
@@ -81,6 +84,10 @@ def _same_seed_for_every_test() -> None:
 def anyio_backend() -> str:
     """The event loop of tests with the mark `anyio`, which are coroutines."""
     return "asyncio"
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
