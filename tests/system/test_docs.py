@@ -1,7 +1,7 @@
 """The documentation matches the code: ```python blocks run, excerpts are in the code, links work.
 
 The blocks of one file run in order in one namespace, in an empty folder. A block fenced as ```py with a path is an
-excerpt of that file; a line of dots marks an omission. ```py alone is not run.
+excerpt of that file; a line of dots marks an omission. ```py alone is not run (test_site.py runs the tutorial's).
 """
 
 from __future__ import annotations
