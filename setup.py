@@ -5,6 +5,7 @@
 
 CXX names the compiler, which may be a cross compiler; CXXFLAGS and LDFLAGS replace the defaults below. With
 TRANSDUCE_NATIVE_REQUIRED=1 an installation fails if the library cannot be built.
+TRANSDUCE_EMULATED_TILES=1 compiles native/tests/emulated_tiles.h in.
 """
 
 import os
@@ -86,6 +87,8 @@ class BuildLibrary(build_ext):
 def compiled(source: Path, command: list[str]) -> Path:
     """The object file of a source, compiled again if what it includes has changed. Its name depends on the options."""
     command = [*command, *X86_64_ONLY.get(source.stem, [])]
+    if "TRANSDUCE_EMULATED_TILES" in os.environ and source.stem in ("cpu", "target_amx", "target_amx_bf16"):
+        command += ["-include", "native/tests/emulated_tiles.h"]
     output = OBJECTS / f"{source.stem}-{crc32(shlex.join(command).encode()):08x}.o"
     included = output.with_suffix(".d")
     if output.exists() and included.exists():

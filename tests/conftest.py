@@ -7,6 +7,7 @@ processes, are marked `loopback`.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -25,13 +26,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 import jaxtyping  # noqa: E402
 
+import checks  # noqa: E402
 import transduce.demo.corpus  # noqa: E402, F401  unchecked: a million small calls and no tensors
 
-# Before any other import of the package. An int is accepted as a float (PEP 484).
-jaxtyping.install_import_hook("transduce", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+checks.install("transduce")  # before any other import of the package
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+gc.disable()  # until all tests are collected: it would look at half a million objects again and again
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
@@ -81,6 +84,10 @@ def _same_seed_for_every_test() -> None:
 def anyio_backend() -> str:
     """The event loop of tests with the mark `anyio`, which are coroutines."""
     return "asyncio"
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,6 @@
 /* AMX tiles in plain C++, to test the kernels for CPUs with AMX on others that have AVX-512 BF16:
  *
- *     CXXFLAGS="-O2 -include native/tests/emulated_tiles.h" python setup.py build_ext --build-lib OTHER_FOLDER
+ *     TRANSDUCE_EMULATED_TILES=1 python setup.py build_ext --build-lib OTHER_FOLDER
  *
  * Speed says nothing. The library believes that the CPU has AMX. */
 #pragma once

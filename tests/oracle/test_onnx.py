@@ -34,7 +34,7 @@ from onnx_user import first_state, translate  # noqa: E402
 from transduce.convert import onnx_graphs  # noqa: E402
 
 BOUND = 2e-5
-N_MODELS = int(os.environ.get("TRANSDUCE_ONNX_MODELS", "2"))
+N_MODELS = int(os.environ.get("TRANSDUCE_ONNX_MODELS", "1"))
 
 
 def export(run: Path, **options: Any) -> tuple[Path, list[str]]:

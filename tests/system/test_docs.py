@@ -1,7 +1,7 @@
 """The documentation matches the code: ```python blocks run, excerpts are in the code, links work.
 
 The blocks of one file run in order in one namespace, in an empty folder. A block fenced as ```py with a path is an
-excerpt of that file; a line of dots marks an omission. ```py alone is not run.
+excerpt of that file; a line of dots marks an omission. ```py alone is not run (test_site.py runs the tutorial's).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def blocks(page: Path) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, found.start(1)), found.group(1)) for found in FENCE.finditer(text)]
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

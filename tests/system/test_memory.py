@@ -25,6 +25,7 @@ from transduce.training.loss import predict_tokens_with_carry
 from transduce.training.step import Updater
 from transduce.training.text_feed import StreamFeeder
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 VERSE = f"{POEM[:60]}\n" * 8
 CPU = torch.device("cpu")
 VOCAB, LENGTH, SEGMENT = 12, 4, 5

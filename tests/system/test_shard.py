@@ -21,7 +21,12 @@ ASKED = (
 )  # fmt: skip
 TEXT = '[data]\ntrain = [{path = "text.txt"}]\nvalid = [{path = "valid.txt"}]\ncontext = 32\n'
 LABELS = 'task = "classification"\n[data]\ntrain = [{path = "train.tsv"}]\nvalid = [{path = "valid.tsv"}]\n'
-PAIRS = '[data]\ntrain = [{path = "pairs.tsv"}]\nvalid = [{path = "pairs.tsv"}]\n'
+PAIRS = """[data]
+train = [{path = "pairs.tsv"}]
+valid = [{path = "pairs.tsv"}]
+[decoding]
+max_length = 20
+"""
 RECIPES = {
     "transformer": f'{PAIRS}[model]\ntie = "three_way"\nresidual = "pre"\n',
     "untied": f'{PAIRS}[model]\ntie = "none"\npositions = "rotary"\nn_kv_heads = 1\nn_heads = 2\n',
