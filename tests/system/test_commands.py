@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kills import events
 from system.commands import small, transduce, write_corpus
 from transduce import Translator
 from transduce.native.library import load_library
@@ -56,7 +57,11 @@ def test_a_run_folder_contains_the_model_and_its_records(run: Path) -> None:
     assert None not in resolved.values() and settings.tokenizer.vocab_size
     data = json.loads((run / "data.json").read_text())
     assert [found["name"] for found in data["sets"]] == ["train", "valid", "test"]
-    assert data["sets"][0]["pairs"] == 396 and 0 < data["padding"] < 0.5
+    assert data["sets"][0]["pairs"] == 396
+    padding = [event["padding"] for event in events(run, "update")]
+    assert (
+        0 < max(padding) < 0.5 and "of the tokens in training batches are padding" in (run / "report.html").read_text()
+    )
     assert str(run.parent) not in (run / "README.md").read_text()
 
 

