@@ -15,7 +15,6 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -38,6 +37,7 @@ TOO_LONG = f"longer than {MAX_LINE >> 20} MiB; is this a text file?"
 
 _SPACES = re.compile(r"\s+")
 _BOM = b"\xef\xbb\xbf"
+_BLOCK = 1 << 16  # bytes that are decoded at once
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
 COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
@@ -182,15 +182,37 @@ def one_line(text: str) -> str:
 
 def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
     """Decode the lines of an open file; a `DataError` names a line that is not UTF-8 or is too long."""
-    for number, raw in enumerate(iter(partial(file.readline, MAX_LINE), b""), 1):
-        if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
+    number, rest = 1, b""
+    while block := file.read1(_BLOCK):
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if newline:
+            yield from _decode(whole.replace(b"\r\n", b"\n").removesuffix(b"\r"), number, name)
+            number += whole.count(b"\n") + 1
+        elif len(rest) >= MAX_LINE:
             raise DataError(f"{name}, line {number}: {TOO_LONG}")
-        content = raw.removeprefix(_BOM) if number == 1 else raw
+    if rest:
+        yield from _decode(rest, number, name)
+
+
+def _decode(lines: bytes, first: int, name: str) -> Iterator[str]:
+    """Decode lines; `first`: the number of the first one. Those before a faulty one are yielded."""
+    if first == 1:
+        lines = lines.removeprefix(_BOM)
+    if len(lines) < MAX_LINE:
         try:
-            line = (content[:-1].removesuffix(b"\r") if content.endswith(b"\n") else content).decode("utf-8")
+            decoded = lines.decode("utf-8")
+        except UnicodeDecodeError:
+            pass  # found below
+        else:
+            yield from decoded.split("\n")
+            return
+    for number, raw in enumerate(lines.split(b"\n"), first):
+        if len(raw) >= MAX_LINE:
+            raise DataError(f"{name}, line {number}: {TOO_LONG}")
+        try:
+            yield raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"{name}, line {number}: {_explain(content, error, first=number == 1)}") from None
-        yield line
+            raise DataError(f"{name}, line {number}: {_explain(raw, error, first=number == 1)}") from None
 
 
 def _explain(raw: bytes, error: UnicodeDecodeError, *, first: bool) -> str:

@@ -65,6 +65,25 @@ def test_any_lines_are_read_as_written(wanted: list[str]) -> None:
     assert list(decode_lines(io.BytesIO(content), "text")) == first
 
 
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 16])
+def test_lines_may_be_read_in_any_pieces(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_BLOCK", block)
+    content = b"\xef\xbb\xbf" + "a\r\n\r\n\nsch\u00f6n \U0001f600\r\nb\r\rc\n\r\r\nlast\r".encode()
+    assert list(decode_lines(io.BytesIO(content), "text")) == [
+        "a",
+        "",
+        "",
+        "sch\u00f6n \U0001f600",
+        "b\r\rc",
+        "\r",
+        "last\r",
+    ]
+    read = decode_lines(io.BytesIO(b"a\nb\n\xff\nc\n"), "text")
+    assert [next(read), next(read)] == ["a", "b"]
+    with pytest.raises(DataError, match="text, line 3: not valid UTF-8"):
+        next(read)
+
+
 @packed
 def test_concatenated_compressed_parts_are_read_in_order(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"text{suffix}"
