@@ -15,8 +15,8 @@ void symmetric_panel(const Number* left, int depth, int rows, const Number* pane
 void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* memory) {
     const Products products;
     const int rows = call.rows, columns = call.columns, depth = (rows + 31) / 32 * 32, width = (columns + 31) / 32 * 32;
-    const size_t column_panels = (columns + kPanelColumns - 1) / kPanelColumns;
-    const size_t gram_stride = (rows + kPanelColumns - 1) / kPanelColumns * kPanelColumns, stride = column_panels * kPanelColumns;
+    const size_t gram_stride = (rows + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
+    const size_t stride = (columns + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
     float *x = memory, *gram = x + rows * stride, *product = gram + rows * gram_stride, *whole = product + rows * gram_stride;
     Number *left = reinterpret_cast<Number*>(whole + rows * stride), *right = left + size_t(rows) * std::max(width, depth);
     const float* from = call.matrices + size_t(matrix) * rows * columns;
@@ -35,8 +35,8 @@ void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* 
     const auto round_all = [&](const float* values, size_t from_stride, int n, int to_stride) {
         for (int r = 0; r < rows; r++) round_row(values + r * from_stride, n, to_stride, left + size_t(r) * to_stride);
     };
-    const auto rows_as_panel = [&](const float* values, size_t from_stride, size_t panel) {  // of 64 columns
-        pack_rows(values + panel * kPanelColumns, from_stride, rows, depth, kPanelColumns, right);
+    const auto rows_as_panel = [&](const float* values, size_t from_stride, int first) {  // of 64 columns
+        pack_rows(values + first, from_stride, rows, depth, kPanelColumns, right);
     };
     const Vec a = splat(call.coefficients[0]), b = splat(call.coefficients[1]), c = splat(call.coefficients[2]);
     for (int step = 0; step < call.steps; step++) {
@@ -47,14 +47,14 @@ void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* 
         }
         round_all(gram, gram_stride, rows, depth);
         for (int first = 0; first < rows; first += kPanelColumns) {  // b G + c G G
-            rows_as_panel(gram, gram_stride, first / kPanelColumns);
+            rows_as_panel(gram, gram_stride, first);
             symmetric_panel(left, depth, rows, right, first, product, gram_stride);
         }
         for (size_t i = 0; i < rows * gram_stride; i += W) store(product + i, fma(load(product + i), c, load(gram + i) * b));
         round_all(product, gram_stride, rows, depth);
-        for (size_t p = 0; p < column_panels; p++) {  // a X + (b G + c G G) X
-            rows_as_panel(x, stride, p);
-            multiply_panel(left, depth, rows, right, depth, whole + p * kPanelColumns, stride, false);
+        for (int first = 0; first < columns; first += kPanelColumns) {  // a X + (b G + c G G) X
+            rows_as_panel(x, stride, first);
+            multiply_panel(left, depth, rows, right, depth, whole + first, stride, false);
         }
         for (size_t i = 0; i < rows * stride; i += W) store(x + i, fma(load(x + i), a, load(whole + i)));
     }

@@ -104,7 +104,7 @@ def _open_stored(path: Path) -> Iterator[io.BufferedReader]:
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int]]]:
-    """Open a file for reading, decompressed according to its suffix; and what tells how many bytes of it were read.
+    """Open a file for reading, decompressed according to its suffix, and a function for the bytes of it that were read.
 
     Missing and damaged files are a `DataError`.
     """

@@ -19,7 +19,7 @@ class Source(Generic[T]):
     """Text of one corpus: `Pair`s, `Labelled` texts, or lines of running text without their ends.
 
     Each call of `read` starts at the beginning, and raises `DataError` with file and line for text that cannot be read.
-    `files`: their names, for reports. `mark`: tells whether the files, if there are any, have changed (`content_mark`).
+    `files`: their names, for reports. `mark`: changes with the content of the files (`content_mark`).
     """
 
     name: str

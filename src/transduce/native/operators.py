@@ -137,7 +137,7 @@ class _Residual(torch.autograd.Function):
         grad = grad.contiguous()
         grad_update = None if ctx.dtype is None else torch.empty_like(grad, dtype=ctx.dtype)
         grads = [None if like is None else torch.empty_like(like) for like in (normed, gain, shift)]
-        read = None, None, gain, shift, None, None, statistics, grad, normed
+        read = None, None, gain, shift, None, None, statistics, grad, normed  # in the order of the structure
         call = _ResidualCall(*ctx.options, *_pointers(*read, grads[0], grad_update, *grads[1:]))
         check(library, library.transduce_residual_backward(ctypes.byref(call), n_threads()))
         of_x = grad if normed is None else grads[0]
