@@ -9,6 +9,10 @@
 namespace transduce {
 
 constexpr int kPanelColumns = 64;
+constexpr int kRowStep = 32;  // products over rows take so many at a time
+
+// Rows that a thread takes at once: several threads have some of a few rows, too. Not of the number of threads, which changes no result.
+inline int rows_at_once(int64_t rows) { return rows <= 192 ? kRowStep : 96; }
 
 // The output layer with label-smoothed cross-entropy, and its gradients (Vaswani et al. 2017, section 5.4).
 struct LossCall {

@@ -7,7 +7,6 @@
 namespace transduce {
 namespace {
 
-constexpr int kRows = 96;         // of x that a thread takes at once; a multiple of 32
 constexpr int kWeightRows = 64;   // of the gradient of the weights: of one panel
 
 template <class Number>
@@ -17,9 +16,9 @@ struct Scratch {
 };
 
 template <class Number>
-Scratch<Number>& scratch(size_t width) {
+Scratch<Number>& scratch(size_t width, int rows) {
     static thread_local Scratch<Number> own;
-    own.rounded.reserve(kRows * width), own.product.reserve(size_t(kRows) * kPanelColumns);
+    own.rounded.reserve(rows * width), own.product.reserve(size_t(rows) * kPanelColumns);
     return own;
 }
 
@@ -47,10 +46,11 @@ void linear(const LinearCall<Number>& call, int n_threads) {
     operands.weight.reserve(size_t(panels(call.outputs)) * kPanelColumns * width);
     Number* columns = operands.weight.data();
     share(n_threads, panels(call.outputs), [&](int p) { kernels.pack_weight_columns(call, p, columns + size_t(p) * kPanelColumns * width); });
-    share(n_threads, int((call.rows + kRows - 1) / kRows), [&](int piece) {
-        const int64_t first = int64_t(piece) * kRows;
-        auto& own = scratch<Number>(width);
-        kernels.linear_rows(call, first, int(std::min<int64_t>(kRows, call.rows - first)), columns, own.rounded.data(), own.product.data());
+    const int rows = rows_at_once(call.rows);
+    share(n_threads, int((call.rows + rows - 1) / rows), [&](int piece) {
+        const int64_t first = int64_t(piece) * rows;
+        auto& own = scratch<Number>(width, rows);
+        kernels.linear_rows(call, first, int(std::min<int64_t>(rows, call.rows - first)), columns, own.rounded.data(), own.product.data());
     });
 }
 
@@ -59,8 +59,8 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
     const auto& kernels = *training_kernels<Number>();
     auto& operands = kept_operands<Number>;
     LinearCall<Number> call = given;
-    const int blocks = int((call.rows + kRows - 1) / kRows);
-    call.padded_rows = int64_t(blocks) * kRows, call.padded_outputs = int(round_up(call.outputs, 32));
+    const int block = rows_at_once(call.rows), blocks = int((call.rows + block - 1) / block);
+    call.padded_rows = round_up(call.rows, kRowStep), call.padded_outputs = int(round_up(call.outputs, 32));
     const size_t width = round_up(call.outputs, 32), n_bias = round_up(call.outputs, 16);
     operands.weight.reserve(size_t(panels(call.inputs)) * kPanelColumns * call.padded_outputs);
     operands.left.reserve(size_t(panels(call.outputs)) * kPanelColumns * call.padded_rows);
@@ -71,16 +71,16 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
     share(n_threads, panels(call.inputs),
           [&](int p) { kernels.pack_weight_rows(call, p * kPanelColumns, weight + size_t(p) * kPanelColumns * call.padded_outputs); });
     share(n_threads, blocks, [&](int piece) {
-        const int64_t first = int64_t(piece) * kRows;
-        auto& own = scratch<Number>(width);
-        kernels.linear_rows_backward(call, first, int(std::min<int64_t>(kRows, call.rows - first)), kRows, weight, left, right,
-                                     bias + piece * n_bias, own.rounded.data(), own.product.data());
+        const int64_t first = int64_t(piece) * block;
+        const int rows = int(std::min<int64_t>(block, call.rows - first)), padded = int(std::min<int64_t>(block, call.padded_rows - first));
+        auto& own = scratch<Number>(width, block);
+        kernels.linear_rows_backward(call, first, rows, padded, weight, left, right, bias + piece * n_bias, own.rounded.data(), own.product.data());
     });
     const int rows = (call.outputs + kWeightRows - 1) / kWeightRows;
     share(n_threads, rows * panels(call.inputs), [&](int piece) {
         const int first = piece % rows * kWeightRows;
         kernels.weight_rows_gradient(call, first, std::min(kWeightRows, call.outputs - first), piece / rows, left, right,
-                                     scratch<Number>(width).product.data());
+                                     scratch<Number>(width, kWeightRows).product.data());
     });
     for (int n = 0; call.grad_bias && n < call.outputs; n++) {
         double sum = 0;

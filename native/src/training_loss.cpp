@@ -10,7 +10,7 @@
 namespace transduce {
 namespace {
 
-constexpr int kBlockRows = 96;              // that a thread takes at once
+constexpr int kMostBlockRows = 96;
 constexpr size_t kChunkSize = 4 << 20;      // exponentials that are kept for the gradient of the weights
 constexpr int kMostChunkRows = 1536;
 
@@ -32,8 +32,10 @@ public:
             if (call_.gold[i] != call_.pad) kept_.push_back(i);
         pack_weight();
         const int n = int(kept_.size());
-        int most = int(std::min<size_t>(kMostChunkRows, std::max<size_t>(1, kChunkSize / sizes_.padded_vocabulary() / kBlockRows) * kBlockRows));
-        chunk_rows_ = std::min(most, int(round_up(std::max(n, 1), kBlockRows)));
+        block_rows_ = rows_at_once(n);
+        const int at_once = n_threads_ * block_rows_, most = int(std::min<size_t>(kMostChunkRows, kChunkSize / sizes_.padded_vocabulary()));
+        chunk_rows_ = std::max(1, (most + at_once / 2) / at_once) * at_once;  // as many blocks for each thread
+        chunk_rows_ = std::min(chunk_rows_, int(round_up(std::max(n, 1), block_rows_)));
         hidden_.reset(size_t(chunk_rows_) * sizes_.padded_width());
         results_.resize(kept_.size());
         if (call_.grad_hidden) {
@@ -77,10 +79,9 @@ private:
     }
 
     void run_chunk(int first, int n) {
-        const int blocks = (n + kBlockRows - 1) / kBlockRows;
-        share(blocks, [&](int b) { run_block(first, b * kBlockRows, std::min(kBlockRows, n - b * kBlockRows)); });
+        const int blocks = (n + block_rows_ - 1) / block_rows_, rows = blocks * block_rows_;
+        share(blocks, [&](int b) { run_block(first, b * block_rows_, std::min(block_rows_, n - b * block_rows_)); });
         if (!call_.grad_hidden) return;
-        const int rows = blocks * kBlockRows;
         share(sizes_.panels(), [&](int p) {
             kernels_.weight_gradient(transposed_.data(), chunk_rows_, sizes_.width + 1, exponentials_.data() + size_t(p) * chunk_rows_ * kPanelColumns,
                                      rows, grad_.data() + size_t(p) * (sizes_.width + 1) * kPanelColumns, first > 0);
@@ -92,30 +93,29 @@ private:
         static thread_local Scratch<Number> scratch;
         const int stride = sizes_.padded_width(), product_stride = sizes_.width_panels() * kPanelColumns;
         Number* hidden = hidden_.data() + size_t(start) * stride;
-        int64_t gold[kBlockRows];
-        for (int r = 0; r < kBlockRows; r++) {
+        int64_t gold[kMostBlockRows];
+        for (int r = 0; r < block_rows_; r++) {
             gold[r] = r < n ? call_.gold[kept_[first + start + r]] : -1;
             if (r < n) kernels_.round_row(hidden_row(first + start + r), sizes_.width, stride, hidden + r * stride);
             else std::fill_n(hidden + r * stride, stride, 0);
         }
-        float largest[kBlockRows * 16], sums[kBlockRows];
-        scratch.logits.reserve(size_t(kBlockRows) * sizes_.padded_vocabulary());
-        LossBlock<Number> block{start, kBlockRows, chunk_rows_, hidden, gold, columns_.data(), rows_.data(), call_.bias, scratch.logits.data(),
+        float largest[kMostBlockRows * 16], sums[kMostBlockRows], inverse[kMostBlockRows];
+        scratch.logits.reserve(size_t(block_rows_) * sizes_.padded_vocabulary());
+        LossBlock<Number> block{start, block_rows_, chunk_rows_, hidden, gold, columns_.data(), rows_.data(), call_.bias, scratch.logits.data(),
                         largest, sums, nullptr, nullptr, nullptr};
         if (call_.grad_hidden) {
-            scratch.exponentials.reserve(size_t(kBlockRows) * kernels_.loss_columns);
-            scratch.products.reserve(size_t(kBlockRows) * product_stride);
+            scratch.exponentials.reserve(size_t(block_rows_) * kernels_.loss_columns);
+            scratch.products.reserve(size_t(block_rows_) * product_stride);
             block.exponentials = scratch.exponentials.data(), block.panels = exponentials_.data(), block.products = scratch.products.data();
         }
         kernels_.loss_block(sizes_, block);
-        for (int r = 0; r < kBlockRows; r++) {
-            const float inverse = r < n ? 1 / sums[r] : 0;
+        // The factors 1 / z belong to the rows of the exponentials, and to the sums of these (the gradient of the bias).
+        for (int r = 0; r < block_rows_; r++) {
+            inverse[r] = r < n ? 1 / sums[r] : 0;
             if (r < n) finish_row(first + start + r, block.logits[size_t(r) * sizes_.padded_vocabulary() + gold[r]], largest[r], sums[r]);
-            if (!call_.grad_hidden) continue;
-            // The factors 1 / z belong to the rows of the exponentials, and to the sums of these (the gradient of the bias).
-            transpose_row(r < n ? hidden_row(first + start + r) : nullptr, inverse, start + r);
-            if (r < n) hidden_gradient(first + start + r, gold[r], scratch.products.data() + r * product_stride, inverse);
+            if (r < n && call_.grad_hidden) hidden_gradient(first + start + r, gold[r], scratch.products.data() + r * product_stride, inverse[r]);
         }
+        if (call_.grad_hidden) transpose_rows(first, start, n, inverse);
     }
 
     void finish_row(int row, float logit, float largest, float sum) {
@@ -127,10 +127,15 @@ private:
         results_[row] = {(1 - s) * nll - s * (mean / sizes_.vocabulary - log_z), nll, float(std::exp(-nll) - (1 - s))};
     }
 
-    void transpose_row(const float* hidden, float factor, int column) {
+    // Columns of the hidden rows of a block, and one of ones, each row times its factor, which is zero from row n on.
+    void transpose_rows(int first, int start, int n, const float* factors) {
+        float column[kMostBlockRows];
         for (int k = 0; k <= sizes_.width; k++) {
-            const float value = (k == sizes_.width ? 1.f : hidden ? hidden[k] : 0.f) * factor;
-            kernels_.round_row(&value, 1, 1, &transposed_[size_t(k) * chunk_rows_ + column]);
+            for (int r = 0; r < block_rows_; r++) {
+                const bool is_known = r < n && k < sizes_.width;
+                column[r] = is_known ? hidden_row(first + start + r)[k] * factors[r] : factors[r];
+            }
+            kernels_.round_row(column, block_rows_, block_rows_, &transposed_[size_t(k) * chunk_rows_ + start]);
         }
     }
 
@@ -168,7 +173,7 @@ private:
     std::vector<Row> results_;
     std::vector<float> weight_sum_;
     double bias_sum_ = 0;
-    int chunk_rows_ = 0;
+    int block_rows_ = 0, chunk_rows_ = 0;
     Buffer<Number> columns_, rows_, hidden_, exponentials_, transposed_;
     Buffer<float> grad_;  // of the weights and, as their last row, the bias: [panels][width + 1][64]
 };
