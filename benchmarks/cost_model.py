@@ -2,8 +2,8 @@
 
     python benchmarks/cost_model.py --sizes tiny base
 
-The machine is described as a GPU is. A large bfloat16 product is measured here, so what it reaches is `PRODUCTS` of the
-peak. The numbers kept for the gradient pass through the memory of a GPU, and through the cache of a CPU, because one
+The machine is described as a GPU is. A large product in the training's precision is measured here, so what it reaches
+is `PRODUCTS` of the peak. The numbers kept for the gradient pass through the memory of a GPU, and through the cache of a CPU, because one
 layer's numbers fit in it.
 The updates are of one process, on random sentences without padding. Run it on an otherwise idle machine.
 """
@@ -23,30 +23,30 @@ from transduce.config.settings import TrainingSettings
 from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.doctor.cluster import GPUS, PRODUCTS, SENTENCE, Cluster, Gpu, forecast
+from transduce.machine import choose_precision
 from transduce.models.registry import build_model
 from transduce.process import keep_freed_memory
-from transduce.training.step import Updater
+from transduce.training.step import PRECISIONS, Updater
 
+CPU = torch.device("cpu")
 VOCABULARY = 8000
 ROWS = 128  # sentences of an update
 
 
-def this_machine(d_model: int) -> Gpu:
+def this_machine(d_model: int, precision: str) -> Gpu:
     """Operations and bytes per second, measured."""
-    kept = torch.randn(ROWS * SENTENCE, d_model).bfloat16()
+    kept = torch.randn(ROWS * SENTENCE, d_model).to(PRECISIONS[precision])
     copy = torch.empty_like(kept)
     bandwidth = 2 * kept.nbytes / min(timeit.repeat(lambda: copy.copy_(kept), number=1, repeat=200))
-    return Gpu(peak_flops("bfloat16") / PRODUCTS, kept.element_size(), 0.0, bandwidth, bandwidth)
+    return Gpu(peak_flops(precision) / PRODUCTS, kept.element_size(), 0.0, bandwidth, bandwidth)
 
 
-def seconds_per_update(size: str, n: int) -> float:
+def seconds_per_update(size: str, n: int, precision: str) -> float:
     """The median of n updates after two others."""
     torch.manual_seed(1)
     settings = resolve_preset(model_settings(preset=size))
     model = build_model(settings, n_src=VOCABULARY, n_tgt=VOCABULARY)
-    updater = Updater(
-        model, TrainingSettings(optimizer="adam", lr=1e-3), device=torch.device("cpu"), precision="bfloat16"
-    )
+    updater = Updater(model, TrainingSettings(optimizer="adam", lr=1e-3), device=CPU, precision=precision)
     found = []
     for _ in range(n + 2):
         ids = torch.randint(4, VOCABULARY, (2, ROWS, SENTENCE - 1)).tolist()
@@ -62,15 +62,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "base"])
     parser.add_argument("--updates", type=int, default=5)
+    parser.add_argument("--precision", choices=PRECISIONS, default=choose_precision(CPU), help="by default %(default)s")
     args = parser.parse_args()
     keep_freed_memory()
     print("| model | peak | cache | seconds per update | predicted | error |\n|---|---|---|---|---|---|")
     for size in args.sizes:
         settings = resolve_preset(model_settings(preset=size))
-        GPUS["here"] = here = this_machine(settings.d_model)
+        GPUS["here"] = here = this_machine(settings.d_model, args.precision)
         cluster = Cluster("here", n_gpus=1)
         predicted = forecast(settings, cluster, vocab_size=VOCABULARY, targets=ROWS * SENTENCE).seconds_per_update
-        measured = seconds_per_update(size, args.updates)
+        measured = seconds_per_update(size, args.updates, args.precision)
         speeds = f"{here.operations / 1e9:,.0f} GFLOP/s | {here.bandwidth / 1e9:,.0f} GB/s"
         print(f"| {size} | {speeds} | {measured:.3f} | {predicted:.3f} | {predicted / measured - 1:+.0%} |")
 
