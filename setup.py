@@ -5,7 +5,7 @@
 
 CXX names the compiler, which may be a cross compiler; CXXFLAGS and LDFLAGS replace the defaults below. With
 TRANSDUCE_NATIVE_REQUIRED=1 an installation fails if the library cannot be built.
-TRANSDUCE_EMULATED_TILES=1 compiles native/tests/emulated_tiles.h in.
+TRANSDUCE_EMULATED_TILES=1 compiles native/tests/emulated_tiles.h in, TRANSDUCE_EMULATED_AVX512=1 emulated_avx512.h.
 """
 
 import os
@@ -48,6 +48,7 @@ X86_64_ONLY = {
     "target_amx": AMX,
     "target_amx_bf16": AMX,
 }
+AMX_ONLY = [name for name, flags in X86_64_ONLY.items() if flags is AMX]
 
 
 class BuildLibrary(build_ext):
@@ -86,9 +87,12 @@ class BuildLibrary(build_ext):
 
 def compiled(source: Path, command: list[str]) -> Path:
     """The object file of a source, compiled again if what it includes has changed. Its name depends on the options."""
-    command = [*command, *X86_64_ONLY.get(source.stem, [])]
-    if "TRANSDUCE_EMULATED_TILES" in os.environ and source.stem in ("cpu", "target_amx", "target_amx_bf16"):
-        command += ["-include", "native/tests/emulated_tiles.h"]
+    flags = X86_64_ONLY.get(source.stem, [])
+    if "TRANSDUCE_EMULATED_AVX512" in os.environ and source.stem in ("training_loss", "target_bf16", "target_amx_bf16"):
+        flags = [*AVX2, *(flag for flag in flags if "amx" in flag), "-include", "native/tests/emulated_avx512.h"]
+    if "TRANSDUCE_EMULATED_TILES" in os.environ and source.stem in ("cpu", "training_loss", *AMX_ONLY):
+        flags = [*flags, "-include", "native/tests/emulated_tiles.h"]
+    command = [*command, *flags]
     output = OBJECTS / f"{source.stem}-{crc32(shlex.join(command).encode()):08x}.o"
     included = output.with_suffix(".d")
     if output.exists() and included.exists():

@@ -3,8 +3,8 @@
     python benchmarks/cost_model.py --sizes tiny base
 
 The machine is described as a GPU is. A large product in the training's precision is measured here, so what it reaches
-is `PRODUCTS` of the peak. The numbers kept for the gradient pass through the memory of a GPU, and through the cache of a CPU, because one
-layer's numbers fit in it.
+is `PRODUCTS` of the peak. The numbers kept for the gradient pass through the memory of a GPU, and through the cache of
+a CPU, because one layer's numbers fit in it.
 The updates are of one process, on random sentences without padding. Run it on an otherwise idle machine.
 """
 

@@ -188,7 +188,11 @@ template Loss smoothed_loss<float>(const LossCall&, int);
 
 template <>
 const TrainingKernels<uint16_t>* training_kernels() {
-#if defined(__x86_64__)
+#if defined(TRANSDUCE_EMULATED_AVX512) && defined(TRANSDUCE_EMULATED_TILES)
+    return &kAmxBf16Kernels;
+#elif defined(TRANSDUCE_EMULATED_AVX512)
+    return &kBf16Kernels;
+#elif defined(__x86_64__)
     if (chosen_isa() == Isa::amx) return &kAmxBf16Kernels;
     if (chosen_isa() == Isa::avx512_vnni && has_bf16()) return &kBf16Kernels;
 #endif

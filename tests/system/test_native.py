@@ -148,17 +148,27 @@ def test_make_native_without_a_compiler_succeeds_and_says_so() -> None:
     assert "no C++ compiler" in done.stdout
 
 
-def test_kernels_of_training_for_amx_on_emulated_tiles(tmp_path: Path) -> None:
-    """The code for CPUs with AMX, whose tiles are plain C++ here: any CPU with AVX-512 BF16 can run it."""
-    if kernels.kernels_in_use(torch.bfloat16) == "torch":
+@pytest.mark.parametrize("isa", ["avx512_vnni", "amx"])
+def test_kernels_of_training_for_cpus_with_bfloat16_products_on_others(tmp_path: Path, isa: str) -> None:
+    """AVX-512 and the tiles of AMX are plain C++ here where the CPU does not have them."""
+    if not kernels._precisions():
         pytest.skip("this CPU has no kernels of training")
+    has_bfloat16 = torch.bfloat16 in kernels._precisions()
+    if has_bfloat16 and isa == "avx512_vnni":
+        pytest.skip("this CPU runs them")
+    emulated = {"TRANSDUCE_NATIVE_REQUIRED": "1"}
+    if not has_bfloat16:
+        emulated["TRANSDUCE_EMULATED_AVX512"] = "1"
+    if isa == "amx":
+        emulated["TRANSDUCE_EMULATED_TILES"] = "1"
     build = [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(tmp_path)]
-    emulated = {"TRANSDUCE_NATIVE_REQUIRED": "1", "TRANSDUCE_EMULATED_TILES": "1"}
     subprocess.run(build, cwd=ROOT, env={**os.environ, **emulated}, check=True)
     library = tmp_path / "transduce/native/libtransduce_native.so"
+    used = {"TRANSDUCE_NATIVE_LIBRARY": str(library), "OMP_NUM_THREADS": "1"}
+    if has_bfloat16:
+        used["TRANSDUCE_NATIVE_ISA"] = isa
     only = ("-k", "not float32")  # whose kernels are those of CPUs without AMX
     tests = [sys.executable, "-m", "pytest", "-n", "0", *only, "tests/unit/training/test_kernels.py"]
-    used = {"TRANSDUCE_NATIVE_LIBRARY": str(library), "TRANSDUCE_NATIVE_ISA": "amx", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(tests, cwd=ROOT, env={**os.environ, **used}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout and "skipped" not in done.stdout
