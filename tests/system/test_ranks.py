@@ -111,6 +111,7 @@ def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team
     whole = team.train(f"whole-{parallel}", 2, *asked)
     team.train(name, 2, *asked, kill=(0, "update:13"))  # before the first checkpoint
     assert "another process of this training exited" in team.said(name, 1)
+    team.train(name, 2, *asked, kill=(0, "checkpoint:1"))  # after all shards are written
     team.train(name, 2, *asked, kill=(1, "update:27"))  # the worker
     assert "another process of this training exited" in team.said(name, 0)
     members = team.start(name, 2, *asked)
@@ -198,3 +199,19 @@ def test_a_user_mistake_is_reported_once_and_stops_all_processes(team: Team) -> 
     assert events(team.path / "run", "end")[0]["update"] == 2
     team.finish(team.command("again", 2, *asked), 0, 0)
     assert "is finished" in team.said("again", 0)
+
+
+def test_a_process_that_cannot_write_its_shard_is_named_and_stops_all(team: Team) -> None:
+    """Its thread fails while both train on; the checkpoint before remains."""
+    src, tgt = write_corpus(team.path, "full", 60)
+    limits = [f"training.{name}_updates={n}" for name, n in {"max": 100_000, "valid": 100_000, "save": 20}.items()]
+    asked = ["train", "--src", src, "--tgt", tgt, *small(*limits, "training.parallel=shard")]
+    members = team.command("full", 2, *asked, "--run", team.path / "full")
+    team.wait_for_log("full", members[0], '"update": 40')
+    for update in range(100, 10_000, 20):
+        (team.path / f"full/checkpoints/.u{update:08d}.shards.aside/00001.safetensors").mkdir(parents=True)
+    team.finish(members, LEFT, 2)
+    assert team.said("full", 1).count("process 2 of 2: cannot write") == 1
+    assert "another process of this training exited" in team.said("full", 0)
+    checkpoint = RunFolder.open(team.path / "full", model=False).checkpoints.latest()
+    assert checkpoint is not None and checkpoint.update >= 80

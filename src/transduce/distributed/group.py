@@ -131,13 +131,13 @@ class GroupRanks(Ranks):
         received: T = json.loads(bytes(data.numpy()))
         return received
 
-    def agree(self, signal: int, seconds: float) -> tuple[int, float]:
+    def agree(self, signal: int, seconds: float, is_writing: bool = False) -> tuple[int, float, bool]:
         """The largest signal number, if several were received."""
-        status = torch.tensor([signal, seconds if self.is_main_process else 0.0], dtype=torch.float64)
+        status = torch.tensor([signal, seconds if self.is_main_process else 0.0, is_writing], dtype=torch.float64)
         with self._exchange():
             distributed.all_reduce(status, op=distributed.ReduceOp.MAX)
-        number, agreed = status.tolist()
-        return int(number), agreed
+        number, agreed, any_is_writing = status.tolist()
+        return int(number), agreed, bool(any_is_writing)
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Workers get their own tensors only."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import MOST_SETTINGS, expecting, read_json, write_aside
 from transduce.runs.manifest import check_sealed, seal_folder
+from transduce.runs.shards import FOLDER as SHARDS
 from transduce.runs.tensors import load_tensors, write_tensors
 
 FILES = ("training.safetensors", "state.json")
@@ -56,16 +58,14 @@ class Checkpoints:
         """The folder of one checkpoint."""
         return self.path / f"u{update:08d}"
 
-    def save(
-        self,
-        update: int,
-        tensors: Mapping[str, torch.Tensor],
-        state: Mapping[str, Any],
-        write_shards: Callable[[Path], object] = lambda folder: None,
-    ) -> Path:
+    def shards(self, update: int) -> Path:
+        """The temporary folder for the shards of the next checkpoint, of this update."""
+        return self.path / f".u{update:08d}.shards.aside"  # a leftover, if a kill comes before it is moved
+
+    def save(self, update: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path:
         """Store a checkpoint completely or, if this fails or is killed, not at all.
 
-        `write_shards`: makes all ranks write their shards of other tensors into a folder.
+        It takes the shards that all ranks have written into `shards(update)`.
         """
         path = self.at(update)
         with write_aside(path) as aside:
@@ -73,7 +73,8 @@ class Checkpoints:
             write_tensors(aside / "training.safetensors", tensors, seal=False)
             values = {"update": update, "environment": _environment(), **state}
             (aside / "state.json").write_text(json.dumps(values), encoding="utf-8")
-            write_shards(aside)
+            if self.shards(update).exists():
+                os.rename(self.shards(update), aside / SHARDS)
             seal_folder(aside)
         self._good.add(update)
         return path

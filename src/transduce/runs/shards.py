@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,20 +61,28 @@ def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
 
 
-def write_shards(folder: Path, rank: int, tensors: Mapping[str, Tensor]) -> None:
-    """Write this rank's shards into `folder`, which is written atomically. A full disk is a `RunFolderError`."""
+def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values that remain when the tensors change."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def copy_shards(path: Path, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
+    """Copy this rank's shards; the result writes and syncs them. A full disk is a `RunFolderError`."""
     written: Mapping[str, Any] = {name: tensor for name, tensor in tensors.items() if _is_first_copy(tensor)}
     chunks = {name: tensor.__create_chunk_list__() for name, tensor in written.items()}
     offsets = {name: list(chunk.offsets) for name, (chunk,) in chunks.items() if 0 not in chunk.sizes}
     info = json.dumps({name: {"saved_offsets": offset} for name, offset in offsets.items()})
-    path = folder / FOLDER / f"{rank:05d}.safetensors"
-    try:
-        path.parent.mkdir(exist_ok=True)
-        shards = {name: shard_of(tensors[name]) for name in offsets}
-        write_tensors(path, shards, {"DCP_SHARDING_INFO": info}, seal=False)
-        sync(path)
-    except OSError as error:
-        raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
+    shards = copy_to_cpu({name: shard_of(tensors[name]) for name in offsets})
+
+    def write() -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(path, shards, {"DCP_SHARDING_INFO": info}, seal=False)
+            sync(path)
+        except OSError as error:
+            raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
+
+    return write
 
 
 def _is_first_copy(tensor: Any) -> bool:

@@ -58,7 +58,7 @@ class Trainer:
         self.stop = StopRequest()  # of this process
         self.asked = 0  # the signal that has asked a rank to stop
         self.now = 0.0  # seconds of training; all ranks have the same, so that they decide the same
-        self._saved_at = self._save_seconds = 0.0
+        self._saved_at = 0.0
         self._shown: dict[str, float] = {}  # loss and speed of the last metrics line, for the progress bar
 
     def run(self) -> TrainingState:
@@ -69,7 +69,7 @@ class Trainer:
         in a row whose loss or gradient is not finite, or when one sentence does not fit into memory, `RunFolderError`
         when the disk fails.
         """
-        with stop_on_signals(self.log.say) as self.stop:
+        with stop_on_signals(self.log.say) as self.stop, self.session.writer:
             self._start_or_resume()
             if not self.session.state.finished:
                 with self.log.progress("training") as bar:
@@ -96,12 +96,14 @@ class Trainer:
                     self._save()
                 self._set_time_limit()
                 if self.asked:
+                    self.session.writer.wait()
                     raise self._interrupted(self.asked)
         if state.validated != state.update:
             self._validate(bar, finished=reason)
         else:
             state.finished = reason
             self._save()
+        self.session.writer.wait()
 
     def _is_validation_due(self) -> bool:
         update = self.session.state.update
@@ -114,7 +116,7 @@ class Trainer:
 
     def _agree(self) -> None:
         """Agree with all ranks on the time and on whether to stop."""
-        self.asked, self.now = self.ranks.agree(self.stop.number, self.clock.seconds())
+        self.asked, self.now = self.session.writer.agree(self.stop.number, self.clock.seconds())
 
     # -- updates
 
@@ -139,6 +141,7 @@ class Trainer:
             self._write_metrics()
         if state.skipped >= MOST_SKIPPED:
             self._save()
+            session.writer.wait()
             raise TrainingError(
                 f"the loss or its gradient was not finite in {state.skipped} updates in a row, the last of them update "
                 f"{state.update}; everything before is saved; {ADVICE}"
@@ -265,11 +268,14 @@ class Trainer:
     def _validate(self, bar: Bar, *, finished: str = "") -> None:
         """Save, score the candidate weights, write the model if it is worth it, and save again.
 
-        A signal interrupts the validation: the checkpoint before it is complete, and a resumed run validates first.
+        A signal interrupts the validation: the checkpoint before it is or will be complete, and a resumed run validates
+        first.
         """
         session, state = self.session, self.session.state
         if session.saved_update != state.update and state.update:
             self._save()
+        if self.ranks.in_step or session.average.keeps_last:
+            session.writer.wait()  # it needs all ranks, or removes snapshots that no checkpoint refers to yet
         began = self.now
         bar.update(self._share_done(), **self._shown, note="validating")
         self.ranks.report_activity(f"validating after update {state.update}")
@@ -282,13 +288,14 @@ class Trainer:
         better = state.see(scores, self.settings.stop_by)
         if better or average.keeps_last:
             session.save_model(candidate)
+        session.writer.wait()
         self._agree()
         seconds = self.now - began
         event = {"event": "validation", "update": state.update, "seconds": self.now, "epoch": state.epochs}
         session.metrics.append({**event, **scores, "validation_seconds": seconds, "best": better})
         self.log.say(format_validation(state.update, state.epochs, scores, better=better))
         state.validated, state.scores, state.finished = state.update, scores, finished
-        state.reserve = seconds + self._save_seconds
+        state.reserve = seconds + self.ranks.broadcast(lambda: session.save_seconds)
         self.stopwatch.pause(seconds)
         self._save()
         release_memory()
@@ -299,8 +306,8 @@ class Trainer:
         self.ranks.report_activity(f"saving update {self.session.state.update}")
         self.session.save(began)
         self._agree()
-        self._saved_at, self._save_seconds = self.now, self.now - began
-        self.stopwatch.pause(self._save_seconds)
+        self._saved_at = self.now
+        self.stopwatch.pause(self.now - began)
 
     # -- start and end
 

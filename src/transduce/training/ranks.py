@@ -46,8 +46,11 @@ class Ranks(ABC):
         """Call `make` in the main process only and return its result, which must be JSON-able, in every rank."""
 
     @abstractmethod
-    def agree(self, signal: int, seconds: float) -> tuple[int, float]:
-        """Wait for all ranks. Returns the signal that any of them received, or 0, and the main process's seconds."""
+    def agree(self, signal: int, seconds: float, is_writing: bool = False) -> tuple[int, float, bool]:
+        """Wait for all ranks. Returns the signal that any of them received, or 0, and the main process's seconds.
+
+        The third value is whether any of them is still writing.
+        """
 
     @abstractmethod
     def distribute(self, model: nn.Module, device: torch.device, *, parallel: str, precision: str) -> None:
@@ -91,8 +94,8 @@ class _SingleRank(Ranks):
     def broadcast(self, make: Callable[[], T]) -> T:
         return make()
 
-    def agree(self, signal: int, seconds: float) -> tuple[int, float]:
-        return signal, seconds
+    def agree(self, signal: int, seconds: float, is_writing: bool = False) -> tuple[int, float, bool]:
+        return signal, seconds, is_writing
 
     def distribute(self, model: nn.Module, device: torch.device, *, parallel: str, precision: str) -> None:
         model.to(device)

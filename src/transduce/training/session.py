@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, TypeAdapter
@@ -17,7 +18,7 @@ from transduce.metrics_log import TrackedMetrics
 from transduce.runs.atomic import expecting, remove_leftovers
 from transduce.runs.checkpoints import Checkpoint
 from transduce.runs.folder import RunFolder
-from transduce.runs.shards import gather, is_sharded, read_shards, write_shards
+from transduce.runs.shards import copy_shards, copy_to_cpu, gather, is_sharded, read_shards
 from transduce.training.averaging import AVERAGES, copy_values
 from transduce.training.feed import Count, DataPosition
 from transduce.training.loss import Carry
@@ -25,6 +26,7 @@ from transduce.training.meter import Row
 from transduce.training.ranks import dropout_seed, name_on_rank
 from transduce.training.schedule import TimeLimit
 from transduce.training.step import Updater
+from transduce.training.writer import CheckpointWriter
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -86,9 +88,17 @@ class Session:
         self.carry: Carry = ()
         self.time_limit: TimeLimit | None = None
         self.saved_update = -1
+        self.writer, self.save_seconds = CheckpointWriter(self.ranks), 0.0
+        # On a CPU, copies would need memory that is not needed yet, and another thread the cores that train.
+        self._writes_ahead = updater.device.type == "cuda" or self.ranks.in_step
 
     def save(self, seconds: float) -> None:
-        """Write a checkpoint and remove what no checkpoint needs any more."""
+        """Write a checkpoint and remove what no checkpoint needs any more.
+
+        If the weights are on a GPU or sharded, `writer` writes a copy of them while training goes on.
+        """
+        self.writer.wait()
+        began = time.monotonic()
         self.ranks.check_equal(self.live)
         self.state.seconds = seconds
         tensors, updater = self.updater.state()
@@ -104,24 +114,29 @@ class Session:
             "average": self.average.state(),
             "carry": len(self.carry),
         }
-        checkpoints = self.folder.checkpoints
         named = {f"{part}/{name}": tensor for part, one in parts.items() for name, tensor in one.items()}
         shards = {name: tensor for name, tensor in named.items() if is_sharded(tensor)}
+        whole = {name: tensor for name, tensor in named.items() if name not in shards}
+        steps: list[Callable[[], None]] = []
+        if shards:
+            folder = self.folder.checkpoints.shards(self.state.update)
+            steps.append(copy_shards(folder / f"{self.ranks.rank:05d}.safetensors", shards))
+        whole = copy_to_cpu(whole) if self._writes_ahead else whole
+        steps.append(partial(self._write, self.state.update, whole, state, began=began))
+        if self._writes_ahead:
+            self.writer.start(*steps)
+        else:
+            steps[0]()
+        self.saved_update = self.state.update
+
+    def _write(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, began: float) -> None:
         if self.ranks.is_main_process:
-            whole = {name: tensor for name, tensor in named.items() if name not in shards}
-            checkpoints.save(self.state.update, whole, state, lambda folder: self._write_shards(folder, shards))
+            checkpoints = self.folder.checkpoints
+            checkpoints.save(update, tensors, state)
             self.metrics.sync()
             checkpoints.prune(self.settings.keep_checkpoints)
             self.average.remove_unused(found["average"] for found in checkpoints.states())
-        else:
-            self._write_shards(Path(), shards)
-        self.saved_update = self.state.update
-
-    def _write_shards(self, folder: Path, shards: Mapping[str, Tensor]) -> None:
-        """Write the shards of all ranks into the folder that the main process gives."""
-        if shards:
-            write_shards(Path(self.ranks.broadcast(lambda: str(folder))), self.ranks.rank, shards)
-            self.ranks.agree(0, 0.0)  # all are written
+            self.save_seconds = time.monotonic() - began
 
     def save_model(self, weights: Mapping[str, Tensor]) -> None:
         """Write the run's model: its state dict, with the values of its parameters from `weights`.

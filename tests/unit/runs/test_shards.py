@@ -13,7 +13,7 @@ from torch import distributed
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from transduce.errors import RunFolderError
-from transduce.runs.shards import FOLDER, gather, is_sharded, read_shards, shard_of, sharded_like, write_shards
+from transduce.runs.shards import FOLDER, copy_shards, gather, is_sharded, read_shards, shard_of, sharded_like
 from transduce.runs.tensors import load_tensors, write_tensors
 
 WHOLE = {"model/a": torch.arange(15.0).view(5, 3), "model/b": torch.arange(5.0), "updater/c": torch.ones(2, 2)}
@@ -47,7 +47,7 @@ def test_shards_are_read_as_they_were_written_without_pickles(
 ) -> None:
     for name in ("load", "loads", "Unpickler", "dump", "dumps", "Pickler"):
         monkeypatch.setattr(pickle, name, None)
-    write_shards(tmp_path, 0, sharded)
+    copy_shards(tmp_path / FOLDER / "00000.safetensors", sharded)()
     found = read_shards(tmp_path, sharded["model/a"])
     assert all(is_sharded(tensor) for tensor in found.values())
     assert all(torch.equal(tensor, WHOLE[name]) for name, tensor in gather(found, keep=True).items())
@@ -86,7 +86,7 @@ def test_a_missing_file_of_a_rank_is_an_error(tmp_path: Path, sharded: dict[str,
 def test_a_folder_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path, sharded: dict[str, DTensor]) -> None:
     (tmp_path / FOLDER).write_text("a file")
     with pytest.raises(RunFolderError, match=r"cannot write .*00003\.safetensors"):
-        write_shards(tmp_path, 3, sharded)
+        copy_shards(tmp_path / FOLDER / "00003.safetensors", sharded)()
 
 
 @pytest.mark.loopback

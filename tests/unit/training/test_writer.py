@@ -1,0 +1,164 @@
+"""Checkpoints that another thread writes while training goes on, as with weights on a GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import toys
+from transduce.errors import Interrupted, RunFolderError
+from transduce.runs import checkpoints
+from transduce.runs.folder import RunFolder
+from transduce.training.session import Session
+from transduce.training.step import Updater
+
+
+@pytest.fixture
+def n_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sessions write ahead. Returns the number of updates that were made."""
+    made, init, update = [0], Session.__init__, Updater.update
+
+    def init_ahead(self: Session, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self._writes_ahead = True
+
+    def counted(self: Updater, *args: Any) -> Any:
+        made[0] += 1
+        return update(self, *args)
+
+    monkeypatch.setattr(Session, "__init__", init_ahead)
+    monkeypatch.setattr(Updater, "update", counted)
+    return made
+
+
+def train(path: Path, **training: Any) -> Any:
+    options = {"max_updates": 30, "valid_updates": 10, "save_updates": 5, "keep_checkpoints": 9}
+    return toys.toy_run(path, toys.settings(**options | training))[1]
+
+
+def latest(path: Path) -> int:
+    found = RunFolder.open(path, model=False).checkpoints.latest()
+    return -1 if found is None else found.update
+
+
+def in_place_of_sealing(patch: pytest.MonkeyPatch, act: Any) -> None:
+    """Call `act` in the writing thread when the files of a checkpoint are written, but neither sealed nor renamed."""
+    original = checkpoints.seal_folder
+
+    def seal(folder: Path) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        act()
+        original(folder)
+
+    patch.setattr(checkpoints, "seal_folder", seal)
+
+
+def wait_until(is_true: Any) -> bool:
+    until = time.monotonic() + 20
+    while not is_true() and time.monotonic() < until:
+        time.sleep(0.001)
+    return bool(is_true())
+
+
+@pytest.mark.parametrize("average", ["ema", "last"])
+def test_a_checkpoint_contains_the_update_of_its_snapshot(
+    tmp_path: Path, n_made: list[int], monkeypatch: pytest.MonkeyPatch, average: str
+) -> None:
+    """Each file is written after more updates; it equals that of a training that waits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "save", saving_at_once)
+        train(tmp_path / "one", average=average, average_n=2)
+    written, original = list[int](), checkpoints.write_tensors
+    n_made[0] = 0
+
+    def write(path: Path, *args: Any, **kwargs: Any) -> None:
+        update = int(path.parent.name.split(".")[1][1:])
+        if update % 10 == 5:  # no validation waits for it
+            assert wait_until(lambda: n_made[0] > update + 2)
+            written.append(update)
+        original(path, *args, **kwargs)
+
+    monkeypatch.setattr(checkpoints, "write_tensors", write)
+    train(tmp_path / "two", average=average, average_n=2)
+    assert written == [5, 15, 25]
+    for name in [*(f"checkpoints/u{n:08d}/training.safetensors" for n in range(5, 31, 5)), "model.safetensors"]:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+SAVE = Session.save
+
+
+def saving_at_once(self: Session, seconds: float) -> None:
+    self._writes_ahead = False
+    SAVE(self, seconds)
+
+
+def test_an_error_of_the_writing_thread_ends_training_at_the_next_update(
+    tmp_path: Path, n_made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        assert wait_until(lambda: n_made[0] > 12)
+        raise OSError(28, "No space left on device")
+
+    in_place_of_sealing(monkeypatch, lambda: fail() if n_made[0] >= 10 else None)
+    with pytest.raises(RunFolderError, match=r"cannot write .*u00000010: No space left on device"):
+        train(tmp_path / "run", valid_updates=1000, max_updates=1000, save_updates=10)
+    assert 12 < n_made[0] < 20, "before the next checkpoint"
+    assert latest(tmp_path / "run") == -1
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize("when", ["updating", "validating"])
+def test_a_signal_during_a_write_waits_for_it(
+    tmp_path: Path, n_made: list[int], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    asked = iter([True])
+
+    def ask() -> None:
+        if n_made[0] >= 20 and next(asked, False):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+
+    in_place_of_sealing(monkeypatch, ask)
+    valid_updates = {"updating": 1000, "validating": 20}[when]
+    with pytest.raises(Interrupted, match="everything is saved"):
+        train(tmp_path / "run", valid_updates=valid_updates, max_updates=1000, save_updates=20)
+    assert latest(tmp_path / "run") == n_made[0]
+
+
+@pytest.mark.parametrize("when", ["updating", "validating"])
+def test_a_failed_write_is_reported_in_place_of_the_signal(
+    tmp_path: Path, n_made: list[int], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def fail() -> None:
+        if n_made[0] >= 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+            raise OSError(28, "No space left on device")
+
+    in_place_of_sealing(monkeypatch, fail)
+    valid_updates = {"updating": 1000, "validating": 20}[when]
+    with pytest.raises(RunFolderError, match="No space left on device"):
+        train(tmp_path / "run", valid_updates=valid_updates, max_updates=1000, save_updates=20)
+
+
+def test_one_checkpoint_is_written_at_a_time(
+    tmp_path: Path, n_made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one waits, and so does the end of training."""
+    there, seen = tmp_path / "run" / "checkpoints", list[int]()
+
+    def look() -> None:
+        time.sleep(0.05)
+        seen.append(len(list(there.iterdir())))
+
+    in_place_of_sealing(monkeypatch, look)
+    train(tmp_path / "run", max_updates=5, valid_updates=1000, save_updates=1, keep_checkpoints=2)
+    assert seen == [1, 2, 3, 3, 3, 3], "with the one that is being written"
+    assert sorted(path.name for path in there.iterdir()) == ["u00000004", "u00000005"]
