@@ -298,19 +298,15 @@ def _check_guided(settings: Settings, model: ModelSettings) -> None:
 
 
 def _judge(tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], settings: Settings) -> Judge:
-    pairs = sorted(scored_pairs, key=lambda pair: len(pair[0]))
-
-    @cache
-    def translator_of(model: nn.Module) -> Translator:
-        """All validations reuse its threads."""
-        return Translator(TorchEngine(model), tokenizers, settings=settings.decoding)
+    pairs, scoring = sorted(scored_pairs, key=lambda pair: len(pair[0])), settings.evaluation
+    # All validations reuse the translator's threads.
+    translator_of = cache(lambda model: Translator(TorchEngine(model), tokenizers, settings=settings.decoding))
 
     def translate(model: nn.Module, sources: Iterable[str]) -> list[str]:
         return [found.text for found in translator_of(model).translate(sources)]
 
     def score(hypotheses: Sequence[str]) -> dict[str, float]:
-        scoring, references = settings.evaluation, [reference for _, reference in pairs]
-        scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
+        scores = evaluate(hypotheses, [ref for _, ref in pairs], tokenize=scoring.tokenize, lowercase=scoring.lowercase)
         return {"bleu": scores.bleu.value, "chrf": scores.chrf.value}
 
     return Judge(lambda: [src for src, _ in pairs], translate, score)
