@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from transduce.metrics_log import MetricsFile
 from transduce.models.registry import build_model
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
+from transduce.tasks.registry import find_task
 from transduce.training import loop
 from transduce.training.feed import DataPosition, Feed, PairFeeder
 from transduce.training.loop import Trainer
@@ -42,7 +45,7 @@ from transduce.training.loss import predict_tokens
 from transduce.training.ranks import SINGLE_RANK, Ranks
 from transduce.training.session import TrainingState
 from transduce.training.step import Updater
-from transduce.training.validate import Validator
+from transduce.training.validate import Judge, Validator
 
 CPU = torch.device("cpu")
 FIRST = 4  # ids below are special
@@ -138,7 +141,7 @@ def run(
     *,
     train_on: TokenStore,
     validate_on: TokenStore,
-    judge: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    judge: Judge | None = None,
     log: Log | None = None,
     vocab_size: int = 24,
     ranks: Ranks = SINGLE_RANK,
@@ -157,6 +160,11 @@ def run(
         log = log or Log(quiet=True)
         result = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log).run()
     return model, result
+
+
+def judge(scores: Callable[[nn.Module], Mapping[str, float]]) -> Judge:
+    """Scores a model itself."""
+    return Judge(lambda: [0], lambda model, items: [scores(model) for _ in items], lambda found: found[0])
 
 
 def _folder(path: Path, asked: Settings, ranks: Ranks) -> RunFolder:
@@ -330,6 +338,46 @@ def process(arguments: list[str], errors: Path, process: Mapping[str, str] | Non
         sys.exit(error.exit_code)
     assert_group_has_ended()
     sys.exit(0)
+
+
+def validate(arguments: list[str], errors: Path, process: Mapping[str, str]) -> None:
+    """Validate initial weights with PREPARED_FOLDER PARALLEL [RANK], as one of several processes.
+
+    Writes scores, all outputs and those of this process to errors.json. RANK runs out of memory when it computes some.
+    """
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    os.environ |= process
+    torch.set_num_threads(1)
+    path, parallel, *failing = arguments
+    folder = RunFolder.open(Path(path), model=False)
+    task, settings, seen = find_task(folder.settings.task), folder.settings, dict[str, list[Any]]()
+    try:
+        with join_ranks() as ranks:
+            ranks.start({"timeout": 1.0})
+            prepared = task.open_prepared(folder)
+            torch.manual_seed(1)
+            n_src, n_tgt = prepared.tokenizers.n_src, prepared.tokenizers.n_tgt
+            model = build_model(settings.model, n_src=n_src, n_tgt=n_tgt)
+            ranks.distribute(model, CPU, parallel=parallel, precision="float32")
+            validator = task.validator(model, prepared, settings, CPU)
+            judge = validator.judge
+            assert judge is not None
+
+            def outputs(model: nn.Module, items: Iterable[Any]) -> list[Any]:
+                if failing == [str(ranks.rank)]:
+                    raise MemoryError("out of memory")
+                return seen.setdefault("own", judge.outputs(model, items))
+
+            def score(found: list[Any]) -> Mapping[str, float]:
+                return judge.score(seen.setdefault("all", found))
+
+            validator.judge = replace(judge, outputs=outputs, score=score)
+            seen["scores"] = [validator(ranks)]
+            errors.with_suffix(".json").write_text(json.dumps(seen))
+    except RankExited as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def assert_group_has_ended() -> None:

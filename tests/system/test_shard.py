@@ -1,13 +1,17 @@
-"""Sharded models of several architectures learn what one process learns."""
+"""Several processes learn and score with models of several architectures what one process does."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext
+from typing import Any
 
 import pytest
 
+import toys
 from system.commands import assert_refused, sets, transduce
-from system.teams import Team
+from system.teams import LEFT, Team, free_port
 from system.test_encoder import documents, sentiments
 from system.test_ranks import assert_same_but_for_rounding
 from transduce.demo.corpus import demo_pairs
@@ -66,3 +70,43 @@ def test_muon_is_refused_and_not_chosen(team: Team) -> None:
     refused = transduce(*asked, *sets(shard, "training.optimizer=muon"))
     assert_refused(refused, "training.optimizer = 'muon'", "training.parallel = 'shard'", "adamw")
     assert "adamw" in transduce(*asked, *sets(shard, "model.d_model=32")).err
+
+
+def validate(team: Team, name: str, n: int, *asked: str, codes: Sequence[int] = (0,)) -> list[dict[str, Any]]:
+    """Validate the initial weights of a recipe's model; returns the results of each process, if there are any."""
+    folder = team.path / f"{name}-prepared"
+    if not folder.exists():
+        done = transduce("prepare", team.path / f"{name}.toml", "--run", folder, *sets(*ASKED))
+        assert done.code == 0, done.err
+    team.port = free_port()
+    files = [team.path / f"{name}.{rank}.err" for rank in range(n)]
+    given = [([str(folder), *asked], file, team.process(rank, n)) for rank, file in enumerate(files)]
+    members = [team.context.Process(target=toys.validate, args=one) for one in given]
+    for member in members:
+        member.start()
+    team.finish(members, *(codes * n)[:n])
+    results = [file.with_suffix(".json") for file in files]
+    return [json.loads(path.read_text()) for path in results if path.exists()]
+
+
+@pytest.mark.parametrize("name", ["transformer", "bert", "bert-classifier"])
+def test_processes_divide_the_outputs_that_a_validation_scores(team: Team, name: str) -> None:
+    (one,) = validate(team, name, 1, "replicate")
+    assert one["own"] == one["all"] and len(set(map(str, one["all"]))) > 1
+    (scores,) = one["scores"]
+    for n, parallel in ((2, "replicate"), (3, "replicate"), (2, "shard")):
+        several = validate(team, name, n, parallel)
+        for other in several:
+            assert other["scores"] == [pytest.approx(scores, rel=1e-6)]
+            judged = scores.keys() - {"loss", "nll", "perplexity"}
+            assert judged and [other["scores"][0][key] for key in judged] == [scores[key] for key in judged]
+        assert several[0]["all"] == one["all"]
+        assert not any("all" in other for other in several[1:]), "the main process scores"
+        divided = [one["all"][rank::n] for rank in range(n)]
+        assert [other.get("own") for other in several] == (divided if parallel == "replicate" else [one["all"], None])
+
+
+def test_a_process_that_fails_to_translate_ends_the_others(team: Team) -> None:
+    assert validate(team, "untied", 2, "replicate", "1", codes=(LEFT, 1)) == []
+    assert "out of memory" in team.said("untied", 1)
+    assert "another process of this training exited" in team.said("untied", 0)

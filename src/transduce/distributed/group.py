@@ -120,14 +120,14 @@ class GroupRanks(Ranks):
         self._activity = activity
         self._store.set(f"rank{self.rank}", f"{self._exchanges} {activity}")
 
-    def broadcast(self, make: Callable[[], T]) -> T:
+    def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:
         """Broadcast the length, then the JSON."""
-        content = json.dumps(make()).encode() if self.is_main_process else b""
+        content = json.dumps(make()).encode() if self.rank == source else b""
         length = torch.tensor([len(content)])
         with self._exchange():
-            distributed.broadcast(length, src=0)
+            distributed.broadcast(length, src=source)
             data = torch.frombuffer(bytearray(content or int(length)), dtype=torch.uint8)
-            distributed.broadcast(data, src=0)
+            distributed.broadcast(data, src=source)
         received: T = json.loads(bytes(data.numpy()))
         return received
 

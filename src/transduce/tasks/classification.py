@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 from transduce.config.model import ModelSettings
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
+from transduce.data.batch import LabelBatch
 from transduce.data.corpus import Labelled, number_of, read_labelled
 from transduce.data.encoding import encode_labelled
 from transduce.data.preparation import LabelledTexts, read_labelled_texts
@@ -163,7 +164,7 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
 
     def validation(self, prepared: Prepared[LabelStore], settings: Settings, device: torch.device) -> Validation:
         feeder = LabelFeeder(prepared.valid, settings.training, device=device)
-        return Validation(feeder.batches, judge=_judge(prepared, settings))
+        return Validation(feeder.batches, judge=_judge(feeder, _labels(settings)))
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         classifier = TextClassifier.load(folder.path, device=folder.settings.training.device)
@@ -200,13 +201,17 @@ def _labels(settings: Settings) -> Sequence[str]:
     return resolved(settings.data.labels, "data.labels")
 
 
-def _judge(prepared: Prepared[LabelStore], settings: Settings) -> Judge:
-    labels = _labels(settings)
-    longest = longest_of(settings.model, settings.data.max_length)
+def _judge(feeder: LabelFeeder, labels: Sequence[str]) -> Judge:
+    """Of the feeder's batches, so that a text has the same neighbours whatever the number of ranks."""
 
-    def judge(model: nn.Module) -> dict[str, float]:
-        classifier = TextClassifier(model, prepared.tokenizers.tgt, labels, longest=longest)
-        scores = score_labels(prepared.valid.labels.tolist(), classifier.predict(prepared.valid), labels)
+    def predict(model: nn.Module, batches: Iterable[LabelBatch]) -> list[tuple[list[int], list[int]]]:
+        device = next(model.parameters()).device
+        on_device = (batch.to(device) for batch in batches)
+        return [(batch.targets.tolist(), model(*batch.inputs).argmax(-1).tolist()) for batch in on_device]
+
+    def score(outputs: Sequence[tuple[list[int], list[int]]]) -> dict[str, float]:
+        truth, predicted = (list(chain(*of_batches)) for of_batches in zip(*outputs, strict=True))
+        scores = score_labels(truth, predicted, labels)
         return {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1, "matthews": scores.matthews}
 
-    return judge
+    return Judge(feeder.batches, predict, score)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from transduce.config.architectures import BertSettings
 from transduce.config.model import ModelSettings
@@ -212,22 +211,23 @@ def masked_feeder(
 def masked_judge(feeder: MaskedFeeder) -> Judge:
     """Computes the accuracy on masked tokens and, with pairs, on next sentences."""
 
-    def judge(model: nn.Module) -> dict[str, float]:
-        right = n = followed = n_pairs = 0
-        known: Any = model
+    def counts(model: Any, batches: Iterable[MaskedBatch]) -> list[tuple[int, int, int, int]]:
+        """Of each batch: masked tokens and pairs, each after the number of those predicted correctly."""
         device = next(model.parameters()).device
-        for batch in (one.to(device) for one in feeder.batches()):
-            assert isinstance(batch, MaskedBatch)
-            hidden, follows = known(*batch.inputs)
-            right += int((known.logits(hidden).argmax(-1) == batch.targets).sum())
-            n += batch.n_targets
-            if follows is not None:
-                followed += int((follows.argmax(-1) == batch.labels).sum())
-                n_pairs += len(batch.labels)
+        found = []
+        for batch in (one.to(device) for one in batches):
+            hidden, follows = model(*batch.inputs)
+            right = int((model.logits(hidden).argmax(-1) == batch.targets).sum())
+            followed = 0 if follows is None else int((follows.argmax(-1) == batch.labels).sum())
+            found.append((right, batch.n_targets, followed, 0 if follows is None else len(batch.labels)))
+        return found
+
+    def score(outputs: Sequence[tuple[int, int, int, int]]) -> dict[str, float]:
+        right, n, followed, n_pairs = map(sum, zip(*outputs, strict=True))
         scores = {"masked_accuracy": right / max(1, n)}
         return scores | ({"next_sentence_accuracy": followed / n_pairs} if n_pairs else {})
 
-    return judge
+    return Judge(feeder.batches, counts, score)
 
 
 def _score(filler: MaskFiller, feeder: MaskedFeeder) -> MaskedScore:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -31,7 +31,7 @@ from transduce.decoding.translator import Translator
 from transduce.demo.sources import demo_sources
 from transduce.errors import SettingsError
 from transduce.evaluation.evaluate import Evaluation, evaluate_translations, measure_precisions, score_translator
-from transduce.evaluation.metrics import Scores, format_precisions, metrics
+from transduce.evaluation.metrics import Scores, evaluate, format_precisions, metrics
 from transduce.evaluation.options import TranslationEvaluation
 from transduce.evaluation.result_files import Wording, save_attention, save_set
 from transduce.evaluation.scored_models import ScoredTranslator
@@ -298,17 +298,18 @@ def _check_guided(settings: Settings, model: ModelSettings) -> None:
 
 
 def _judge(tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], settings: Settings) -> Judge:
-    @cache
-    def translator_of(model: nn.Module) -> Translator:
-        return Translator(
-            TorchEngine(model), tokenizers, settings=settings.decoding
-        )  # all validations reuse its threads
+    pairs, scoring = sorted(scored_pairs, key=lambda pair: len(pair[0])), settings.evaluation
+    # All validations reuse the translator's threads.
+    translator_of = cache(lambda model: Translator(TorchEngine(model), tokenizers, settings=settings.decoding))
 
-    def judge(model: nn.Module) -> dict[str, float]:
-        scores, _ = score_translator(translator_of(model), scored_pairs, settings.evaluation)
+    def translate(model: nn.Module, sources: Iterable[str]) -> list[str]:
+        return [found.text for found in translator_of(model).translate(sources)]
+
+    def score(hypotheses: Sequence[str]) -> dict[str, float]:
+        scores = evaluate(hypotheses, [ref for _, ref in pairs], tokenize=scoring.tokenize, lowercase=scoring.lowercase)
         return {"bleu": scores.bleu.value, "chrf": scores.chrf.value}
 
-    return judge
+    return Judge(lambda: [src for src, _ in pairs], translate, score)
 
 
 def _score(

@@ -42,8 +42,8 @@ class Ranks(ABC):
         """The device of this rank among those of this kind."""
 
     @abstractmethod
-    def broadcast(self, make: Callable[[], T]) -> T:
-        """Call `make` in the main process only and return its result, which must be JSON-able, in every rank."""
+    def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:
+        """Call `make` in one rank only and return its result, which must be JSON-able, in every rank."""
 
     @abstractmethod
     def agree(self, signal: int, seconds: float, is_writing: bool = False) -> tuple[int, float, bool]:
@@ -91,7 +91,7 @@ class _SingleRank(Ranks):
     def bind_device(self, device: torch.device) -> torch.device:
         return device
 
-    def broadcast(self, make: Callable[[], T]) -> T:
+    def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:
         return make()
 
     def agree(self, signal: int, seconds: float, is_writing: bool = False) -> tuple[int, float, bool]:

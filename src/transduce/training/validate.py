@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,8 +16,19 @@ from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.ranks import SINGLE_RANK, Ranks
 from transduce.training.step import autocast
 
-Judge = Callable[[nn.Module], Mapping[str, float]]
-"""Scores what a model makes of held-out text; of a translator `bleu` and `chrf`, higher is better."""
+
+@dataclass(frozen=True)
+class Judge:
+    """Scores the outputs of a model for held-out text; of a translator `bleu` and `chrf`, higher is better.
+
+    `items`: what the ranks divide, such as sentences. Neighbours should take equally long.
+    `outputs`: JSON-able, one for each of the items given.
+    `score`: from the outputs for all items, in their order.
+    """
+
+    items: Callable[[], Iterable[Any]]
+    outputs: Callable[[nn.Module, Iterable[Any]], list[Any]]
+    score: Callable[[list[Any]], Mapping[str, float]]
 
 
 SHOWN_SCORES = {
@@ -69,7 +81,7 @@ class Validator:
         """Smoothed `loss` and `nll` (nats a target token, over all text), `perplexity`, and the judge's scores.
 
         `bits_per_byte`, which unlike the others does not depend on the vocabulary, where `n_bytes` is known. All
-        `ranks` call this and share the batches. The main process alone calls the judge.
+        `ranks` call this and share the batches and the judge's items. The main process alone scores the outputs.
         """
         training, device = self.model.training, next(self.model.parameters()).device
         self.model.eval()
@@ -86,10 +98,18 @@ class Validator:
         return scores
 
     def _judged(self, judge: Judge, ranks: Ranks) -> Mapping[str, float]:
+        n = 1 if ranks.in_step else ranks.size  # of sharded weights, the main process alone has the whole model
+        own: list[Any] = []
         with ranks.whole(self.model) as model:
             device = next(model.parameters()).device
-            with autocast(device, judging(device, self.precision)):
-                return ranks.broadcast(lambda: judge(model))
+            if ranks.rank < n:
+                with autocast(device, judging(device, self.precision)):
+                    own = judge.outputs(model, islice(judge.items(), ranks.rank, None, n))
+            shares = [ranks.broadcast(lambda: own, source=rank) for rank in range(n)]
+        outputs: list[Any] = [None] * sum(map(len, shares))
+        for rank, share in enumerate(shares):
+            outputs[rank::n] = share
+        return ranks.broadcast(lambda: judge.score(outputs))
 
     def _sums(self, ranks: Ranks, device: torch.device) -> Tensor:
         """The losses and the targets of the batches of this rank."""

@@ -24,7 +24,7 @@ from transduce.training.step import Updater
 
 
 def judge_with(values: Iterator[float]) -> Any:
-    return lambda model: {"bleu": next(values), "chrf": 1.0}
+    return toys.judge(lambda model: {"bleu": next(values), "chrf": 1.0})
 
 
 def run(path: Path, judge: Any = None, **training: Any) -> tuple[nn.Module, Any]:
@@ -86,7 +86,7 @@ def test_the_ema_is_validated_and_kept(tmp_path: Path, monkeypatch: pytest.Monke
         seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
         return {"bleu": 1.0, "chrf": 1.0}
 
-    model, _ = run(tmp_path / "run", judge, max_updates=20, valid_updates=20, ema_decay=0.9)
+    model, _ = run(tmp_path / "run", toys.judge(judge), max_updates=20, valid_updates=20, ema_decay=0.9)
     kept = saved(tmp_path / "run")
     for name, expected in average.items():
         torch.testing.assert_close(kept[name].double(), expected, rtol=1e-4, atol=1e-5)
@@ -102,7 +102,7 @@ def test_the_best_validation_is_kept_and_patience_ends_the_run(tmp_path: Path) -
         weights.append(model.state_dict()["tgt_embedding.table.weight"].clone())
         return {"bleu": next(values), "chrf": 1.0}
 
-    _, result = run(tmp_path / "run", judge, max_updates=500, valid_updates=5, patience=2, average="none")
+    _, result = run(tmp_path / "run", toys.judge(judge), max_updates=500, valid_updates=5, patience=2, average="none")
     assert (result.update, result.best_update) == (20, 10)
     assert "no better bleu in 2 validations" in result.finished
     assert torch.equal(saved(tmp_path / "run")["tgt_embedding.table.weight"], weights[1])

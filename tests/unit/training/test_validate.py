@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import toys
 from toys import CPU, pairs, settings
 from transduce.models.registry import build_model
 from transduce.training.feed import PairFeeder
@@ -51,7 +52,7 @@ def test_validation_does_not_affect_training(model: nn.Module) -> None:
         return {"bleu": float(torch.rand(()) * 0) + 12.5, "chrf": 30.0}
 
     before = torch.get_rng_state()
-    scores = Validator(model, held_out().batches, smoothing=0.1, judge=judge)()
+    scores = Validator(model, held_out().batches, smoothing=0.1, judge=toys.judge(judge))()
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
@@ -63,7 +64,7 @@ def test_a_judge_that_fails_leaves_the_model_in_training(model: nn.Module) -> No
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        Validator(model, held_out().batches, smoothing=0.1, judge=judge)()
+        Validator(model, held_out().batches, smoothing=0.1, judge=toys.judge(judge))()
     assert model.training
 
 
@@ -77,7 +78,7 @@ def test_on_a_gpu_the_judge_translates_in_the_precision_of_training(device: str)
 
     model = build_model(settings().model, n_src=24, n_tgt=24).to(device)
     feeder = PairFeeder(pairs(9, seed=2), settings().training, device=torch.device(device))
-    Validator(model, feeder.batches, smoothing=0.1, judge=judge, precision="bfloat16")()
+    Validator(model, feeder.batches, smoothing=0.1, judge=toys.judge(judge), precision="bfloat16")()
     assert seen == [device == "cuda"]
     assert judging(torch.device("cuda"), "bfloat16") == "bfloat16"
     assert judging(torch.device("cpu"), "bfloat16") == "float32"
