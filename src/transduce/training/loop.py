@@ -58,7 +58,7 @@ class Trainer:
         self.stop = StopRequest()  # of this process
         self.asked = 0  # the signal that has asked a rank to stop
         self.now = 0.0  # seconds of training; all ranks have the same, so that they decide the same
-        self._saved_at = 0.0
+        self._saved_at = self._save_seconds = 0.0
         self._shown: dict[str, float] = {}  # loss and speed of the last metrics line, for the progress bar
 
     def run(self) -> TrainingState:
@@ -295,7 +295,7 @@ class Trainer:
         session.metrics.append({**event, **scores, "validation_seconds": seconds, "best": better})
         self.log.say(format_validation(state.update, state.epochs, scores, better=better))
         state.validated, state.scores, state.finished = state.update, scores, finished
-        state.reserve = seconds + self.ranks.broadcast(lambda: session.save_seconds)
+        state.reserve = seconds + max(self._save_seconds, self.ranks.broadcast(lambda: session.save_seconds))
         self.stopwatch.pause(seconds)
         self._save()
         release_memory()
@@ -306,8 +306,8 @@ class Trainer:
         self.ranks.report_activity(f"saving update {self.session.state.update}")
         self.session.save(began)
         self._agree()
-        self._saved_at = self.now
-        self.stopwatch.pause(self.now - began)
+        self._saved_at, self._save_seconds = self.now, self.now - began
+        self.stopwatch.pause(self._save_seconds)
 
     # -- start and end
 
