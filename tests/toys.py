@@ -164,7 +164,11 @@ def run(
 
 def judge(scores: Callable[[nn.Module], Mapping[str, float]]) -> Judge:
     """Scores a model itself."""
-    return Judge(lambda: [0], lambda model, items: [scores(model) for _ in items], lambda found: found[0])
+    return Judge(
+        items=lambda: [0],
+        outputs=lambda model, items: [scores(model) for _ in items],
+        score=lambda found: found[0],
+    )
 
 
 def _folder(path: Path, asked: Settings, ranks: Ranks) -> RunFolder:

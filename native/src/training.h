@@ -11,7 +11,8 @@ namespace transduce {
 constexpr int kPanelColumns = 64;
 constexpr int kRowStep = 32;  // products over rows take so many at a time
 
-// Rows that a thread takes at once: several threads have some of a few rows, too. Not of the number of threads, which changes no result.
+// Rows that a thread takes at once: fewer of few rows, so that all threads have work. No function of the number of threads, so that no
+// result depends on it.
 inline int rows_at_once(int64_t rows) { return rows <= 192 ? kRowStep : 96; }
 
 // The output layer with label-smoothed cross-entropy, and its gradients (Vaswani et al. 2017, section 5.4).

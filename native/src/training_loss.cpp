@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMostBlockRows = 96;
 constexpr size_t kChunkBytes = 8 << 20;     // of exponentials that are kept for the gradient of the weights
-constexpr int kMostChunkRows = 1536;
+constexpr int kChunkRows = 1536;            // at most, if all threads have a block
 
 template <class Number>
 struct Scratch {
@@ -33,8 +33,8 @@ public:
         pack_weight();
         const int n = int(kept_.size());
         block_rows_ = rows_at_once(n);
-        const int at_once = n_threads_ * block_rows_, most = int(std::min<size_t>(kMostChunkRows, kChunkBytes / sizeof(Number) / sizes_.padded_vocabulary()));
-        chunk_rows_ = std::max(1, (most + at_once / 2) / at_once) * at_once;  // as many blocks for each thread
+        const int at_once = n_threads_ * block_rows_, most = int(std::min<size_t>(kChunkRows, kChunkBytes / sizeof(Number) / sizes_.padded_vocabulary()));
+        chunk_rows_ = std::max(1, (most + at_once / 2) / at_once) * at_once;  // equally many blocks for each thread
         chunk_rows_ = std::min(chunk_rows_, int(round_up(std::max(n, 1), block_rows_)));
         hidden_.reset(size_t(chunk_rows_) * sizes_.padded_width());
         results_.resize(kept_.size());

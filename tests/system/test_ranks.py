@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -209,7 +210,8 @@ def test_a_process_that_cannot_write_its_shard_is_named_and_stops_all(team: Team
     members = team.command("full", 2, *asked, "--run", team.path / "full")
     team.wait_for_log("full", members[0], '"update": 40')
     for update in range(100, 10_000, 20):
-        (team.path / f"full/checkpoints/.u{update:08d}.shards.aside/00001.safetensors").mkdir(parents=True)
+        with contextlib.suppress(FileExistsError):  # the training was faster
+            (team.path / f"full/checkpoints/.u{update:08d}.shards.aside/00001.safetensors").mkdir(parents=True)
     team.finish(members, LEFT, 2)
     assert team.said("full", 1).count("process 2 of 2: cannot write") == 1
     assert "another process of this training exited" in team.said("full", 0)

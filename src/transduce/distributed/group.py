@@ -131,7 +131,7 @@ class GroupRanks(Ranks):
         received: T = json.loads(bytes(data.numpy()))
         return received
 
-    def agree(self, signal: int, seconds: float, is_writing: bool = False) -> tuple[int, float, bool]:
+    def agree(self, signal: int, seconds: float, *, is_writing: bool = False) -> tuple[int, float, bool]:
         """The largest signal number, if several were received."""
         status = torch.tensor([signal, seconds if self.is_main_process else 0.0, is_writing], dtype=torch.float64)
         with self._exchange():

@@ -27,7 +27,7 @@ def training_library() -> ctypes.CDLL | None:
 
 
 @cache
-def _precisions() -> tuple[torch.dtype, ...]:
+def precisions() -> tuple[torch.dtype, ...]:
     """The types of numbers for which this CPU has kernels."""
     library = training_library()
     return (torch.float32, torch.bfloat16)[: 0 if library is None else library.transduce_can_train()]
@@ -67,7 +67,7 @@ def new_seed() -> int:
 
 def kernels_in_use(precision: torch.dtype) -> str:
     """What computes products of this type in training on a CPU: amx, avx512_bf16, avx512, avx2 or torch."""
-    if _chosen == "torch" or precision not in _precisions():
+    if _chosen == "torch" or precision not in precisions():
         return "torch"
     name = instruction_set()
     if precision == torch.float32:
@@ -83,7 +83,7 @@ def dtype_in_use() -> torch.dtype | None:
         dtype = torch.float32
     else:
         return None
-    return None if torch.compiler.is_compiling() or _chosen == "torch" or dtype not in _precisions() else dtype
+    return None if torch.compiler.is_compiling() or _chosen == "torch" or dtype not in precisions() else dtype
 
 
 def in_use_for(x: Tensor) -> bool:

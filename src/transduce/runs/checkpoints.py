@@ -71,7 +71,7 @@ class Checkpoints:
         with write_aside(path) as aside:
             aside.mkdir(parents=True)
             write_tensors(aside / "training.safetensors", tensors, seal=False)
-            values = {"update": update, "environment": _environment(), **state}
+            values = {"update": update, "environment": environment(), **state}
             (aside / "state.json").write_text(json.dumps(values), encoding="utf-8")
             if self.shards(update).exists():
                 os.rename(self.shards(update), aside / SHARDS)
@@ -134,14 +134,14 @@ class Checkpoints:
         return update in self._good
 
 
-def _environment() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """What decides how a CPU rounds, besides the machine: versions and the number of threads."""
     return {"PyTorch": str(torch.__version__), "NumPy": np.__version__, "threads": torch.get_num_threads()}
 
 
 def _environment_changes(saved: Mapping[str, Any]) -> list[str]:
     """A warning if a checkpoint was saved in another environment than that of this process."""
-    now = _environment()
+    now = environment()
     changed = "; ".join(f"{name} {saved[name]}, now {now[name]}" for name in now if saved[name] != now[name])
     note = f"the checkpoint was saved with {changed}: results are equal up to rounding, not bit for bit"
     return [note] if changed else []

@@ -214,4 +214,4 @@ def _judge(feeder: LabelFeeder, labels: Sequence[str]) -> Judge:
         scores = score_labels(truth, predicted, labels)
         return {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1, "matthews": scores.matthews}
 
-    return Judge(feeder.batches, predict, score)
+    return Judge(items=feeder.batches, outputs=predict, score=score)

@@ -227,7 +227,7 @@ def masked_judge(feeder: MaskedFeeder) -> Judge:
         scores = {"masked_accuracy": right / max(1, n)}
         return scores | ({"next_sentence_accuracy": followed / n_pairs} if n_pairs else {})
 
-    return Judge(feeder.batches, counts, score)
+    return Judge(items=feeder.batches, outputs=counts, score=score)
 
 
 def _score(filler: MaskFiller, feeder: MaskedFeeder) -> MaskedScore:

@@ -309,7 +309,7 @@ def _judge(tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], sett
         scores = evaluate(hypotheses, [ref for _, ref in pairs], tokenize=scoring.tokenize, lowercase=scoring.lowercase)
         return {"bleu": scores.bleu.value, "chrf": scores.chrf.value}
 
-    return Judge(lambda: [src for src, _ in pairs], translate, score)
+    return Judge(items=lambda: [src for src, _ in pairs], outputs=translate, score=score)
 
 
 def _score(

@@ -96,6 +96,8 @@ class Trainer:
                     self._save()
                 self._set_time_limit()
                 if self.asked:
+                    if self.session.saved_update != state.update:  # asked for while the time limit was set
+                        self._save()
                     self.session.writer.wait()
                     raise self._interrupted(self.asked)
         if state.validated != state.update:
@@ -286,9 +288,9 @@ class Trainer:
         if not math.isfinite(scores["loss"]):
             raise TrainingError(f"the validation loss after update {state.update} is not finite; {ADVICE}")
         better = state.see(scores, self.settings.stop_by)
+        session.writer.wait()  # the model never belongs to an update that no checkpoint knows
         if better or average.keeps_last:
             session.save_model(candidate)
-        session.writer.wait()
         self._agree()
         seconds = self.now - began
         event = {"event": "validation", "update": state.update, "seconds": self.now, "epoch": state.epochs}

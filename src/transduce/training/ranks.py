@@ -46,7 +46,7 @@ class Ranks(ABC):
         """Call `make` in one rank only and return its result, which must be JSON-able, in every rank."""
 
     @abstractmethod
-    def agree(self, signal: int, seconds: float, is_writing: bool = False) -> tuple[int, float, bool]:
+    def agree(self, signal: int, seconds: float, *, is_writing: bool = False) -> tuple[int, float, bool]:
         """Wait for all ranks. Returns the signal that any of them received, or 0, and the main process's seconds.
 
         The third value is whether any of them is still writing.
@@ -94,7 +94,7 @@ class _SingleRank(Ranks):
     def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:
         return make()
 
-    def agree(self, signal: int, seconds: float, is_writing: bool = False) -> tuple[int, float, bool]:
+    def agree(self, signal: int, seconds: float, *, is_writing: bool = False) -> tuple[int, float, bool]:
         return signal, seconds, is_writing
 
     def distribute(self, model: nn.Module, device: torch.device, *, parallel: str, precision: str) -> None:

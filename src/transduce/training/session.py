@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transduce.logging import Log
 from transduce.metrics_log import TrackedMetrics
 from transduce.runs.atomic import expecting, remove_leftovers
-from transduce.runs.checkpoints import Checkpoint
+from transduce.runs.checkpoints import Checkpoint, environment
 from transduce.runs.folder import RunFolder
 from transduce.runs.shards import copy_shards, copy_to_cpu, gather, is_sharded, read_shards
 from transduce.training.averaging import AVERAGES, copy_values
@@ -113,6 +113,7 @@ class Session:
             "updater": updater,
             "average": self.average.state(),
             "carry": len(self.carry),
+            "environment": environment(),  # the writing thread has other numbers of threads
         }
         named = {f"{part}/{name}": tensor for part, one in parts.items() for name, tensor in one.items()}
         shards = {name: tensor for name, tensor in named.items() if is_sharded(tensor)}
@@ -121,15 +122,15 @@ class Session:
         if shards:
             folder = self.folder.checkpoints.shards(self.state.update)
             steps.append(copy_shards(folder / f"{self.ranks.rank:05d}.safetensors", shards))
-        whole = copy_to_cpu(whole) if self._writes_ahead else whole
-        steps.append(partial(self._write, self.state.update, whole, state, began=began))
+        whole = copy_to_cpu(whole) if self._writes_ahead and self.ranks.is_main_process else whole
+        steps.append(partial(self._write, whole, state, update=self.state.update, began=began))
         if self._writes_ahead:
             self.writer.start(*steps)
         else:
             steps[0]()
         self.saved_update = self.state.update
 
-    def _write(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, began: float) -> None:
+    def _write(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, update: int, began: float) -> None:
         if self.ranks.is_main_process:
             checkpoints = self.folder.checkpoints
             checkpoints.save(update, tensors, state)

@@ -17,7 +17,7 @@ from transduce.training.ranks import SINGLE_RANK, Ranks
 from transduce.training.step import autocast
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Judge:
     """Scores the outputs of a model for held-out text; of a translator `bleu` and `chrf`, higher is better.
 

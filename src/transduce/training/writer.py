@@ -33,18 +33,22 @@ class CheckpointWriter:
         is_writing = self._step is not None and not self._step.done()
         if self._step is not None and not is_writing:
             self._step.result()
-        signal, seconds, are_writing = self.ranks.agree(signal, seconds, is_writing)
+        signal, seconds, are_writing = self.ranks.agree(signal, seconds, is_writing=is_writing)
         if self._steps and not are_writing:
             self._step = self._pool.submit(self._steps.pop(0))
         return signal, seconds
 
     def wait(self) -> None:
-        """Wait until the checkpoint is complete. All ranks call this. Raises the error of a step that has failed."""
+        """Wait until the checkpoint is complete. All ranks call this. Raises the error of a step that has failed.
+
+        No rank goes on before all are done: torchrun ends those that remain when one exits.
+        """
         while self._step is not None:
             wait([self._step])
-            if not self._steps:
-                return self._step.result()
+            is_last = not self._steps
             self.agree(0, 0.0)
+            if is_last:
+                self._step = None
 
     def __enter__(self) -> CheckpointWriter:
         return self

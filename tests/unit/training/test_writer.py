@@ -6,8 +6,11 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,8 +18,10 @@ import toys
 from transduce.errors import Interrupted, RunFolderError
 from transduce.runs import checkpoints
 from transduce.runs.folder import RunFolder
+from transduce.training.ranks import Ranks
 from transduce.training.session import Session
 from transduce.training.step import Updater
+from transduce.training.writer import CheckpointWriter
 
 
 @pytest.fixture
@@ -59,8 +64,8 @@ def in_place_of_sealing(patch: pytest.MonkeyPatch, act: Any) -> None:
     patch.setattr(checkpoints, "seal_folder", seal)
 
 
-def wait_until(is_true: Any) -> bool:
-    until = time.monotonic() + 20
+def wait_until(is_true: Any, *, seconds: float = 20) -> bool:
+    until = time.monotonic() + seconds
     while not is_true() and time.monotonic() < until:
         time.sleep(0.001)
     return bool(is_true())
@@ -148,17 +153,64 @@ def test_a_failed_write_is_reported_in_place_of_the_signal(
         train(tmp_path / "run", valid_updates=valid_updates, max_updates=1000, save_updates=20)
 
 
+@final
+class TwoRanks:
+    """The agreement of two ranks that are threads."""
+
+    def __init__(self) -> None:
+        self._barrier, self._writing = threading.Barrier(2, timeout=20), [False, False]
+
+    def of(self, rank: int) -> Any:
+        return Mock(spec=Ranks, agree=partial(self._agree, rank))
+
+    def _agree(self, rank: int, signal: int, seconds: float, *, is_writing: bool = False) -> tuple[int, float, bool]:
+        self._writing[rank] = is_writing
+        self._barrier.wait()
+        are_writing = any(self._writing)
+        self._barrier.wait()
+        return signal, seconds, are_writing
+
+
+def test_no_rank_goes_on_before_the_checkpoint_is_complete() -> None:
+    """The main process seals it, which the others have nothing to do with."""
+    ranks, seal, done = TwoRanks(), threading.Event(), list[str]()
+
+    def seal_slowly() -> None:
+        assert seal.wait(20)
+        done.append("sealed")
+
+    def run(rank: int) -> None:
+        with CheckpointWriter(ranks.of(rank)) as writer:
+            writer.start(lambda: None, seal_slowly if rank == 0 else lambda: None)
+            writer.wait()
+            done.append("gone on")
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(run, rank) for rank in (0, 1)]
+        assert not wait_until(lambda: done, seconds=0.2)
+        seal.set()
+        for one in both:
+            one.result()
+    assert done == ["sealed", "gone on", "gone on"]
+
+
 def test_one_checkpoint_is_written_at_a_time(
     tmp_path: Path, n_made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one waits, and so does the end of training."""
-    there, seen = tmp_path / "run" / "checkpoints", list[int]()
+    there, seen, saved = tmp_path / "run" / "checkpoints", list[int](), list[int]()
 
     def look() -> None:
         time.sleep(0.05)
         seen.append(len(list(there.iterdir())))
 
+    def save(self: Session, seconds: float) -> None:
+        SAVE(self, seconds)
+        saved.append(len(seen))
+
     in_place_of_sealing(monkeypatch, look)
+    monkeypatch.setattr(Session, "save", save)
     train(tmp_path / "run", max_updates=5, valid_updates=1000, save_updates=1, keep_checkpoints=2)
     assert seen == [1, 2, 3, 3, 3, 3], "with the one that is being written"
+    assert all(n_complete >= n for n, n_complete in enumerate(saved))
     assert sorted(path.name for path in there.iterdir()) == ["u00000004", "u00000005"]
