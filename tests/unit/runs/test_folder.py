@@ -303,8 +303,10 @@ def test_a_killed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
         update = latest.update if (latest := run.checkpoints.latest()) else 0
         while True:
             update += 1
-            run.checkpoints.save(update % 3 + 1, {"w": torch.full((200_000,), float(update))}, {"value": float(update)})
-            run.save_model({"w": torch.full((50_000,), float(update))})
+            # made by NumPy: PyTorch's threads do not survive a fork
+            values = torch.from_numpy(np.full(200_000, update, dtype=np.float32))
+            run.checkpoints.save(update % 3 + 1, {"w": values}, {"value": float(update)})
+            run.save_model({"w": values[:50_000]})
             run.write_settings(settings(batch_tokens=update))
 
     seen = 0
