@@ -58,7 +58,6 @@ def main() -> None:
         trainer.session._writes_ahead = given.ahead
         trainer._start_or_resume()
         feeds = feeder.feeds(DataPosition())
-        start = 0.0
         updates: list[float] = []
         savings: list[float] = []
         for number in range(2 * given.rounds + 1):
@@ -69,9 +68,10 @@ def main() -> None:
             if number % 2:
                 trainer._save()
                 savings.append(time.perf_counter() - middle)
-            if number:  # the first warms up
+            if number:
                 updates.append((middle - began) / given.updates)
-            start = start or time.perf_counter()
+            else:  # the first warms up
+                start = middle
         trainer.session.writer.wait()
         total = time.perf_counter() - start
         size = sum(file.stat().st_size for file in run.checkpoints.at(run.checkpoints.updates()[0]).iterdir())

@@ -9,11 +9,12 @@
 namespace transduce {
 
 constexpr int kPanelColumns = 64;
-constexpr int kRowStep = 32;  // products over rows take so many at a time
+constexpr int kRowStep = 32;   // products over rows take so many at a time
+constexpr int kMostRows = 96;  // that a thread takes at once
 
 // Rows that a thread takes at once: fewer of few rows, so that all threads have work. No function of the number of threads, so that no
 // result depends on it.
-inline int rows_at_once(int64_t rows) { return rows <= 192 ? kRowStep : 96; }
+inline int rows_at_once(int64_t rows) { return rows <= 2 * kMostRows ? kRowStep : kMostRows; }
 
 // The output layer with label-smoothed cross-entropy, and its gradients (Vaswani et al. 2017, section 5.4).
 struct LossCall {

@@ -10,7 +10,6 @@
 namespace transduce {
 namespace {
 
-constexpr int kMostBlockRows = 96;
 constexpr size_t kChunkBytes = 8 << 20;     // of exponentials that are kept for the gradient of the weights
 constexpr int kChunkRows = 1536;            // at most, if all threads have a block
 
@@ -93,13 +92,13 @@ private:
         static thread_local Scratch<Number> scratch;
         const int stride = sizes_.padded_width(), product_stride = sizes_.width_panels() * kPanelColumns;
         Number* hidden = hidden_.data() + size_t(start) * stride;
-        int64_t gold[kMostBlockRows];
+        int64_t gold[kMostRows];
         for (int r = 0; r < block_rows_; r++) {
             gold[r] = r < n ? call_.gold[kept_[first + start + r]] : -1;
             if (r < n) kernels_.round_row(hidden_row(first + start + r), sizes_.width, stride, hidden + r * stride);
             else std::fill_n(hidden + r * stride, stride, 0);
         }
-        float largest[kMostBlockRows * 16], sums[kMostBlockRows], inverse[kMostBlockRows];
+        float largest[kMostRows * 16], sums[kMostRows], inverse[kMostRows];
         scratch.logits.reserve(size_t(block_rows_) * sizes_.padded_vocabulary());
         LossBlock<Number> block{start, block_rows_, chunk_rows_, hidden, gold, columns_.data(), rows_.data(), call_.bias, scratch.logits.data(),
                         largest, sums, nullptr, nullptr, nullptr};
@@ -129,7 +128,7 @@ private:
 
     // Columns of the hidden rows of a block, and one of ones, each row times its factor, which is zero from row n on.
     void transpose_rows(int first, int start, int n, const float* factors) {
-        float column[kMostBlockRows];
+        float column[kMostRows];
         for (int k = 0; k <= sizes_.width; k++) {
             for (int r = 0; r < block_rows_; r++) {
                 const bool is_known = r < n && k < sizes_.width;

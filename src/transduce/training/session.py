@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Annotated, Any
@@ -118,16 +118,16 @@ class Session:
         named = {f"{part}/{name}": tensor for part, one in parts.items() for name, tensor in one.items()}
         shards = {name: tensor for name, tensor in named.items() if is_sharded(tensor)}
         whole = {name: tensor for name, tensor in named.items() if name not in shards}
-        steps: list[Callable[[], None]] = []
+        if self._writes_ahead and self.ranks.is_main_process:
+            whole = copy_to_cpu(whole)
+        write = partial(self._write, whole, state, update=self.state.update, began=began)
         if shards:
             folder = self.folder.checkpoints.shards(self.state.update)
-            steps.append(copy_shards(folder / f"{self.ranks.rank:05d}.safetensors", shards))
-        whole = copy_to_cpu(whole) if self._writes_ahead and self.ranks.is_main_process else whole
-        steps.append(partial(self._write, whole, state, update=self.state.update, began=began))
-        if self._writes_ahead:
-            self.writer.start(*steps)
+            self.writer.start(copy_shards(folder / f"{self.ranks.rank:05d}.safetensors", shards), write)
+        elif self._writes_ahead:
+            self.writer.start(write)
         else:
-            steps[0]()
+            write()
         self.saved_update = self.state.update
 
     def _write(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, update: int, began: float) -> None:
