@@ -18,7 +18,7 @@ CONF = BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckErro
 
 
 def install(package: str) -> None:
-    """jaxtyping's hook, with `checked` instead of its own decorator, which took half of the time of a training."""
+    """jaxtyping's hook, with `checked` in place of its decorator, which took half of the time of a training."""
     jaxtyping.install_import_hook(package, None)
     jaxtyping.jaxtyped = lambda typechecker: checked  # type: ignore[assignment]
 

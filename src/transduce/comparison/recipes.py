@@ -72,7 +72,7 @@ class Recipe:
         return content
 
     def with_limits(self, limits: Mapping[str, Any]) -> Recipe:
-        """The recipe with these limits of the training instead of its own."""
+        """The recipe, with its limits of the training replaced by these."""
         own = {key: value for key, value in self.section("training").items() if key not in LIMITS}
         return replace(self, values={**self.values, "training": {**own, **limits}})
 

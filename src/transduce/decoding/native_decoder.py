@@ -174,7 +174,7 @@ def _free(library: ctypes.CDLL, model: Any, handle: ctypes.c_void_p, threads: li
         return
     library.transduce_queue_close(handle)
     if threading.current_thread() in threads:
-        return  # collected by one of its own threads, which cannot wait for itself: leave the memory
+        return  # collected in one of these threads, which cannot join itself: leave the memory
     for thread in threads:
         thread.join()
     library.transduce_queue_free(handle)

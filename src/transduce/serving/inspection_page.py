@@ -183,7 +183,7 @@ class InspectionPage:
             subject = self._open(self._runs[name])
             for module in subject.model.modules():
                 if isinstance(module, (TokenEmbedding, VectorEmbedding)):  # each pass begins there
-                    # No bound method: the model is copied with its hooks, and the copy must not have a page of its own.
+                    # No bound method: the model is copied with its hooks, and the copy must not have a page.
                     module.register_forward_pre_hook(lambda *_: self._check_given_up())
             models[name] = _Model(subject)
         return models[name]
