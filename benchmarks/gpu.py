@@ -54,20 +54,20 @@ def feeder_of(lengths: str, batch_tokens: int, device: torch.device) -> PairFeed
     return PairFeeder(TokenStore.from_lists(*sides), settings, device=device)
 
 
-def updater_of(size: str, device: torch.device, *, compiled: bool) -> Updater:
+def updater_of(size: str, device: torch.device) -> Updater:
     """The model and its optimizer, in bfloat16."""
     torch.manual_seed(1)
     model = build_model(resolve_preset(model_settings(preset=size)), n_src=VOCABULARY, n_tgt=VOCABULARY)
-    settings = TrainingSettings(optimizer="adam", lr=1e-3, compile=compiled)
+    settings = TrainingSettings(optimizer="adam", lr=1e-3)
     return Updater(model, settings, device=device, precision="bfloat16")
 
 
-def train(args: argparse.Namespace, lengths: str, *, compiled: bool) -> str:
+def train(args: argparse.Namespace, lengths: str) -> str:
     """A row of the table: speed, share of the peak, memory, and the time that the loop waited for batches."""
     device = torch.device(args.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    updater = updater_of(args.size, device, compiled=compiled)
+    updater = updater_of(args.size, device)
     tokens, waited, began = np.zeros(2), 0.0, 0.0
     feeder = feeder_of(lengths, args.batch_tokens, device)
     with ahead(feeder.feeds(DataPosition()), n=2 if device.type == "cuda" else 0) as feeds:
@@ -86,9 +86,8 @@ def train(args: argparse.Namespace, lengths: str, *, compiled: bool) -> str:
     used = training_flops(int(tokens[0]), int(tokens[1]), settings, VOCABULARY) / seconds
     share = used / peak_flops("bfloat16", device=args.device)
     memory = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else 0.0
-    name = f"{args.size}, {lengths}" + (", compiled" if compiled else "")
     speed = f"{tokens[1] / seconds:,.0f} | {used / 1e12:.1f} | {share:.0%}"
-    return f"| {name} | {speed} | {memory:.1f} | {waited / seconds:.0%} |"
+    return f"| {args.size}, {lengths} | {speed} | {memory:.1f} | {waited / seconds:.0%} |"
 
 
 def feed_alone(args: argparse.Namespace) -> str:
@@ -107,7 +106,7 @@ def overflow(args: argparse.Namespace) -> str:
     device = torch.device(args.device)
     if device.type != "cuda":
         return "A batch that does not fit: needs a GPU."
-    updater = updater_of(args.size, device, compiled=False)
+    updater = updater_of(args.size, device)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(4e9 / torch.cuda.get_device_properties(device).total_memory, device)
     try:
@@ -149,8 +148,7 @@ def main() -> None:
         "| model | target tokens/s | TFLOP/s | share of the peak | GB | waiting for data |\n|---|---|---|---|---|---|"
     )
     for lengths in LENGTHS:
-        for compiled in (False, True)[: 1 + (args.device == "cuda")]:
-            print(train(args, lengths, compiled=compiled), flush=True)
+        print(train(args, lengths), flush=True)
     print(f"\n{feed_alone(args)}\n\n{overflow(args)}\n", flush=True)
     if args.run is not None:
         for line in translate(args):

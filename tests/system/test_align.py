@@ -180,7 +180,6 @@ def test_runs_of_other_tasks_are_refused(tmp_path: Path, texts: Path) -> None:
     [
         (["model.kind=rnn"], ["training.guided_alignment", "needs a Transformer", "'rnn'"]),
         (["tokenizer.sampling=0.1"], ["training.guided_alignment", "tokenizer.sampling"]),
-        (["training.compile=true"], ["training.guided_alignment", "training.compile"]),
         (["training.guided_alignment=short"], ["short has 1499", "line 1500 has no counterpart"]),
         (["training.guided_alignment=missing"], ["missing"]),
     ],

@@ -144,7 +144,6 @@ class TrainingSettings(Section):
     timeout: float = Field(
         10.0, gt=0, le=1e6, description="Minutes to wait for a process that does not answer, before all stop."
     )
-    compile: bool = Field(False, description="Compile the model with torch.compile (faster on a GPU).")
     average: Average = Field(
         "ema", description="Final weights: ema (moving average), last (mean of the last n validations) or none."
     )

@@ -36,7 +36,6 @@ class Architecture:
     options: by setting, the table whose keys it may name.
     problems: what is inconsistent in settings whose options are known; each problem is one clause of an error.
     unused: what was changed without effect, likewise. New runs refuse it; old ones with such settings load.
-    compiles: whether `training.compile` works. torch.compile would unroll a loop over time, once for every length.
     """
 
     build: Callable[..., nn.Module]
@@ -45,7 +44,6 @@ class Architecture:
     options: Mapping[str, Mapping[str, Any]]
     problems: Callable[[Any], Iterable[str]] = lambda s: ()
     unused: Callable[[Any], Iterable[str]] = lambda s: ()
-    compiles: bool = True
 
 
 _BERT: dict[str, Any] = dict(
@@ -85,7 +83,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         options=RECURRENT_OPTIONS,
         problems=recurrent_problems,
         unused=unused_by_rnn,
-        compiles=False,
     ),
     "gpt": Architecture(
         CausalLM,

@@ -39,7 +39,6 @@ def _has_changing_shapes(x: Tensor) -> bool:
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and x.numel() > 0
-        and not torch.compiler.is_compiling()
     )
 
 
@@ -76,7 +75,7 @@ def batched_product(a: Float[Tensor, "*B N K"], b: Float[Tensor, "*B K M"]) -> F
     Without gradients on a CPU a single matrix is computed as two: PyTorch passes it to another routine than several,
     one that rounds in another way with two threads, and a sentence's result must not depend on its batch.
     """
-    if torch.is_grad_enabled() or a.device.type != "cpu" or torch.compiler.is_compiling() or a.shape[:-2].numel() != 1:
+    if torch.is_grad_enabled() or a.device.type != "cpu" or a.shape[:-2].numel() != 1:
         return a @ b
     twice = a.reshape(1, *a.shape[-2:]).expand(2, -1, -1) @ b.reshape(1, *b.shape[-2:]).expand(2, -1, -1)
     return twice[0].view(*a.shape[:-1], b.shape[-1])

@@ -24,11 +24,6 @@ class SSRU(nn.Module):
     def __init__(self, *, d_model: int, bias: bool = True) -> None:
         super().__init__()
         self.gate_value = FullProjection(d_model, (1, 1), d_head=d_model, bias=bias)
-        self._scan = scan
-
-    def hide_loop(self) -> None:
-        """Keep torch.compile from unrolling the loop over tokens, once for every length."""
-        self._scan = torch.compiler.disable(scan)  # imports the compiler, which takes a second
 
     def forward(
         self, x: Float[Tensor, "B Q D"], *, bias: Bias, rotate: Rotate, cache: LayerCache, state: DecoderState
@@ -38,7 +33,7 @@ class SSRU(nn.Module):
         gate, value = (part.squeeze(1) for part in self.gate_value(rows))
         gate, value = wide(gate).sigmoid(), wide(value)
         first = value.new_zeros(value[:, 0].shape) if cache.recurrent is None else cache.recurrent
-        states = self._scan(gate, value, first)
+        states = scan(gate, value, first)
         cache.recurrent = states[:, -1]
         return F.relu(states).reshape(x.shape)
 

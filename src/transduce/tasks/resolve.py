@@ -35,10 +35,6 @@ def check(settings: Settings) -> AnyTask:
     if training.start is None:  # else the architecture is that of a run
         for problem in ARCHITECTURES[model.kind].unused(model):
             raise SettingsError(f"{problem}; change one of them")
-    if training.compile and not ARCHITECTURES[model.kind].compiles:
-        raise SettingsError(
-            f"training.compile = true: torch.compile would unroll the loop of model.kind = '{model.kind}'; leave it out"
-        )
     if training.optimizer is not None:
         check_known("training.optimizer", training.optimizer, OPTIMIZERS)
     if training.optimizer == "muon" and training.parallel == "shard":

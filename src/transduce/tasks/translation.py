@@ -289,12 +289,8 @@ def _check_guided(settings: Settings, model: ModelSettings) -> None:
         raise SettingsError(f"{given}: needs a Transformer that reads text, not {kind}; leave it out")
     if settings.data.demo or len(settings.data.train) != 1:
         raise SettingsError(f"{given}: needs one training corpus, to which it is parallel; join the files")
-    for key, value in (
-        ("tokenizer.sampling", settings.tokenizer.sampling),
-        ("training.compile", settings.training.compile),
-    ):
-        if value:
-            raise SettingsError(f"{given}: cannot be used with {key} = {str(value).lower()}; leave one of them out")
+    if sampling := settings.tokenizer.sampling:
+        raise SettingsError(f"{given}: cannot be used with tokenizer.sampling = {sampling}; leave one of them out")
 
 
 def _judge(tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], settings: Settings) -> Judge:

@@ -60,7 +60,7 @@ def mean_of(paths: Iterable[Path], like: Weights | None = None) -> dict[str, Ten
 def borrowed(live: Weights, weights: Weights) -> Iterator[None]:
     """Give the `live` tensors the values of `weights` inside the context, and restore them exactly on exit.
 
-    Values are copied, not swapped, because compiled graphs and optimizers keep the addresses.
+    Values are copied, not swapped, because optimizers and CUDA graphs keep the addresses.
     """
     if weights is live:
         yield

@@ -94,18 +94,14 @@ class Updater:
         self.model: Any = model  # of any architecture
         self.device, self.precision, self.criterion = device, precision, criterion
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
-        if settings.compile:
-            for unit in model.modules():
-                if isinstance(unit, SSRU):
-                    unit.hide_loop()
         ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
         self._parameters = [*model.parameters()]
-        self.forward = torch.compile(model, dynamic=True) if settings.compile else model
+        self.forward = model
         is_covered = _is_covered(model)
         # In float32 the kernels gain less than a change of thread pools costs where PyTorch computes the rest.
         choose_kernels(settings.kernels if precision != "float32" or is_covered else "torch")
         self.kernels = kernels_in_use(PRECISIONS[precision]) if device.type == "cpu" else "torch"
-        self._kernels_do_most = self.kernels != "torch" and not settings.compile and is_covered
+        self._kernels_do_most = self.kernels != "torch" and is_covered
         self.optimizer = build_optimizer(model, settings)
         self.too_large: int | None = None
 

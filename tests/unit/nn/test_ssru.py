@@ -1,4 +1,4 @@
-"""The scan of the SSRU: its definition, its bits step by step, long sequences, torch.compile."""
+"""The scan of the SSRU: its definition, its bits step by step, long sequences."""
 
 from __future__ import annotations
 
@@ -69,11 +69,3 @@ def test_bfloat16_products_and_a_float32_state() -> None:
         rounded = unit(x, **given, cache=cache, state=state)
     assert rounded.dtype == torch.float32 and cache.recurrent is not None and cache.recurrent.dtype == torch.float32
     torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)
-
-
-def test_it_compiles_with_any_length() -> None:
-    hidden = torch.compiler.disable(scan)  # as `SSRU.hide_loop` does
-    compiled = torch.compile(lambda *given: hidden(*given).relu(), dynamic=True, backend="aot_eager")
-    for length in (3, 8):
-        given = inputs(2, length, 4, seed=length)
-        torch.testing.assert_close(compiled(*given), by_definition(*given).relu())

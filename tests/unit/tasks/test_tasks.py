@@ -80,11 +80,6 @@ def test_settings_without_effect_in_a_task_are_refused(task: str, section: str, 
         check(settings(task, **{section: values}))
 
 
-def test_a_loop_over_time_is_not_compiled() -> None:
-    with pytest.raises(SettingsError, match=r"training.compile = true.*model.kind = 'rnn'"):
-        check(settings("translation", model={"kind": "rnn"}, training={"compile": True}))
-
-
 def test_settings_without_effect_may_be_given_at_their_defaults() -> None:
     check(settings("causal", data={"deduplicate": False}, decoding={"beam": 5}))
 
