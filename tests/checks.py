@@ -31,6 +31,8 @@ def checked(given: Any) -> Any:
         return given
     if "<locals>" in given.__qualname__:  # would be compiled at every call of the function around it
         return given
+    if ".triton_" in given.__module__:  # Triton compiles the source, PyTorch's operators read the annotations
+        return given
     hints = {name: _resolved(hint, given.__globals__) for name, hint in given.__annotations__.items()}
     if inspect.isgeneratorfunction(given):
         hints.pop("return", None)  # its values are checked where they are used

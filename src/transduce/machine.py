@@ -95,7 +95,7 @@ def choose_precision(device: torch.device) -> str:
     import torch
 
     if device.type == "cuda":
-        has_bfloat16 = torch.cuda.is_bf16_supported()
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     else:  # the capability follows ATEN_CPU_CAPABILITY
         has_bfloat16 = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.cpu._is_avx512_bf16_supported()
     return "bfloat16" if has_bfloat16 else "float32"

@@ -54,12 +54,12 @@ def _heads_call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, 
     return call
 
 
-def _dense_heads(x: Tensor) -> Tensor:
+def dense_heads(x: Tensor) -> Tensor:
     """With the numbers of a head at one position side by side."""
     return x if x.stride(3) == 1 else x.contiguous()
 
 
-def _empty_heads(like: Tensor, width: int) -> Tensor:
+def empty_heads(like: Tensor, width: int) -> Tensor:
     """[B, H, T, width] in the order [B, T, H, width], in which heads are merged without a copy."""
     batch, heads, length = like.shape[:3]
     return like.new_empty(batch, length, heads, width).transpose(1, 2)
@@ -80,7 +80,7 @@ def _empty_gradients(*tensors: Tensor) -> list[Tensor]:
             whole = memory.setdefault(address, x.new_empty(n))
             found.append(whole.as_strided(x.shape, x.stride(), x.storage_offset()))
         else:
-            found.append(_empty_heads(x, x.shape[3]))
+            found.append(empty_heads(x, x.shape[3]))
     return found
 
 
@@ -91,7 +91,7 @@ class SplitHeads(torch.autograd.Function):
     def forward(ctx, x: Float[Tensor, "B T D"], heads: Sequence[int], widths: Sequence[int]):  # type: ignore[no-untyped-def]
         ctx.shape, ctx.heads = x.shape, heads
         ctx.rows = [n * width for n, width in zip(heads, widths, strict=True)]
-        return _heads_of(x, ctx.rows, ctx.heads)
+        return heads_of(x, ctx.rows, ctx.heads)
 
     @staticmethod
     @once_differentiable
@@ -99,17 +99,17 @@ class SplitHeads(torch.autograd.Function):
         storage, n = grads[0].untyped_storage(), math.prod(ctx.shape)
         if storage.nbytes() == n * grads[0].element_size():  # perhaps of `_empty_gradients`, already in their places
             whole = grads[0].as_strided((n,), (1,), 0).view(ctx.shape)
-            parts = _heads_of(whole, ctx.rows, ctx.heads)
+            parts = heads_of(whole, ctx.rows, ctx.heads)
             same = (grad.untyped_storage().data_ptr() == storage.data_ptr() for grad in grads)
             if all(same) and list(map(_place, grads)) == list(map(_place, parts)):
                 return whole, None, None
         whole = grads[0].new_empty(ctx.shape)
-        for part, grad in zip(_heads_of(whole, ctx.rows, ctx.heads), grads, strict=True):
+        for part, grad in zip(heads_of(whole, ctx.rows, ctx.heads), grads, strict=True):
             part.copy_(grad)
         return whole, None, None
 
 
-def _heads_of(x: Float[Tensor, "B T D"], rows: Sequence[int], heads: Sequence[int]) -> tuple[Tensor, ...]:
+def heads_of(x: Float[Tensor, "B T D"], rows: Sequence[int], heads: Sequence[int]) -> tuple[Tensor, ...]:
     """A view [B, H_i, T, K_i] of each part of `rows` numbers."""
     parts = zip(heads, x.split(rows, dim=-1), strict=True)
     return tuple(part.unflatten(-1, (n, -1)).transpose(1, 2) for n, part in parts)
@@ -128,6 +128,10 @@ def attend(
 
     What is dropped follows from one number of PyTorch's generator and the place of each weight.
     """
+    if query.is_cuda:
+        from transduce.native import triton_attention
+
+        return triton_attention.attend(query, key, value, bias=bias, causal=causal, p=p)
     return _HeadsAttention.apply(query, key, value, bias, (causal, p, new_seed() if p else 0))
 
 
@@ -138,8 +142,8 @@ class _HeadsAttention(torch.autograd.Function):
     def forward(ctx, query, key, value, bias, options):  # type: ignore[no-untyped-def]
         library = training_library()
         assert library is not None
-        query, key, value = map(_dense_heads, (query, key, value))
-        call, output = _heads_call(query, key, value, bias, options), _empty_heads(query, value.shape[3])
+        query, key, value = map(dense_heads, (query, key, value))
+        call, output = _heads_call(query, key, value, bias, options), empty_heads(query, value.shape[3])
         call.output = output.data_ptr()
         check(library, library.transduce_attend(ctypes.byref(call), n_threads()))
         ctx.options = options
@@ -152,7 +156,7 @@ class _HeadsAttention(torch.autograd.Function):
         library = training_library()
         assert library is not None
         query, key, value, bias = ctx.saved_tensors
-        call, grad = _heads_call(query, key, value, bias, ctx.options), _dense_heads(grad)
+        call, grad = _heads_call(query, key, value, bias, ctx.options), dense_heads(grad)
         grads = _empty_gradients(query, key, value)
         call.grad_output, call.grad_strides = grad.data_ptr(), grad.stride()[:3]
         for name, x in zip(("query", "key", "value"), grads, strict=True):

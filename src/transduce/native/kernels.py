@@ -1,4 +1,4 @@
-"""Whether and with how many threads the kernels of the C++ library compute in training on a CPU."""
+"""Whether our own kernels compute: those of the C++ library in training on a CPU, with so many threads; Triton's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from typing import Literal, TypeGuard
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from transduce.native.library import instruction_set, load_library
 
 Kernels = Literal["auto", "torch"]
+
+_LONGEST, _WIDEST = 64, 128  # sequences and heads whose tiles fit into the registers of a GPU's multiprocessor
+_HALF = (torch.bfloat16, torch.float16)  # Triton takes ten seconds to compile products in float32, and PyTorch has some
 
 _chosen: Kernels = "auto"
 _threads = 0
@@ -37,6 +41,17 @@ def choose_kernels(kernels: Kernels) -> None:
     """Use the native kernels where there are any (auto), or PyTorch's only, from now on in this process."""
     global _chosen
     _chosen = kernels
+
+
+@cache
+def _compiles_triton(device: torch.device) -> bool:
+    """Whether Triton, which comes with PyTorch for GPUs on Linux, compiles products in bfloat16 for this GPU."""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether kernels in Triton compute with x."""
+    return x.is_cuda and _chosen != "torch" and _compiles_triton(x.device)
 
 
 def n_threads() -> int:
@@ -104,7 +119,9 @@ def multiplies(x: Tensor, weight: Tensor) -> bool:
 
 def norms(x: Tensor) -> bool:
     """Whether `normed` computes the norm of x in place of PyTorch."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0 and dtype_in_use() is not None
+    if x.device.type != "cpu":
+        return x.dtype in (torch.bfloat16, torch.float32) and x.numel() > 0 and on_gpu(x)
+    return x.dtype == torch.float32 and x.numel() > 0 and dtype_in_use() is not None
 
 
 def activates(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:
@@ -117,20 +134,32 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], bias: object) -> bool:
+def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], value: Tensor, bias: object) -> bool:
     """Whether `attend` computes this attention, without relations."""
-    n_keys = key.shape[-2]
-    plain = bias is None or (
+    n_queries, n_keys = query.shape[-2], key.shape[-2]
+    fits = max(n_queries, n_keys) <= _LONGEST and max(query.shape[-1], value.shape[-1]) <= _WIDEST
+    return (
+        _is_plain(bias, key)
+        and query.dim() == 4
+        and n_queries * n_keys > 0
+        and key.dtype == query.dtype
+        and (in_use_for(query) or (fits and query.dtype in _HALF and on_gpu(query)))
+    )
+
+
+def _is_plain(bias: object, key: Tensor) -> bool:
+    """Whether a kernel adds this bias to scores for these keys."""
+    return bias is None or (
         isinstance(bias, Tensor)
         and bias.dim() == 4
-        and bias.shape[3] == n_keys
+        and bias.shape[3] == key.shape[-2]
         and bias.stride(3) == 1
         and bias.dtype == torch.float32
         and not bias.requires_grad
     )
-    return plain and query.dim() == 4 and key.dtype == query.dtype and query.shape[2] * n_keys > 0 and in_use_for(query)
 
 
 def residual_in_use(x: Tensor, update: Tensor, norm: nn.Module | None) -> bool:
     """Whether `add_and_norm` adds this update to x, and computes this norm of the sum."""
-    return x.dtype == torch.float32 and in_use_for(update) and (norm is None or not _has_hooks(norm))
+    in_use = norms(update) if x.is_cuda else x.dtype == torch.float32 and in_use_for(update)
+    return in_use and (norm is None or not _has_hooks(norm))

@@ -92,16 +92,24 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
 
     What is dropped follows from one number of PyTorch's generator and the place of each element.
     """
+    if x.is_cuda:
+        from transduce.native import triton_residual
+
+        return triton_residual.add_and_norm(x, update, norm, p)
     seed = new_seed() if p else 0
-    return _Residual.apply(x, update, *_norm_arguments(norm), p, seed)
+    return _Residual.apply(x, update, *norm_arguments(norm), p, seed)
 
 
 def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[Tensor, "*B D"]:
     """LayerNorm or RMSNorm of x."""
-    return _Residual.apply(x, None, *_norm_arguments(norm), 0.0, 0)
+    if x.is_cuda:
+        from transduce.native import triton_residual
+
+        return triton_residual.normed(x, norm)
+    return _Residual.apply(x, None, *norm_arguments(norm), 0.0, 0)
 
 
-def _norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
+def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
     """Gain, shift, epsilon, and whether it is an RMSNorm."""
     if norm is None:
         return None, None, 0.0, False

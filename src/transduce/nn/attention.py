@@ -12,15 +12,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transduce.native import kernels
-from transduce.native.attention import SplitHeads, attend
+from transduce.native.attention import SplitHeads, attend, heads_of
 from transduce.nn.bias import Bias, CausalBias, RelativeBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear, batched_product, wide
 from transduce.nn.positions import Relations, Rotate
 
+_GPU_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _SHORT = 64 * 64  # queries times keys up to which attention on a CPU is of float32
 _VECTOR = 16  # float32 numbers in the widest vector register of a CPU (AVX-512)
 
@@ -63,21 +65,18 @@ def scaled_dot_product_attention(
 
     `relations` add vectors to the values; what they add to the scores is in the bias.
 
-    On a GPU PyTorch's fused kernel, which takes fewer key heads than query heads if there is no bias matrix. On a CPU
-    plain products, which are faster at the lengths of sentences, and for long sequences in training PyTorch's kernel,
-    whose memory does not grow with queries times keys. (It adds up in an order that depends on the length.)
+    On a GPU our kernel for sentences, and for longer sequences PyTorch's, which takes fewer key heads than query heads
+    if there is no bias matrix. On a CPU plain products, which are faster at the lengths of sentences, and for long
+    sequences in training PyTorch's kernel, whose memory does not grow with queries times keys. (It adds up in an order
+    that depends on the length.)
     """
     drops = dropout is not None and dropout.training
     causal, matrix = isinstance(bias, CausalBias), bias if isinstance(bias, Tensor) else None
     p = dropout.p if dropout is not None and drops else 0.0
-    if relations is None and kernels.attends(query, key, matrix):
+    if relations is None and kernels.attends(query, key, value, matrix):
         return attend(query, key, value, bias=matrix, causal=causal, p=p)
     if query.is_cuda and relations is None:
-        mask = None if matrix is None else matrix.to(query.dtype)
-        grouped = key.shape[-3] != query.shape[-3]
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=p, is_causal=causal, enable_gqa=grouped
-        )
+        return _on_gpu(query, key, value, matrix, causal=causal, p=p)
     if query.dtype == torch.bfloat16 and query.shape[-2] * key.shape[-2] <= _SHORT and torch.is_autocast_enabled("cpu"):
         # oneDNN compiles a bfloat16 kernel for each shape, which for sentences takes longer than float32 products
         with torch.autocast("cpu", enabled=False):
@@ -91,6 +90,18 @@ def scaled_dot_product_attention(
     weights = weights if dropout is None else dropout(weights)
     found = batched_product(weights, value)
     return found if relations is None else found + relations.values(weights)
+
+
+def _on_gpu(
+    query: Float[Tensor, "*B T K"], key: Tensor, value: Tensor, bias: Tensor | None, *, causal: bool, p: float
+) -> Float[Tensor, "*B T K"]:
+    """PyTorch's kernels, but not cuDNN's, which plans for 40 ms at each new shape."""
+    mask = None if bias is None else bias.to(query.dtype)
+    grouped = key.shape[-3] != query.shape[-3]
+    with sdpa_kernel(_GPU_KERNELS):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=p, is_causal=causal, enable_gqa=grouped
+        )
 
 
 def _fused(
@@ -109,10 +120,11 @@ def _fused(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(0, 1).unflatten(0, query.shape[:2])
 
 
-def _takes_groups(query: Float[Tensor, "B H T K"], key: Tensor, bias: Bias) -> bool:
+def _takes_groups(query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, bias: Bias) -> bool:
     """Whether a kernel computes this attention with fewer key heads than query heads."""
     has_no_matrix = bias is None or isinstance(bias, CausalBias)
-    return (query.is_cuda and has_no_matrix) or kernels.attends(query, key, None if has_no_matrix else bias)
+    matrix = None if has_no_matrix else bias
+    return (query.is_cuda and has_no_matrix) or kernels.attends(query, key, value, matrix)
 
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
@@ -148,6 +160,8 @@ class FullProjection(Linear):
         y = super().forward(x)
         if kernels.in_use_for(y):
             return SplitHeads.apply(y, self.heads, self.widths)
+        if y.is_cuda:  # whose kernels take any strides
+            return heads_of(y, self.rows or (y.shape[-1],), self.heads)
         if len(set(self.heads)) == len(set(self.widths)) == 1:
             parts = y.unflatten(-1, (len(self.heads), self.heads[0], -1))  # [B, T, n, H, K]
             return parts.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
@@ -251,7 +265,7 @@ class MultiHeadAttention(Attention):
     ) -> Float[Tensor, "B T D"]:
         """Attention of all heads, merged and projected. key, value [B, H_kv, S, K]; bias broadcast to [B, H, T, S]."""
         dropout = self.dropout if self.dropout.p else None
-        if self.n_kv_heads < self.n_heads and not _takes_groups(query, key, bias):
+        if self.n_kv_heads < self.n_heads and not _takes_groups(query, key, value, bias):
             key, value = map(self._of_each_head, (key, value))  # [B, H, S, K]
         heads = attended(partial(scaled_dot_product_attention, dropout=dropout), query, key, value, bias=bias)
         return self.output(merge_heads(heads))

@@ -62,6 +62,10 @@ def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor 
             return operators.linear(x, weight, bias)
         if _has_changing_shapes(x):
             return _RoundedLinear.apply(x, weight, bias)
+        if bias is not None and kernels.norms(x) and torch.is_grad_enabled():
+            from transduce.native.triton_linear import GpuLinear
+
+            return GpuLinear.apply(x, weight, bias, product_dtype(x))
         return F.linear(x, weight, bias)
     if x.numel() == x.shape[-1]:
         rows = x.reshape(1, -1).expand(2, -1).contiguous()

@@ -133,6 +133,12 @@ def label_smoothed_loss(
     if device == "cpu" and dtype == kernels.dtype_in_use():
         loss, nll = operators.LinearCrossEntropy.apply(rows.float(), weight, bias, gold, pad, smoothing, dtype, wanted)
         return loss, nll, (gold != pad).sum()
+    if kernels.on_gpu(rows):
+        from transduce.native.triton_loss import GpuLinearCrossEntropy
+
+        with torch.autocast(device, enabled=False):
+            loss, nll = GpuLinearCrossEntropy.apply(rows, weight, bias, gold, pad, smoothing, dtype, wanted)
+        return loss, nll, (gold != pad).sum()
     if device == "cpu":  # leave padding out; a GPU would have to wait to learn how many rows stay
         kept, gold = _select_rows(gold, pad, multiple=1 if dtype == torch.float32 else _ROW_MULTIPLE)
         rows = rows.index_select(0, kept)

@@ -23,7 +23,9 @@ from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
 from transduce.native.kernels import all_threads_for_kernels, choose_kernels, kernels_in_use
 from transduce.nn.attention import Attention, CrossAttention, SelfAttention
+from transduce.nn.positions import LearnedPositions
 from transduce.nn.ssru import SSRU
+from transduce.training.graphs import GraphedPasses
 from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, gradients, name_on_rank
@@ -96,13 +98,13 @@ class Updater:
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
         ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
         self._parameters = [*model.parameters()]
-        self.forward = model
         is_covered = _is_covered(model)
         # In float32 the kernels gain less than a change of thread pools costs where PyTorch computes the rest.
         choose_kernels(settings.kernels if precision != "float32" or is_covered else "torch")
         self.kernels = kernels_in_use(PRECISIONS[precision]) if device.type == "cpu" else "torch"
         self._kernels_do_most = self.kernels != "torch" and is_covered
         self.optimizer = build_optimizer(model, settings)
+        self.graphs = self._graphed_passes() if is_covered and device.type == "cuda" else None
         self.too_large: int | None = None
 
     def update(
@@ -145,8 +147,19 @@ class Updater:
                 result = replace(result, carry=())
             else:
                 self._step(grad_norm, lr_scale)
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=self.graphs is None)
         return result
+
+    def _graphed_passes(self) -> GraphedPasses | None:
+        """CUDA graphs, where a pass has one kind of batch, and no other rank takes part in it."""
+        if self.criterion is not predict_tokens or self.ranks.size > 1:
+            return None
+        limits = [one.max_positions for one in self.model.modules() if isinstance(one, LearnedPositions)]
+
+        def passes(batch: TrainingBatch, n_targets: Tensor) -> tuple[Tensor, Tensor]:
+            return self._pass(batch, n_targets)[:2]
+
+        return GraphedPasses(passes, self.device, longest=min(limits, default=None))
 
     def _step(self, grad_norm: float, lr_scale: float) -> None:
         """Clip the gradients and change the weights."""
@@ -172,6 +185,8 @@ class Updater:
                     raise
             # Outside the except block, no traceback keeps the failed batch's tensors alive.
             self.optimizer.zero_grad(set_to_none=True)
+            if self.graphs is not None:
+                self.graphs.clear()
             self._set_generators(generators)
             gc.collect()
             if self.device.type == "cuda":
@@ -191,16 +206,24 @@ class Updater:
             tried.append(batch)
             rows = slice(row, row := row + batch.n_rows)
             with self.ranks.computing(last=len(tried) == len(batches)):
-                with autocast(self.device, self.precision):
-                    loss, nll, after = self.criterion(
-                        self.forward, self.model, batch, smoothing=self.smoothing, carry=tuple(x[rows] for x in carry)
-                    )
-                (loss / n_targets if counts else 0.0 * loss).backward()
+                if self.graphs is None:
+                    loss, nll, after = self._pass(batch, n_targets, tuple(x[rows] for x in carry), counts=counts)
+                else:
+                    (loss, nll), after = self.graphs.run(batch, n_targets), ()
             if counts:
-                loss_sum += loss.detach()
+                loss_sum += loss
                 nll_sum += nll
                 carries.append(after)
         return loss_sum, nll_sum, tuple(torch.cat(parts) for parts in zip(*carries, strict=True))
+
+    def _pass(
+        self, batch: TrainingBatch, n_targets: int | Tensor, carry: Carry = (), *, counts: bool = True
+    ) -> tuple[Tensor, Tensor, Carry]:
+        """Add the gradients of one batch; return its sums and the carry."""
+        with autocast(self.device, self.precision):
+            loss, nll, after = self.criterion(self.model, self.model, batch, smoothing=self.smoothing, carry=carry)
+        (loss / n_targets if counts else 0.0 * loss).backward()
+        return loss.detach(), nll, after
 
     def _fitting(self, batch: TrainingBatch) -> Iterator[TrainingBatch]:
         """The batch, split in halves until they are smaller than `too_large`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,23 @@ from oracle import numpy_transformer as oracle
 from oracle.adapter import numpy_weights, options_of
 from oracle.cases import SINGLE, VOCAB, make, pad, sentences, settings
 from transduce.config.settings import TrainingSettings
-from transduce.data.batch import collate
-from transduce.data.examples import Example
+from transduce.data.batch import collate, collate_rows
+from transduce.data.examples import Example, RowExample
 from transduce.models.registry import build_model
+from transduce.training import graphs
 from transduce.training.loss import label_smoothed_loss
 from transduce.training.step import Updater
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
 FLOAT32 = 2e-5  # of the largest logit
+
+
+@pytest.fixture(autouse=True)
+def _float32_convolutions() -> Iterator[None]:
+    """Without TF32, which PyTorch allows for convolutions, though not for matrix products."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
 
 
 @pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
@@ -77,6 +87,52 @@ def test_loss_equals_the_oracle(scale: float) -> None:
     torch.testing.assert_close(h.grad.cpu().double(), of_hidden, rtol=0, atol=1e-4)
     of_weight = of_logits.T @ hidden[real].double()
     torch.testing.assert_close(w.grad.cpu().double(), of_weight, rtol=0, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "gpt"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_graphs_compute_what_the_same_kernels_compute_without(
+    kind: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same random numbers in dropout, for batches of several shapes in turn."""
+    sizes = [(3, 5, 4), (17, 12, 9), (3, 6, 4), (2, 30, 2)]
+    draw = np.random.default_rng(1)
+
+    def ids(n: int) -> list[int]:
+        return draw.integers(4, VOCAB, n).tolist()
+
+    pairs = [[Example(src=ids(n_src), tgt=ids(n_tgt)) for _ in range(n)] for n, n_src, n_tgt in sizes * 3]
+    rows = [[RowExample(np.array(one.src), np.array(one.src)) for one in batch] for batch in pairs]
+    batches = list(map(collate, pairs)) if kind == "transformer" else list(map(collate_rows, rows))
+    losses = {}
+    for n_graphs in (512, 0):
+        monkeypatch.setattr(graphs, "_MOST", n_graphs)
+        torch.manual_seed(1)
+        chosen = settings(kind=kind, dropout=0.3) if kind == "gpt" else settings(dropout=0.3)
+        model = build_model(chosen, n_src=VOCAB, n_tgt=VOCAB)
+        updater = Updater(model, TrainingSettings(optimizer="adam", lr=5e-3), device=GPU, precision=precision)
+        updates = [[one.to(GPU) for one in two] for two in product(batches, batches[:2])]
+        losses[n_graphs] = [updater.update(two, 0.5).loss_sum for two in updates]
+    # gradients of embeddings are summed in no fixed order
+    assert losses[512] == pytest.approx(losses[0], rel=1e-4 if precision == "float32" else 1e-2)
+
+
+def test_memory_that_runs_out_ends_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = collate([Example(src=[5, 6], tgt=[7])] * 4).to(GPU)
+    model = build_model(settings(), n_src=VOCAB, n_tgt=VOCAB)
+    updater = Updater(model, TrainingSettings(optimizer="adam", lr=5e-3), device=GPU, precision="float32")
+    expected = [updater.update([batch], 0.0).loss_sum for _ in range(3)]
+    assert updater.graphs is not None
+    run, failed = updater.graphs.run, list[Any]()
+
+    def fails_once(*args: Any) -> Any:
+        if not failed:
+            failed.append(run(*args))
+            torch.empty(1 << 60, dtype=torch.uint8, device=GPU)  # the allocator's own error
+        return run(*args)
+
+    monkeypatch.setattr(updater.graphs, "run", fails_once)
+    assert [updater.update([batch], 0.0).loss_sum for _ in range(4)] == pytest.approx([expected[0]] * 4, rel=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
