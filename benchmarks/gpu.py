@@ -111,9 +111,9 @@ def feed_alone(args: argparse.Namespace) -> str:
 
 def overflow(args: argparse.Namespace) -> str:
     """An update whose batch does not fit is made in parts."""
-    device = torch.device(args.device)
-    if device.type != "cuda":
+    if args.device != "cuda":
         return "A batch that does not fit: needs a GPU."
+    device = torch.device("cuda", torch.cuda.current_device())
     updater = updater_of(args.size, device)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(4e9 / torch.cuda.get_device_properties(device).total_memory, device)

@@ -136,7 +136,9 @@ class TrainingSettings(Section):
     )
     device: str = Field("auto", description="auto, cpu or cuda.")
     kernels: Literal["auto", "torch"] = Field(
-        "auto", description="What computes in training on a CPU: PyTorch, or our own kernels if it has AVX2 or AVX-512."
+        "auto",
+        description="What computes in training: torch (PyTorch only), or auto: our own kernels where there are any, on "
+        "CPUs with AVX2 or AVX-512 and on GPUs with Triton.",
     )
     parallel: Literal["replicate", "shard"] = Field(
         "replicate", description="Several processes: replicate the model, or shard weights and optimizer state (FSDP)."

@@ -1,8 +1,9 @@
-"""Whether our own kernels compute: those of the C++ library in training on a CPU, with so many threads; Triton's."""
+"""Which of our kernels compute: the C++ library's in training on a CPU, and Triton's on a GPU."""
 
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -45,8 +46,20 @@ def choose_kernels(kernels: Kernels) -> None:
 
 @cache
 def _compiles_triton(device: torch.device) -> bool:
-    """Whether Triton, which comes with PyTorch for GPUs on Linux, compiles products in bfloat16 for this GPU."""
-    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    """Whether Triton, which comes with PyTorch for GPUs on Linux, works, and this GPU has bfloat16.
+
+    It needs a C compiler, Python's headers and a folder for what it has compiled.
+    """
+    if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    from transduce.native.triton_linear import column_sums
+
+    try:
+        column_sums(torch.ones(1, 1, device=device))
+    except Exception as error:  # of any kind
+        warnings.warn(f"PyTorch's kernels compute, which are slower: Triton does not work here: {error}", stacklevel=2)
+        return False
+    return True
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -115,6 +128,11 @@ def multiplies(x: Tensor, weight: Tensor) -> bool:
         and x.numel() > 0
         and dtype_in_use() in (torch.bfloat16, x.dtype)
     )
+
+
+def multiplies_on_gpu(x: Tensor, bias: Tensor | None) -> bool:
+    """Whether `GpuLinear` computes x W^T + b: for the gradient of b."""
+    return bias is not None and x.dtype != torch.float64 and x.numel() > 0 and torch.is_grad_enabled() and on_gpu(x)
 
 
 def norms(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The kernels of training in the C++ library as operators of PyTorch, with their gradients; attention: attention.py.
+"""Our kernels as operators of PyTorch, with their gradients: on CPUs the C++ library's, on GPUs those of triton_*.py.
 
 Products are of float32 or of bfloat16 numbers, and add in float32. Results do not depend on the number of threads.
 """

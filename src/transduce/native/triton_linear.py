@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _COLUMNS, _ROWS = 64, 32  # of a tile
-_PARTS = 64  # of the rows, added up apart
+_PARTS = 64  # of the rows: each has its own sum, and the sums are added up
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -42,7 +42,7 @@ class GpuLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, dtype):  # type: ignore[no-untyped-def]
-        rows, w = x.flatten(0, -2).to(dtype), weight.to(dtype)
+        rows, w = x.reshape(-1, x.shape[-1]).to(dtype), weight.to(dtype)
         ctx.save_for_backward(rows, w)
         ctx.shape, ctx.dtypes = x.shape, (x.dtype, weight.dtype)
         return torch.addmm(bias.to(dtype), rows, w.t()).view(*x.shape[:-1], -1)
@@ -51,6 +51,7 @@ class GpuLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         rows, w = ctx.saved_tensors
-        grads = grad.flatten(0, -2).contiguous()
-        grad_x = (grads @ w).view(ctx.shape).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
-        return grad_x, (grads.t() @ rows).to(ctx.dtypes[1]), column_sums(grads).to(ctx.dtypes[1]), None
+        grads, wanted = grad.reshape(-1, grad.shape[-1]).contiguous(), ctx.needs_input_grad
+        grad_x = (grads @ w).view(ctx.shape).to(ctx.dtypes[0]) if wanted[0] else None
+        grad_w = (grads.t() @ rows).to(ctx.dtypes[1]) if wanted[1] else None
+        return grad_x, grad_w, column_sums(grads).to(ctx.dtypes[1]) if wanted[2] else None, None

@@ -24,6 +24,9 @@ def _of_logits(  # type: ignore[no-untyped-def]
     target = tl.load(gold + row)
     own = logits + row * step
     counts = target != pad
+    of_gold = tl.load(own + target).to(tl.float32)  # before other threads may replace it
+    if BIASED:
+        of_gold += tl.load(bias + target)
     top, total, plain = -float("inf"), 0.0, 0.0
     for start in range(0, VOCABULARY, BLOCK):
         columns = start + tl.arange(0, BLOCK)
@@ -36,9 +39,6 @@ def _of_logits(  # type: ignore[no-untyped-def]
         total = total * tl.exp(top - highest) + tl.sum(tl.exp(x - highest))
         top = highest
     log_z = top + tl.log(total)
-    of_gold = tl.load(own + target).to(tl.float32)
-    if BIASED:
-        of_gold += tl.load(bias + target)
     tl.store(losses + 2 * row, tl.where(counts, log_z - of_gold, 0.0))
     tl.store(losses + 2 * row + 1, tl.where(counts, log_z - plain / VOCABULARY, 0.0))
     if WANTED:
@@ -67,7 +67,7 @@ class GpuLinearCrossEntropy(LinearCrossEntropy):
         dtype: torch.dtype,
         wanted: bool,
     ):
-        n, vocabulary = len(hidden), len(weight)
+        n, vocabulary, gold = len(hidden), len(weight), gold.contiguous()
         h, w = hidden.to(dtype), weight.to(dtype)
         grads = [
             torch.zeros_like(x, dtype=torch.float32) if wanted and x is not None else None

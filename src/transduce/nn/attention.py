@@ -160,7 +160,7 @@ class FullProjection(Linear):
         y = super().forward(x)
         if kernels.in_use_for(y):
             return SplitHeads.apply(y, self.heads, self.widths)
-        if y.is_cuda:  # whose kernels take any strides
+        if y.is_cuda and y.dtype != torch.float32:  # PyTorch's kernels for float32 get copies
             return heads_of(y, self.rows or (y.shape[-1],), self.heads)
         if len(set(self.heads)) == len(set(self.widths)) == 1:
             parts = y.unflatten(-1, (len(self.heads), self.heads[0], -1))  # [B, T, n, H, K]

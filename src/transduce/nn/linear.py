@@ -62,7 +62,7 @@ def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor 
             return operators.linear(x, weight, bias)
         if _has_changing_shapes(x):
             return _RoundedLinear.apply(x, weight, bias)
-        if bias is not None and kernels.norms(x) and torch.is_grad_enabled():
+        if kernels.multiplies_on_gpu(x, bias):
             from transduce.native.triton_linear import GpuLinear
 
             return GpuLinear.apply(x, weight, bias, product_dtype(x))

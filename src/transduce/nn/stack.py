@@ -23,14 +23,14 @@ from transduce.nn.ssru import SSRU
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm that native kernels compute in training on a CPU."""
+    """LayerNorm that our kernels compute in training on a CPU, and on a GPU."""
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         return operators.normed(x, self) if kernels.norms(x) else super().forward(x)
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMSNorm that native kernels compute in training on a CPU."""
+    """RMSNorm that our kernels compute in training on a CPU, and on a GPU."""
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         return operators.normed(x, self) if kernels.norms(x) else super().forward(x)

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from transduce.data.batch import RowBatch, TrainingBatch
-from transduce.nn.linear import rounded_rows
 from transduce.text.special import PAD
 
 Passes = Callable[[TrainingBatch, Tensor], tuple[Tensor, Tensor]]
 """Add the gradients of a batch, whose loss is divided by a number of targets; return the sums of loss and -log p."""
 
-_MOST = 512  # graphs; each takes a few megabytes
+_MAX_GRAPHS = 512  # each takes a few megabytes
 _LENGTHS = 4  # lengths are multiples of this
 
 
@@ -32,41 +31,37 @@ class _Graph:
 
 
 class GraphedPasses:
-    """The passes of a model on a GPU: of a shape for the first time as always, then as a graph.
+    """The passes of one model on a GPU: the first batch of a shape runs without a graph, the others in one.
 
-    Both draw the same random numbers. The gradients must stay where they are: after they are removed, `clear` is due.
+    Both draw the same random numbers. From the first batch on, the gradients must stay where they are.
     """
 
-    def __init__(self, passes: Passes, device: torch.device, *, longest: int | None) -> None:
+    def __init__(self, device: torch.device, *, longest: int | None) -> None:
         """`longest`: the longest sequence that the model takes, if there is a limit."""
-        self._passes, self._longest = passes, longest
+        self._longest = longest
         self._n_targets = torch.ones((), device=device)
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all graphs, and free their memory."""
         self._graphs: dict[tuple[torch.Size, ...], _Graph | None] = {}  # None: seen once
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, batch: TrainingBatch, n_targets: int) -> tuple[Tensor, Tensor]:
-        """The sums of loss and -log p of a batch; its gradients are added."""
+    def run(self, passes: Passes, batch: TrainingBatch, n_targets: int) -> tuple[Tensor, Tensor]:
+        """The sums of loss and -log p of a batch; `passes`, which are always the same, add its gradients."""
         batch = self._padded(batch)
         self._n_targets.fill_(n_targets)
         shape = tuple(x.shape for x in (*batch.inputs, batch.targets))
         if shape not in self._graphs:
-            if len(self._graphs) < _MOST:
+            if len(self._graphs) < _MAX_GRAPHS:
                 self._graphs[shape] = None
-            return self._passes(batch, self._n_targets)
+            return passes(batch, self._n_targets)
         known = self._graphs[shape]
         if known is None:
-            known = self._graphs[shape] = self._capture(batch)
+            known = self._graphs[shape] = self._capture(passes, batch)
         for own, given in zip((*known.batch.inputs, known.batch.targets), (*batch.inputs, batch.targets), strict=True):
             own.copy_(given)
         known.graph.replay()
         return known.sums
 
     def _padded(self, batch: TrainingBatch) -> RowBatch:
-        rows = rounded_rows(batch.n_rows)
+        rows = _rounded_up(batch.n_rows)
 
         def padded(x: Tensor) -> Tensor:
             length = -(-x.shape[1] // _LENGTHS) * _LENGTHS
@@ -78,10 +73,26 @@ class GraphedPasses:
 
         return RowBatch(tuple(map(padded, batch.inputs)), padded(batch.targets), batch.n_targets)
 
-    def _capture(self, batch: RowBatch) -> _Graph:
+    def _capture(self, passes: Passes, batch: RowBatch) -> _Graph:
         """A graph that reads this batch. Memory is shared with the other graphs: one is in use at a time."""
         graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.stream(torch.cuda.current_stream())  # a capture that fails would leave another one
         # Another thread sends batches to the GPU meanwhile, which "global" would not allow.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            sums = self._passes(batch, self._n_targets)
+        capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        error: Exception | None = None
+        try:
+            with stream, capture:
+                try:
+                    sums = passes(batch, self._n_targets)
+                except Exception as first:
+                    error = first
+                    raise
+        except Exception as last:
+            raise error or last from None  # the last one says that the capture has failed
         return _Graph(graph, batch, sums)
+
+
+def _rounded_up(n: int) -> int:
+    """One of 16 numbers for each power of two: at most 6 % more."""
+    step = 1 << max(0, (n - 1).bit_length() - 5)
+    return -(-n // step) * step

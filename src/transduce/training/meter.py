@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import torch
 
 LOGGED_UPDATES = 10  # updates per line of metrics.jsonl
 WARM_UPDATES = 5  # the first updates are slower: not measured
+_RECENT = 200  # updates that say how fast the next ones will be: on a GPU the first hundreds are slower
 
 
 class Row(NamedTuple):
@@ -45,18 +47,21 @@ class Stopwatch:
 
     def __init__(self, now: float) -> None:
         self.n_updates = self._n_targets = 0
-        self._line = self._start = self._warm = now  # times of the last line of the log and of two updates
+        self._line = now  # the time of the last line of the log
+        self._times = deque([now], maxlen=_RECENT + 1)  # of the beginning, then of updates
 
     def pause(self, seconds: float) -> None:
         """Leave out the last `seconds`."""
-        self._line, self._start, self._warm = self._line + seconds, self._start + seconds, self._warm + seconds
+        self._line += seconds
+        self._times = deque((time + seconds for time in self._times), maxlen=_RECENT + 1)
 
     def count(self, now: float, n_targets: int) -> None:
         """Note an update."""
         self.n_updates += 1
         self._n_targets += n_targets
-        if self.n_updates == WARM_UPDATES:
-            self._warm = now
+        if self.n_updates == WARM_UPDATES + 1:
+            self._times = deque([self._times[-1]], maxlen=_RECENT + 1)
+        self._times.append(now)
 
     def targets_per_second(self, now: float) -> float:
         """The speed since the last call."""
@@ -65,9 +70,8 @@ class Stopwatch:
         return speed
 
     def seconds_per_update(self, now: float) -> float:
-        """The mean so far, without the first updates once there are more."""
-        n, since = (WARM_UPDATES, self._warm) if self.n_updates > WARM_UPDATES else (0, self._start)
-        return max(0.0, now - since) / (self.n_updates - n)
+        """The mean of recent updates, without the first ones once there are more."""
+        return max(0.0, now - self._times[0]) / (len(self._times) - 1)
 
 
 def reset_peak_memory() -> None:

@@ -151,15 +151,14 @@ class Updater:
         return result
 
     def _graphed_passes(self) -> GraphedPasses | None:
-        """CUDA graphs, where a pass has one kind of batch, and no other rank takes part in it."""
+        """CUDA graphs, where batches have inputs and targets only, and no other rank takes part."""
         if self.criterion is not predict_tokens or self.ranks.size > 1:
             return None
         limits = [one.max_positions for one in self.model.modules() if isinstance(one, LearnedPositions)]
+        return GraphedPasses(self.device, longest=min(limits, default=None))
 
-        def passes(batch: TrainingBatch, n_targets: Tensor) -> tuple[Tensor, Tensor]:
-            return self._pass(batch, n_targets)[:2]
-
-        return GraphedPasses(passes, self.device, longest=min(limits, default=None))
+    def _graphed(self, batch: TrainingBatch, n_targets: Tensor) -> tuple[Tensor, Tensor]:
+        return self._pass(batch, n_targets)[:2]
 
     def _step(self, grad_norm: float, lr_scale: float) -> None:
         """Clip the gradients and change the weights."""
@@ -185,12 +184,13 @@ class Updater:
                     raise
             # Outside the except block, no traceback keeps the failed batch's tensors alive.
             self.optimizer.zero_grad(set_to_none=True)
-            if self.graphs is not None:
-                self.graphs.clear()
+            had_graphs, self.graphs = self.graphs is not None, None  # they keep memory, and pad batches
             self._set_generators(generators)
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+            if had_graphs:
+                continue
             if tried[-1].n_rows == 1 or self.ranks.in_step:
                 raise DoesNotFit(tried[-1])
             self.too_large = min(self.too_large or slots_of(tried[-1]), slots_of(tried[-1]))
@@ -209,7 +209,7 @@ class Updater:
                 if self.graphs is None:
                     loss, nll, after = self._pass(batch, n_targets, tuple(x[rows] for x in carry), counts=counts)
                 else:
-                    (loss, nll), after = self.graphs.run(batch, n_targets), ()
+                    (loss, nll), after = self.graphs.run(self._graphed, batch, n_targets), ()
             if counts:
                 loss_sum += loss
                 nll_sum += nll

@@ -171,7 +171,7 @@ def test_a_stream_in_bfloat16() -> None:
         assert (one.double() - other).norm() / other.norm() < 1e-2
 
 
-@pytest.mark.parametrize("dtype", {torch.float32, HALF}, ids=str)
+@pytest.mark.parametrize("dtype", sorted({torch.float32, HALF}, key=str), ids=str)
 @pytest.mark.parametrize("n_rows", [1, 40, 3000])
 def test_a_linear_layer_and_sums_of_columns(dtype: torch.dtype, n_rows: int) -> None:
     from transduce.native.triton_linear import GpuLinear, column_sums
