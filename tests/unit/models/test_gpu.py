@@ -94,7 +94,7 @@ def test_loss_equals_the_oracle(scale: float) -> None:
 def test_graphs_compute_what_the_same_kernels_compute_without(
     kind: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same random numbers in dropout, for batches of several shapes in turn. Rounding does not grow: lr is 0."""
+    """With the same random numbers in dropout, for several shapes in turn; rounding does not grow at rate 0."""
     sizes = [(3, 5, 4), (17, 12, 9), (3, 6, 4), (2, 30, 2)]
     draw = np.random.default_rng(1)
 
