@@ -151,8 +151,8 @@ class Updater:
         return result
 
     def _graphed_passes(self) -> GraphedPasses | None:
-        """CUDA graphs, where batches have inputs and targets only, and no other rank takes part."""
-        if self.criterion is not predict_tokens or self.ranks.size > 1:
+        """CUDA graphs in bfloat16, where batches have inputs and targets only, and no other rank takes part."""
+        if self.criterion is not predict_tokens or self.ranks.size > 1 or self.precision == "float32":
             return None
         limits = [one.max_positions for one in self.model.modules() if isinstance(one, LearnedPositions)]
         return GraphedPasses(self.device, longest=min(limits, default=None))

@@ -90,10 +90,7 @@ def test_loss_equals_the_oracle(scale: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["transformer", "gpt"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_graphs_compute_what_the_same_kernels_compute_without(
-    kind: str, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_compute_what_the_same_kernels_compute_without(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same random numbers in dropout, for several shapes in turn; rounding does not grow at rate 0."""
     sizes = [(3, 5, 4), (17, 12, 9), (3, 6, 4), (2, 30, 2)]
     draw = np.random.default_rng(1)
@@ -110,17 +107,17 @@ def test_graphs_compute_what_the_same_kernels_compute_without(
         torch.manual_seed(1)
         chosen = settings(kind=kind, dropout=0.3) if kind == "gpt" else settings(dropout=0.3)
         model = build_model(chosen, n_src=VOCAB, n_tgt=VOCAB)
-        updater = Updater(model, TrainingSettings(optimizer="adam", lr=5e-3), device=GPU, precision=precision)
+        updater = Updater(model, TrainingSettings(optimizer="adam", lr=5e-3), device=GPU, precision="bfloat16")
         updates = [[one.to(GPU) for one in two] for two in product(batches, batches[:2])]
         found = [updater.update(two, 0.0) for two in updates]
         results[n_graphs] = [number for one in found for number in (one.loss_sum, one.grad_norm)]
-    assert results[512] == pytest.approx(results[0], rel=1e-4 if precision == "float32" else 1e-2)
+    assert results[512] == pytest.approx(results[0], rel=1e-2)
 
 
 def test_memory_that_runs_out_ends_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = collate([Example(src=[5, 6], tgt=[7])] * 4).to(GPU)
     model = build_model(settings(), n_src=VOCAB, n_tgt=VOCAB)
-    updater = Updater(model, TrainingSettings(optimizer="adam", lr=5e-3), device=GPU, precision="float32")
+    updater = Updater(model, TrainingSettings(optimizer="adam", lr=5e-3), device=GPU, precision="bfloat16")
     expected = [updater.update([batch], 0.0).loss_sum for _ in range(3)]
     passes, tried = updater._graphed, list[int]()
 
@@ -134,7 +131,7 @@ def test_memory_that_runs_out_ends_the_graphs(monkeypatch: pytest.MonkeyPatch) -
     updater.update([larger], 0.0)
     monkeypatch.setattr(updater, "_graphed", fail)
     assert [updater.update([larger], 0.0).loss_sum for _ in range(4)] == pytest.approx(
-        [1.25 * expected[0]] * 4, rel=1e-5
+        [1.25 * expected[0]] * 4, rel=1e-2
     )
     assert tried == [5]
     assert updater.graphs is None
