@@ -157,6 +157,9 @@ class Rehearsal:
 
     def update(self, feed: Feed) -> float:
         """Make one update; its seconds. Where state is carried, it follows another one, as most updates do."""
+        if self.device.type == "cuda":
+            for _ in range(2):  # a shape is slower until its graph is known, which takes memory too
+                self.updater.update(feed.batches, 1e-6)
         carry = self.updater.update(feed.batches, 1e-6).carry if self.settings.model.carries_state else ()
         began = time.perf_counter()
         self.updater.update(feed.batches, 1e-6, carry=carry)

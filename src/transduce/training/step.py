@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
-from transduce.native.kernels import all_threads_for_kernels, choose_kernels, kernels_in_use
+from transduce.native.kernels import all_threads_for_kernels, choose_kernels, kernels_in_use, on_gpu
 from transduce.nn.attention import Attention, CrossAttention, SelfAttention
 from transduce.nn.positions import LearnedPositions
 from transduce.nn.ssru import SSRU
@@ -101,8 +101,11 @@ class Updater:
         is_covered = _is_covered(model)
         # In float32 the kernels gain less than a change of thread pools costs where PyTorch computes the rest.
         choose_kernels(settings.kernels if precision != "float32" or is_covered else "torch")
-        self.kernels = kernels_in_use(PRECISIONS[precision]) if device.type == "cpu" else "torch"
-        self._kernels_do_most = self.kernels != "torch" and is_covered
+        if device.type == "cpu":
+            self.kernels = kernels_in_use(PRECISIONS[precision])
+        else:
+            self.kernels = "triton" if on_gpu(self._parameters[0]) else "torch"
+        self._kernels_do_most = self.kernels not in ("torch", "triton") and is_covered
         self.optimizer = build_optimizer(model, settings)
         self.graphs = self._graphed_passes() if is_covered and device.type == "cuda" else None
         self.too_large: int | None = None
