@@ -4,8 +4,9 @@
 
     python benchmarks/gpu.py --size base --run runs/demo
 
-Random pairs with the lengths of captions (mean 14) and of news (mean 29); 25,000 target tokens per update, as in the
-paper. `--device cpu --size tiny --updates 2 --batch-tokens 1000` shows on any machine that it runs.
+Random pairs with the lengths of captions (mean 14) and of news (mean 29); up to 25,000 tokens of the longer side per
+update, with padding: about 21,700 targets. `--device cpu --size tiny --updates 2 --batch-tokens 1000` shows on any
+machine that it runs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from transduce.training.feed import DataPosition, Feed, PairFeeder, ahead
 from transduce.training.step import Updater
 
 VOCABULARY = 37_000
-LENGTHS = {"captions": (2.58, 0.35), "news": (3.2, 0.6)}  # mean and deviation of the logarithm
+LENGTHS = {"captions": (2.58, 0.35), "news": (3.2, 0.6)}  # mean and standard deviation of the logarithm
 
 
 def synchronize(device: torch.device) -> None:
@@ -62,7 +63,7 @@ def updater_of(size: str, device: torch.device) -> Updater:
     return Updater(model, settings, device=device, precision=choose_precision(device))
 
 
-def passes(updater: Updater, feeder: PairFeeder, n: int) -> tuple[float, float, np.ndarray]:
+def time_updates(updater: Updater, feeder: PairFeeder, n: int) -> tuple[float, float, np.ndarray]:
     """Seconds of the first `n` updates, seconds that the loop waited for their batches, and tokens of both sides."""
     device, waited, tokens = feeder.device, 0.0, np.zeros(2)
     began = time.perf_counter()
@@ -86,9 +87,9 @@ def train(args: argparse.Namespace, lengths: str) -> str:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     updater, feeder = updater_of(args.size, device), feeder_of(lengths, args.batch_tokens, device)
-    passes(updater, feeder, 2)  # compiles
-    early = [passes(updater, feeder, args.updates)[0] / args.updates * 1e3 for _ in range(2)]
-    seconds, waited, tokens = min(passes(updater, feeder, args.updates) for _ in range(2))
+    time_updates(updater, feeder, 2)  # lets Triton compile
+    early = [time_updates(updater, feeder, args.updates)[0] / args.updates * 1e3 for _ in range(2)]
+    seconds, waited, tokens = min(time_updates(updater, feeder, args.updates) for _ in range(2))
     settings = resolve_preset(model_settings(preset=args.size))
     used = training_flops(int(tokens[0]), int(tokens[1]), settings, VOCABULARY) / seconds
     share = used / peak_flops(choose_precision(device), device=args.device)

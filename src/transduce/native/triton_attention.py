@@ -1,8 +1,8 @@
-"""Attention between short sequences on a GPU: a Triton kernel for one head of one sentence at a time.
+"""Attention for short sequences on a GPU, in Triton.
 
-Kernels made for long sequences (FlashAttention and its like) work in tiles that sentences do not fill, twice for the
-gradient, and some of them plan anew for each shape. Here the weights of a head are one tile in registers. The gradient
-computes them again, and then all gradients in one pass: each number is read and written once.
+FlashAttention and similar kernels use tiles that sentences do not fill, and some plan again for each shape. Here one
+program holds the weights of one head of one sentence as a single tile in registers. The backward kernel recomputes
+them and computes all gradients in one pass, so that each input is read once and each gradient written once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transduce.native.attention import dense_heads, empty_heads
 from transduce.native.triton_dropout import keep_factors, new_seed
 
 _VARYING = ["n_queries", "n_keys", "causal", "p", "m_b", "m_h", "m_t", "m_s"]
-"""Numbers whose values make no other kernel."""
+"""Arguments that Triton does not specialize on: their values do not trigger a new compilation."""
 
 
 @triton.jit
@@ -123,15 +123,16 @@ def attend(
     causal: bool = False,
     p: float = 0.0,
 ) -> Float[Tensor, "B H T V"]:
-    """dropout(softmax(Q K^T / sqrt(d_k) + bias)) V of all heads, in their type, with sums in float32 (paper 3.2.1).
+    """dropout(softmax(Q K^T / sqrt(d_k) + bias)) V, in the inputs' dtype with float32 sums (paper 3.2.1).
 
-    What is dropped follows from one number of the GPU's generator and the place of each weight.
+    Query head h uses key head h // (H / G). `kernels.attends` limits T and S to 64, K and V to 128. Dropout is a
+    function of one random seed and the position of each weight.
     """
     return _HeadsAttention.apply(query, key, value, bias, new_seed(query.device) if p else None, causal, p)
 
 
 class _HeadsAttention(torch.autograd.Function):
-    """The weights are computed again for the gradients."""
+    """Recompute the attention weights in the backward pass."""
 
     @staticmethod
     def forward(ctx, query, key, value, bias, seed, causal, p):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Dropout in Triton kernels: what is dropped follows from a seed on the GPU and the place of each number."""
+"""Dropout in Triton kernels, as a function of a seed in GPU memory and the position of each element."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def new_seed(device: torch.device) -> Tensor:
-    """A number of PyTorch's generator of this GPU. It stays there, so that nothing waits for it."""
+    """Draw a seed, int64 [1], from PyTorch's generator of this GPU. It stays there: reading it would wait."""
     return torch.randint(1 << 31, (1,), device=device)
 
 
@@ -25,7 +25,7 @@ def _hash(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def keep_factors(seed, part, places, p):  # type: ignore[no-untyped-def]
-    """1 / (1 - p) with probability 1 - p, otherwise 0, for numbers at different `places` (int32) of a `part`."""
+    """1 / (1 - p) with probability 1 - p, otherwise 0, in the shape of `places` (int32 positions within `part`)."""
     start = _hash(tl.load(seed).to(tl.uint32) + part.to(tl.uint32) * 0x9E3779B1)
     draw = _hash(places.to(tl.uint32) * 0x9E3779B1 + start) >> 8
     return tl.where(draw.to(tl.float32) >= p * (1 << 24), 1 / (1 - p), 0.0)

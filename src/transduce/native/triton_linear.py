@@ -1,4 +1,4 @@
-"""The gradient of a linear layer's bias on a GPU, and a linear layer that uses it."""
+"""Sums over rows for bias gradients on a GPU, and a linear layer that uses them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_COLUMNS, _ROWS = 64, 32  # of a tile
-_PARTS = 64  # of the rows: each has its own sum, and the sums are added up
+_COLUMNS, _ROWS = 64, 32  # size of a tile
+_PARTS = 64  # most partial sums of a column
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -28,7 +28,7 @@ def _column_sums(x, sums, n_rows, n_columns, step, COLUMNS: tl.constexpr, ROWS: 
 
 
 def column_sums(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
-    """The sum of all rows in float32: five times as fast as PyTorch's for many rows."""
+    """The sum over rows, in float32. The last axis of x has stride 1."""
     n_rows, n_columns = x.shape
     n_parts = min(_PARTS, -(-n_rows // _ROWS))
     sums = x.new_empty(n_parts, n_columns, dtype=torch.float32)
@@ -38,7 +38,7 @@ def column_sums(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
 
 
 class GpuLinear(torch.autograd.Function):
-    """x W^T + b in the type of autocast."""
+    """x W^T + b, with products in `dtype`. Gradients have the dtypes of x and of the weight."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, dtype):  # type: ignore[no-untyped-def]

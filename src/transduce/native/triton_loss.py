@@ -11,7 +11,7 @@ from torch import Tensor
 from transduce.native.operators import LinearCrossEntropy
 from transduce.native.triton_linear import column_sums
 
-_CHUNK = 1 << 28  # logits at once
+_CHUNK = 1 << 28  # logits in memory at a time: 512 MiB in bfloat16
 
 
 @triton.jit(do_not_specialize=["pad"])
@@ -53,7 +53,7 @@ def _of_logits(  # type: ignore[no-untyped-def]
 
 
 class GpuLinearCrossEntropy(LinearCrossEntropy):
-    """The same on a GPU, where logits of a part of the rows exist at a time, in the type of the products."""
+    """`LinearCrossEntropy` on a GPU, with logits of some rows at a time. Padded rows have no loss and no gradient."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]

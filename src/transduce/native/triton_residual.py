@@ -84,9 +84,9 @@ def _residual_backward(  # type: ignore[no-untyped-def]
 
 
 def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | None, p: float) -> Float[Tensor, "*B D"]:
-    """x + dropout(update), and the LayerNorm or RMSNorm of that, if there is one; of the type of the update.
+    """x + dropout(update), and the LayerNorm or RMSNorm of that, if there is one, in the dtype of the update.
 
-    What is dropped follows from one number of the GPU's generator and the place of each element.
+    Dropout is a function of one random seed and the position of each element.
     """
     return _Residual.apply(x, update, *norm_arguments(norm), p, new_seed(x.device) if p else None)
 
@@ -97,7 +97,7 @@ def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[T
 
 
 class _Residual(torch.autograd.Function):
-    """Sums and norms are computed in float32. From bfloat16 updates they are stored in bfloat16."""
+    """Compute sums and norms in float32; store them in the dtype of the update, or of x without one."""
 
     @staticmethod
     def forward(ctx, x, update, gain, shift, epsilon, is_rms, p, seed):  # type: ignore[no-untyped-def]
@@ -135,7 +135,7 @@ class _Residual(torch.autograd.Function):
 
 
 def _given(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
-    """Pointers for a kernel, which does not read those that stand for None."""
+    """Replace None by any valid pointer, which the kernel does not read."""
     first = next(x for x in tensors if x is not None)
     return [first if x is None else x for x in tensors]
 

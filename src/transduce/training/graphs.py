@@ -1,8 +1,8 @@
 """CUDA graphs of the forward and backward passes of micro-batches.
 
-An update of a small model starts hundreds of kernels that each take a few microseconds, and starting them takes the CPU
-longer than computing takes the GPU. A graph starts them all at once, for batches of one shape. So batches are padded to
-shapes that recur.
+An update of a small model launches hundreds of kernels that each take a few microseconds, and launching them takes the
+CPU longer than running them takes the GPU. A CUDA graph launches them all at once, for batches of one shape. So batches
+are padded to shapes that recur.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from transduce.data.batch import RowBatch, TrainingBatch
 from transduce.text.special import PAD
 
 Passes = Callable[[TrainingBatch, Tensor], tuple[Tensor, Tensor]]
-"""Add the gradients of a batch, whose loss is divided by a number of targets; return the sums of loss and -log p."""
+"""Of a batch and a number of targets: add the gradients of loss / number, return the sums of loss and -log p."""
 
 _MAX_GRAPHS = 512  # each takes a few megabytes
-_LENGTHS = 4  # lengths are multiples of this
+_LENGTH_MULTIPLE = 4  # unless the model takes no longer sequences
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
     graph: torch.cuda.CUDAGraph
-    batch: RowBatch  # what it reads
+    batch: RowBatch  # the input buffers
     sums: tuple[Tensor, Tensor]
 
 
 class GraphedPasses:
-    """The passes of one model on a GPU: the first batch of a shape runs without a graph, the others in one.
+    """Run the forward and backward pass of one model on a GPU, as a CUDA graph where possible.
 
-    Both draw the same random numbers. From the first batch on, the gradients must stay where they are.
+    The first batch of a shape runs eagerly, the second is captured, later ones are replayed. After `_MAX_GRAPHS`
+    shapes, new ones always run eagerly. Dropout draws the same random numbers either way. From the first batch on, the
+    gradients must stay where they are in memory.
     """
 
     def __init__(self, device: torch.device, *, longest: int | None) -> None:
@@ -44,7 +46,7 @@ class GraphedPasses:
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, passes: Passes, batch: TrainingBatch, n_targets: int) -> tuple[Tensor, Tensor]:
-        """The sums of loss and -log p of a batch; `passes`, which are always the same, add its gradients."""
+        """Add the gradients of a batch as `passes` does, the same function in every call; return the sums."""
         batch = self._padded(batch)
         self._n_targets.fill_(n_targets)
         shape = tuple(x.shape for x in (*batch.inputs, batch.targets))
@@ -64,7 +66,7 @@ class GraphedPasses:
         rows = _rounded_up(batch.n_rows)
 
         def padded(x: Tensor) -> Tensor:
-            length = -(-x.shape[1] // _LENGTHS) * _LENGTHS
+            length = -(-x.shape[1] // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
             if self._longest is not None:
                 length = max(x.shape[1], min(length, self._longest))
             whole = x.new_full((rows, length, *x.shape[2:]), torch.nan if x.is_floating_point() else PAD)
@@ -76,7 +78,7 @@ class GraphedPasses:
     def _capture(self, passes: Passes, batch: RowBatch) -> _Graph:
         """A graph that reads this batch. Memory is shared with the other graphs: one is in use at a time."""
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.stream(torch.cuda.current_stream())  # a capture that fails would leave another one
+        stream = torch.cuda.stream(torch.cuda.current_stream())  # restored after a capture that fails
         # Another thread sends batches to the GPU meanwhile, which "global" would not allow.
         capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
         error: Exception | None = None
@@ -88,7 +90,7 @@ class GraphedPasses:
                     error = first
                     raise
         except Exception as last:
-            raise error or last from None  # the last one says that the capture has failed
+            raise error or last from None  # the last one only says that the capture failed
         return _Graph(graph, batch, sums)
 
 

@@ -12,7 +12,7 @@ import torch
 
 LOGGED_UPDATES = 10  # updates per line of metrics.jsonl
 WARM_UPDATES = 5  # the first updates are slower: not measured
-_RECENT = 200  # updates that say how fast the next ones will be: on a GPU the first hundreds are slower
+_RECENT = 200  # updates in the mean speed: on a GPU the first hundreds, whose shapes are new, are slower
 
 
 class Row(NamedTuple):
@@ -70,7 +70,7 @@ class Stopwatch:
         return speed
 
     def seconds_per_update(self, now: float) -> float:
-        """The mean of recent updates, without the first ones once there are more."""
+        """The mean of the last updates, without the first `WARM_UPDATES` once there are more."""
         return max(0.0, now - self._times[0]) / (len(self._times) - 1)
 
 

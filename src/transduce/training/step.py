@@ -1,9 +1,10 @@
 """The training step: gradients of all micro-batches, clipping, optimizer update (paper 5.3, 5.4).
 
-If memory runs out, the micro-batch is split in two. The failure may come in the middle of a backward pass, when only
-some gradients have been added. So the whole update starts again without gradients and from the same random numbers,
-and gives exactly what the two halves would have given at first. From then on, batches of that size are split before
-they are tried. The size is part of the state, so that a resumed run splits the same batches.
+If memory runs out, CUDA graphs are given up first; then the micro-batch is split in two. The failure may come in the
+middle of a backward pass, when only some gradients have been added. So the whole update starts again without gradients
+and from the same random numbers, and gives exactly what the two halves would have given at first. From then on, batches
+of that size are split before they are tried. The size is part of the state, so that a resumed run splits the same
+batches.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Updater:
         ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
         self._parameters = [*model.parameters()]
         is_covered = _is_covered(model)
-        # In float32 the kernels gain less than a change of thread pools costs where PyTorch computes the rest.
+        # In float32 a CPU's kernels gain less than a change of thread pools costs where PyTorch computes the rest.
         choose_kernels(settings.kernels if precision != "float32" or is_covered else "torch")
         if device.type == "cpu":
             self.kernels = kernels_in_use(PRECISIONS[precision])

@@ -90,8 +90,8 @@ def test_loss_equals_the_oracle(scale: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["transformer", "gpt"])
-def test_graphs_compute_what_the_same_kernels_compute_without(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same random numbers in dropout, for several shapes in turn; rounding does not grow at rate 0."""
+def test_cuda_graphs_give_the_losses_of_eager_execution(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several shapes alternate, with dropout. The learning rate is 0, so that rounding does not accumulate."""
     sizes = [(3, 5, 4), (17, 12, 9), (3, 6, 4), (2, 30, 2)]
     draw = np.random.default_rng(1)
 
@@ -114,7 +114,7 @@ def test_graphs_compute_what_the_same_kernels_compute_without(kind: str, monkeyp
     assert results[512] == pytest.approx(results[0], rel=1e-2)
 
 
-def test_memory_that_runs_out_ends_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_ends_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = collate([Example(src=[5, 6], tgt=[7])] * 4).to(GPU)
     model = build_model(settings(), n_src=VOCAB, n_tgt=VOCAB)
     updater = Updater(model, TrainingSettings(optimizer="adam", lr=5e-3), device=GPU, precision="bfloat16")
@@ -140,7 +140,7 @@ def test_memory_that_runs_out_ends_the_graphs(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_resumed_updater_continues_exactly(optimizer: str, precision: str) -> None:
+def test_a_resumed_updater_continues_up_to_rounding(optimizer: str, precision: str) -> None:
     batches = [
         collate([Example(src=[5, 6, n + 4], tgt=[7, n + 4]), Example(src=[8], tgt=[9] * (n + 1))]).to(GPU)
         for n in range(5)

@@ -1,4 +1,4 @@
-"""The Triton kernels against float64: on a GPU, or with TRITON_INTERPRET=1 and the package triton on a CPU."""
+"""The Triton kernels compared with float64: on a GPU, or with TRITON_INTERPRET=1 and the package triton on a CPU."""
 
 from __future__ import annotations
 
@@ -186,3 +186,23 @@ def test_a_linear_layer_and_sums_of_columns(dtype: torch.dtype, n_rows: int) -> 
     for one, other in zip(torch.autograd.grad(found, (x, weight, bias), grad), theirs, strict=True):
         assert one.dtype == torch.float32
         assert (one.double() - other).norm() / other.norm() < ERROR[dtype]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_the_loss_of_all_rows_in_several_chunks(biased: bool, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transduce.native import triton_loss
+
+    monkeypatch.setattr(triton_loss, "_CHUNK", 176)  # 16 rows
+    hidden, weight = (torch.randn(40, 8, device=GPU) * scale).requires_grad_(), torch.randn(11, 8, device=GPU)
+    bias = torch.randn(11, device=GPU, requires_grad=True) if biased else None
+    inputs = [hidden, weight.requires_grad_(), *([] if bias is None else [bias])]
+    gold = torch.randint(0, 11, (40, 1), device=GPU)[:, 0]
+    loss, nll = triton_loss.GpuLinearCrossEntropy.apply(hidden, weight, bias, gold, 0, 0.1, torch.float32, True)
+    logits = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    expected = F.cross_entropy(logits, gold, ignore_index=0, label_smoothing=0.1, reduction="sum")
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert nll.item() == pytest.approx(F.cross_entropy(logits, gold, ignore_index=0, reduction="sum").item(), rel=1e-5)
+    theirs = torch.autograd.grad(expected, inputs)
+    for one, other in zip(torch.autograd.grad(loss, inputs), theirs, strict=True):
+        assert (one.double() - other).norm() / other.double().norm() < 1e-5
