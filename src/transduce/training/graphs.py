@@ -47,7 +47,7 @@ class GraphedPasses:
 
     def run(self, passes: Passes, batch: TrainingBatch, n_targets: int) -> tuple[Tensor, Tensor]:
         """Add the gradients of a batch as `passes` does, the same function in every call; return the sums."""
-        batch = self._padded(batch)
+        batch = padded_to_recur(batch, longest=self._longest)
         self._n_targets.fill_(n_targets)
         shape = tuple(x.shape for x in (*batch.inputs, batch.targets))
         if shape not in self._graphs:
@@ -61,19 +61,6 @@ class GraphedPasses:
             own.copy_(given)
         known.graph.replay()
         return known.sums
-
-    def _padded(self, batch: TrainingBatch) -> RowBatch:
-        rows = _rounded_up(batch.n_rows)
-
-        def padded(x: Tensor) -> Tensor:
-            length = -(-x.shape[1] // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-            if self._longest is not None:
-                length = max(x.shape[1], min(length, self._longest))
-            whole = x.new_full((rows, length, *x.shape[2:]), torch.nan if x.is_floating_point() else PAD)
-            whole[: x.shape[0], : x.shape[1]] = x
-            return whole
-
-        return RowBatch(tuple(map(padded, batch.inputs)), padded(batch.targets), batch.n_targets)
 
     def _capture(self, passes: Passes, batch: RowBatch) -> _Graph:
         """A graph that reads this batch. Memory is shared with the other graphs: one is in use at a time."""
@@ -92,6 +79,21 @@ class GraphedPasses:
         except Exception as last:
             raise error or last from None  # the last one only says that the capture failed
         return _Graph(graph, batch, sums)
+
+
+def padded_to_recur(batch: TrainingBatch, *, longest: int | None) -> RowBatch:
+    """The inputs and targets of a batch in a shape that many batches have, with padding behind them."""
+    rows = _rounded_up(batch.n_rows)
+
+    def padded(x: Tensor) -> Tensor:
+        length = -(-x.shape[1] // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+        if longest is not None:
+            length = max(x.shape[1], min(length, longest))
+        whole = x.new_full((rows, length, *x.shape[2:]), torch.nan if x.is_floating_point() else PAD)  # as in batches
+        whole[: x.shape[0], : x.shape[1]] = x
+        return whole
+
+    return RowBatch(tuple(map(padded, batch.inputs)), padded(batch.targets), batch.n_targets)
 
 
 def _rounded_up(n: int) -> int:
