@@ -157,7 +157,8 @@ def main() -> None:
     print("|---" * 9 + "|", flush=True)
     for lengths in LENGTHS:
         print(train(args, lengths), flush=True)
-    print(f"\n{feed_alone(args)}\n\n{overflow(args)}\n", flush=True)
+    for measure in (feed_alone, overflow):
+        print(f"\n{measure(args)}", flush=True)
     if args.run is not None:
         for line in translate(args):
             print(line, flush=True)
