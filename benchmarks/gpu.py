@@ -134,7 +134,7 @@ def translate(args: argparse.Namespace) -> Iterator[str]:
     texts = [pair.src for pair in demo_pairs("test", 4000, seed=1)]
     precision = "bfloat16" if args.device == "cuda" else "float32"
     translator = Translator.load(args.run, device=args.device, precision=precision)
-    yield f"| {args.run.name} | sentences/s |\n|---|---|"
+    yield f"\n| {args.run.name} | sentences/s |\n|---|---|"
     for name, options in (("greedy", DecodingOptions(beam=1)), ("beam 5", DecodingOptions(beam=5))):
         translator.translate(texts[:100], options)
         began = time.perf_counter()
