@@ -19,7 +19,7 @@ from transduce.native.library import instruction_set, load_library
 Kernels = Literal["auto", "torch"]
 
 _LONGEST, _WIDEST = 64, 128  # sequences and heads whose tiles fit into the registers of a GPU's multiprocessor
-_HALF = (torch.bfloat16, torch.float16)  # Triton takes ten seconds to compile products in float32, and PyTorch has some
+_HALF = (torch.bfloat16, torch.float16)  # in float32, Triton would take ten seconds to compile a product
 
 _chosen: Kernels = "auto"
 _threads = 0

@@ -90,9 +90,12 @@ def wide_linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Te
     return wide(linear(x.to(weight.dtype), weight, bias))
 
 
-def rounded_rows(n: int) -> int:
-    """`n` rounded up to one of 16 counts per power of two, at least to a multiple of 16: at most 6 % more above 256."""
-    step = max(16, 1 << max(0, (n - 1).bit_length() - 5))
+def rounded_rows(n: int, *, least: int = 16) -> int:
+    """`n` rounded up to one of 16 counts per power of two, at least to a multiple of `least`.
+
+    That is at most 6 % more, above 16 times `least`.
+    """
+    step = max(least, 1 << max(0, (n - 1).bit_length() - 5))
     return -(-n // step) * step
 
 

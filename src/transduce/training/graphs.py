@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce.data.batch import RowBatch, TrainingBatch
+from transduce.nn.linear import rounded_rows
 from transduce.text.special import PAD
 
 Passes = Callable[[TrainingBatch, Tensor], tuple[Tensor, Tensor]]
@@ -83,7 +84,7 @@ class GraphedPasses:
 
 def padded_to_recur(batch: TrainingBatch, *, longest: int | None) -> RowBatch:
     """The inputs and targets of a batch in a shape that many batches have, with padding behind them."""
-    rows = _rounded_up(batch.n_rows)
+    rows = rounded_rows(batch.n_rows, least=1)
 
     def padded(x: Tensor) -> Tensor:
         length = -(-x.shape[1] // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
@@ -94,9 +95,3 @@ def padded_to_recur(batch: TrainingBatch, *, longest: int | None) -> RowBatch:
         return whole
 
     return RowBatch(tuple(map(padded, batch.inputs)), padded(batch.targets), batch.n_targets)
-
-
-def _rounded_up(n: int) -> int:
-    """One of 16 numbers for each power of two: at most 6 % more."""
-    step = 1 << max(0, (n - 1).bit_length() - 5)
-    return -(-n // step) * step

@@ -1,8 +1,8 @@
 """Losses: label-smoothed cross-entropy without ever holding all logits (paper 5.4), and the training objectives.
 
-A criterion calls the model (`forward`) and returns (loss, -log p of the targets, carry); only
-the first carries a gradient. Both are sums in nats over the batch's targets: divided by the number of targets they mean
-the same however a batch was split.
+A criterion calls the model (`forward`) and returns (loss, -log p of the targets, carry); only the first carries a
+gradient. Both are sums in nats over the batch's targets: divided by the number of targets they mean the same however a
+batch was split.
 """
 
 from __future__ import annotations
