@@ -22,7 +22,7 @@ try:
     from transduce.distributed.environment import this_process
     from transduce.errors import RankExited, RankStuck, TransduceError, is_out_of_memory
     from transduce.logging import print_error, print_exception, print_to_stderr
-    from transduce.process import exit_with_parent, limit_spinning
+    from transduce.process import collect_garbage_rarely, exit_with_parent, limit_spinning
 except KeyboardInterrupt:  # Ctrl-C while modules are loaded
     sys.exit(130)
 
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     exit_with_parent()
     limit_spinning()
+    collect_garbage_rarely()
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given or os.environ.get("TRANSDUCE_DEBUG", "0") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]  # allowed before and after the command's name

@@ -200,8 +200,7 @@ class SeenHashes:
         unique, first = np.unique(hashes, return_index=True)
         new = np.ones(len(unique), dtype=bool)
         for run in self._runs:
-            places = np.minimum(np.searchsorted(run, unique), len(run) - 1)
-            new &= run[places] != unique
+            new &= run.take(np.searchsorted(run, unique), mode="clip") != unique
         if new.any():
             self._runs.append(unique[new])
         while len(self._runs) > 1 and len(self._runs[-2]) < 2 * len(self._runs[-1]):

@@ -153,16 +153,18 @@ class PairCleaning:
 
     def _see(self, chunk: PairChunk, result: Arrays, seen: SeenHashes) -> None:
         """Take note of the next chunk and its result, and mark duplicates in that."""
-        self.report.include(json.loads(decompressed(result["report"])))
+        report = json.loads(decompressed(result["report"]))
+        self.report.include(report)
+        cleaned = without_controls if report["changed"] else lambda pair: pair
         places = result["places"]
         if self.settings.deduplicate:
             result["new"] = new = seen.add(result["hashes"])
             for i in places[~new].tolist():
-                self.report.drop(DUPLICATE, without_controls(chunk.pairs[i]))
+                self.report.drop(DUPLICATE, cleaned(chunk.pairs[i]))
             places = places[new]
 
         def pair_of(i: int) -> Pair:
-            return without_controls(chunk.pairs[places[i]])
+            return cleaned(chunk.pairs[places[i]])
 
         self.sample.add_some(len(places), lambda i: pair_of(i)[:2])
         if self.held_out is not None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import transduce
 from transduce.data.spool import Arrays, ResultFile
 from transduce.errors import TransduceError
-from transduce.process import n_cores, send_at_parent_exit
+from transduce.process import collect_garbage_rarely, n_cores, send_at_parent_exit
 
 ChunkT = TypeVar("ChunkT")
 
@@ -79,6 +79,7 @@ _function: Callable[[Any], Arrays]  # of this worker process
 def _start_worker(function: Callable[[Any], Arrays], parent: int) -> None:
     global _function
     _function = function
+    collect_garbage_rarely()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the main process, which ends this one
     send_at_parent_exit(signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already

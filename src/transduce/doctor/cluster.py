@@ -4,12 +4,12 @@ An update takes the sum of
 
 - the operations of all matrix products, 6 for each weight and token and 12 * width * keys for each attention, at
   `PRODUCTS` of the GPU's peak;
-- `PASSES` over the numbers that are kept for the gradient, at the bandwidth of its memory;
+- passes over the numbers that are kept for the gradient, at the bandwidth of its memory;
 - the optimizer: it reads and writes 28 bytes for each parameter;
 - the sum of float32 gradients over the GPUs of a machine and then over machines, in rings. None of it is counted as
   hidden behind the backward pass.
 
-The two constants are the same for all GPUs and models. docs/parallel.md compares the model with published trainings.
+The constants are the same for all models. docs/parallel.md compares the forecast with published trainings.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from transduce.tasks.defaults import bytes_per_token
 
 PRODUCTS = 0.6  # share of a GPU's peak that large matrix products reach
 PASSES = 6  # over each kept number: written, read by two layers; with its gradient in the backward pass
+FEWER_PASSES = 2  # on GPUs with our kernels, which do in one pass what PyTorch's do in several; measured on an H100
 BYTES_PER_PARAMETER = 20  # float32: weights, gradients, their sums, and two of Adam
 ROOM = 0.9  # of the memory; the rest is of CUDA and fragmentation
 SENTENCE = 32  # keys of an attention, where rows have no fixed length
@@ -39,22 +40,23 @@ SMALLEST = 2048  # tokens of a micro-batch, for the largest model that fits
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Peak operations per second in the precision of training, bytes of a number in it, bytes of memory, and bytes per
-    second of memory and of sums within a machine."""
+    """Peak operations per second in the precision of training, bytes of a number in it, bytes of memory, bytes per
+    second of memory and of sums within a machine, and passes over each number that is kept for the gradient."""
 
     operations: float
     number: int
     memory: float
     bandwidth: float
     link: float
+    passes: int = PASSES
 
 
 GPUS = {
     "p100": Gpu(9.5e12, 4, 16e9, 732e9, 10e9),  # float32; PCIe
     "v100": Gpu(125e12, 2, 16e9, 900e9, 130e9),
-    "a100": Gpu(312e12, 2, 40e9, 1555e9, 230e9),
-    "h100": Gpu(989e12, 2, 80e9, 3350e9, 360e9),
-    "h200": Gpu(989e12, 2, 141e9, 4800e9, 360e9),
+    "a100": Gpu(312e12, 2, 40e9, 1555e9, 230e9, FEWER_PASSES),
+    "h100": Gpu(989e12, 2, 80e9, 3350e9, 360e9, FEWER_PASSES),
+    "h200": Gpu(989e12, 2, 141e9, 4800e9, 360e9, FEWER_PASSES),
 }
 NETWORK = 50e9
 """Bytes per second between machines: 400 Gbit/s."""
@@ -127,7 +129,7 @@ def forecast(
     sides = 2 if "n_encoder_layers" in type(model).model_fields else 1
     kept = sides * bytes_per_token(model, vocab_size, number=card.number)
     ring = 2 * 4 * n_parameters * ((1 - 1 / n_gpus) / card.link + (1 - 1 / n_nodes) / NETWORK)
-    seconds = operations / (PRODUCTS * card.operations) + PASSES * share * kept / card.bandwidth
+    seconds = operations / (PRODUCTS * card.operations) + card.passes * share * kept / card.bandwidth
     seconds += 28 * n_parameters / card.bandwidth + ring
     fixed = BYTES_PER_PARAMETER * n_parameters / shards
     memory = fixed + (micro_tokens or share) * kept

@@ -31,6 +31,7 @@ _EXACT: dict[str, Any] = {
 }
 """Options for exact vocabularies."""
 
+_THREADS = 8  # on any number of cores, because the sums depend on the number of threads
 _LONGEST = 500  # characters given to the trainer as one sentence: its time can grow with their square
 
 
@@ -69,7 +70,7 @@ def train_tokenizer(
             bos_id=BOS,
             eos_id=EOS,
             max_sentence_length=1 << 30,  # nothing is skipped
-            num_threads=1,  # the sums of several depend on their number
+            num_threads=_THREADS,
             minloglevel=2,
         )
     except RuntimeError as error:
