@@ -32,7 +32,7 @@ class Untouched(nn.Linear):
 def test_translations_are_in_the_order_of_the_lines(translator: Translator, texts: list[str]) -> None:
     together = translator.translate(texts)
     assert [t.text for t in together] == [translator.translate([text])[0].text for text in texts]
-    assert len({t.text for t in together}) > 50, "the model does not look at its source"
+    assert len({t.text for t in together}) > 40, "the model does not look at its source"
     for t in together:
         assert t.text == translator.tokenizers.tgt.decode(t.ids)
         assert len(t.candidates) == 1
