@@ -17,9 +17,6 @@ MAX_SEED = (1 << 63) - 1
 MAX_STEPS = 1 << 40
 MAX_VOCAB = 1 << 24
 
-REMOVED = ("training.on_bad_loss", "training.max_rollbacks", "training.explosion")
-"""Settings of earlier versions without a successor."""
-
 ValueT = TypeVar("ValueT")
 
 
@@ -41,8 +38,6 @@ def explain(error: ValidationError, root: type[Section]) -> str:
     first = error.errors()[0]
     sections, location = _locate(root, first["loc"])
     name, given = ".".join(map(str, location)), first["input"]
-    if name in REMOVED:
-        return f"{name} = {given!r}: there is no such setting any more; remove it"
     if first["type"] == "extra_forbidden":
         *parents, key = first["loc"]
         return f"unknown key '{name}'{_suggestion(root, parents, str(key), given)}"

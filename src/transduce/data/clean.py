@@ -193,7 +193,7 @@ class SeenHashes:
     """
 
     def __init__(self) -> None:
-        self._runs: list[np.ndarray] = []  # sorted, each at least twice as long as the next
+        self._runs: list[np.ndarray] = []  # sorted, each at least 8 times as long as the next
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
         """Add uint64 [N]; bool [N]: whether each is new. Of equal ones, the first is new."""
@@ -203,9 +203,9 @@ class SeenHashes:
             new &= run.take(np.searchsorted(run, unique), mode="clip") != unique
         if new.any():
             self._runs.append(unique[new])
-        while len(self._runs) > 1 and len(self._runs[-2]) < 2 * len(self._runs[-1]):
+        while len(self._runs) > 1 and len(self._runs[-2]) < 8 * len(self._runs[-1]):
             merged = np.concatenate([self._runs.pop(), self._runs.pop()])
-            merged.sort()
+            merged.sort(kind="stable")  # merges the two
             self._runs.append(merged)
         found = np.zeros(len(hashes), dtype=bool)
         found[first[new]] = True

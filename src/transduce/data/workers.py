@@ -35,15 +35,18 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalWorkers:
-    """Up to `n` processes of this machine (0: one per core). Little work is done in this process."""
+    """Up to `n` processes of this machine (0: one per core), and not more than chunks.
+
+    Little work is done in this process.
+    """
 
     n: int = 0
 
     def map(self, function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
         """See `Workers`. Raises `TransduceError` if a process is killed."""
         chunks, n = iter(chunks), self.n or n_cores()
-        first = list(islice(chunks, _FEW))
-        chunks = chain(first, chunks)
+        first = list(islice(chunks, max(n, _FEW)))
+        n, chunks = min(n, len(first)), chain(first, chunks)
         if n == 1 or len(first) < _FEW:
             for chunk in chunks:
                 yield chunk, function(chunk)

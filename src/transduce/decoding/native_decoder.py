@@ -77,14 +77,13 @@ def native_options(options: DecodingOptions, *, stream: bool = False) -> Options
 
 
 class NativeDecoder:
-    """A model, its queue in the library, and threads. They end when it is closed or collected; a fork gets its own."""
+    """A model, its queue in the library, and threads. They end when it is collected; a fork gets its own."""
 
     def __init__(self, model: NativeModel, *, n_threads: int) -> None:
         self.n_threads, self.library, self._model = n_threads, model.library, model
         self._lock, self._pid = threading.Lock(), 0
         self._handle = ctypes.c_void_p()
         self._threads: list[threading.Thread] = []
-        self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def read_ids(self, ids: Ids) -> Ids:
         """What the model reads of a source, or of a prompt."""
@@ -104,7 +103,7 @@ class NativeDecoder:
                 new = self.library.transduce_queue_new
                 check(self.library, new(self._model.handle, self.n_threads, PATIENCE, ctypes.byref(handle)))
                 self._handle, self._threads = handle, []
-                self._finalizer = weakref.finalize(self, _free, self.library, self._model, handle, self._threads, pid)
+                weakref.finalize(self, _free, self.library, self._model, handle, self._threads, pid)
                 self._pid = pid
             return self._handle
 
@@ -126,13 +125,6 @@ class NativeDecoder:
         load = Load()
         check(self.library, self.library.transduce_queue_load(self.handle, ctypes.byref(load)))
         return {name: getattr(load, name) for name in _LOAD}
-
-    def close(self) -> None:
-        """Cancel everything and end the threads. Using the queue again starts it again."""
-        with self._lock:
-            self._pid = 0
-        if self._finalizer is not None:
-            self._finalizer()
 
     def translate(
         self, sources: Sequence[DecodingInput], options: Options, *, seed: int = 0, on_token: OnToken | None = None

@@ -120,10 +120,6 @@ class NativeEngine:
         other = DynamicBatcher(self.translate, deliver)
         return NativeBatcher(self._decoder, deliver, takes=self._takes, other=other)
 
-    def close(self) -> None:
-        """End the threads; what is being translated is cancelled. Without it, they end when the engine is collected."""
-        self._decoder.close()
-
     def _takes(self, source: DecodingInput, options: DecodingOptions) -> bool:
         drawn_prefix = options.sample and bool(source.prefix)
         return not drawn_prefix and not self._is_out_of_range(source)

@@ -32,17 +32,6 @@ def note_or_warning(is_serious: bool, check: str, text: str, advice: str, figure
     return Finding(check, "warning" if is_serious else "note", text, advice if is_serious else "", figures)
 
 
-def about(count: float) -> str:
-    """Format an estimate with three significant digits.
-
-    >>> about(1234567), about(12.3)
-    ('about 1,230,000', 'about 12')
-    """
-    count = round(count)
-    digits = len(str(abs(count)))
-    return f"about {round(count, 3 - digits if digits > 3 else 0):,}"
-
-
 def percent(share: float) -> str:
     """Format a fraction, with more digits if it is small.
 

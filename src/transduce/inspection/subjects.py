@@ -67,7 +67,6 @@ class Sentence:
     inputs: tuple[Tensor, ...]
     targets: Int[Tensor, " T"]
     sides: dict[str, Side]
-    is_given: bool
     search: Replay | None = None
 
 
@@ -182,7 +181,7 @@ class TranslationSubject(Subject):
         sides = {"src": self._source_side(batch.src[0].tolist(), text)}
         for name, ids in (("tgt_in", batch.tgt_in), ("tgt_out", batch.tgt_out)):
             sides[name] = Side.of(self.tokenizers.tgt, ids[0].tolist(), tgt_text)
-        return Sentence((batch.src, batch.tgt_in), batch.tgt_out[0], sides, target is not None, search)
+        return Sentence((batch.src, batch.tgt_in), batch.tgt_out[0], sides, search)
 
     def _source_side(self, ids: list[Any], text: str) -> Side:
         if isinstance(self.model.src_embedding, TokenEmbedding):
@@ -215,7 +214,7 @@ class CausalSubject(Subject):
             "tgt_out": Side.of(vocabulary, row[1:], text),
         }
         tensor = torch.tensor([row], device=self.device)
-        return Sentence((tensor[:, :-1],), tensor[0, 1:], sides, True)
+        return Sentence((tensor[:, :-1],), tensor[0, 1:], sides)
 
     def hidden(self, model: Any, *inputs: Tensor) -> Tensor:
         if torch.is_grad_enabled():  # the state of `advance` changes in place; here a last segment may be padded
@@ -240,7 +239,7 @@ class MaskedSubject(Subject):
             "src": Side.of(vocabulary, framed, text),
             "tgt_out": Side.of(vocabulary, targets.tolist(), vocabulary.decode(targets.tolist())),
         }
-        return Sentence((rows,), targets, sides, False)
+        return Sentence((rows,), targets, sides)
 
     def hidden(self, model: Any, *inputs: Tensor) -> Tensor:
         encoded = model.encode(inputs[0], torch.zeros_like(inputs[0]))
@@ -262,7 +261,7 @@ class ClassifierSubject(Subject):
             "src": Side.of(vocabulary, framed, text),
             "label": Side(label, (int(best[0]),), (label,), (0,)),
         }
-        return Sentence((rows,), best, sides, False)
+        return Sentence((rows,), best, sides)
 
     @property
     def labels(self) -> Sequence[str]:

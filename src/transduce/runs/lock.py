@@ -89,16 +89,3 @@ def _make(folder: Path) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         file = next(path for path in (folder, *folder.parents) if path.exists())
         raise RunFolderError(f"cannot write {file}: it is a file; name a folder") from error
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether another process trains in a run folder, as far as this host can know."""
-    if not (Path(folder) / NAME).exists():
-        return False
-    try:
-        FolderLock(folder).release()
-    except FolderInUse:
-        return True
-    except OSError:  # a folder that cannot be written
-        return False
-    return False

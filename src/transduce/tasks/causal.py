@@ -42,7 +42,7 @@ from transduce.tasks.defaults import (
 )
 from transduce.tasks.monolingual import PlainTextTask
 from transduce.text.special import BOS, EOS, Vocabulary
-from transduce.training.loss import Carry, Criterion, predict_tokens, predict_tokens_with_carry
+from transduce.training.loss import Criterion, predict_tokens, predict_tokens_with_carry
 from transduce.training.text_feed import RowFeeder, StreamFeeder
 
 N_SAMPLES = 6  # texts that the report shows
@@ -165,7 +165,7 @@ class CausalTask(PlainTextTask[TextStore]):
         return Validation(
             _feeder(prepared.valid, settings, device).in_order,
             n_bytes=prepared.valid.n_bytes,
-            criterion=predict_tokens if memory is None else _with_memory(memory),
+            criterion=predict_tokens if memory is None else partial(predict_tokens_with_carry, memory_length=memory),
             in_order=memory is not None,
         )
 
@@ -185,16 +185,6 @@ class CausalTask(PlainTextTask[TextStore]):
         pieces = read_pieces(options.text, generator.settings.data.documents)
         store = encode_text(None, pieces, generator.tokenizer, name=str(options.text))
         return generator.evaluate(store, stride=options.stride, batch_tokens=options.batch_tokens)
-
-
-def _with_memory(n: int) -> Criterion:
-    """The loss with a memory of `n` tokens, that of evaluation."""
-
-    def criterion(forward: Any, model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> Any:
-        forward = partial(forward, memory_length=n)
-        return predict_tokens_with_carry(forward, model, batch, smoothing=smoothing, carry=carry)
-
-    return criterion
 
 
 def _feeder(store: TextStore, settings: Settings, device: torch.device) -> RowFeeder:

@@ -1,13 +1,12 @@
 """Losses: label-smoothed cross-entropy without ever holding all logits (paper 5.4), and the training objectives.
 
-A criterion calls the model (`forward`) and returns (loss, -log p of the targets, carry); only the first carries a
+A criterion calls the model and returns (loss, -log p of the targets, carry); only the first carries a
 gradient. Both are sums in nats over the batch's targets: divided by the number of targets they mean the same however a
 batch was split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -152,24 +151,24 @@ def label_smoothed_loss(
 class Criterion(Protocol):
     """The signature of all criteria."""
 
-    def __call__(
-        self, forward: Callable[..., Any], model: Any, batch: Any, *, smoothing: float, carry: Carry = ()
-    ) -> tuple[Tensor, Tensor, Carry]:
+    def __call__(self, model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> tuple[Tensor, Tensor, Carry]:
         """(sum of losses, sum of -log p, carry after the batch) over the batch's targets."""
 
 
-def predict_tokens(
-    forward: Callable[..., Any], model: Any, batch: Any, *, smoothing: float, carry: Carry = ()
-) -> tuple[Tensor, Tensor, Carry]:
+def predict_tokens(model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> tuple[Tensor, Tensor, Carry]:
     """One target for each hidden state: translation, language modelling."""
-    return *_token_loss(forward(*batch.inputs), model, batch.targets, smoothing), ()
+    return *_token_loss(model(*batch.inputs), model, batch.targets, smoothing), ()
 
 
 def predict_tokens_with_carry(
-    forward: Callable[..., Any], model: Any, batch: Any, *, smoothing: float, carry: Carry = ()
+    model: Any, batch: Any, *, smoothing: float, carry: Carry = (), memory_length: int | None = None
 ) -> tuple[Tensor, Tensor, Carry]:
-    """The same for models whose `forward(*inputs, carry=carry)` returns (hidden, carry)."""
-    hidden, carry = forward(*batch.inputs, carry=carry)
+    """The same for models whose `forward(*inputs, carry=carry)` returns (hidden, carry).
+
+    `memory_length`: of a Transformer-XL, instead of its own.
+    """
+    options = {} if memory_length is None else {"memory_length": memory_length}
+    hidden, carry = model(*batch.inputs, carry=carry, **options)
     return *_token_loss(hidden, model, batch.targets, smoothing), tuple(part.detach() for part in carry)
 
 
@@ -180,13 +179,11 @@ def predict_tokens_and_links(settings: TransformerSettings, *, weight: float) ->
     tokens; -log p is that of the tokens alone. Batches without links, as in validation, have the tokens' loss only.
     """
 
-    def criterion(
-        forward: Callable[..., Any], model: Any, batch: Any, *, smoothing: float, carry: Carry = ()
-    ) -> tuple[Tensor, Tensor, Carry]:
+    def criterion(model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> tuple[Tensor, Tensor, Carry]:
         if batch.links is None:
-            return predict_tokens(forward, model, batch, smoothing=smoothing)
+            return predict_tokens(model, batch, smoothing=smoothing)
         with recorded_heads(model, [settings.guided_head]) as weights:
-            hidden = forward(*batch.inputs)
+            hidden = model(*batch.inputs)
         loss, nll = _token_loss(hidden, model, batch.targets, smoothing)
         return loss + weight * alignment_loss(weights()[:, 0], batch.links), nll, ()
 
@@ -212,24 +209,22 @@ def alignment_loss(weights: Float[Tensor, "B T S"], links: Int[Tensor, "L 3"]) -
 
 
 def predict_masked_tokens(
-    forward: Callable[..., Any], model: Any, batch: Any, *, smoothing: float, carry: Carry = ()
+    model: Any, batch: Any, *, smoothing: float, carry: Carry = ()
 ) -> tuple[Tensor, Tensor, Carry]:
     """The masked tokens and, for sentence pairs, whether B followed A (Devlin et al. 2019, 3.1).
 
     The second loss is the mean over the update's pairs, as the first is over its tokens; -log p is that of the tokens.
     """
-    hidden, follows = forward(*batch.inputs)
+    hidden, follows = model(*batch.inputs)
     loss, nll = _token_loss(hidden[None], model, batch.targets[None], smoothing)
     if follows is not None:
         loss = loss + F.cross_entropy(follows.float(), batch.labels, reduction="sum") * batch.targets_per_pair
     return loss, nll, ()
 
 
-def predict_labels(
-    forward: Callable[..., Any], model: Any, batch: Any, *, smoothing: float, carry: Carry = ()
-) -> tuple[Tensor, Tensor, Carry]:
+def predict_labels(model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> tuple[Tensor, Tensor, Carry]:
     """One label for each text."""
-    logits = forward(*batch.inputs).float()
+    logits = model(*batch.inputs).float()
     loss = F.cross_entropy(logits, batch.targets, reduction="sum", label_smoothing=smoothing)
     return loss, F.cross_entropy(logits.detach(), batch.targets, reduction="sum"), ()
 

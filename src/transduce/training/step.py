@@ -225,7 +225,7 @@ class Updater:
     ) -> tuple[Tensor, Tensor, Carry]:
         """Add the gradients of one batch; return its sums and the carry."""
         with autocast(self.device, self.precision):
-            loss, nll, after = self.criterion(self.model, self.model, batch, smoothing=self.smoothing, carry=carry)
+            loss, nll, after = self.criterion(self.model, batch, smoothing=self.smoothing, carry=carry)
         (loss / n_targets if counts else 0.0 * loss).backward()
         return loss.detach(), nll, after
 
@@ -263,7 +263,7 @@ class Updater:
         load_optimizer_tensors(self.optimizer, optimizer)
         self.too_large = None if self.ranks.in_step else state["too_large"]
         notes = []
-        if (before := state.get("kernels", "torch")) != self.kernels:
+        if (before := state["kernels"]) != self.kernels:
             notes.append(f"the kernels were {before} and are {self.kernels} now: results differ by rounding")
         if (n := state["processes"]) != self.ranks.size:
             torch.manual_seed(dropout_seed(self.seed, update, self.ranks.rank))

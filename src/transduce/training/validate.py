@@ -118,7 +118,7 @@ class Validator:
         carry: Carry = ()
         for batch, counts in self._share(ranks):
             with ranks.computing(last=False), autocast(device, self.precision):
-                loss, nll, carry = self.criterion(model, model, batch, smoothing=self.smoothing, carry=carry)
+                loss, nll, carry = self.criterion(model, batch, smoothing=self.smoothing, carry=carry)
             if counts:
                 sums += torch.stack([loss, nll, loss.new_tensor(batch.n_targets)])
         return sums.cpu()

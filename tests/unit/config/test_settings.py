@@ -42,7 +42,6 @@ def test_every_setting_is_explained_in_a_sentence(section: type[BaseModel]) -> N
         ({"batch_tokens": 9}, "unknown key 'batch_tokens'; did you mean 'training.batch_tokens' or 'decoding.batch_"),
         ({"training": {"dropout": 0.1}}, "unknown key 'training.dropout'; did you mean 'model.dropout'?"),
         ({"training": {"lrr": 0.1}}, "unknown key 'training.lrr'; did you mean 'lr'?"),
-        ({"training": {"explosion": 0}}, "training.explosion = 0: there is no such setting any more; remove it"),
         ({"nmae": "x"}, "unknown key 'nmae'; did you mean 'name'?"),
         ({"model": "tiny"}, "model = 'tiny': a section, not a value; its keys: preset, kind"),
         ({"model": {"xyzzy": 1}}, "unknown key 'model.xyzzy'; known: preset, kind, d_model"),

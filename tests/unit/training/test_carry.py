@@ -132,9 +132,9 @@ def test_the_carry_matters_and_is_reset_at_the_start_of_an_epoch() -> None:
     torch.manual_seed(1)
     model = RecurrentLM()
 
-    def noted(forward: Any, model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> Any:
+    def noted(model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> Any:
         seen.append(carry)
-        return predict_tokens_with_carry(forward, model, batch, smoothing=smoothing, carry=carry)
+        return predict_tokens_with_carry(model, batch, smoothing=smoothing, carry=carry)
 
     updater = Updater(model, toys.settings(**OPTIONS).training, device=CPU, precision="float32", criterion=noted)
     data, carry = feeder(periodic(200, seed=1)), ()

@@ -171,7 +171,7 @@ def test_the_losses_equal_their_definitions() -> None:
     feed = next(masked(True, micro_batch_tokens=128).feeds(DataPosition()))
     (batch,) = feed.batches
     with torch.no_grad():
-        loss, nll, _ = predict_masked_tokens(model, model, batch, smoothing=0.0)
+        loss, nll, _ = predict_masked_tokens(model, batch, smoothing=0.0)
         hidden, follows = model(*batch.inputs)
     expected = -model.logits(hidden).log_softmax(-1)[torch.arange(batch.n_targets), batch.targets].sum()
     next_one = torch.nn.functional.cross_entropy(follows, batch.labels)

@@ -42,7 +42,7 @@ def test_padding_changes_neither_sums_nor_gradients(kind: str, lengths: list[tup
     results = []
     for one in (batch, padded_to_recur(batch, longest=None)):
         model.zero_grad()
-        loss, nll, _ = predict_tokens(model, model, one, smoothing=0.1)
+        loss, nll, _ = predict_tokens(model, one, smoothing=0.1)
         loss.backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         results.append([loss.detach(), nll, *gradients])

@@ -375,7 +375,7 @@ def test_whole_models_are_as_near_to_float64_as_with_pytorch(name: str, dtype: t
     def gradient(kernels: native.Kernels) -> Tensor:
         native.choose_kernels(kernels)
         model.zero_grad()
-        loss, _, _ = predict_tokens(model, model, batch, smoothing=0.1)
+        loss, _, _ = predict_tokens(model, batch, smoothing=0.1)
         loss.backward()
         return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 

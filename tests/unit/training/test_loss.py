@@ -303,8 +303,8 @@ def test_guided_loss_is_that_of_the_tokens_and_of_one_recorded_head() -> None:
     links = [np.array([[0, 0], [1, 1], [3, 2]]), np.array([[0, 0]])]
     examples = [Example([5, 6, 7], [8, 9, 10], links[0]), Example([5], [6, 7], links[1])]
     batch = collate(examples)
-    plain, nll, _ = module.predict_tokens(model, model, batch, smoothing=0.1)
-    guided, same_nll, _ = module.predict_tokens_and_links(settings, weight=0.5)(model, model, batch, smoothing=0.1)
+    plain, nll, _ = module.predict_tokens(model, batch, smoothing=0.1)
+    guided, same_nll, _ = module.predict_tokens_and_links(settings, weight=0.5)(model, batch, smoothing=0.1)
     assert torch.equal(nll, same_nll)
     expected = 0.0
     for one in examples:
@@ -318,4 +318,4 @@ def test_guided_loss_is_that_of_the_tokens_and_of_one_recorded_head() -> None:
     assert of_query[0].abs().max() > 1e-6 and of_query[1:].abs().max() < 1e-7
     without = collate([Example(one.src, one.tgt) for one in examples])
     criterion = module.predict_tokens_and_links(settings, weight=0.5)
-    assert torch.equal(criterion(model, model, without, smoothing=0.1)[0], plain)
+    assert torch.equal(criterion(model, without, smoothing=0.1)[0], plain)

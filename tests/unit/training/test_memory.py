@@ -46,16 +46,16 @@ class EndsInBackward(torch.autograd.Function):
 def ends_above(n_slots: int, tried: list[int]) -> Callable[..., Any]:
     """A criterion whose backward pass does not fit if a batch has at least this many tokens with padding."""
 
-    def criterion(forward: Any, model: Any, batch: TrainingBatch, *, smoothing: float, carry: Any = ()) -> Any:
+    def criterion(model: Any, batch: TrainingBatch, *, smoothing: float, carry: Any = ()) -> Any:
         tried.append(batch.n_rows)
         if slots_of(batch) >= n_slots:
             hook = model.encoder.register_forward_hook(lambda _, __, out: EndsInBackward.apply(out))
             try:
-                hidden = forward(*batch.inputs)
+                hidden = model(*batch.inputs)
             finally:
                 hook.remove()
             return hidden.float().sum(), hidden.detach().sum(), ()
-        return predict_tokens(forward, model, batch, smoothing=smoothing)
+        return predict_tokens(model, batch, smoothing=smoothing)
 
     return criterion
 
@@ -212,11 +212,11 @@ def test_a_gpu_out_of_memory_continues() -> None:
     device = torch.device("cuda")
     tried: list[int] = []
 
-    def criterion(forward: Any, model: Any, batch: TrainingBatch, *, smoothing: float, carry: Any = ()) -> Any:
+    def criterion(model: Any, batch: TrainingBatch, *, smoothing: float, carry: Any = ()) -> Any:
         tried.append(batch.n_rows)
         if batch.n_rows > 4:
             torch.empty(1 << 60, dtype=torch.uint8, device=device)  # the allocator's own error
-        return predict_tokens(forward, model, batch, smoothing=smoothing)
+        return predict_tokens(model, batch, smoothing=smoothing)
 
     result = make(device=device, criterion=criterion).update([batch_of(8).to(device)], 0.5)
     assert tried == [8, 4, 4]

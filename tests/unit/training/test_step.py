@@ -89,8 +89,8 @@ def test_an_update_without_any_target_changes_nothing_but_momentum() -> None:
     """A small BERT batch may have no masked token."""
     updater = toys.updater()
 
-    def criterion(forward: Any, model: Any, batch: Batch, *, smoothing: float, carry: Any = ()) -> Any:
-        loss = forward(*batch.inputs).sum() * 0.0
+    def criterion(model: Any, batch: Batch, *, smoothing: float, carry: Any = ()) -> Any:
+        loss = model(*batch.inputs).sum() * 0.0
         return loss, loss.detach(), ()
 
     updater.criterion = criterion
