@@ -29,11 +29,8 @@ def option(*names: str, help: str, metavar: str | None = None, min: Any = None) 
     return Option(*names, help=help, metavar=metavar, min=min, show_default=False)
 
 
-def expand(request: type, annotations: Mapping[str, Any] = {}) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's first parameter, an object of the dataclass `request`, by one option per field.
-
-    `annotations`: others for some of the fields, by name.
-    """
+def expand(request: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's first parameter, an object of the dataclass `request`, by one option per field."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -41,9 +38,8 @@ def expand(request: type, annotations: Mapping[str, Any] = {}) -> Callable[[Call
             command(request(**{field.name: given.pop(field.name) for field in fields(request)}), **given)
 
         shared = inspect.signature(request, eval_str=True).parameters.values()
-        changed = [p.replace(annotation=annotations.get(p.name, p.annotation)) for p in shared]
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*changed, *own)]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared, *own)]
         expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return expanded
 

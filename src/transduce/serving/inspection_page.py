@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from transduce.nn.embedding import TokenEmbedding, VectorEmbedding
 from transduce.runs.folder import RunFolder
 from transduce.serving.concurrency import expiring
 from transduce.serving.http import Call, Endpoint, json_response
-from transduce.serving.web_page import HEADERS, TYPES
+from transduce.serving.web_page import file_response
 
 ResultT = TypeVar("ResultT")
 Text = Annotated[str, Field(strict=True, max_length=10_000)]
@@ -125,12 +124,7 @@ class InspectionPage:
 
     async def _file(self, call: Call) -> Response:
         name = call.request.url.path.removeprefix("/inspect/") or "inspect.html"
-        content = read_page_file(name).encode()
-        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-        headers = {**HEADERS, "etag": tag}
-        if call.header("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])
+        return file_response(call, name, read_page_file(name).encode())
 
     async def _list_models(self, call: Call) -> Response:
         models = []
