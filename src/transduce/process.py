@@ -1,4 +1,4 @@
-"""Settings of the whole process: signals, the end of its parent, memory."""
+"""Settings of the whole process: signals, the end of its parent, memory, garbage collection."""
 
 from __future__ import annotations
 
@@ -155,10 +155,10 @@ def limit_spinning() -> None:
 
 
 def collect_garbage_rarely() -> None:
-    """Let Python look for garbage after 20,000 new objects, not 700, so that it does not search records of text.
+    """Let Python search for garbage after 20,000 new objects, not after 700 or 2,000.
 
-    With chunks of ten thousand pairs in memory, a quarter of the time of reading and cleaning was such searches. Call
-    this in a process that you own.
+    With chunks of ten thousand sentence pairs in memory, a quarter of the time of reading and cleaning was such
+    searches. Call this in a process that you own.
     """
     gc.set_threshold(20_000)
 

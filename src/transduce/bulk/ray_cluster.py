@@ -24,6 +24,7 @@ from transduce.data.spool import Arrays
 from transduce.data.workers import ChunkT
 from transduce.errors import SettingsError, TransduceError
 from transduce.logging import Log
+from transduce.process import collect_garbage_rarely
 
 T = TypeVar("T")
 
@@ -116,6 +117,7 @@ class _Worker:
     """An object in an actor. It is made by a call, whose errors reach the caller as they are."""
 
     def load(self, make: Callable[[], Any]) -> tuple[dict[str, Any], Sequence[str]]:
+        collect_garbage_rarely()
         self._object = make()
         return self._object.how, self._object.notes
 

@@ -46,8 +46,9 @@ class LocalWorkers:
         """See `Workers`. Raises `TransduceError` if a process is killed."""
         chunks, n = iter(chunks), self.n or n_cores()
         first = list(islice(chunks, max(n, _FEW)))
-        n, chunks = min(n, len(first)), chain(first, chunks)
-        if n == 1 or len(first) < _FEW:
+        n, is_little, chunks = min(n, len(first)), len(first) < _FEW, chain(first, chunks)
+        del first
+        if n == 1 or is_little:
             for chunk in chunks:
                 yield chunk, function(chunk)
             return

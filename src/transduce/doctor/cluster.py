@@ -97,6 +97,7 @@ def forecast_settings(settings: Settings, cluster: Cluster) -> Forecast:
         micro_tokens=tokens_at_once(settings, n_ranks),
         context=settings.data.context,
         shards=cluster.n_gpus if settings.training.parallel == "shard" else 1,
+        passes=PASSES if settings.training.kernels == "torch" else None,
     )
 
 
@@ -109,12 +110,14 @@ def forecast(
     micro_tokens: float | None = None,
     context: int | None = None,
     shards: int = 1,
+    passes: int | None = None,
 ) -> Forecast:
     """Predict a training of `targets` target tokens per update, with as many source tokens.
 
     `micro_tokens`: targets of a micro-batch, if a GPU splits its share. `context`: keys of the attentions. `shards`:
     GPUs that divide the weights, their gradients and Adam's state. They gather weights in bfloat16 twice and sum
     gradients in float32 once, which takes as many bytes as before. The gathered weights are not counted as memory.
+    `passes`: over each kept number, instead of those of the GPU.
     """
     with torch.device("meta"):
         built = build_model(model, n_src=vocab_size, n_tgt=vocab_size)
@@ -129,7 +132,7 @@ def forecast(
     sides = 2 if "n_encoder_layers" in type(model).model_fields else 1
     kept = sides * bytes_per_token(model, vocab_size, number=card.number)
     ring = 2 * 4 * n_parameters * ((1 - 1 / n_gpus) / card.link + (1 - 1 / n_nodes) / NETWORK)
-    seconds = operations / (PRODUCTS * card.operations) + card.passes * share * kept / card.bandwidth
+    seconds = operations / (PRODUCTS * card.operations) + (passes or card.passes) * share * kept / card.bandwidth
     seconds += 28 * n_parameters / card.bandwidth + ring
     fixed = BYTES_PER_PARAMETER * n_parameters / shards
     memory = fixed + (micro_tokens or share) * kept

@@ -30,6 +30,7 @@ from jinja2 import UndefinedError
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
+from transduce.inspection.arrays import unpack
 from transduce.inspection.look import Inspection
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import expecting
@@ -194,7 +195,7 @@ def _read_record(run: RunFolder, *, without: str = "") -> Record:
         masked_scores=read("masked_scores.json").get("sets", ()),
         precisions=read("precision_scores.json"),
         samples=samples.get("sets", ()),
-        attention=attention.get("sentences", ()),
+        attention=list(map(_checked_heads, attention.get("sentences", ()))),
     )
 
 
@@ -222,3 +223,12 @@ def save_attention(run: RunFolder, sentences: Iterable[Inspection]) -> None:
     """Save the attention of a few held-out sentences; earlier ones are replaced."""
     records = (one.to_json(views=["sides", "attention", "rules"]) for one in sentences)
     run.write_record("attention.json", {"sentences": [one for one in records if one["attention"]]})
+
+
+def _checked_heads(sentence: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A sentence of attention.json, which only the script of the report reads."""
+    for layer in sentence["attention"]:
+        heads, *_ = unpack(layer["weights"]).shape
+        if heads != len(layer["labels"]):
+            raise ValueError("expected a label for each head")
+    return sentence

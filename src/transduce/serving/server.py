@@ -36,7 +36,6 @@ except ImportError:  # Windows
 
 _BACKLOG = 4096
 _HEAD_BYTES = 1 << 15  # a longer head of a request gets status 431
-_GARBAGE = 10_000  # objects after which garbage is collected: those of about a hundred requests
 _MOST_CONNECTIONS = 1024
 _OTHER_FILES = 100  # descriptors of the process that are no connections
 _LAST_SECONDS = 2.0  # for clients to read the last responses
@@ -254,14 +253,10 @@ async def _reload_when_asked(
 
 
 def _settle_garbage() -> None:
-    """Exclude what lives as long as the models from garbage collection, and collect the rest less often.
-
-    A full collection takes longer than a translation, and nearly all other objects end with their request.
-    """
+    """Exclude what lives as long as the models from garbage collection: it would take longer than a translation."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_GARBAGE)
 
 
 def _url(options: ServerOptions, port: int) -> str:

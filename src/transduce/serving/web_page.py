@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from importlib.resources import files
 
 from starlette.responses import Response
@@ -26,7 +27,12 @@ async def page(call: Call) -> Response:
     name = _FILES[call.request.url.path]
     if name == "index.html" and not any(call.service.routes()):
         name = "generate.html"
-    return file_response(call, name, files("transduce.serving").joinpath("page", name).read_bytes())
+    return file_response(call, name, _read(name))
+
+
+@cache
+def _read(name: str) -> bytes:
+    return files("transduce.serving").joinpath("page", name).read_bytes()
 
 
 def file_response(call: Call, name: str, content: bytes) -> Response:

@@ -309,7 +309,7 @@ def test_a_record_with_invalid_numbers_is_named_when_it_is_extended(run: Path) -
 
 def test_the_damaged_one_of_several_records_is_named(run: Path) -> None:
     folder = RunFolder.open(run)
-    (run / "attention.json").write_text('{"sentences": 3}')
+    (run / "attention.json").write_text('{"sentences": [{"sides": {}, "attention": [{"weights": "x"}]}]}')
     (run / "data.json").write_text("{}")
     with pytest.raises(RunFolderError, match=r"attention.json is damaged"):
         render_record(folder, PAGE)
