@@ -93,31 +93,22 @@ void pack_weight_columns(const LinearCall& call, int panel, Number* to) {
     pack_transposed(call.weight + size_t(first) * call.inputs, call.inputs, n, call.inputs, (call.inputs + 31) / 32 * 32, to);
 }
 
-// Whether the gradient of the weights reads rows as they are, which are of float32 numbers, instead of packed operands.
-inline bool reads_rows(const LinearCall& call) { return sizeof(Number) == sizeof(float) && call.inputs % 16 == 0; }
-
-// Rows [first, first + rows), at most `padded`, a multiple of 32: the gradient of x, and the operands of that of the weights: `left`
-// (see pack_left) and right, panels of the inputs. If it reads rows, `left` has those of the gradient before the activation.
+// Rows [first, first + rows), at most `padded`, a multiple of 32: the gradient of x, and the operands of that of the weights. If the left
+// one is not packed, it has the rows of the gradient before the activation.
 void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int padded, const Number* weight_rows, Number* left, Number* right,
                           float* grad_bias, Number* rounded, float* product) {
     const Products products;
     const int width = (call.outputs + 31) / 32 * 32;
-    Number* before = reads_rows(call) ? left + first * width : rounded;
+    Number* before = kPacksLeft ? rounded : left + first * width;
     const Number* grad = call.activates ? before : rounded;
     if (call.activates) with_activation(call, [&](auto kind) { activation_gradient<kind.value>(call, first, rows, width, before); });
     else if (call.grad_is_number && width == call.outputs) grad = static_cast<const Number*>(call.grad_output) + first * call.outputs;
     else round_rows(call.grad_output, call.grad_is_number, first, rows, call.outputs, width, rounded);
-    if (!reads_rows(call)) pack_left(grad, width, rows, padded, call.outputs, first, call.padded_rows, left);
+    pack_operands(call, grad, width, first, rows, padded, left, right);
     for (int n = 0; n < call.outputs; n += W) {
         Vec sum = zero();
         for (int r = 0; r < rows; r++) sum = sum + load(grad + size_t(r) * width + n);
         store(grad_bias + n, sum);
-    }
-    for (int part = 0; !reads_rows(call) && part < call.inputs; part += kPanelColumns) {
-        Number* to = right + size_t(part) * call.padded_rows + first * kPanelColumns;
-        const int64_t at = first * call.inputs + part;
-        if (call.x_is_number) pack_rows(static_cast<const Number*>(call.x) + at, call.inputs, rows, padded, call.inputs - part, to);
-        else pack_rows(static_cast<const float*>(call.x) + at, call.inputs, rows, padded, call.inputs - part, to);
     }
     for (int part = 0; call.grad_x && part < call.inputs; part += kPanelColumns) {
         const int n = call.inputs - part < kPanelColumns ? call.inputs - part : kPanelColumns;
@@ -127,21 +118,12 @@ void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int p
     }
 }
 
-// Rows [first, first + rows) of the gradient of the weights, for a panel of inputs.
-void weight_rows_gradient(const LinearCall& call, int first, int rows, int panel, const Number* left, const Number* right, float* product) {
-    constexpr int kRows = 1024 / sizeof(Number);  // that stay in the cache
+// The gradient of the weights: of `rows` outputs from `first` on, and of up to kGradientColumns inputs from `column` on.
+void weight_rows_gradient(const LinearCall& call, int first, int rows, int column, const Number* left, const Number* right, float* product) {
     const Products products;
-    const int column = panel * kPanelColumns, n = call.inputs - column < kPanelColumns ? call.inputs - column : kPanelColumns;
-    const int64_t all = reads_rows(call) ? call.rows : call.padded_rows;
-    const void* grad_rows = call.activates ? left : call.grad_output;
-    const auto *grad = static_cast<const float*>(grad_rows), *x = static_cast<const float*>(call.x);
-    const size_t stride = call.activates ? (call.outputs + 31) / 32 * 32 : call.outputs;
-    for (int64_t r = 0; r < all; r += kRows) {
-        const int some = int(all - r < kRows ? all - r : kRows);
-        if (reads_rows(call)) product_float32(grad + r * stride + first, 1, stride, rows, x + r * call.inputs + column, call.inputs, some, n, product, kPanelColumns, r > 0);
-        else product_over_rows(left, call.padded_rows, first, rows, r, right + (panel * call.padded_rows + r) * kPanelColumns, some, product, r > 0);
-    }
-    write_rows(product, kPanelColumns, rows, n, nullptr, call.grad_weight + size_t(first) * call.inputs + column, false, call.inputs);
+    const int n = call.inputs - column < kGradientColumns ? call.inputs - column : kGradientColumns;
+    multiply_operands(call, first, rows, column, n, left, right, product);
+    write_rows(product, kGradientColumns, rows, n, nullptr, call.grad_weight + size_t(first) * call.inputs + column, false, call.inputs);
 }
 
 }  // namespace

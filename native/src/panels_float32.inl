@@ -8,16 +8,25 @@ namespace {
 using transduce::kPanelColumns;
 using Number = float;
 
+constexpr int kColumnsAtOnce = kMostVecs * W;  // that a product keeps in registers
+
 struct Products {
     Products() {}  // not an unused variable
 };
 
 // C [rows, 64] = A [rows, depth] times a panel, added to C if `add`.
 void multiply_panel(const float* a, size_t stride, int rows, const float* b, int depth, float* c, size_t c_stride, bool add) {
-    constexpr int kDepth = 256;  // of 16 columns of a panel, or of all: they stay in the cache
-    for (int k = 0; k < depth; k += kDepth)
-        product_float32(a + k, stride, 1, rows, b + size_t(k) * kPanelColumns, kPanelColumns, depth - k < kDepth ? depth - k : kDepth, kPanelColumns, c,
-                        c_stride, add || k);
+    constexpr int kDepth = 256;
+    alignas(64) float some[kDepth * kColumnsAtOnce];
+    for (int k = 0; k < depth; k += kDepth) {
+        const int n = depth - k < kDepth ? depth - k : kDepth;
+        for (int at = 0; at < kPanelColumns; at += kColumnsAtOnce) {
+            const float* part = b + size_t(k) * kPanelColumns + at;
+            const bool copies = kColumnsAtOnce < kPanelColumns && rows > 24;  // rows 256 bytes apart evict one another from the L1 cache
+            for (int i = 0; copies && i < n; i++) std::memcpy(some + i * kColumnsAtOnce, part + size_t(i) * kPanelColumns, kColumnsAtOnce * sizeof(float));
+            product_columns<kMostVecs>(a + k, stride, 1, rows, copies ? some : part, copies ? kColumnsAtOnce : kPanelColumns, n, c + at, c_stride, add || k);
+        }
+    }
 }
 
 // A row of n numbers, with zeros up to `width`.
@@ -48,17 +57,35 @@ void pack_transposed(const float* from, size_t stride, int rows, int n, int widt
         }
 }
 
-// The left operand of a product A^T B over `all` rows of A, in parts: rows [first, first + padded) of `columns` numbers, of which `rows`
-// are known and the others zero. Panels of 64 columns, [all][64].
-void pack_left(const float* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t all, float* to) {
-    for (int k = 0; k < columns; k += kPanelColumns) pack_rows(from + k, stride, rows, padded, columns - k, to + size_t(k) * all + first * kPanelColumns);
+// The gradient of a layer's weights is A^T B over all rows. A, the gradient of the outputs, is read as rows. B, the inputs, is packed:
+// for each chunk of rows, the columns that a product takes at once are side by side, [kChunkRows][kColumnsAtOnce].
+constexpr bool kPacksLeft = false;
+constexpr int kGradientRows = 48, kGradientColumns = 128;  // computed at once
+constexpr int kChunkRows = 256;
+
+// Rows [first, first + rows) of both. Nothing is packed of A.
+void pack_operands(const transduce::LinearCall<float>& call, const float*, int, int64_t first, int rows, int, float*, float* right) {
+    const int n = call.inputs;
+    for (int r = 0; r < rows; r++) {
+        const float* from = static_cast<const float*>(call.x) + (first + r) * n;
+        const int64_t in_chunk = (first + r) % kChunkRows;
+        float* to = right + (first + r - in_chunk) * call.padded_inputs() + in_chunk * kColumnsAtOnce;
+        for (int k = 0; k < n; k += kColumnsAtOnce) round_row(from + k, n - k < kColumnsAtOnce ? n - k : kColumnsAtOnce, kColumnsAtOnce, to + k * kChunkRows);
+    }
 }
 
-// C [columns, 64] = A^T B for columns of A from `column` on, of one panel, and `rows` rows from row `first` on, which b begins with.
-void product_over_rows(const float* left, int64_t all, int column, int columns, int64_t first, const float* b, int rows, float* c, bool add) {
-    const int in_panel = column % kPanelColumns;
-    const float* a = left + size_t(column - in_panel) * all + first * kPanelColumns + in_panel;
-    product_float32(a, 1, kPanelColumns, columns, b, kPanelColumns, rows, kPanelColumns, c, kPanelColumns, add);
+// product [rows, kGradientColumns]: `rows` outputs from `first` on, and `columns` inputs from `column` on.
+void multiply_operands(const transduce::LinearCall<float>& call, int first, int rows, int column, int columns, const float* left, const float* right,
+                       float* product) {
+    alignas(64) float some[kChunkRows * kGradientRows];  // of A, close together
+    const float* a = (call.activates ? left : static_cast<const float*>(call.grad_output)) + first;
+    const size_t stride = call.activates ? (call.outputs + 31) / 32 * 32 : call.outputs;
+    for (int64_t r = 0; r < call.rows; r += kChunkRows, right += kChunkRows * call.padded_inputs()) {
+        const int depth = int(call.rows - r < kChunkRows ? call.rows - r : kChunkRows);
+        for (int k = 0; k < depth; k++) std::memcpy(some + k * kGradientRows, a + (r + k) * stride, size_t(rows) * sizeof(float));
+        for (int c = 0; c < columns; c += kColumnsAtOnce)
+            product_columns<kMostVecs>(some, 1, kGradientRows, rows, right + (column + c) * kChunkRows, kColumnsAtOnce, depth, product + c, kGradientColumns, r > 0);
+    }
 }
 
 }  // namespace

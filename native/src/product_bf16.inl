@@ -265,4 +265,31 @@ void product_over_rows(const Number* left, int64_t all, int column, int columns,
 
 #endif
 
+// The gradient of a layer's weights is A^T B over all rows: of the gradient of the outputs, and of the inputs.
+constexpr bool kPacksLeft = true;
+constexpr int kGradientRows = kPanelColumns, kGradientColumns = kPanelColumns;  // computed at once
+
+// Rows [first, first + padded) of both, of which `rows` are known. Those of A are `width` apart.
+void pack_operands(const transduce::LinearCall<Number>& call, const Number* a, int width, int64_t first, int rows, int padded, Number* left,
+                   Number* right) {
+    pack_left(a, width, rows, padded, call.outputs, first, call.padded_rows, left);
+    for (int part = 0; part < call.inputs; part += kPanelColumns) {
+        Number* to = right + size_t(part) * call.padded_rows + first * kPanelColumns;
+        const int64_t at = first * call.inputs + part;
+        if (call.x_is_number) pack_rows(static_cast<const Number*>(call.x) + at, call.inputs, rows, padded, call.inputs - part, to);
+        else pack_rows(static_cast<const float*>(call.x) + at, call.inputs, rows, padded, call.inputs - part, to);
+    }
+}
+
+// product [rows, kGradientColumns]: `rows` outputs from `first` on, and inputs from `column` on.
+void multiply_operands(const transduce::LinearCall<Number>& call, int first, int rows, int column, int, const Number* left, const Number* right,
+                       float* product) {
+    constexpr int kRows = 512;  // that stay in the cache
+    right += size_t(column) * call.padded_rows;
+    for (int64_t r = 0; r < call.padded_rows; r += kRows) {
+        const int some = int(call.padded_rows - r < kRows ? call.padded_rows - r : kRows);
+        product_over_rows(left, call.padded_rows, first, rows, r, right + r * kPanelColumns, some, product, r > 0);
+    }
+}
+
 }  // namespace

@@ -133,6 +133,8 @@ struct LinearCall {
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias
     int64_t padded_rows = 0;     // of the operands of the gradient of the weights
     int padded_outputs = 0;
+
+    int64_t padded_inputs() const { return round_up(inputs, kPanelColumns); }
 };
 
 template <class Number>
@@ -154,6 +156,7 @@ void orthogonalize(const OrthogonalizeCall& call, int n_threads);
 template <class Number>
 struct TrainingKernels {
     int loss_columns;
+    int gradient_rows, gradient_columns;  // of a layer's weights, computed at once
     void (*round_row)(const float* from, int n, int width, Number* to);
     void (*pack_panel)(const LossSizes& sizes, const float* weight, int panel, Number* columns, Number* rows, float* sum);
     void (*loss_block)(const LossSizes& sizes, const LossBlock<Number>& block);
@@ -167,7 +170,7 @@ struct TrainingKernels {
     void (*linear_rows)(const LinearCall<Number>& call, int64_t first, int rows, const Number* columns, Number* rounded, float* product);
     void (*linear_rows_backward)(const LinearCall<Number>& call, int64_t first, int rows, int padded, const Number* weight_rows, Number* left,
                                  Number* right, float* grad_bias, Number* rounded, float* product);
-    void (*weight_rows_gradient)(const LinearCall<Number>& call, int first, int rows, int panel, const Number* left, const Number* right, float* product);
+    void (*weight_rows_gradient)(const LinearCall<Number>& call, int first, int rows, int column, const Number* left, const Number* right, float* product);
     // Rows [first, last); the gradients of gain and shift are added to [padded width].
     void (*residual_rows)(const ResidualCall<Number>& call, int64_t first, int64_t last);
     void (*residual_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);

@@ -7,8 +7,6 @@
 namespace transduce {
 namespace {
 
-constexpr int kWeightRows = 64;   // of the gradient of the weights: of one panel
-
 template <class Number>
 struct Scratch {
     Buffer<Number> rounded;
@@ -64,7 +62,7 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
     const size_t width = round_up(call.outputs, 32), n_bias = round_up(call.outputs, 16);
     operands.weight.reserve(size_t(panels(call.inputs)) * kPanelColumns * call.padded_outputs);
     operands.left.reserve(size_t(panels(call.outputs)) * kPanelColumns * call.padded_rows);
-    operands.right.reserve(size_t(panels(call.inputs)) * kPanelColumns * call.padded_rows);
+    operands.right.reserve(round_up(call.rows, 256) * call.padded_inputs());
     operands.bias.reserve(blocks * n_bias);
     Number *weight = operands.weight.data(), *left = operands.left.data(), *right = operands.right.data();
     float* bias = operands.bias.data();
@@ -76,11 +74,13 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
         auto& own = scratch<Number>(width, block);
         kernels.linear_rows_backward(call, first, rows, padded, weight, left, right, bias + piece * n_bias, own.rounded.data(), own.product.data());
     });
-    const int rows = (call.outputs + kWeightRows - 1) / kWeightRows;
-    share(n_threads, rows * panels(call.inputs), [&](int piece) {
-        const int first = piece % rows * kWeightRows;
-        kernels.weight_rows_gradient(call, first, std::min(kWeightRows, call.outputs - first), piece / rows, left, right,
-                                     scratch<Number>(width, kWeightRows).product.data());
+    const int n_rows = kernels.gradient_rows, n_columns = kernels.gradient_columns;
+    const int across = (call.inputs + n_columns - 1) / n_columns, down = (call.outputs + n_rows - 1) / n_rows;
+    share(n_threads, across * down, [&](int piece) {
+        const int first = piece % down * n_rows;
+        auto& product = scratch<Number>(0, 0).product;
+        product.reserve(n_rows * n_columns);
+        kernels.weight_rows_gradient(call, first, std::min(n_rows, call.outputs - first), piece / down * n_columns, left, right, product.data());
     });
     for (int n = 0; call.grad_bias && n < call.outputs; n++) {
         double sum = 0;
