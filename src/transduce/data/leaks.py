@@ -120,7 +120,10 @@ def comparable(text: str) -> str:
     >>> comparable(" Guten  Tag")
     'guten tag'
     """
-    return " ".join(text.casefold().split())
+    text = text.casefold()
+    if text.isprintable() and "  " not in text:  # most lines: their white space is single spaces
+        return text.strip(" ")
+    return " ".join(text.split())
 
 
 def shortened(text: str) -> str:

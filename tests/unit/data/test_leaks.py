@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from hard_strings import HARD
 from transduce.data.leaks import LeakCheck, comparable, watch
 
 Examples = list[tuple[str, ...]]
@@ -48,6 +51,11 @@ def test_short_lines_are_not_compared() -> None:
     assert (check.n, check.leaked) == (2, 1) and check.to_json()["unit"] == "lines"
     assert check.to_json()["samples"] == [{"text": test[1][0].strip()}]
     assert "1 of 2 lines" in check.warning() and "20 characters" in check.warning()
+
+
+@pytest.mark.parametrize("text", [*HARD, "one two", "one  two", " a", "a ", "\u3000a", "A\x1cb"])
+def test_comparable_texts_have_single_spaces(text: str) -> None:
+    assert comparable(text) == " ".join(text.casefold().split())
 
 
 def test_comparable() -> None:
