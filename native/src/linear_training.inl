@@ -93,8 +93,8 @@ void pack_weight_columns(const LinearCall& call, int panel, Number* to) {
     pack_transposed(call.weight + size_t(first) * call.inputs, call.inputs, n, call.inputs, (call.inputs + 31) / 32 * 32, to);
 }
 
-// Rows [first, first + rows), at most `padded`, a multiple of 32: the gradient of x, and the operands of that of the weights. If the left
-// one is not packed, it has the rows of the gradient before the activation.
+// Rows [first, first + rows), at most `padded`, a multiple of 32: the gradient of x, and the operands of that of the weights. In float32 `left`
+// is not packed: it has the rows of the gradient before the activation, if there is one.
 void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int padded, const Number* weight_rows, Number* left, Number* right,
                           float* grad_bias, Number* rounded, float* product) {
     const Products products;

@@ -5,7 +5,7 @@
 
 namespace {
 
-using transduce::kPanelColumns;
+using transduce::kPackedRows, transduce::kPanelColumns;
 using Number = float;
 
 constexpr int kColumnsAtOnce = kMostVecs * W;  // that a product keeps in registers
@@ -17,12 +17,14 @@ struct Products {
 // C [rows, 64] = A [rows, depth] times a panel, added to C if `add`.
 void multiply_panel(const float* a, size_t stride, int rows, const float* b, int depth, float* c, size_t c_stride, bool add) {
     constexpr int kDepth = 256;
-    alignas(64) float some[kDepth * kColumnsAtOnce];
+    constexpr bool kCopies = kColumnsAtOnce < kPanelColumns;
+    alignas(64) float some[kCopies ? kDepth * kColumnsAtOnce : 1];
     for (int k = 0; k < depth; k += kDepth) {
         const int n = depth - k < kDepth ? depth - k : kDepth;
         for (int at = 0; at < kPanelColumns; at += kColumnsAtOnce) {
             const float* part = b + size_t(k) * kPanelColumns + at;
-            const bool copies = kColumnsAtOnce < kPanelColumns && rows > 24;  // rows 256 bytes apart evict one another from the L1 cache
+            // A panel's rows, 256 bytes apart, evict one another from the L1 cache. For few rows of A a copy takes too long.
+            const bool copies = kCopies && rows > 24;
             for (int i = 0; copies && i < n; i++) std::memcpy(some + i * kColumnsAtOnce, part + size_t(i) * kPanelColumns, kColumnsAtOnce * sizeof(float));
             product_columns<kMostVecs>(a + k, stride, 1, rows, copies ? some : part, copies ? kColumnsAtOnce : kPanelColumns, n, c + at, c_stride, add || k);
         }
@@ -58,33 +60,32 @@ void pack_transposed(const float* from, size_t stride, int rows, int n, int widt
 }
 
 // The gradient of a layer's weights is A^T B over all rows. A, the gradient of the outputs, is read as rows. B, the inputs, is packed:
-// for each chunk of rows, the columns that a product takes at once are side by side, [kChunkRows][kColumnsAtOnce].
+// for each chunk of rows, the columns that a product takes at once are side by side, [kPackedRows][kColumnsAtOnce].
 constexpr bool kPacksLeft = false;
-constexpr int kGradientRows = 48, kGradientColumns = 128;  // computed at once
-constexpr int kChunkRows = 256;
+constexpr int kGradientRows = 48, kGradientColumns = 128;  // computed at once: 8 times the 6 rows of a product
 
-// Rows [first, first + rows) of both. Nothing is packed of A.
+// Packs rows [first, first + rows) of B.
 void pack_operands(const transduce::LinearCall<float>& call, const float*, int, int64_t first, int rows, int, float*, float* right) {
     const int n = call.inputs;
     for (int r = 0; r < rows; r++) {
         const float* from = static_cast<const float*>(call.x) + (first + r) * n;
-        const int64_t in_chunk = (first + r) % kChunkRows;
+        const int64_t in_chunk = (first + r) % kPackedRows;
         float* to = right + (first + r - in_chunk) * call.padded_inputs() + in_chunk * kColumnsAtOnce;
-        for (int k = 0; k < n; k += kColumnsAtOnce) round_row(from + k, n - k < kColumnsAtOnce ? n - k : kColumnsAtOnce, kColumnsAtOnce, to + k * kChunkRows);
+        for (int k = 0; k < n; k += kColumnsAtOnce) round_row(from + k, n - k < kColumnsAtOnce ? n - k : kColumnsAtOnce, kColumnsAtOnce, to + k * kPackedRows);
     }
 }
 
 // product [rows, kGradientColumns]: `rows` outputs from `first` on, and `columns` inputs from `column` on.
 void multiply_operands(const transduce::LinearCall<float>& call, int first, int rows, int column, int columns, const float* left, const float* right,
                        float* product) {
-    alignas(64) float some[kChunkRows * kGradientRows];  // of A, close together
+    alignas(64) float some[kPackedRows * kGradientRows];  // of A, close together
     const float* a = (call.activates ? left : static_cast<const float*>(call.grad_output)) + first;
     const size_t stride = call.activates ? (call.outputs + 31) / 32 * 32 : call.outputs;
-    for (int64_t r = 0; r < call.rows; r += kChunkRows, right += kChunkRows * call.padded_inputs()) {
-        const int depth = int(call.rows - r < kChunkRows ? call.rows - r : kChunkRows);
+    for (int64_t r = 0; r < call.rows; r += kPackedRows, right += kPackedRows * call.padded_inputs()) {
+        const int depth = int(call.rows - r < kPackedRows ? call.rows - r : kPackedRows);
         for (int k = 0; k < depth; k++) std::memcpy(some + k * kGradientRows, a + (r + k) * stride, size_t(rows) * sizeof(float));
         for (int c = 0; c < columns; c += kColumnsAtOnce)
-            product_columns<kMostVecs>(some, 1, kGradientRows, rows, right + (column + c) * kChunkRows, kColumnsAtOnce, depth, product + c, kGradientColumns, r > 0);
+            product_columns<kMostVecs>(some, 1, kGradientRows, rows, right + (column + c) * kPackedRows, kColumnsAtOnce, depth, product + c, kGradientColumns, r > 0);
     }
 }
 

@@ -11,6 +11,7 @@ namespace transduce {
 constexpr int kPanelColumns = 64;
 constexpr int kRowStep = 32;   // products over rows take so many at a time
 constexpr int kMostRows = 96;  // that a thread takes at once
+constexpr int kPackedRows = 256;  // of the input of a layer, in float32: see panels_float32.inl
 
 // Rows that a thread takes at once: fewer of few rows, so that all threads have work. No function of the number of threads, so that no
 // result depends on it.
@@ -131,9 +132,10 @@ struct LinearCall {
     const void* grad_output;     // backward
     void* grad_x;                // of the type of x; null: not wanted
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias
-    int64_t padded_rows = 0;     // of the operands of the gradient of the weights
+    int64_t padded_rows = 0;     // of the left operand of the gradient of the weights, and in bfloat16 of the right one
     int padded_outputs = 0;
 
+    // Columns of packed inputs.
     int64_t padded_inputs() const { return round_up(inputs, kPanelColumns); }
 };
 

@@ -62,7 +62,7 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
     const size_t width = round_up(call.outputs, 32), n_bias = round_up(call.outputs, 16);
     operands.weight.reserve(size_t(panels(call.inputs)) * kPanelColumns * call.padded_outputs);
     operands.left.reserve(size_t(panels(call.outputs)) * kPanelColumns * call.padded_rows);
-    operands.right.reserve(round_up(call.rows, 256) * call.padded_inputs());
+    operands.right.reserve(round_up(call.rows, kPackedRows) * call.padded_inputs());
     operands.bias.reserve(blocks * n_bias);
     Number *weight = operands.weight.data(), *left = operands.left.data(), *right = operands.right.data();
     float* bias = operands.bias.data();

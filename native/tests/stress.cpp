@@ -206,7 +206,7 @@ void score(transduce_model* model) {
 template <class Number>
 void train(int seed) {
     constexpr bool kIsBf16 = sizeof(Number) == 2;
-    constexpr int kRows = 200, kInputs = 40, kOutputs = 70, kHeads = 2, kLength = 20, kWidth = 10;
+    constexpr int kRows = 300, kInputs = 40, kOutputs = 70, kHeads = 2, kLength = 20, kWidth = 10;
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     const auto floats = [&](size_t n) {

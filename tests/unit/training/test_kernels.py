@@ -163,7 +163,7 @@ def test_weights_of_attention_are_dropped_independently(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("is_rounded", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (5, 40, 70), (97, 33, 65), (300, 128, 384), (193, 96, 96), (700, 520, 40)]
+    "shape", [(1, 1, 1), (5, 40, 70), (97, 33, 65), (300, 128, 384), (193, 96, 96), (700, 520, 40), (513, 200, 70)]
 )
 def test_linear_layers(shape: tuple[int, int, int], has_bias: bool, is_rounded: bool, dtype: torch.dtype) -> None:
     rows, n_in, n_out = shape
