@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from transduce.convert.exporting import export_run, open_outgoing
 from transduce.decoding.generator import Generator
 from transduce.decoding.translator import Translator
 from transduce.errors import TransduceError
+from transduce.runs.folder import RunFolder
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -45,6 +48,31 @@ def export(run: Path, **options: Any) -> tuple[Path, list[str]]:
         return out, list(export_run(run, "onnx", out, **options))
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """By the kind of tie and by whether weights go into a second file: a run, its export and the report."""
+
+    @cache
+    def make(tie: str, large: bool) -> tuple[Path, Path, list[str]]:
+        with pytest.MonkeyPatch.context() as patch:
+            if large:
+                patch.setattr(onnx_graphs, "MAX_INLINE_BYTES", 1000)
+            run = marians.make_run(tmp_path_factory.mktemp("kept") / "run", d_ff=500, tie=tie, joint=False)
+            return run, *export(run)
+
+    return make
+
+
+def do_not_trace(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    """Write the graphs of an export in place of new ones, as tracing takes many seconds."""
+
+    def save(graph: onnx_graphs.Graph, path: Path) -> None:
+        for file in kept.glob(f"{path.name}*"):
+            shutil.copy(file, path.parent)
+
+    monkeypatch.setattr(onnx_graphs.Graph, "save", save)
 
 
 def open_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -111,7 +139,8 @@ OPTIONS = {
 def test_translators(tmp_path: Path, options: dict[str, Any]) -> None:
     """Logits, and text to text by onnxruntime and sentencepiece: what `transduce translate --beam 1` gives."""
     tie = options.get("tie", "two_way")
-    run = marians.make_run(tmp_path / "run", joint=tie == "three_way", **{**options, "tie": tie})
+    options = {"n_encoder_layers": 1, **options, "tie": tie}
+    run = marians.make_run(tmp_path / "run", joint=tie == "three_way", **options)
     out, lines = export(run)
     assert "checked: outputs of onnxruntime" in lines[1]
     assert translator_difference(run, out) <= BOUND, options
@@ -122,11 +151,14 @@ def test_translators(tmp_path: Path, options: dict[str, Any]) -> None:
     assert b"onnx_graphs.py" not in (out / "encoder.onnx").read_bytes(), "a stack trace"
 
 
-def test_export_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = onnx_graphs._encode_source
-    monkeypatch.setattr(onnx_graphs, "_encode_source", lambda model, ids, mask: encode(model, ids.clamp_max(9), mask))
+def test_export_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Any) -> None:
+    run, out, _ = kept("none", True)
+    do_not_trace(monkeypatch, out)
+    different, state = shutil.copytree(run, tmp_path / "run"), marians.state_of(run)
+    state["src_embedding.table.weight"][10:] = state["src_embedding.table.weight"][9]
+    RunFolder.open(different).save_model(state)
     with pytest.raises(TransduceError, match="not the same"):
-        export(marians.make_run(tmp_path / "run"))
+        export(different)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -182,24 +214,21 @@ def test_encoders_of_random_configurations(tmp_path: Path, kind: str, seed: int)
     assert how.get("labels") == (text_runs.LABELS if kind == "bert-classifier" else None)
 
 
-def test_large_weights_go_into_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_graphs, "MAX_INLINE_BYTES", 1000)
-    run = marians.make_run(tmp_path / "run", d_ff=500)
-    out, lines = export(run)
+def test_large_weights_go_into_a_second_file(kept: Any) -> None:
+    run, out, lines = kept("none", True)
     assert (out / "encoder.onnx.data").stat().st_size > 2 * 4 * 16 * 500 * 2 and "checked" in lines[1]
     assert (out / "encoder.onnx").stat().st_size < (out / "encoder.onnx.data").stat().st_size
     assert translator_difference(run, out) <= BOUND
 
 
 @pytest.mark.parametrize(("tie", "large"), [("none", True), ("two_way", False)])
-def test_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: str, large: bool) -> None:
+def test_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Any, tie: str, large: bool) -> None:
     """No float32 matrices are left; the output matrix, tied or not, is multiplied in int8."""
     import onnx
 
-    if large:
-        monkeypatch.setattr(onnx_graphs, "MAX_INLINE_BYTES", 1000)
-    run = marians.make_run(tmp_path / "run", d_ff=500, tie=tie, joint=False)
-    out, lines = export(run, quantization="int8")
+    run, float32, _ = kept(tie, large)
+    do_not_trace(monkeypatch, float32)
+    out, lines = export(shutil.copytree(run, tmp_path / "run"), quantization="int8")
     assert "checked" in lines[1] and "int8 moves outputs by" in lines[2] and translate(out, LINES[:1])[0]
     graphs = [name + suffix for name in ("encoder.onnx", "decoder.onnx") for suffix in ("", ".data")[: 1 + large]]
     assert {path.name for path in out.iterdir()} == {*graphs, "source.spm", "target.spm", "transduce.json"}

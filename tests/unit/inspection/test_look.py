@@ -66,16 +66,21 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return open_one
 
 
+@pytest.fixture(scope="module")
+def looks(subjects: Any) -> Any:
+    """What is shown of TEXT, by the name of a run."""
+    return cache(lambda name: look(subjects(name), TEXT))
+
+
 def logits_of(subject: Subject, found: Inspection) -> torch.Tensor:
     with torch.no_grad():
         return subject.logits(subject.model, subject.hidden(subject.model, *found.sentence.inputs))[0].double()
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_probabilities_are_those_of_the_model(name: str, subjects: Any) -> None:
-    subject = subjects(name)
-    found = look(subject, TEXT)
-    expected = logits_of(subject, found).softmax(-1)
+def test_probabilities_are_those_of_the_model(name: str, subjects: Any, looks: Any) -> None:
+    found = looks(name)
+    expected = logits_of(subjects(name), found).softmax(-1)
     shown = found.views["tokens"]
     assert len(shown) == len(expected)
     for row, token in zip(expected, shown, strict=True):
@@ -86,8 +91,8 @@ def test_probabilities_are_those_of_the_model(name: str, subjects: Any) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_cell_is_the_dot_product_that_is_written_out(name: str, subjects: Any) -> None:
-    found = look(subjects(name), TEXT)
+def test_every_cell_is_the_dot_product_that_is_written_out(name: str, looks: Any) -> None:
+    found = looks(name)
     checked = 0
     for value, array in found.arrays.items():
         index = tuple(n // 2 for n in array.shape)
@@ -101,8 +106,8 @@ def test_every_cell_is_the_dot_product_that_is_written_out(name: str, subjects: 
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_operands_of_a_kept_page_give_its_values(name: str, subjects: Any) -> None:
-    found = look(subjects(name), TEXT)
+def test_the_operands_of_a_kept_page_give_its_values(name: str, looks: Any) -> None:
+    found = looks(name)
     names = [part.name for part in found.parts]
     values = [value for part in found.to_json(names, weights=names)["parts"] for value in part["values"]]
     arrays = {value["name"]: unpack(value["data"]).astype("f8") for value in values}
@@ -124,8 +129,8 @@ def test_the_operands_of_a_kept_page_give_its_values(name: str, subjects: Any) -
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_logits_are_those_of_the_model_for_the_most_probable_tokens(name: str, subjects: Any) -> None:
-    found = look(subjects(name), TEXT)
+def test_logits_are_those_of_the_model_for_the_most_probable_tokens(name: str, subjects: Any, looks: Any) -> None:
+    found = looks(name)
     expected = logits_of(subjects(name), found)
     shown = list(found.sentence.sides["candidates"].ids)
     np.testing.assert_allclose(found["logits"].array, expected[:, shown], atol=1e-4)
@@ -135,9 +140,9 @@ def test_logits_are_those_of_the_model_for_the_most_probable_tokens(name: str, s
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in ("RNN", "GRU", "ConvS2S", "SSRU")])
-def test_scores_and_mask_give_the_weights(name: str, subjects: Any) -> None:
+def test_scores_and_mask_give_the_weights(name: str, looks: Any) -> None:
     """NumPy, in float64."""
-    found = look(subjects(name), TEXT)
+    found = looks(name)
     for view in found.views["attention"]:
         part = view["name"]
         scores = found[f"{part}.scores"].array.astype("f8")
@@ -266,15 +271,15 @@ def test_what_is_switched_off_is_said_and_leaves_the_model_alone(name: str, subj
     assert all(np.array_equal(after[key].array, before[key].array) for key in before.arrays)
 
 
-def test_the_last_layer_of_the_lens_is_the_prediction(subjects: Any) -> None:
+def test_the_last_layer_of_the_lens_is_the_prediction(looks: Any) -> None:
     for name in ("paper", "pre-norm, rotary, gated", "GPT", "BERT", "star"):
-        found = look(subjects(name), TEXT)
+        found = looks(name)
         last = unpack(found.views["lens"]["layers"][-1]["probability"])
         np.testing.assert_allclose(last, [token["probability"] for token in found.views["tokens"]], atol=1e-3)
 
 
-def test_words_join_the_tokens_of_a_side(subjects: Any) -> None:
-    sides = look(subjects("paper"), TEXT).sentence.sides
+def test_words_join_the_tokens_of_a_side(looks: Any) -> None:
+    sides = looks("paper").sentence.sides
     for side in sides.values():
         assert len(side.words) == len(side.tokens) and side.words[0] == 0
         assert all(later - earlier in (0, 1) for earlier, later in zip(side.words, side.words[1:], strict=False))
@@ -348,9 +353,9 @@ def test_heads_are_labelled_by_their_rules() -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_shares_of_heads_are_sums_over_queries_and_keys(name: str, subjects: Any) -> None:
+def test_shares_of_heads_are_sums_over_queries_and_keys(name: str, looks: Any) -> None:
     """Added up one weight at a time, in float64."""
-    found = look(subjects(name), TEXT)
+    found = looks(name)
     for view in found.views["attention"]:
         tokens, is_cross = view["column_tokens"], view["kind"] in ("cross", "relay")
         for head, label in zip(found[f"{view['name']}.weights"].array, view["labels"], strict=True):
