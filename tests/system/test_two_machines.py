@@ -89,7 +89,7 @@ def wait_for(log: Path, text: str, *, after: int = 0) -> int:
 
 
 def wait_for_updates(machine: subprocess.Popen[bytes], log: Path, run: Path, *, more: int) -> None:
-    """Wait until the run has so many more updates."""
+    """Wait until the log has so many more lines, one for every ten updates."""
     n = len(events(run, "update"))
     while len(events(run, "update")) < n + more:
         assert machine.poll() is None, log.read_text()
@@ -107,7 +107,7 @@ def test_a_machine_that_is_cut_off_is_named_and_the_other_one_goes_on_until_it_c
     asked = ("train", "--src", src, "--tgt", tgt, "--run", run, *settings)
     machines = [start("transduce-a", first, *asked), start("transduce-b", second, *asked)]
     try:
-        wait_for_updates(machines[0], first, run, more=100)
+        wait_for_updates(machines[0], first, run, more=10)
         ip("-n", "transduce-b", "link", "set", "cable", "down")
         place = wait_for(first, "from process 2 of 2 (")
         place = wait_for(first, "had 2 processes until update", after=place)
