@@ -89,9 +89,9 @@ def compiled(source: Path, command: list[str]) -> Path:
     """The object file of a source, compiled again if what it includes has changed. Its name depends on the options."""
     flags = X86_64_ONLY.get(source.stem, [])
     if "TRANSDUCE_EMULATED_AVX512" in os.environ and source.stem in ("training_loss", "target_bf16", "target_amx_bf16"):
-        flags = [*AVX2, *(flag for flag in flags if "amx" in flag), "-include", "native/tests/emulated_avx512.h"]
+        flags = [*AVX2, *(flag for flag in flags if "amx" in flag), "-include", "native/tests/emulated_avx512.h", "-O1"]
     if "TRANSDUCE_EMULATED_TILES" in os.environ and source.stem in ("cpu", "training_loss", *AMX_ONLY):
-        flags = [*flags, "-include", "native/tests/emulated_tiles.h"]
+        flags = [*flags, "-include", "native/tests/emulated_tiles.h", "-O1"]  # compiles in a third of the time of -O3
     command = [*command, *flags]
     output = OBJECTS / f"{source.stem}-{crc32(shlex.join(command).encode()):08x}.o"
     included = output.with_suffix(".d")
