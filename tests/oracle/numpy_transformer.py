@@ -387,12 +387,12 @@ def seen_by(n: int, options: Options, stack: str, layer: int, *, first: int = 0)
     stack's pattern allows. Heads have the factors in equal groups, the larger ones first, or layers have them in turn.
     """
     pattern = options.patterns.get(stack, "full")
+    n_factors = len(factors_of(0, 0, pattern, options))
+    groups = np.repeat(np.arange(n_factors), [len(x) for x in np.array_split(range(options.n_heads), n_factors)])
 
     def seen(t: int, s: int, head: int) -> bool:
-        found = factors_of(t + first, s + first, pattern, options)
-        groups = np.repeat(np.arange(len(found)), [len(x) for x in np.array_split(range(options.n_heads), len(found))])
-        chosen = groups[head] if options.factors == "heads" else layer % len(found)
-        return found[chosen] and (s <= t or stack == "encoder")
+        chosen = groups[head] if options.factors == "heads" else layer % n_factors
+        return factors_of(t + first, s + first, pattern, options)[chosen] and (s <= t or stack == "encoder")
 
     heads = range(options.n_heads)
     found = [[[seen(t, s, head) for s in range(n)] for t in range(n)] for head in heads]

@@ -28,7 +28,8 @@ REFS = ["Ein Mann reitet ein Pferd", "ZWEI Hunde rennen"]
 def subject_with(path: Path, section: str, **values: Any) -> TranslationSubject:
     found = open_subject(path, device="cpu")
     assert found.folder is not None
-    folder = RunFolder(path, found.folder.settings.with_values(section, **values), found.folder.manifest)
+    settings = found.folder.settings.with_values("decoding", max_length=8).with_values(section, **values)
+    folder = RunFolder(path, settings, found.folder.manifest)
     return TranslationSubject(found.model, folder, found.tokenizers)
 
 
