@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,14 @@ def vocabulary(kind: str = "unigram", size: int = 120, **options: Any) -> Tokeni
     return train_tokenizer(LINES, TokenizerSettings(kind=kind, **options), vocab_size=size, seed=1)
 
 
-def make_run(path: Path, *, tokenizer: Tokenizer | None = None, seed: int = 1, **options: Any) -> Path:
+def make_run(
+    path: Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    seed: int = 1,
+    decoding: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Path:
     """Create a run folder whose weights are all random and non-zero; `options` are model settings, with the kind."""
     task = TASKS.get(options["kind"], "translation")
     exact = task == "causal"
@@ -47,6 +55,7 @@ def make_run(path: Path, *, tokenizer: Tokenizer | None = None, seed: int = 1, *
         "task": task,
         "data": {"context": 40, **labels},
         "model": fitting(**{**SIZES, **options}).model_dump(exclude_unset=True),
+        "decoding": decoding or {},
     }
     settings = Settings.from_mapping(values)
     model = build_model(settings.model, n_src=tokenizer.vocab_size, n_tgt=tokenizer.vocab_size)

@@ -61,7 +61,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def open_one(name: str) -> Subject:
-        return open_subject(make_run(folder / name.replace(" ", "-"), **RUNS[name]))
+        return open_subject(make_run(folder / name.replace(" ", "-"), decoding={"max_length": 24}, **RUNS[name]))
 
     return open_one
 
