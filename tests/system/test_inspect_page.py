@@ -60,7 +60,7 @@ SECTIONS = ("path", "matrices", "heads", "positions", "steps", "tokens", "layers
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     path = tmp_path_factory.mktemp("runs")
     return {
-        "transformer": marians.make_run(path / "there", seed=2, decoding={"max_length": 12}),  # so few tokens have so few controls
+        "transformer": marians.make_run(path / "there", seed=2, decoding={"max_length": 12}),  # each token has controls
         "rnn": make_run(path / "rnn", kind="rnn"),
         "gpt": make_run(path / "gpt", kind="gpt"),
         "bert": make_run(path / "bert", **BERT),

@@ -16,7 +16,7 @@ from system.test_encoder import documents, sentiments
 from system.test_ranks import assert_same_but_for_rounding
 from transduce.demo.corpus import demo_pairs
 
-pytestmark = pytest.mark.loopback  # processes that communicate
+pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("unchecked")]  # processes that communicate
 
 ASKED = (
     "model.d_model=32", "model.dropout=0.0", "training.optimizer=adam",
@@ -31,14 +31,15 @@ valid = [{path = "pairs.tsv"}]
 [decoding]
 max_length = 20
 """
+ENCODER, DECODER = "n_encoder_layers = 2\n", "n_decoder_layers = 2\n"
 RECIPES = {
-    "transformer": f'{PAIRS}[model]\ntie = "three_way"\nresidual = "pre"\n',
-    "untied": f'{PAIRS}[model]\ntie = "none"\npositions = "rotary"\nn_kv_heads = 1\nn_heads = 2\n',
+    "transformer": f'{PAIRS}[model]\n{ENCODER}{DECODER}tie = "three_way"\nresidual = "pre"\n',
+    "untied": f'{PAIRS}[model]\n{ENCODER}{DECODER}tie = "none"\npositions = "rotary"\nn_kv_heads = 1\nn_heads = 2\n',
     "rnn": f'{PAIRS}[model]\nkind = "rnn"\n',
-    "gpt": f'task = "causal"\n{TEXT}',
-    "transformer-xl": f'task = "causal"\n{TEXT}[model]\nkind = "transformer-xl"\n',
-    "bert": f'task = "masked"\n{TEXT}documents = "blank_line"\n[model]\nnext_sentence = true\n',
-    "bert-classifier": LABELS,
+    "gpt": f'task = "causal"\n{TEXT}[model]\n{DECODER}',
+    "transformer-xl": f'task = "causal"\n{TEXT}[model]\n{DECODER}kind = "transformer-xl"\n',
+    "bert": f'task = "masked"\n{TEXT}documents = "blank_line"\n[model]\n{ENCODER}next_sentence = true\n',
+    "bert-classifier": f"{LABELS}[model]\n{ENCODER}",
 }
 
 
