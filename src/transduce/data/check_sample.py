@@ -5,7 +5,7 @@ A training keeps them in its single pass over the text; `take_sample` reads the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Generic, TypeVar
@@ -36,12 +36,18 @@ class Windows(Generic[T]):
         """Yield the records unchanged, and keep some of them."""
         records = iter(records)
         while window := list(islice(records, WINDOW)):
+            self.see(len(window), window.__getitem__)
+            yield from window
+
+    def see(self, n: int, record: Callable[[int], T]) -> None:
+        """Keep some of the next `n` records: a multiple of WINDOW, or the last ones. `record` gives one of them."""
+        for start in range(0, n, WINDOW):
+            end = min(start + WINDOW, n)
             if self.total // WINDOW % self._every == 0:
-                self.kept.append(window)
-            self.total += len(window)
+                self.kept.append([record(i) for i in range(start, end)])
+            self.total += end - start
             if len(self.kept) > self._most:
                 self.kept, self._every = self.kept[::2], 2 * self._every
-            yield from window
 
     @property
     def is_whole(self) -> bool:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice, pairwise
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from transduce.data.clean import (
     hashes_of,
     without_controls,
 )
-from transduce.data.corpus import Pair
+from transduce.data.corpus import Pair, PairColumns
 from transduce.data.leaks import comparable
 from transduce.data.spool import Arrays, ResultFile, compressed, decompressed
 from transduce.data.workers import Workers, compute
@@ -35,21 +34,10 @@ _SEPARATOR = "\0"  # a control character: cleaning removes it
 
 @dataclass(frozen=True, slots=True)
 class PairChunk:
-    """Consecutive pairs of one file as they were read. Sent to other processes in columns, faster than objects."""
+    """Pairs as they were read, and the number of their corpus."""
 
     corpus: int
-    pairs: Sequence[Pair]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _chunk_of, (self.corpus, *_columns_of(self.pairs))
-
-
-def _columns_of(pairs: Sequence[Pair]) -> list[list[Any]]:
-    return [[pair[i] for pair in pairs] for i in range(len(Pair._fields))]
-
-
-def _chunk_of(corpus: int, *columns: Sequence[Any]) -> PairChunk:
-    return PairChunk(corpus, list(map(Pair, *columns)))
+    pairs: PairColumns
 
 
 def pack_pairs(pairs: Iterable[Pair], n: int = CHUNK) -> Iterator[Arrays]:
@@ -73,7 +61,7 @@ def n_pairs(record: Arrays) -> int:
 
 def _packed(corpus: int, pairs: Sequence[Pair]) -> Arrays:
     """Pairs of one file. `new`: which of them are no duplicates; at first all."""
-    src, tgt, files, lines, links = _columns_of(pairs)
+    src, tgt, files, lines, links = zip(*pairs, strict=True) if pairs else ((),) * len(Pair._fields)
     return {
         "text": compressed(_SEPARATOR.join([*files[:1], *src, *tgt, *links])),
         "lines": np.array(lines, dtype=np.int64),
@@ -133,19 +121,12 @@ class PairCleaning:
     held_out: HeldOutSources | None
     report: CleanReport = field(default_factory=CleanReport)
 
-    def clean(
-        self, corpora: Sequence[Iterable[Pair]], file: ResultFile, workers: Workers, *, n: int = CHUNK
-    ) -> list[CleanedPairs]:
-        """Clean the pairs of all corpora, `n` at a time."""
-
-        def chunks() -> Iterator[PairChunk]:
-            for number, pairs in enumerate(map(iter, corpora)):
-                while some := list(islice(pairs, n)):
-                    yield PairChunk(number, some)
-
+    def clean(self, corpora: Sequence[Iterable[PairColumns]], file: ResultFile, workers: Workers) -> list[CleanedPairs]:
+        """Clean the pairs of all corpora."""
+        chunks = (PairChunk(number, pairs) for number, some in enumerate(corpora) for pairs in some)
         function = CleanPairs(self.settings, None if self.held_out is None else self.seed)
         seen, counts = SeenHashes(), [0] * len(corpora)
-        for chunk, result in compute(function, chunks(), workers, file):
+        for chunk, result in compute(function, chunks, workers, file):
             self._see(chunk, result, seen)
             counts[chunk.corpus] += 1
         ends = accumulate(counts, initial=0)
@@ -160,11 +141,11 @@ class PairCleaning:
         if self.settings.deduplicate:
             result["new"] = new = seen.add(result["hashes"])
             for i in places[~new].tolist():
-                self.report.drop(DUPLICATE, cleaned(chunk.pairs[i]))
+                self.report.drop(DUPLICATE, cleaned(chunk.pairs.pair(i)))
             places = places[new]
 
         def pair_of(i: int) -> Pair:
-            return cleaned(chunk.pairs[places[i]])
+            return cleaned(chunk.pairs.pair(int(places[i])))
 
         self.sample.add_some(len(places), lambda i: pair_of(i)[:2])
         if self.held_out is not None:

@@ -18,7 +18,7 @@ from transduce.config.settings import Settings
 from transduce.data.check_sample import Windows
 from transduce.data.clean import CleanReport, HeldOutSources
 from transduce.data.cleaned_pairs import CHUNK, VECTOR_CHUNK, CleanedPairs, PairCleaning
-from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
+from transduce.data.corpus import Labelled, Pair, PairColumns, columns_of, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
 from transduce.data.sources import Source, Sources
@@ -96,9 +96,9 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], place:
     windows, workers = tuple(map(Windows[Pair], sources.train)), place.workers or LocalWorkers(data.workers)
     marks = tuple(source.mark() for source in sources.train)
     rules = (data.demo, data.src_lang, data.tgt_lang, data.deduplicate, data.drop_copies, seed, not sources.valid)
-    corpora = [one.watch(source.read()) for source, one in zip(sources.train, windows, strict=True)]
     n = VECTOR_CHUNK if settings.model.reads_vectors else CHUNK
-    cleaned = cleaning.clean(corpora, place.results("cleaned", marks, rules, n), workers, n=n)
+    corpora = [_watched(source, one, n) for source, one in zip(sources.train, windows, strict=True)]
+    cleaned = cleaning.clean(corpora, place.results("cleaned", marks, rules, n), workers)
     report, place = cleaning.report, replace(place, workers=workers)
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
     sampled = sample.items
@@ -120,6 +120,13 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], place:
         sampled = [pair for pair in sampled if comparable(pair[0]) not in chosen]
     train = TextSet("train", files, lambda: chain.from_iterable(one() for one in cleaned), report.kept)
     return PairTexts(train, valid, tests, sampled, marks, windows, report, tuple(cleaned), place)
+
+
+def _watched(source: Source[Pair], windows: Windows[Pair], n: int) -> Iterator[PairColumns]:
+    """The pairs of a corpus, `n` at a time, of which the windows keep some."""
+    for pairs in source.columns(n) if source.columns else columns_of(source.read(), n):
+        windows.see(len(pairs), pairs.pair)
+        yield pairs
 
 
 def read_test_pairs(sources: Sources[Pair]) -> tuple[TextSet[Pair], ...]:

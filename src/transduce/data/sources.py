@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from transduce.config.settings import Corpus, DataSettings, Settings
-from transduce.data.corpus import Labelled, Pair, corpus_files, corpus_name, read_labelled, read_pairs
+from transduce.data.corpus import (
+    Labelled,
+    Pair,
+    PairColumns,
+    corpus_files,
+    corpus_name,
+    read_columns,
+    read_labelled,
+    read_pairs,
+)
 from transduce.data.lines import content_mark, read_lines
 
 T = TypeVar("T")
@@ -19,13 +29,15 @@ class Source(Generic[T]):
     """Text of one corpus: `Pair`s, `Labelled` texts, or lines of running text without their ends.
 
     Each call of `read` starts at the beginning, and raises `DataError` with file and line for text that cannot be read.
-    `files`: their names, for reports. `mark`: changes with the content of the files (`content_mark`).
+    `files`: their names, for reports. `mark`: changes with the content of the files (`content_mark`). `columns`: reads
+    so many pairs at a time, where that is faster.
     """
 
     name: str
     read: Callable[[], Iterator[T]]
     files: tuple[str, ...] = ()
     mark: Callable[[], bytes] = bytes
+    columns: Callable[[int], Iterator[PairColumns]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,10 @@ def pair_sources(settings: Settings) -> Sources[Pair]:
     def read(corpus: Corpus) -> Iterator[Pair]:
         return read_pairs(corpus, src_lang=data.src_lang, tgt_lang=data.tgt_lang)
 
-    return _file_sources(data, read)
+    def columns(corpus: Corpus, n: int) -> Iterator[PairColumns]:
+        return read_columns(corpus, n, src_lang=data.src_lang, tgt_lang=data.tgt_lang)
+
+    return _file_sources(data, read, columns)
 
 
 def line_sources(settings: Settings) -> Sources[str]:
@@ -62,11 +77,16 @@ def labelled_sources(settings: Settings) -> Sources[Labelled]:
     return _file_sources(settings.data, lambda corpus: read_labelled(_path(corpus)))
 
 
-def _file_sources(data: DataSettings, read: Callable[[Corpus], Iterator[T]]) -> Sources[T]:
+def _file_sources(
+    data: DataSettings,
+    read: Callable[[Corpus], Iterator[T]],
+    columns: Callable[[Corpus, int], Iterator[PairColumns]] | None = None,
+) -> Sources[T]:
     def source(corpus: Corpus) -> Source[T]:
         files = corpus_files(corpus)
         names = tuple(path.name for path in files)
-        return Source(corpus_name(corpus), lambda: read(corpus), names, lambda: b"".join(map(content_mark, files)))
+        mark, in_columns = lambda: b"".join(map(content_mark, files)), columns and partial(columns, corpus)
+        return Source(corpus_name(corpus), lambda: read(corpus), names, mark, in_columns)
 
     train, valid, tests = (tuple(map(source, corpora)) for corpora in (data.train, data.valid, data.test))
     return Sources(train, valid, tests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tracemalloc
 from collections.abc import Iterable
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from transduce.config.settings import DataSettings
 from transduce.data.clean import Cleaner, CleanReport, HeldOutSources, SeenHashes, draws_of, format_cleaning
 from transduce.data.cleaned_pairs import PairCleaning
-from transduce.data.corpus import Pair
+from transduce.data.corpus import Pair, columns_of
 from transduce.data.leaks import comparable
 from transduce.data.spool import ResultFile
 from transduce.data.workers import LocalWorkers
@@ -65,10 +66,17 @@ def test_copies_are_dropped_on_request() -> None:
     assert {reason: tally.count for reason, tally in report.dropped.items()} == {"empty": 2, "copy": 1}
 
 
+def test_columns_of_pairs_with_line_breaks_survive_a_way_to_another_process() -> None:
+    for pairs in (PAIRS, pairs_of(("a\nb", "c"), ("", "\n"), ("x", "y")), [Pair("", "", "file", 7, "0-0")]):
+        for columns in columns_of(pairs, 2):
+            assert list(pickle.loads(pickle.dumps(columns))) == list(columns)
+        assert [pair for columns in columns_of(pairs, 2) for pair in columns] == pairs
+
+
 def test_duplicates_are_remembered_across_corpora() -> None:
     cleaning = PairCleaning(DataSettings(deduplicate=True), 1, Reservoir(9, seed=1), None)
     pairs = pairs_of(("a", "b"), ("a\nb", "c"), ("a", "b\nc"), ("a\x00", "b"))
-    streams = cleaning.clean([pairs, pairs], ResultFile(None), LocalWorkers(1))
+    streams = cleaning.clean([columns_of(pairs, 3), columns_of(pairs, 3)], ResultFile(None), LocalWorkers(1))
     assert [[pair[:2] for pair in stream()] for stream in streams] == [[pair[:2] for pair in pairs[:3]], []]
     assert cleaning.report.dropped["duplicate"].count == 5 and cleaning.report.kept == len(cleaning.sample.items) == 3
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +13,20 @@ import pytest
 
 from transduce.config.settings import Corpus, Settings
 from transduce.data.check_sample import take_sample
-from transduce.data.corpus import PAIR_FORMATS, Pair, PairFormat, corpus_files, corpus_name, read_pairs
+from transduce.data.corpus import PAIR_FORMATS, Pair, PairFormat, corpus_files, corpus_name, read_columns, read_pairs
 from transduce.data.lines import read_lines
 from transduce.data.sources import Sources, pair_sources
 from transduce.errors import DataError, SettingsError
 
 
 def pairs_of(corpus: Corpus, src_lang: str = "en", tgt_lang: str = "de") -> list[Pair]:
-    return list(read_pairs(corpus, src_lang=src_lang, tgt_lang=tgt_lang))
+    """The pairs, which are the same in columns, also in another process."""
+    pairs = list(read_pairs(corpus, src_lang=src_lang, tgt_lang=tgt_lang))
+    for n in (1, 2, 1000):
+        columns = list(read_columns(corpus, n, src_lang=src_lang, tgt_lang=tgt_lang))
+        assert [pair for some in columns for pair in some] == pairs
+        assert [some.pair(i) for some in pickle.loads(pickle.dumps(columns)) for i in range(len(some))] == pairs
+    return pairs
 
 
 def texts(corpus: Corpus, src_lang: str = "en", tgt_lang: str = "de") -> list[tuple[str, str]]:
@@ -40,6 +48,9 @@ def two_files(folder: Path, src: str, tgt: str) -> Corpus:
 def problem(corpus: Corpus) -> str:
     with pytest.raises(DataError) as caught:
         pairs_of(corpus)
+    with pytest.raises(DataError) as again:
+        deque(read_columns(corpus, 2, src_lang="en", tgt_lang="de"))
+    assert str(again.value) == str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -14,7 +14,7 @@ import torch
 
 from transduce.config.settings import Settings
 from transduce.data.cleaned_pairs import CleanPairs, PairChunk, unpack_pairs
-from transduce.data.corpus import Pair
+from transduce.data.corpus import Pair, PairColumns
 from transduce.data.leaks import comparable
 from transduce.data.preparation import PairTexts
 from transduce.data.sources import Source, Sources, memory_source
@@ -54,7 +54,7 @@ def settings(**sections: Any) -> Settings:
 
 def test_a_chunk_whose_pairs_are_all_dropped_has_no_pairs() -> None:
     blank = [Pair("", "x", "file", 1), Pair("x", " ", "file", 2)]
-    record = CleanPairs(Settings().data, seed=None)(PairChunk(0, blank))
+    record = CleanPairs(Settings().data, seed=None)(PairChunk(0, PairColumns.of(blank)))
     assert unpack_pairs(record) == []
 
 
