@@ -139,20 +139,17 @@ def columns_of(pairs: Iterable[Pair], n: int) -> Iterator[PairColumns]:
         yield PairColumns.of(some)
 
 
-def read_columns(corpus: Corpus, n: int, *, src_lang: str, tgt_lang: str) -> Iterator[PairColumns]:
-    """What `read_pairs` yields, `n` pairs at a time."""
-    if corpus.src is None or corpus.tgt is None:
-        yield from columns_of(read_pairs(corpus, src_lang=src_lang, tgt_lang=tgt_lang), n)
-        return
-    sides = iter(read_inputs(corpus.src)), read_lines(corpus.tgt)
+def read_columns(src: Path, tgt: Path, n: int) -> Iterator[PairColumns]:
+    """What `read_pairs` yields of two files, `n` pairs at a time."""
+    sides = iter(read_inputs(src)), read_lines(tgt)
     for first in count(1, n):
-        src, tgt = (list(islice(side, n)) for side in sides)
-        if len(src) != len(tgt):  # the error says how many lines both files have
-            for _ in read_pairs(corpus, src_lang=src_lang, tgt_lang=tgt_lang):
-                pass
-        if not src:
+        srcs, tgts = (list(islice(side, n)) for side in sides)
+        if len(srcs) != len(tgts):
+            for _ in aligned(read_inputs(src), read_lines(tgt), (src, tgt)):
+                pass  # until the error, which says how many lines both files have
+        if not srcs:
             return
-        yield PairColumns(str(corpus.src), src, tgt, range(first, first + len(src)))
+        yield PairColumns(str(src), srcs, tgts, range(first, first + len(srcs)))
 
 
 def read_labelled(path: Path | str, vocabulary: Vocabulary | None = None) -> Iterator[Labelled]:

@@ -30,7 +30,7 @@ class Source(Generic[T]):
 
     Each call of `read` starts at the beginning, and raises `DataError` with file and line for text that cannot be read.
     `files`: their names, for reports. `mark`: changes with the content of the files (`content_mark`). `columns`: reads
-    so many pairs at a time, where that is faster.
+    so many pairs at a time, of two files of lines.
     """
 
     name: str
@@ -61,10 +61,7 @@ def pair_sources(settings: Settings) -> Sources[Pair]:
     def read(corpus: Corpus) -> Iterator[Pair]:
         return read_pairs(corpus, src_lang=data.src_lang, tgt_lang=data.tgt_lang)
 
-    def columns(corpus: Corpus, n: int) -> Iterator[PairColumns]:
-        return read_columns(corpus, n, src_lang=data.src_lang, tgt_lang=data.tgt_lang)
-
-    return _file_sources(data, read, columns)
+    return _file_sources(data, read)
 
 
 def line_sources(settings: Settings) -> Sources[str]:
@@ -77,16 +74,14 @@ def labelled_sources(settings: Settings) -> Sources[Labelled]:
     return _file_sources(settings.data, lambda corpus: read_labelled(_path(corpus)))
 
 
-def _file_sources(
-    data: DataSettings,
-    read: Callable[[Corpus], Iterator[T]],
-    columns: Callable[[Corpus, int], Iterator[PairColumns]] | None = None,
-) -> Sources[T]:
+def _file_sources(data: DataSettings, read: Callable[[Corpus], Iterator[T]]) -> Sources[T]:
     def source(corpus: Corpus) -> Source[T]:
         files = corpus_files(corpus)
         names = tuple(path.name for path in files)
-        mark, in_columns = lambda: b"".join(map(content_mark, files)), columns and partial(columns, corpus)
-        return Source(corpus_name(corpus), lambda: read(corpus), names, mark, in_columns)
+        columns = partial(read_columns, corpus.src, corpus.tgt) if corpus.src and corpus.tgt else None
+        return Source(
+            corpus_name(corpus), lambda: read(corpus), names, lambda: b"".join(map(content_mark, files)), columns
+        )
 
     train, valid, tests = (tuple(map(source, corpora)) for corpora in (data.train, data.valid, data.test))
     return Sources(train, valid, tests)

@@ -13,17 +13,33 @@ import pytest
 
 from transduce.config.settings import Corpus, Settings
 from transduce.data.check_sample import take_sample
-from transduce.data.corpus import PAIR_FORMATS, Pair, PairFormat, corpus_files, corpus_name, read_columns, read_pairs
+from transduce.data.corpus import (
+    PAIR_FORMATS,
+    Pair,
+    PairColumns,
+    PairFormat,
+    columns_of,
+    corpus_files,
+    corpus_name,
+    read_columns,
+    read_pairs,
+)
 from transduce.data.lines import read_lines
 from transduce.data.sources import Sources, pair_sources
 from transduce.errors import DataError, SettingsError
+
+
+def in_columns(corpus: Corpus, n: int, src_lang: str = "en", tgt_lang: str = "de") -> Iterator[PairColumns]:
+    if corpus.src and corpus.tgt:
+        return read_columns(corpus.src, corpus.tgt, n)
+    return columns_of(read_pairs(corpus, src_lang=src_lang, tgt_lang=tgt_lang), n)
 
 
 def pairs_of(corpus: Corpus, src_lang: str = "en", tgt_lang: str = "de") -> list[Pair]:
     """The pairs, which are the same in columns, also in another process."""
     pairs = list(read_pairs(corpus, src_lang=src_lang, tgt_lang=tgt_lang))
     for n in (1, 2, 1000):
-        columns = list(read_columns(corpus, n, src_lang=src_lang, tgt_lang=tgt_lang))
+        columns = list(in_columns(corpus, n, src_lang, tgt_lang))
         assert [pair for some in columns for pair in some] == pairs
         assert [some.pair(i) for some in pickle.loads(pickle.dumps(columns)) for i in range(len(some))] == pairs
     return pairs
@@ -49,7 +65,7 @@ def problem(corpus: Corpus) -> str:
     with pytest.raises(DataError) as caught:
         pairs_of(corpus)
     with pytest.raises(DataError) as again:
-        deque(read_columns(corpus, 2, src_lang="en", tgt_lang="de"))
+        deque(in_columns(corpus, 2))
     assert str(again.value) == str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
