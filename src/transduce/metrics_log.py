@@ -229,7 +229,7 @@ class TrackedMetrics(MetricsFile):
 
     @contextmanager
     def _dropping(self, name: str) -> Iterator[None]:
-        """Inside, an error of a tracker ends that tracker, with a warning: the training and its metrics go on."""
+        """Inside, an error of a tracker ends that tracker, with a warning: the training and its metrics continue."""
         try:
             yield
         except Exception as error:  # each of the libraries has its own

@@ -94,7 +94,7 @@ class Shared:
 
 
 def with_vocabulary_of(settings: Settings, run: Path) -> Settings:
-    """The same settings with the vocabulary of a run instead of one of its own."""
+    """The same settings with the vocabulary of a run, so that none is learned."""
     values = settings.model_dump(exclude_unset=True)
     return Settings.from_mapping(
         {**values, "tokenizer": {"sampling": settings.tokenizer.sampling, "start": run.absolute()}}

@@ -225,7 +225,7 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def combine(self, weights: Float[Tensor, "B H T S"], *args: Any, **kwargs: Any) -> Tensor:
-        """The result of attention with these weights in place of its own."""
+        """The result of attention with these weights instead of those that it computes."""
 
 
 class MultiHeadAttention(Attention):

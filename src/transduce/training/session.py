@@ -95,7 +95,7 @@ class Session:
     def save(self, seconds: float) -> None:
         """Write a checkpoint and remove what no checkpoint needs any more.
 
-        If the weights are on a GPU or sharded, `writer` writes a copy of them while training goes on.
+        If the weights are on a GPU or sharded, `writer` writes a copy of them while training continues.
         """
         self.writer.wait()
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Writing checkpoints in another thread, while training goes on."""
+"""Writing checkpoints in another thread, while training continues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CheckpointWriter:
     def wait(self) -> None:
         """Wait until the checkpoint is complete. All ranks call this. Raises the error of a step that has failed.
 
-        No rank goes on before all are done: torchrun ends those that remain when one exits.
+        No rank continues before all are done: torchrun ends those that remain when one exits.
         """
         while self._step is not None:
             wait([self._step])
