@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice, repeat
+from itertools import count, islice, repeat, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transduce.config.settings import Corpus, DataSettings
 from transduce.data.arrow import arrow_files, is_dataset, read_arrow, read_parquet
 from transduce.data.json_lines import read_json_lines
-from transduce.data.lines import COMPRESSIONS, aligned, bare_suffix, read_inputs, read_lines
+from transduce.data.lines import (
+    COMPRESSIONS,
+    EncodedLines,
+    aligned,
+    bare_suffix,
+    read_encoded,
+    read_inputs,
+    read_lines,
+)
 from transduce.data.tmx import read_tmx
 from transduce.data.tsv import read_tsv
 from transduce.errors import DataError, SettingsError, nearest
@@ -66,8 +74,8 @@ class PairColumns:
     """
 
     file: str
-    src: Sequence[str]
-    tgt: Sequence[str]
+    src: Sequence[str] | EncodedLines
+    tgt: Sequence[str] | EncodedLines
     lines: Sequence[int]
     links: Sequence[str] = ()
 
@@ -86,21 +94,6 @@ class PairColumns:
     def pair(self, i: int) -> Pair:
         """One of the pairs."""
         return Pair(self.src[i], self.tgt[i], self.file, self.lines[i], self.links[i] if self.links else "")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        texts = map(_joined, (self.src, self.tgt, self.links))
-        return _received, (self.file, self.lines, *texts)
-
-
-def _joined(texts: Sequence[str]) -> str | Sequence[str]:
-    """As one string, if none has a line break."""
-    text = "\n".join(texts)
-    return text if text.count("\n") == len(texts) - 1 else texts
-
-
-def _received(file: str, lines: Sequence[int], *texts: str | Sequence[str]) -> PairColumns:
-    src, tgt, links = (text.split("\n") if isinstance(text, str) else text for text in texts)
-    return PairColumns(file, src, tgt, lines, links)
 
 
 class Labelled(NamedTuple):
@@ -140,15 +133,12 @@ def columns_of(pairs: Iterable[Pair], n: int) -> Iterator[PairColumns]:
 
 
 def read_columns(src: Path, tgt: Path, n: int) -> Iterator[PairColumns]:
-    """What `read_pairs` yields of two files, `n` pairs at a time."""
-    sides = iter(read_inputs(src)), read_lines(tgt)
-    for first in count(1, n):
-        srcs, tgts = (list(islice(side, n)) for side in sides)
+    """What `read_pairs` yields of two text files, `n` pairs at a time."""
+    sides = zip_longest(read_encoded(src, n), read_encoded(tgt, n), fillvalue=())
+    for first, (srcs, tgts) in zip(count(1, n), sides, strict=False):
         if len(srcs) != len(tgts):
-            for _ in aligned(read_inputs(src), read_lines(tgt), (src, tgt)):
+            for _ in aligned(read_lines(src), read_lines(tgt), (src, tgt)):
                 pass  # until the error, which says how many lines both files have
-        if not srcs:
-            return
         yield PairColumns(str(src), srcs, tgts, range(first, first + len(srcs)))
 
 

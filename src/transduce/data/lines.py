@@ -15,8 +15,11 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+import numpy as np
 
 from transduce.config.settings import is_remote
 from transduce.errors import DataError, SettingsError, TransduceError, message_of
@@ -37,6 +40,7 @@ TOO_LONG = f"longer than {MAX_LINE >> 20} MiB; is this a text file?"
 
 _SPACES = re.compile(r"\s+")
 _BOM = b"\xef\xbb\xbf"
+_NEWLINE = ord("\n")
 _BLOCK = 1 << 16  # bytes that are decoded at once
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
@@ -182,30 +186,81 @@ def one_line(text: str) -> str:
 
 def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
     """Decode the lines of an open file; a `DataError` names a line that is not UTF-8 or is too long."""
-    number, rest = 1, b""
+    for lines, first, _ in _blocks(file, name):
+        yield from _decode(lines, first, name)
+
+
+class EncodedLines:
+    """Consecutive lines of a text file, which are decoded where they are needed."""
+
+    def __init__(self, data: bytes, n: int) -> None:
+        """`data`: `n` lines in UTF-8, with newlines between them."""
+        self._data, self._n = data, n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __getitem__(self, i: int) -> str:
+        return self._lines[i]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EncodedLines, (self._data, self._n)
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return self._data.decode("utf-8").split("\n")
+
+
+def read_encoded(path: Path, n: int) -> Iterator[EncodedLines]:
+    """The lines of a text file, `n` at a time. Raises what `read_lines` raises."""
+    parts, missing = list[bytes](), n
+    with open_bytes(path) as (file, _):
+        for lines, first, n_lines in _blocks(file, str(path)):
+            if _decoded(lines) is None:
+                for _ in _decode(lines, first, str(path)):
+                    pass  # until the error, if there is one
+            rest = [lines]
+            while rest and n_lines >= missing:
+                some = rest[0].split(b"\n", missing)
+                yield EncodedLines(b"\n".join([*parts, *some[:missing]]), n)
+                n_lines -= missing
+                rest, parts, missing = some[missing:], [], n
+            parts += rest
+            missing -= n_lines
+    if parts:
+        yield EncodedLines(b"\n".join(parts), n - missing)
+
+
+def _blocks(file: io.BufferedIOBase, name: str) -> Iterator[tuple[bytes, int, int]]:
+    """Some lines at a time, with newlines between them; the number of the first one, and how many they are."""
+    number, rest, bom = 1, b"", _BOM
     while block := file.read1(_BLOCK):
         whole, newline, rest = (rest + block).rpartition(b"\n")
         if newline:
-            yield from _decode(whole.replace(b"\r\n", b"\n").removesuffix(b"\r"), number, name)
-            number += whole.count(b"\n") + 1
+            n = int(np.count_nonzero(np.frombuffer(whole, np.uint8) == _NEWLINE)) + 1
+            yield whole.removeprefix(bom).replace(b"\r\n", b"\n").removesuffix(b"\r"), number, n
+            number, bom = number + n, b""
         elif len(rest) >= MAX_LINE:
             raise DataError(f"{name}, line {number}: {TOO_LONG}")
     if rest:
-        yield from _decode(rest, number, name)
+        yield rest.removeprefix(bom), number, 1
+
+
+def _decoded(lines: bytes) -> str | None:
+    """The text, unless a line may be faulty."""
+    with contextlib.suppress(UnicodeDecodeError):
+        return lines.decode("utf-8") if len(lines) < MAX_LINE else None
+    return None
 
 
 def _decode(lines: bytes, first: int, name: str) -> Iterator[str]:
     """Decode lines; `first`: the number of the first one. Those before a faulty one are yielded."""
-    if first == 1:
-        lines = lines.removeprefix(_BOM)
-    if len(lines) < MAX_LINE:
-        try:
-            decoded = lines.decode("utf-8")
-        except UnicodeDecodeError:
-            pass  # found below
-        else:
-            yield from decoded.split("\n")
-            return
+    if (text := _decoded(lines)) is not None:
+        yield from text.split("\n")
+        return
     for number, raw in enumerate(lines.split(b"\n"), first):
         if len(raw) >= MAX_LINE:
             raise DataError(f"{name}, line {number}: {TOO_LONG}")

@@ -20,6 +20,7 @@ from transduce.data.corpus import (
     read_pairs,
 )
 from transduce.data.lines import content_mark, read_lines
+from transduce.text.vectors import is_vectors
 
 T = TypeVar("T")
 
@@ -78,7 +79,9 @@ def _file_sources(data: DataSettings, read: Callable[[Corpus], Iterator[T]]) -> 
     def source(corpus: Corpus) -> Source[T]:
         files = corpus_files(corpus)
         names = tuple(path.name for path in files)
-        columns = partial(read_columns, corpus.src, corpus.tgt) if corpus.src and corpus.tgt else None
+        columns = None
+        if corpus.src and corpus.tgt and not is_vectors(corpus.src):
+            columns = partial(read_columns, corpus.src, corpus.tgt)
         return Source(
             corpus_name(corpus), lambda: read(corpus), names, lambda: b"".join(map(content_mark, files)), columns
         )

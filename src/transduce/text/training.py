@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import random
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
 import sentencepiece
@@ -32,6 +34,7 @@ _EXACT: dict[str, Any] = {
 """Options for exact vocabularies."""
 
 _THREADS = 8  # on any number of cores, because the sums depend on the number of threads
+_CHUNK = 10_000  # lines that are offered to a sample at once
 _LONGEST = 500  # characters given to the trainer as one sentence: its time can grow with their square
 
 
@@ -100,7 +103,7 @@ def train_tokenizers(
 
 
 class Reservoir(Generic[T]):
-    """A random sample of at most `n` items from a stream of any length (reservoir sampling).
+    """A random sample of at most `n` items from a stream of any length (Li 1994, algorithm L).
 
     The sample is a function of the items and the seed. With at most `n` items it is all of them, in order.
     """
@@ -108,6 +111,9 @@ class Reservoir(Generic[T]):
     def __init__(self, n: int, *, seed: int) -> None:
         self.items: list[T] = []
         self._n, self._seen, self._draw = n, 0, random.Random(seed)
+        # As if each item had a random key, and the sample were the items with the lowest keys.
+        self._largest_key, self._next = 1.0, n - 1
+        self._skip()
 
     def add(self, item: T) -> None:
         """Offer one more item."""
@@ -117,10 +123,9 @@ class Reservoir(Generic[T]):
         """Offer `n` more items, of which only those that are taken are made."""
         room = min(n, max(0, self._n - self._seen))
         self.items.extend(map(item_of, range(room)))
-        draw, most = self._draw.random, self._n
-        for i in range(room, n):
-            if (place := int(draw() * (self._seen + i + 1))) < most:
-                self.items[place] = item_of(i)
+        while self._next < self._seen + n:
+            self.items[self._draw.randrange(self._n)] = item_of(self._next - self._seen)
+            self._skip()
         self._seen += n
 
     def watch(self, items: Iterable[T]) -> Iterator[T]:
@@ -129,12 +134,18 @@ class Reservoir(Generic[T]):
             self.add(item)
             yield item
 
+    def _skip(self) -> None:
+        """Draw which item is taken next once the sample is full."""
+        self._largest_key *= (1 - self._draw.random()) ** (1 / self._n)
+        key = min(self._largest_key, 1 - sys.float_info.epsilon)  # it may have been rounded to 1
+        self._next += 1 + int(math.log(1 - self._draw.random()) / math.log1p(-key))
+
 
 def sample_of(lines: Iterable[str], n: int, *, seed: int) -> list[str]:
     """A random sample of at most `n` lines."""
-    reservoir = Reservoir[str](n, seed=seed)
-    for line in lines:
-        reservoir.add(line)
+    reservoir, lines = Reservoir[str](n, seed=seed), iter(lines)
+    while some := list(islice(lines, _CHUNK)):
+        reservoir.add_some(len(some), some.__getitem__)
     return reservoir.items
 
 

@@ -13,7 +13,7 @@ import pytest
 from transduce.config.settings import TokenizerSettings
 from transduce.errors import DataError, SettingsError
 from transduce.text.tokenizer import UNK
-from transduce.text.training import parts_of, sample_of, train_tokenizer
+from transduce.text.training import Reservoir, parts_of, sample_of, train_tokenizer
 
 LINES = [
     f"der {a} Hund sieht die {b} Katze {n}" for n in range(40) for a in ("alte", "junge") for b in ("graue", "rote")
@@ -98,6 +98,8 @@ def test_a_sample_is_uniform_and_determined_by_the_seed() -> None:
     counts = Counter(line for seed in range(2000) for line in sample_of(lines, 10, seed=seed))
     assert set(counts) == set(lines)
     assert all(abs(count - 400) < 5 * 18 for count in counts.values())  # binomial, standard deviation 17.9
+    one_by_one = Reservoir[str](20, seed=1)
+    assert list(one_by_one.watch(lines)) == lines and one_by_one.items == sample_of(lines, 20, seed=1)
 
 
 def test_vocabularies_are_learned_from_the_sample_only() -> None:
