@@ -14,7 +14,7 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -41,7 +41,7 @@ TOO_LONG = f"longer than {MAX_LINE >> 20} MiB; is this a text file?"
 _SPACES = re.compile(r"\s+")
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE = ord("\n")
-_BLOCK = 1 << 16  # bytes that are decoded at once
+_BLOCK = 1 << 16  # bytes that are read at once
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
 COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
@@ -140,10 +140,17 @@ def read_lines(path: Path | str) -> Iterator[str]:
     if str(path) == "-":
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
         return
+    with _open_text(Path(path)) as file:
+        yield from decode_lines(file, str(path))
+
+
+@contextlib.contextmanager
+def _open_text(path: Path) -> Iterator[io.BufferedIOBase]:
+    """Open a file for reading, decompressed. A file of vectors is a `DataError`."""
     if is_vectors(path):
         raise DataError(f"{path} is a file of vectors; a text file belongs here")
-    with open_bytes(Path(path)) as (file, _):
-        yield from decode_lines(file, str(path))
+    with open_bytes(path) as (file, _):
+        yield file
 
 
 def read_inputs(path: Path | str, vocabulary: Vocabulary | None = None) -> Iterator[str]:
@@ -191,7 +198,7 @@ def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
 
 
 class EncodedLines:
-    """Consecutive lines of a text file, which are decoded where they are needed."""
+    """Consecutive lines of a text file, as bytes until they are used."""
 
     def __init__(self, data: bytes, n: int) -> None:
         """`data`: `n` lines in UTF-8, with newlines between them."""
@@ -201,46 +208,59 @@ class EncodedLines:
         return self._n
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._lines)
+        return iter(self._data.decode("utf-8").split("\n"))
 
     def __getitem__(self, i: int) -> str:
-        return self._lines[i]
+        return self._data[self._starts[i] : self._starts[i + 1] - 1].decode("utf-8")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EncodedLines, (self._data, self._n)
 
     @cached_property
-    def _lines(self) -> list[str]:
-        return self._data.decode("utf-8").split("\n")
+    def _starts(self) -> list[int]:
+        """Where each line starts, and where another one would."""
+        return [0, *(np.flatnonzero(_newlines(self._data)) + 1).tolist(), len(self._data) + 1]
 
 
 def read_encoded(path: Path, n: int) -> Iterator[EncodedLines]:
     """The lines of a text file, `n` at a time. Raises what `read_lines` raises."""
-    parts, missing = list[bytes](), n
-    with open_bytes(path) as (file, _):
-        for lines, first, n_lines in _blocks(file, str(path)):
-            if _decoded(lines) is None:
-                for _ in _decode(lines, first, str(path)):
-                    pass  # until the error, if there is one
-            rest = [lines]
-            while rest and n_lines >= missing:
-                some = rest[0].split(b"\n", missing)
-                yield EncodedLines(b"\n".join([*parts, *some[:missing]]), n)
-                n_lines -= missing
-                rest, parts, missing = some[missing:], [], n
-            parts += rest
-            missing -= n_lines
-    if parts:
-        yield EncodedLines(b"\n".join(parts), n - missing)
+    pending, n_pending, first = list[bytes](), 0, 1
+    with _open_text(path) as file:
+        for block, _, n_lines in _blocks(file, str(path)):
+            while n_pending + n_lines >= n:
+                missing = n - n_pending
+                lines = block.split(b"\n", missing)
+                yield _checked([*pending, *lines[:missing]], first, n, str(path))
+                pending, n_pending, first = [], 0, first + n
+                block, n_lines = b"".join(lines[missing:]), n_lines - missing
+            if n_lines:
+                pending.append(block)
+                n_pending += n_lines
+    if pending:
+        yield _checked(pending, first, n_pending, str(path))
+
+
+def _checked(parts: Sequence[bytes], first: int, n: int, name: str) -> EncodedLines:
+    """The `n` lines in the parts; `first`: the number of the first one."""
+    lines = b"\n".join(parts)
+    if _decoded(lines) is None:
+        for _ in _decode(lines, first, name):
+            pass  # until the error, if there is one
+    return EncodedLines(lines, n)
+
+
+def _newlines(data: bytes) -> np.ndarray:
+    """bool [N]: which bytes are newlines. Several times as fast as methods of `bytes`."""
+    return np.frombuffer(data, np.uint8) == _NEWLINE
 
 
 def _blocks(file: io.BufferedIOBase, name: str) -> Iterator[tuple[bytes, int, int]]:
-    """Some lines at a time, with newlines between them; the number of the first one, and how many they are."""
+    """Yield whole lines, with newlines between them: some at a time, the number of the first one, and how many."""
     number, rest, bom = 1, b"", _BOM
     while block := file.read1(_BLOCK):
         whole, newline, rest = (rest + block).rpartition(b"\n")
         if newline:
-            n = int(np.count_nonzero(np.frombuffer(whole, np.uint8) == _NEWLINE)) + 1
+            n = int(np.count_nonzero(_newlines(whole))) + 1
             yield whole.removeprefix(bom).replace(b"\r\n", b"\n").removesuffix(b"\r"), number, n
             number, bom = number + n, b""
         elif len(rest) >= MAX_LINE:
@@ -250,7 +270,7 @@ def _blocks(file: io.BufferedIOBase, name: str) -> Iterator[tuple[bytes, int, in
 
 
 def _decoded(lines: bytes) -> str | None:
-    """The text, unless a line may be faulty."""
+    """The text, or None if a line may be faulty."""
     with contextlib.suppress(UnicodeDecodeError):
         return lines.decode("utf-8") if len(lines) < MAX_LINE else None
     return None

@@ -30,8 +30,8 @@ class Source(Generic[T]):
     """Text of one corpus: `Pair`s, `Labelled` texts, or lines of running text without their ends.
 
     Each call of `read` starts at the beginning, and raises `DataError` with file and line for text that cannot be read.
-    `files`: their names, for reports. `mark`: changes with the content of the files (`content_mark`). `columns`: reads
-    so many pairs at a time, of two files of lines.
+    `files`: their names, for reports. `mark`: changes with the content of the files (`content_mark`). `columns`: for
+    two text files, reads the given number of pairs at a time.
     """
 
     name: str

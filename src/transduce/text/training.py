@@ -34,7 +34,7 @@ _EXACT: dict[str, Any] = {
 """Options for exact vocabularies."""
 
 _THREADS = 8  # on any number of cores, because the sums depend on the number of threads
-_CHUNK = 10_000  # lines that are offered to a sample at once
+_LINES_AT_ONCE = 10_000  # that are offered to a sample at once
 _LONGEST = 500  # characters given to the trainer as one sentence: its time can grow with their square
 
 
@@ -144,7 +144,7 @@ class Reservoir(Generic[T]):
 def sample_of(lines: Iterable[str], n: int, *, seed: int) -> list[str]:
     """A random sample of at most `n` lines."""
     reservoir, lines = Reservoir[str](n, seed=seed), iter(lines)
-    while some := list(islice(lines, _CHUNK)):
+    while some := list(islice(lines, _LINES_AT_ONCE)):
         reservoir.add_some(len(some), some.__getitem__)
     return reservoir.items
 

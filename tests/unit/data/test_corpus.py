@@ -97,6 +97,10 @@ def test_an_error_in_one_of_two_files_names_file_and_line(tmp_path: Path) -> Non
     corpus = two_files(tmp_path, "a\nb\n", "c\n")
     (tmp_path / "a.de").write_bytes(b"c\n\xfc\n")
     assert problem(corpus).startswith(f"{tmp_path / 'a.de'}, line 2: not valid UTF-8 (byte 0xfc at byte 1 of the line)")
+    corpus = two_files(tmp_path, "a\nb\nc\n", "")
+    (tmp_path / "a.en").write_bytes(b"a\nb\nc\n\xff")
+    (tmp_path / "a.de").write_bytes(b"c\n\xfc\nd\n")
+    assert problem(corpus).startswith(f"{tmp_path / 'a.de'}, line 2: not valid UTF-8")
     (tmp_path / "a.de").unlink()
     assert problem(corpus) == f"cannot read {tmp_path / 'a.de'}: No such file or directory"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import pickle
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.data import lines
-from transduce.data.lines import bare_suffix, decode_lines, read_lines, zstd
+from transduce.data.lines import bare_suffix, decode_lines, read_encoded, read_lines, zstd
 from transduce.errors import DataError
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -39,6 +40,10 @@ def write(folder: Path, suffix: str, content: bytes) -> Path:
 def problem(path: Path | str) -> str:
     with pytest.raises(DataError) as caught:
         list(read_lines(path))
+    if path != "-":
+        with pytest.raises(DataError) as again:
+            list(read_encoded(Path(path), 2))
+        assert str(again.value) == str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -66,18 +71,18 @@ def test_any_lines_are_read_as_written(wanted: list[str]) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 16])
-def test_lines_may_be_read_in_any_pieces(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_may_be_read_in_any_pieces(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_BLOCK", block)
     content = b"\xef\xbb\xbf" + "a\r\n\r\n\nsch\u00f6n \U0001f600\r\nb\r\rc\n\r\r\nlast\r".encode()
-    assert list(decode_lines(io.BytesIO(content), "text")) == [
-        "a",
-        "",
-        "",
-        "sch\u00f6n \U0001f600",
-        "b\r\rc",
-        "\r",
-        "last\r",
-    ]
+    wanted = ["a", "", "", "sch\u00f6n \U0001f600", "b\r\rc", "\r", "last\r"]
+    assert list(decode_lines(io.BytesIO(content), "text")) == wanted
+    path = write(tmp_path, "", content)
+    for n in (1, 2, 3, 7, 100):
+        chunks = list(read_encoded(path, n))
+        assert [len(chunk) for chunk in chunks] == [n] * (7 // n) + [7 % n] * (7 % n > 0)
+        assert [line for chunk in chunks for line in chunk] == wanted
+        received = pickle.loads(pickle.dumps(chunks))
+        assert [chunk[i] for chunk in received for i in range(len(chunk))] == wanted
     read = decode_lines(io.BytesIO(b"a\nb\n\xff\nc\n"), "text")
     assert [next(read), next(read)] == ["a", "b"]
     with pytest.raises(DataError, match="text, line 3: not valid UTF-8"):
