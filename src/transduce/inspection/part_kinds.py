@@ -126,7 +126,7 @@ def _feed_forward(expanded: str, hidden: str) -> tuple[Point, ...]:
 
 
 _NORM = "The vector of each position is normalized."
-_RESIDUAL = "The input goes on beside the sub-layer, so that each layer adds to a stream that reaches to the end."
+_RESIDUAL = "The sub-layer's input is added to its output: each layer adds to a stream that reaches the end."
 
 PART_KINDS: dict[type[nn.Module], PartKind] = {
     TokenEmbedding: PartKind(

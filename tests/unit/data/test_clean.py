@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Iterable
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -12,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.config.settings import DataSettings
-from transduce.data.clean import Cleaner, CleanReport, HeldOutSources, SeenHashes, draws_of, format_cleaning
+from transduce.data.clean import (
+    Cleaner,
+    CleanReport,
+    HeldOutSources,
+    SeenHashes,
+    draws_of,
+    format_cleaning,
+    hashes_of,
+)
 from transduce.data.cleaned_pairs import PairCleaning
 from transduce.data.corpus import Pair, columns_of
 from transduce.data.leaks import comparable
@@ -57,6 +66,16 @@ def test_empty_sides_are_dropped_and_control_characters_removed() -> None:
         }
     ]
     json.dumps(report.to_json(), allow_nan=False)
+
+
+def test_hashes_are_those_of_blake2b() -> None:
+    def digest(text: str) -> bytes:
+        return blake2b(text.encode(), digest_size=8).digest()
+
+    pairs = pairs_of(("a", "b"), ("Größe  X", "日本"), ("", ""))
+    assert hashes_of(pairs).tobytes() == b"".join(digest(f"{pair.src}\0{pair.tgt}") for pair in pairs)
+    drawn = [int.from_bytes(digest(f"3\n{comparable(pair.src)}"), "big") for pair in pairs]
+    assert draws_of(pairs, seed=3).tolist() == drawn
 
 
 def test_copies_are_dropped_on_request() -> None:
