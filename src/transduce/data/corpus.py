@@ -135,11 +135,20 @@ def columns_of(pairs: Iterable[Pair], n: int) -> Iterator[PairColumns]:
 def read_columns(src: Path, tgt: Path, n: int) -> Iterator[PairColumns]:
     """What `read_pairs` yields of two text files, `n` pairs at a time."""
     sides = zip_longest(read_encoded(src, n), read_encoded(tgt, n), fillvalue=())
-    for first, (srcs, tgts) in zip(count(1, n), sides, strict=False):
-        if len(srcs) != len(tgts):
-            for _ in aligned(read_lines(src), read_lines(tgt), (src, tgt)):
-                pass  # until the error, which says how many lines both files have
-        yield PairColumns(str(src), srcs, tgts, range(first, first + len(srcs)))
+    try:
+        for first, (srcs, tgts) in zip(count(1, n), sides, strict=False):
+            if len(srcs) != len(tgts):
+                _find_error(src, tgt)
+            yield PairColumns(str(src), srcs, tgts, range(first, first + len(srcs)))
+    except DataError:
+        _find_error(src, tgt)
+        raise
+
+
+def _find_error(src: Path, tgt: Path) -> None:
+    """Read two text files line by line, which raises the first error in them."""
+    for _ in aligned(read_lines(src), read_lines(tgt), (src, tgt)):
+        pass
 
 
 def read_labelled(path: Path | str, vocabulary: Vocabulary | None = None) -> Iterator[Labelled]:

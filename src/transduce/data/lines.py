@@ -41,7 +41,7 @@ TOO_LONG = f"longer than {MAX_LINE >> 20} MiB; is this a text file?"
 _SPACES = re.compile(r"\s+")
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE = ord("\n")
-_BLOCK = 1 << 16  # bytes that are read at once
+_BLOCK = 1 << 16  # bytes read per call
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
 COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
@@ -211,6 +211,7 @@ class EncodedLines:
         return iter(self._data.decode("utf-8").split("\n"))
 
     def __getitem__(self, i: int) -> str:
+        """Line `i`, from 0."""
         return self._data[self._starts[i] : self._starts[i + 1] - 1].decode("utf-8")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -218,12 +219,12 @@ class EncodedLines:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """Where each line starts, and where another one would."""
+        """The byte at which each line starts, and at which one after the last would."""
         return [0, *(np.flatnonzero(_newlines(self._data)) + 1).tolist(), len(self._data) + 1]
 
 
 def read_encoded(path: Path, n: int) -> Iterator[EncodedLines]:
-    """The lines of a text file, `n` at a time. Raises what `read_lines` raises."""
+    """The lines of a text file, `n` at a time. Of several errors, `read_lines` may raise another one."""
     pending, n_pending, first = list[bytes](), 0, 1
     with _open_text(path) as file:
         for block, _, n_lines in _blocks(file, str(path)):
@@ -241,7 +242,7 @@ def read_encoded(path: Path, n: int) -> Iterator[EncodedLines]:
 
 
 def _checked(parts: Sequence[bytes], first: int, n: int, name: str) -> EncodedLines:
-    """The `n` lines in the parts; `first`: the number of the first one."""
+    """Join parts that contain `n` lines and check them; `first`: the number of the first line."""
     lines = b"\n".join(parts)
     if _decoded(lines) is None:
         for _ in _decode(lines, first, name):
@@ -255,7 +256,7 @@ def _newlines(data: bytes) -> np.ndarray:
 
 
 def _blocks(file: io.BufferedIOBase, name: str) -> Iterator[tuple[bytes, int, int]]:
-    """Yield whole lines, with newlines between them: some at a time, the number of the first one, and how many."""
+    """Yield blocks of whole lines, with newlines between them; the number of the first line; the number of lines."""
     number, rest, bom = 1, b"", _BOM
     while block := file.read1(_BLOCK):
         whole, newline, rest = (rest + block).rpartition(b"\n")

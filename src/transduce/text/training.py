@@ -34,7 +34,7 @@ _EXACT: dict[str, Any] = {
 """Options for exact vocabularies."""
 
 _THREADS = 8  # on any number of cores, because the sums depend on the number of threads
-_LINES_AT_ONCE = 10_000  # that are offered to a sample at once
+_LINES_AT_ONCE = 10_000  # offered to a sample per call
 _LONGEST = 500  # characters given to the trainer as one sentence: its time can grow with their square
 
 
