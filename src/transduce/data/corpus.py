@@ -138,17 +138,12 @@ def read_columns(src: Path, tgt: Path, n: int) -> Iterator[PairColumns]:
     try:
         for first, (srcs, tgts) in zip(count(1, n), sides, strict=False):
             if len(srcs) != len(tgts):
-                _find_error(src, tgt)
+                raise DataError(f"{src} and {tgt} have different numbers of lines")
             yield PairColumns(str(src), srcs, tgts, range(first, first + len(srcs)))
     except DataError:
-        _find_error(src, tgt)
+        for _ in aligned(read_lines(src), read_lines(tgt), (src, tgt)):
+            pass  # until the first error of the two files, which names its line
         raise
-
-
-def _find_error(src: Path, tgt: Path) -> None:
-    """Read two text files line by line, which raises the first error in them."""
-    for _ in aligned(read_lines(src), read_lines(tgt), (src, tgt)):
-        pass
 
 
 def read_labelled(path: Path | str, vocabulary: Vocabulary | None = None) -> Iterator[Labelled]:

@@ -14,7 +14,7 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -224,30 +224,24 @@ class EncodedLines:
 
 
 def read_encoded(path: Path, n: int) -> Iterator[EncodedLines]:
-    """The lines of a text file, `n` at a time. Of several errors, `read_lines` may raise another one."""
-    pending, n_pending, first = list[bytes](), 0, 1
+    """The lines of a text file, `n` at a time. Raises the errors that `read_lines` raises."""
+    pending, n_pending = list[bytes](), 0
     with _open_text(path) as file:
-        for block, _, n_lines in _blocks(file, str(path)):
+        for block, first, n_lines in _blocks(file, str(path)):
+            if _decoded(block) is None:
+                for _ in _decode(block, first, str(path)):
+                    pass  # until the error, if there is one
             while n_pending + n_lines >= n:
                 missing = n - n_pending
                 lines = block.split(b"\n", missing)
-                yield _checked([*pending, *lines[:missing]], first, n, str(path))
-                pending, n_pending, first = [], 0, first + n
+                yield EncodedLines(b"\n".join([*pending, *lines[:missing]]), n)
+                pending, n_pending = [], 0
                 block, n_lines = b"".join(lines[missing:]), n_lines - missing
             if n_lines:
                 pending.append(block)
                 n_pending += n_lines
     if pending:
-        yield _checked(pending, first, n_pending, str(path))
-
-
-def _checked(parts: Sequence[bytes], first: int, n: int, name: str) -> EncodedLines:
-    """Join parts that contain `n` lines and check them; `first`: the number of the first line."""
-    lines = b"\n".join(parts)
-    if _decoded(lines) is None:
-        for _ in _decode(lines, first, name):
-            pass  # until the error, if there is one
-    return EncodedLines(lines, n)
+        yield EncodedLines(b"\n".join(pending), n_pending)
 
 
 def _newlines(data: bytes) -> np.ndarray:

@@ -41,9 +41,10 @@ def problem(path: Path | str) -> str:
     with pytest.raises(DataError) as caught:
         list(read_lines(path))
     if path != "-":
-        with pytest.raises(DataError) as again:
-            list(read_encoded(Path(path), 2))
-        assert str(again.value) == str(caught.value)
+        for n in (2, 1000):
+            with pytest.raises(DataError) as again:
+                list(read_encoded(Path(path), n))
+            assert str(again.value) == str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
