@@ -31,7 +31,7 @@ FLAGS = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"]
 
 AVX2 = ["-mavx2", "-mfma", "-mbmi2"]
-# GCC 12 warns of its own AVX-512 header (bug 105593).
+# GCC 12 warns about its AVX-512 header (bug 105593).
 AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")), "-mprefer-vector-width=512"]
 AVX512 += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 VNNI = [*AVX512, "-mavx512vnni"]

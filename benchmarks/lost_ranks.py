@@ -1,4 +1,4 @@
-"""Kill random processes of one training, which must recover by itself and end with the same bits (Linux).
+"""Kill random processes of one training, which must recover automatically and end with the same bits (Linux).
 
     python benchmarks/lost_ranks.py --processes 4 --kills 50 [--parallel shard]
 

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--updates", type=int, default=10, help="updates of a block")
-    parser.add_argument("--ahead", action="store_true", help="write while training goes on")
+    parser.add_argument("--ahead", action="store_true", help="write while training continues")
     given = parser.parse_args()
     keep_freed_memory()
     torch.manual_seed(1)

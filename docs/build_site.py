@@ -108,7 +108,7 @@ def with_outputs(path: Path) -> str:
 def front_picture(*, run: bool) -> str:
     """The inspection page of the model of `make demo`, or else of a smaller one that is trained here, once."""
     model, page, without = ROOT / "runs" / "demo", PAGES / "demo.html", PAGES / "demo-without-positions.html"
-    if not (model / "report.html").exists():  # written at the end: an interrupted training goes on
+    if not (model / "report.html").exists():  # written at the end: an interrupted training continues
         model = ROOT / "build" / "demo"
     if run:
         if not (model / "report.html").exists():

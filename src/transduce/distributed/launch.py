@@ -107,7 +107,7 @@ def _signals_to_forward() -> list[str]:
 
 
 def _is_loss(codes: Mapping[int, int]) -> bool:
-    """Whether a process was killed or did not answer: no error of its own, and nobody asked to stop."""
+    """Whether a process was killed or did not answer: it reported no error, and nobody asked to stop."""
     causes = [code for code in codes.values() if code not in _CONSEQUENCES]
     return all(code < 0 for code in causes) if causes else not {*codes.values()} & {*_SAVED}
 

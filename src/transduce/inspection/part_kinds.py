@@ -145,7 +145,7 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
     SelfAttention: PartKind(
         "self_attention",
         "softmax(Q Kᵀ / √d_k + mask) V",
-        "Every position asks (Q) all positions of its own sequence, finds those that match (K), and reads them (V).",
+        "Every position asks (Q) all positions of the same sequence, finds those that match (K), and reads them (V).",
         _SELF,
     ),
     CrossAttention: PartKind(

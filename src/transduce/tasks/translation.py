@@ -103,7 +103,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         samples="Translations",
         shape="{src} to {tgt} · {model}",
         limits=(
-            "It translates each {text} by itself and does not see the others.",
+            "It translates each {text} separately and does not see the others.",
             "It was trained on up to {max_length} {tokens} at once and writes up to {output_length} tokens.",
         ),
     )
