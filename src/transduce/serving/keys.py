@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from transduce.data.lines import read_lines
 from transduce.errors import SettingsError, TransduceError
 from transduce.serving.limits import OverloadedError
 
-_EXAMPLE = "NAME SHA256 [REQUESTS_PER_MINUTE]"
+_LINE = re.compile(r"(\S+)\s+([0-9a-fA-F]{64})(?:\s+([1-9]\d{0,8}))?")
 
 
 class UnauthorizedError(TransduceError):
@@ -27,7 +27,7 @@ class ApiKey:
 
     name: str
     sha256: str
-    per_minute: float | None = None
+    per_minute: int | None = None
     _left: float = field(default=0.0, init=False)
     _since: float = field(default=-1e9, init=False)
 
@@ -39,7 +39,7 @@ class ApiKey:
         self._since = now
         if self._left < 1:
             seconds = (1 - self._left) * 60 / self.per_minute
-            raise OverloadedError(f"more than {self.per_minute:g} requests per minute", retry_after=seconds)
+            raise OverloadedError(f"more than {self.per_minute} requests per minute", retry_after=seconds)
         self._left -= 1
 
 
@@ -47,25 +47,19 @@ class ApiKeys:
     """The keys that a service accepts; none: everybody is let in."""
 
     def __init__(self, keys: tuple[ApiKey, ...] = (), *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._keys, self._clock = keys, clock
+        self._keys, self._clock = {key.sha256: key for key in keys}, clock
 
     @classmethod
     def load(cls, path: Path) -> ApiKeys:
         """Read a file with a line NAME SHA256 [REQUESTS_PER_MINUTE] per key; empty lines and # comments are skipped."""
         keys = []
         for number, line in enumerate(read_lines(path), 1):
-            parts = line.split()
-            if not parts or line.startswith("#"):
+            if not line.strip() or line.startswith("#"):
                 continue
-            try:
-                name, digest, *rest = parts
-                bytes.fromhex(digest)
-                limit = float(rest[0]) if rest else None
-            except ValueError:
-                raise SettingsError(f"{path}:{number}: not a key; a line is {_EXAMPLE}") from None
-            if len(digest) != 64 or len(rest) > 1 or not (limit is None or 0 < limit < 1e9):
-                raise SettingsError(f"{path}:{number}: not a key; a line is {_EXAMPLE}")
-            keys.append(ApiKey(name, digest.lower(), limit))
+            if (found := _LINE.fullmatch(line.strip())) is None:
+                raise SettingsError(f"{path}:{number}: not a key; a line is NAME SHA256 [REQUESTS_PER_MINUTE]")
+            name, digest, limit = found.groups()
+            keys.append(ApiKey(name, digest.lower(), int(limit) if limit else None))
         if not keys:
             raise SettingsError(f"{path}: contains no key; make one with new_key")
         return cls(tuple(keys))
@@ -84,11 +78,10 @@ class ApiKeys:
         if not secret:
             raise UnauthorizedError("this service needs an API key; send it as 'Authorization: Bearer KEY'")
         digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
-        found = [key for key in self._keys if hmac.compare_digest(key.sha256, digest)]
-        if not found:
+        if (key := self._keys.get(digest)) is None:
             raise UnauthorizedError("unknown API key")
-        found[0].use(self._clock())
-        return found[0].name
+        key.use(self._clock())
+        return key.name
 
 
 NO_KEYS = ApiKeys()
