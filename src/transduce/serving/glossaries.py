@@ -52,9 +52,6 @@ class Glossaries:
         self._known: dict[str, Glossary] = {}
         if path is None:
             return
-        if path.exists():
-            with expecting(path):
-                self._known = {one["id"]: Glossary(**one) for one in read_json(path)["glossaries"]}
         try:
             with tempfile.TemporaryFile(dir=path.parent):  # a new version is written next to the file
                 pass
@@ -63,6 +60,9 @@ class Glossaries:
         except OSError as error:
             problem = "another service uses it" if isinstance(error, Timeout) else f"not writable ({error.strerror})"
             raise SettingsError(f"{path}: {problem}; give another file") from None
+        if path.exists():
+            with expecting(path):
+                self._known = {one["id"]: Glossary(**one) for one in read_json(path)["glossaries"]}
 
     def create(self, name: str, source: str, target: str, terms: Mapping[str, str]) -> Glossary:
         """Add a glossary.

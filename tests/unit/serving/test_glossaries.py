@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from transduce.errors import SettingsError, UserError
 from transduce.runs.atomic import write_json
@@ -14,6 +16,7 @@ from transduce.serving.glossaries import (
     MOST_ENTRIES,
     MOST_GLOSSARIES,
     Glossaries,
+    Glossary,
     StorageError,
     UnknownGlossaryError,
     parse_entries,
@@ -57,6 +60,21 @@ def test_a_file_belongs_to_one_service(tmp_path: Path) -> None:
         Glossaries(path)
     del kept
     assert Glossaries(path).all() == []
+
+
+def test_a_file_is_read_once_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then, another service may change it."""
+    path, made = tmp_path / "glossaries.json", list[Glossary]()
+    other = Glossaries(path)
+
+    class WhenTheOtherEnds(FileLock):
+        def acquire(self, *arguments: Any, **options: Any) -> Any:
+            made.append(other.create("a", "en", "de", {"hat": "Hut"}))
+            other._file_lock.release()
+            return super().acquire(*arguments, **options)
+
+    monkeypatch.setattr("transduce.serving.glossaries.FileLock", WhenTheOtherEnds)
+    assert Glossaries(path).all() == made
 
 
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:
