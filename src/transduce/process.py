@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from transduce.errors import Interrupted
 
 _PARENT = "TRANSDUCE_PARENT"
+_MOST_FILES = 4096
 
 
 class _Signalled(BaseException):
@@ -43,13 +44,13 @@ def handle_signals(
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files, of which connections are some, as the system allows."""
+    """Let this process open 4,096 files, of which connections are some, or as many as the system allows."""
     if sys.platform != "win32":
         import resource
 
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):  # macOS has no hard limit, but refuses 10,241 files
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from transduce import machine
+from transduce.process import raise_file_limit
 
 GIB = 2**30
 NO_LIMIT_V1 = 9223372036854771712
@@ -80,3 +81,17 @@ def test_the_smaller_of_machine_and_container_memory_counts(monkeypatch: pytest.
     assert machine.this_machine("cpu").memory == free // 16
     monkeypatch.setattr(machine, "container_memory", lambda path: 2**62)
     assert machine.this_machine("cpu").memory < 2**60
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "new"),
+    [(256, 2**63 - 1, 4096), (1024, 2**20, 4096), (1024, 2048, 2048), (2**16, 2**20, 2**16)],
+    ids=["macOS", "Linux", "few", "many"],
+)
+def test_the_limit_of_open_files_is_raised(soft: int, hard: int, new: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    limits = list[tuple[int, int]]()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, values: limits.append(values))
+    raise_file_limit()
+    assert limits == [(new, hard)]
