@@ -237,15 +237,11 @@ async def _reload_when_asked(
             pass
         is_asked = hangup.is_set()
         hangup.clear()
-        try:
-            names = await service.reload()
-        except Exception as error:  # whatever is wrong with the new folders
-            known, problem = problem, str(error) or type(error).__name__
-            if problem != known:
-                log.warn(f"the old model stays in service: {problem}")
-            continue
-        problem = ""
-        if inspection is not None and (names or is_asked):
+        names, errors = await service.reload()
+        known, problem = problem, "; ".join(str(error) or type(error).__name__ for error in errors)
+        if problem and problem != known:
+            log.warn(f"the old model stays in service: {problem}")
+        if inspection is not None and (names or (is_asked and not errors)):
             inspection.forget_models()
         if names:
             _settle_garbage()

@@ -13,7 +13,7 @@ from transduce.decoding.generator import Generator
 from transduce.decoding.loading import check_reads_text
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.translator import Translator
-from transduce.errors import RunFolderError, SettingsError, nearest
+from transduce.errors import SettingsError, nearest
 from transduce.runs.folder import RunFolder
 from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.async_translator import AsyncTranslator
@@ -114,13 +114,13 @@ class Service:
             raise
         return ServedRun(spec.path.absolute().name, spec.path, source, target, model, identity)
 
-    async def reload(self) -> list[str]:
-        """Load the runs whose folders have changed beside the old ones, and swap them; returns their names.
+    async def reload(self) -> tuple[list[str], list[Exception]]:
+        """Load the runs whose folders have changed beside the old ones, and swap them.
 
-        Work inside `request` ends with the old run. A folder that cannot be loaded leaves the old run in service;
-        its error is raised after the others; several become one.
+        Work inside `request` ends with the old run. A folder that cannot be loaded leaves the old run in service.
+        Returns the names of the runs that were swapped, and the errors of the others.
         """
-        names, errors = [], list[Exception]()
+        names, errors = list[str](), list[Exception]()
         async with self._reloading:
             for spec, old in zip(self._specs, self.runs, strict=True):
                 try:
@@ -136,11 +136,7 @@ class Service:
                     await self._requests_ended()  # they may still need the old run
                 finally:
                     await old.model.close()
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            raise RunFolderError("; ".join(map(str, errors)))
-        return names
+        return names, errors
 
     def routes(self) -> Sequence[Route]:
         """The routes of the runs in service: see `find_routes`."""

@@ -199,7 +199,7 @@ async def choose_routes(
 
     Raises `ExpiredError` at `end`, a time of the event loop.
     """
-    if source is not None:
+    if source:
         return [service.route(source, target)] * len(texts), []
     codes = source_languages(service, target)
     guesses = list[Guess]()

@@ -23,13 +23,16 @@ from transduce.data.examples import Example
 from transduce.decoding.queue import BURST, ExpiredError
 from transduce.decoding.results import Translation
 from transduce.errors import RunFolderError, SettingsError
+from transduce.logging import Log
 from transduce.native.library import load_library
+from transduce.serving.inspection_page import InspectionPage
 from transduce.serving.limits import DrainingError, Limits, OverloadedError
 from transduce.serving.routes import RunSpec, ServedRun
+from transduce.serving.server import _reload_when_asked
 from transduce.serving.service import Service
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.translating import TextFormat, translate_formatted
-from transduce.serving.texts import translate_texts
+from transduce.serving.texts import choose_routes, translate_texts
 
 pytestmark = pytest.mark.anyio
 LINES = marians.LINES[:20]
@@ -159,25 +162,31 @@ async def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
             service.route(name="xx")
 
 
+async def test_an_empty_source_language_is_detected(run: Path) -> None:
+    async with served(f"en-fr={run}", f"de-fr={copy_of(run)}") as service:
+        (route,), (guess,) = await choose_routes(service, ["Der Hund schläft."], "", "fr", end=math.inf)
+        assert route.source == guess["language"] == "de"
+
+
 async def test_a_replaced_run_is_swapped_without_a_failed_request(tmp_path: Path) -> None:
     path = marians.make_run(tmp_path / "x", seed=1)
     old = Translator.load(path).translate(LINES)
     async with served(f"en-de={path}") as service:
-        assert await service.reload() == []
+        assert await service.reload() == ([], [])
         shutil.rmtree(path)
-        with pytest.raises(RunFolderError):  # the old run stays
-            await service.reload()
+        names, (error,) = await service.reload()  # the old run stays
+        assert not names and isinstance(error, RunFolderError)
         marians.make_run(path, seed=2)
         new = Translator.load(path).translate(LINES)
         running = asyncio.ensure_future(as_request(service, service.translate(LINES, service.route())))
         await asyncio.sleep(0)
-        assert await service.reload() == ["x"]
+        assert await service.reload() == (["x"], [])
         assert (await running).sentences == old != new
         assert (await service.translate(LINES, service.route())).sentences == new
 
 
 async def test_a_run_that_cannot_be_loaded_does_not_keep_others_from_being_replaced(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = copy_of(run)
     async with served(f"en-de={run}", f"de-fr={other}") as service:
@@ -190,8 +199,16 @@ async def test_a_run_that_cannot_be_loaded_does_not_keep_others_from_being_repla
 
         monkeypatch.setattr("transduce.serving.service._identity", lambda path: "replaced")
         monkeypatch.setattr(service, "_load", failing)
-        with pytest.raises(MemoryError):
-            await service.reload()
+        log, hangup, page = "", asyncio.Event(), InspectionPage({})
+        page._models["y"] = object()  # type: ignore[assignment]
+        hangup.set()
+        reloading = asyncio.ensure_future(_reload_when_asked(service, hangup, 0.0, Log(), page))
+        while "new model in service: y" not in log:
+            await asyncio.sleep(0.01)
+            log += capsys.readouterr().err
+        reloading.cancel()
+        page.close()
+        assert "the old model stays in service: MemoryError" in log and not page._models
         assert [new is before for new, before in zip(service.runs, old, strict=True)] == [True, False]
 
 

@@ -78,7 +78,7 @@ def _format(call: Call, asked: DeepLRequest) -> TextFormat | None:
     """Parts to preserve and the glossary, or None."""
     terms: Mapping[str, str] = {}
     if asked.glossary_id:
-        if asked.source_lang is None:
+        if not asked.source_lang:
             raise SettingsError("source_lang: must be given with glossary_id")
         terms = call.service.glossaries.terms(asked.glossary_id, asked.source_lang, asked.target_lang)
     if asked.tag_handling not in ("xml", "html"):

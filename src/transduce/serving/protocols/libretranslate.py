@@ -44,7 +44,7 @@ async def translate(call: Call) -> Response:
     call.take_texts(texts)
     options, end = DecodingOptions(n_best=asked.alternatives + 1), call.deadline()
     call.service.limits.check_options(options)
-    source = None if asked.source == "auto" else asked.source
+    source = "" if asked.source == "auto" else asked.source
     routes, guesses = await choose_routes(call.service, texts, source, asked.target, end=end)
     answer: dict[str, list[Any]] = {}
     if asked.format == "html":
@@ -59,7 +59,7 @@ async def translate(call: Call) -> Response:
             alternatives = await offload(n_sentences, lambda: [one.alternatives(asked.alternatives) for one in results])
     if asked.alternatives:
         answer["alternatives"] = alternatives
-    if source is None:
+    if not source:
         answer["detectedLanguage"] = guesses
     return json_response({name: values[0] for name, values in answer.items()} if isinstance(asked.q, str) else answer)
 
