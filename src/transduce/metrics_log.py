@@ -11,12 +11,11 @@ import json
 import math
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transduce.errors import RunFolderError, SettingsError, message_of
 from transduce.runs.atomic import reading, sync, write_text
@@ -89,82 +88,64 @@ class MetricsFile:
         return events, damaged
 
 
-class Tracker(ABC):
-    """Receives the settings and the events of one run."""
+class Tracker(NamedTuple):
+    """Takes the numbers of the events of one run, with their updates; `close` writes what is left."""
 
-    @abstractmethod
-    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        """`folder`: the run's, in which the tracker writes. `settings`: by dotted name."""
-
-    @abstractmethod
-    def log(self, numbers: Mapping[str, float], update: int) -> None:
-        """Numbers of an event."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Write what is left."""
+    log: Callable[[Mapping[str, float], int], object]
+    close: Callable[[], object]
 
 
-class _TensorBoard(Tracker):
+def _tensorboard(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
     """Event files in `tensorboard/`."""
+    from torch.utils.tensorboard.writer import SummaryWriter
 
-    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # it gets all events again
+    writer = SummaryWriter(str(folder / "tensorboard"))
+    writer.add_text("settings", "\n".join(f"    {key} = {value}" for key, value in settings.items()))
 
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # it gets all events again
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
-        rows = "\n".join(f"    {key} = {value}" for key, value in settings.items())
-        self._writer.add_text("settings", rows)
-
-    def log(self, numbers: Mapping[str, float], update: int) -> None:
+    def log(numbers: Mapping[str, float], update: int) -> None:
         for key, value in numbers.items():
-            self._writer.add_scalar(key, value, update)
+            writer.add_scalar(key, value, update)
 
-    def close(self) -> None:
-        self._writer.close()
+    return Tracker(log, writer.close)
 
 
-class _WandB(Tracker):
+def _wandb(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
     """Offline runs in `wandb/`, which `wandb sync` uploads; WANDB_MODE=online uploads them at once."""
+    import wandb
 
-    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        import wandb
-
-        mode: Any = os.environ.get("WANDB_MODE", "offline")
-        self._run = wandb.init(project="transduce", name=name, dir=folder, config=dict(settings), mode=mode)
-
-    def log(self, numbers: Mapping[str, float], update: int) -> None:
-        self._run.log({"update": update, **numbers})
-
-    def close(self) -> None:
-        self._run.finish()
+    mode: Any = os.environ.get("WANDB_MODE", "offline")
+    run = wandb.init(project="transduce", name=name, dir=folder, config=dict(settings), mode=mode)
+    return Tracker(lambda numbers, update: run.log({"update": update, **numbers}), run.finish)
 
 
-class _MLflow(Tracker):
+def _mlflow(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
     """A file store in `mlruns/`; MLFLOW_TRACKING_URI names a server."""
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions prefer databases
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow.tracking import MlflowClient
 
-    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions prefer databases
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        from mlflow.tracking import MlflowClient
+    uri = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
+    client = MlflowClient(uri)
+    found = client.get_experiment_by_name("transduce")
+    experiment = client.create_experiment("transduce") if found is None else found.experiment_id
+    run = client.create_run(experiment, run_name=name).info.run_id
+    for key, value in settings.items():
+        client.log_param(run, key, str(value)[:500])
 
-        uri = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
-        self._client = MlflowClient(uri)
-        found = self._client.get_experiment_by_name("transduce")
-        experiment = self._client.create_experiment("transduce") if found is None else found.experiment_id
-        self._id = self._client.create_run(experiment, run_name=name).info.run_id
-        for key, value in settings.items():
-            self._client.log_param(self._id, key, str(value)[:500])
-
-    def log(self, numbers: Mapping[str, float], update: int) -> None:
+    def log(numbers: Mapping[str, float], update: int) -> None:
         for key, value in numbers.items():
-            self._client.log_metric(self._id, key, value, step=update)
+            client.log_metric(run, key, value, step=update)
 
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
+    return Tracker(log, lambda: client.set_terminated(run))
 
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
+TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+}
+"""Functions that open a tracker: for a run folder, in which it writes, a name, and the settings by dotted name."""
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -52,21 +52,17 @@ def tracked(trained: Path, folder: Path, name: str) -> list[dict[str, Any]]:
 def test_a_tracker_that_fails_is_dropped(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a training it must not be what ends it."""
 
-    class Fails(Tracker):
-        n_left = 2
+    updates = list[int]()
 
-        def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-            pass
+    def log(numbers: Mapping[str, float], update: int) -> None:
+        updates.append(update)
+        if len(updates) > 2:
+            raise RuntimeError("no\nconnection")
 
-        def log(self, numbers: Mapping[str, float], update: int) -> None:
-            Fails.n_left -= 1
-            if Fails.n_left < 0:
-                raise RuntimeError("no\nconnection")
+    def close() -> None:
+        raise AssertionError("closed after it was dropped")
 
-        def close(self) -> None:
-            raise AssertionError("closed after it was dropped")
-
-    monkeypatch.setitem(TRACKERS, "wandb", Fails)
+    monkeypatch.setitem(TRACKERS, "wandb", lambda *_: Tracker(log, close))
     warnings = list[str]()
     settings = RunFolder.open(trained).settings.with_values("training", track=["wandb"])
     events = MetricsFile(trained / "metrics.jsonl").read()
@@ -76,7 +72,7 @@ def test_a_tracker_that_fails_is_dropped(trained: Path, tmp_path: Path, monkeypa
             metrics.append(event)
         metrics.close()
     assert warnings == ["training.track: wandb failed and gets nothing more: no connection"]
-    assert len(MetricsFile(tmp_path / "run" / "metrics.jsonl").read()) == len(events) and Fails.n_left == -1
+    assert len(MetricsFile(tmp_path / "run" / "metrics.jsonl").read()) == len(events) and len(updates) == 3
 
 
 def expected(events: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
