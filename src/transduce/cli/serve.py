@@ -96,17 +96,19 @@ def serve(request: ServeRequest) -> None:
         certificate_key=request.certificate_key,
     )
     limits = Limits(max_tokens=request.max_tokens, seconds=request.deadline)
+    specs = [RunSpec.parse(run) for run in request.runs]
     service = Service(
-        [RunSpec.parse(run) for run in request.runs],
+        specs,
         limits=limits if request.max_requests is None else replace(limits, max_requests=request.max_requests),
         device=request.device,
         precision=cast(Any, request.precision),
         pivot=request.pivot,
         glossaries=Glossaries(request.glossary_file),
     )
-    inspection = InspectionPage(named_runs(service.paths), device=request.device) if request.inspect else None
-    if inspection is not None and request.api_key_file is not None:
+    if request.inspect and request.api_key_file is not None:
         raise SettingsError("inspect = true: its page has no API key; leave out api_key_file, or inspect")
+    runs = named_runs([spec.path for spec in specs])
+    inspection = InspectionPage(runs, device=request.device) if request.inspect else None
     raise_file_limit()
     with background_stderr():
         run_server(service, options, Log(quiet=request.quiet), inspection)

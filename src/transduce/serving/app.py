@@ -53,7 +53,7 @@ def make_app(
         return json_response({"status": "ok"})
 
     async def ready(call: Call) -> Response:
-        return json_response({"ready": service.is_ready}, status=200 if service.is_ready else 503)
+        return json_response({"ready": not service.is_draining}, status=503 if service.is_draining else 200)
 
     async def numbers(call: Call) -> Response:
         return Response(app.metrics.text(), media_type="text/plain; version=0.0.4")

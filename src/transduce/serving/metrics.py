@@ -61,7 +61,8 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """What the service knows at the moment; prometheus_client calls this."""
-        for name, value in self._service.workload().items():
+        pending = {"requests": self._service.n_requests, "tokens": self._service.admission.n_tokens}
+        for name, value in pending.items():
             yield GaugeMetricFamily(f"transduce_pending_{name}", f"Pending {name}, waiting or running.", value)
         runs = self._service.runs
         loads = [(run.name, {**run.model.queue.workload(), "n_new": run.model.n_new}) for run in runs]

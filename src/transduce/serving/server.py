@@ -273,7 +273,7 @@ def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> Non
         for note in choice.notes():
             log.say(note)
     log.say(f"listening on {address}")
-    for route in service.routes()[:1]:
+    for route in service.routes[:1]:
         pair = f'"source": "{route.source}", "target": "{route.target}"'
         log.say(f'curl {address}/v1/translate -d \'{{"text": "Hello.", {pair}}}\'')
     for name in list(service.generators())[:1]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -57,21 +57,12 @@ class Service:
         self._specs, self._device, self._precision, self._pivot = tuple(specs), device, precision, pivot
         self.runs: tuple[ServedRun, ...] = ()
         """In service now."""
-        self._routes: list[Route] = []
+        self.routes: Sequence[Route] = ()
+        """Of these runs: see `find_routes`."""
         self._reloading = asyncio.Lock()
         self._requests: set[asyncio.Event] = set()  # each is set when the request ends
         self.glossaries = glossaries or Glossaries()
         self.is_draining = False
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the runs are loaded, and no shutdown has begun."""
-        return len(self.runs) == len(self._specs) and not self.is_draining
-
-    @property
-    def paths(self) -> list[Path]:
-        """The run folders to serve."""
-        return [spec.path for spec in self._specs]
 
     @property
     def n_requests(self) -> int:
@@ -79,7 +70,7 @@ class Service:
         return len(self._requests)
 
     def _use(self, runs: tuple[ServedRun, ...]) -> None:
-        self.runs, self._routes = runs, find_routes(runs, pivot=self._pivot)
+        self.runs, self.routes = runs, find_routes(runs, pivot=self._pivot)
 
     async def start(self) -> None:
         """Load all runs and decode something with each."""
@@ -138,17 +129,13 @@ class Service:
                     await old.model.close()
         return names, errors
 
-    def routes(self) -> Sequence[Route]:
-        """The routes of the runs in service: see `find_routes`."""
-        return self._routes
-
     def route(self, source: str | None = None, target: str | None = None, *, name: str | None = None) -> Route:
         """The first route of these languages and this name (see `Route.is_called`); without them, the first one.
 
         Where no route has a language's variant, such as en-GB, one of the language will do. Raises `SettingsError`:
         there is none.
         """
-        routes = self.routes()
+        routes = self.routes
         source, target = source or None, target or None  # clients leave fields of forms empty
         for same in (str.lower, base_language):
             for route in routes:
@@ -230,10 +217,6 @@ class Service:
         self._use(())
         for run in runs:
             await run.model.close()
-
-    def workload(self) -> Mapping[str, int]:
-        """What waits now: requests, and tokens of their sources."""
-        return {"requests": self.n_requests, "tokens": self.admission.n_tokens}
 
 
 def _identity(path: Path) -> str:

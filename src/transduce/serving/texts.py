@@ -189,7 +189,7 @@ def _prefixes(sentences: Sequence[str], start: str) -> list[str]:
 def source_languages(service: Service, target: str | None = None) -> list[str]:
     """The languages that can be translated to the target, or to any. Raises `SettingsError` if there are none."""
     goal = service.route(None, target).target
-    return list(dict.fromkeys(one.source for one in service.routes() if target is None or one.target == goal))
+    return list(dict.fromkeys(one.source for one in service.routes if target is None or one.target == goal))
 
 
 async def choose_routes(

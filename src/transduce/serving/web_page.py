@@ -25,7 +25,7 @@ _HEADERS = {
 async def page(call: Call) -> Response:
     """A file of the pages. A service without translators has only the one that continues texts."""
     name = _FILES[call.request.url.path]
-    if name == "index.html" and not any(call.service.routes()):
+    if name == "index.html" and not call.service.routes:
         name = "generate.html"
     return file_response(call, name, _read(name))
 

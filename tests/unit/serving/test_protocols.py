@@ -97,9 +97,9 @@ def test_line_ends_that_do_not_end_sentences() -> None:
     assert deepl.DeepLRequest(**body, tag_handling="xml").texts() == body["text"]
 
 
-def test_runs_of_the_same_languages_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_the_same_languages_are_listed_once() -> None:
     service, route = Service([]), SimpleNamespace(source="en", target="de")
-    monkeypatch.setattr(service, "routes", lambda: [route, route])
+    service.routes = [route, route]  # type: ignore[list-item]
 
     def answer(handler: Handler) -> Any:
         return json.loads(bytes(asyncio.run(handler(call(service))).body))  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ async def test_concurrent_callers_get_their_own_translations(run: Path, engine: 
         assert found == expected * 3
         first, *rest, last = (await service.translate(["", *LINES, " "], service.route(), OPTIONS)).sentences
         assert rest == expected and first.text == last.text == ""
-        assert service.workload() == {"requests": 0, "tokens": 0}
+        assert service.n_requests == service.admission.n_tokens == 0
 
 
 async def test_options_that_are_not_given_are_those_of_the_run(brief: Path, engine: str) -> None:
@@ -108,7 +108,7 @@ async def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        assert all(task.cancelled() for task in tasks) and service.workload()["tokens"] == 0
+        assert all(task.cancelled() for task in tasks) and service.admission.n_tokens == 0
         assert (await service.translate(LINES[:1], service.route())).sentences[0].text
 
 
@@ -134,7 +134,7 @@ async def test_more_than_the_limits_is_refused(run: Path) -> None:
         with service.request():
             draining = asyncio.ensure_future(service.drain())
             await asyncio.sleep(0.05)
-            assert not draining.done() and not service.is_ready
+            assert not draining.done() and service.is_draining
             with pytest.raises(DrainingError), service.request():
                 pass
         assert await draining
@@ -147,7 +147,7 @@ async def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "y"))
     first, second = Translator.load(run), Translator.load(other)
     async with served(f"en-de={run}", f"de-fr={other}", pivot=True) as service:
-        assert [(r.source, r.target, r.name) for r in service.routes()] == [
+        assert [(r.source, r.target, r.name) for r in service.routes] == [
             ("en", "de", "x"),
             ("de", "fr", "y"),
             ("en", "fr", "x+y"),
@@ -215,7 +215,7 @@ async def test_a_run_that_cannot_be_loaded_does_not_keep_others_from_being_repla
 async def test_a_language_model_has_no_languages(tmp_path: Path) -> None:
     path = text_runs.make_run(tmp_path / "gpt", **text_runs.GPT)
     async with served(str(path)) as service:
-        assert list(service.generators()) == ["gpt"] and not service.routes()
+        assert list(service.generators()) == ["gpt"] and not service.routes
     with pytest.raises(SettingsError, match="language model"):
         async with served(f"en-de={path}"):
             pass
@@ -271,7 +271,7 @@ async def test_alignments(run: Path, engine: str) -> None:
         with pytest.raises(ExpiredError):
             await sentences.align(service.deadline(1e-9), [True] * 5)
         links = await sentences.align(service.deadline(), [False, True, True, True, True])
-        assert list(map(bool, links)) == [False, True, True, False, False] and service.workload()["tokens"] == 0
+        assert list(map(bool, links)) == [False, True, True, False, False] and service.admission.n_tokens == 0
 
 
 async def test_scores_are_those_of_the_tokens_that_were_found(run: Path) -> None:
@@ -320,13 +320,13 @@ async def test_scoring_stops_soon_when_its_time_is_up_or_its_caller_leaves(
         leaving = asyncio.ensure_future(find(math.inf))
         await started.acquire()
         await started.acquire()
-        assert len(sizes) == 2 and max(sizes) == service.workload()["tokens"] < 5000
+        assert len(sizes) == 2 and max(sizes) == service.admission.n_tokens < 5000
         assert (await service.translate(LINES[:1], service.route(), SHORT)).sentences[0].text
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
         go.set()
-        assert service.workload()["tokens"] == 0
+        assert service.admission.n_tokens == 0
         await find(math.inf)
         assert len(sizes) > 4
         with pytest.raises(ExpiredError):

@@ -95,7 +95,7 @@ def _format(call: Call, asked: DeepLRequest) -> TextFormat | None:
 
 async def languages(call: Call) -> Response:
     side = call.parse(LanguagesRequest).type
-    codes = dict.fromkeys(getattr(route, side) for route in call.service.routes())
+    codes = dict.fromkeys(getattr(route, side) for route in call.service.routes)
     extra: dict[str, Any] = {"supports_formality": False} if side == "target" else {}
     return json_response([{"language": code.upper(), "name": language_name(code), **extra} for code in codes])
 
@@ -150,7 +150,7 @@ async def delete_glossary(call: Call) -> Response:
 
 
 async def glossary_languages(call: Call) -> Response:
-    known = dict.fromkeys((one.source, one.target) for one in call.service.routes())
+    known = dict.fromkeys((one.source, one.target) for one in call.service.routes)
     return json_response({"supported_languages": [{"source_lang": a, "target_lang": b} for a, b in known]})
 
 

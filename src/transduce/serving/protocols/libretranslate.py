@@ -71,7 +71,7 @@ async def detect_language(call: Call) -> Response:
 
 
 async def languages(call: Call) -> Response:
-    routes = list(call.service.routes())
+    routes = call.service.routes
     codes = dict.fromkeys(code for route in routes for code in (route.source, route.target))
     targets = {code: list(dict.fromkeys(one.target for one in routes if one.source == code)) for code in codes}
     return json_response([{"code": code, "name": language_name(code), "targets": targets[code]} for code in codes])

@@ -307,7 +307,7 @@ def _translation_usage(found: TextTranslation) -> dict[str, int]:
 
 def _models(service: Service) -> dict[str, dict[str, Any]]:
     """What requests may give as model, by name."""
-    routes = [name for route in service.routes() for name in (route.name, f"{route.source}-{route.target}")]
+    routes = [name for route in service.routes for name in (route.name, f"{route.source}-{route.target}")]
     names = dict.fromkeys([*routes, *service.generators()])
     return {name: {"id": name, "object": "model", "created": 0, "owned_by": "transduce"} for name in names}
 

@@ -186,7 +186,7 @@ def _text(found: TextTranslation) -> dict[str, Any]:
 
 
 async def models(call: Call) -> Response:
-    routes = [_route(route) for route in call.service.routes()]
+    routes = [_route(route) for route in call.service.routes]
     return json_response({"models": routes, "language_models": list(call.service.generators())})
 
 
