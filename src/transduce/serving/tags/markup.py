@@ -104,7 +104,7 @@ def _parse(text: str, *, is_xml: bool) -> _Node:
             continue
         name = found[2] if is_xml else found[2].lower()
         if found[1]:
-            _close(stack, name, start, end, is_xml=is_xml)
+            _close(stack, name, start, end)
         elif found[3].endswith("/") if is_xml else name in _VOID:
             stack[-1].children.append(_Node(name, start, end, end, end))
         elif len(stack) > DEEPEST:
@@ -115,8 +115,6 @@ def _parse(text: str, *, is_xml: bool) -> _Node:
     if place < len(text):
         stack[-1].children.append(_Node("#text", place, len(text), n_elements=0))
     if is_xml:
-        if len(stack) > 1:
-            raise SettingsError(f"not well-formed XML: <{stack[-1].name[:40]}> is not closed")
         _check_xml(text, root)
     for unclosed in stack[1:]:
         unclosed.end = len(text)
@@ -148,9 +146,7 @@ def _markup(text: str, *, is_xml: bool) -> Iterator[tuple[int, int, str | re.Mat
         place = end
 
 
-def _close(stack: list[_Node], name: str, start: int, end: int, *, is_xml: bool) -> None:
-    if is_xml and stack[-1].name != name:
-        raise SettingsError(f"not well-formed XML: </{name[:40]}> at character {start + 1} closes nothing")
+def _close(stack: list[_Node], name: str, start: int, end: int) -> None:
     place = next((i for i in range(len(stack) - 1, 0, -1) if stack[i].name == name), 0)
     if not place:
         stack[-1].children.append(_Node("#stray", start, end))
