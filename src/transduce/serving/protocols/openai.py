@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import Response
 
 from transduce.config.decoding import DecodingOptions
@@ -150,12 +150,8 @@ class CompletionRequest(GenerationRequest):
     kind, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     prompt: Texts
-    logprobs: Any = None
-
-    @field_validator("logprobs")
-    @classmethod
-    def _is_asked_for(cls, value: Any) -> Any:
-        return value if value is None else value is not False  # 0: those of the tokens themselves
+    logprobs: Annotated[bool, BeforeValidator(lambda value: value is not None and value is not False)] = False
+    """A number of alternatives; 0 asks for the log-probabilities of the tokens themselves."""
 
 
 class TextPart(BaseModel):
