@@ -107,7 +107,6 @@ class App:
             if not client.has_left.is_set():  # the service ends
                 call.status = 503
                 raise
-            self.metrics.cancelled.inc()
             call.status = _STATUS_LEFT
         except Exception as error:
             response = _error_response(endpoint, error)

@@ -38,9 +38,6 @@ class Metrics:
             "transduce_request_seconds", "Time to the response.", ["route"], buckets=SECONDS, registry=own
         )
         self._seconds: Callable[[str], Histogram] = cache(seconds.labels)
-        self.cancelled = Counter("transduce_cancelled", "Requests whose client left before the response.", registry=own)
-        self.rejected = Counter("transduce_rejected", "Requests refused because too much was waiting.", registry=own)
-        self.expired = Counter("transduce_expired", "Requests whose deadline passed.", registry=own)
         self.n_characters = 0
         self.characters = Counter("transduce_characters", "Characters of the texts that were translated.", registry=own)
 
@@ -51,10 +48,6 @@ class Metrics:
             self.characters.inc(n_characters)
         self._requests(route, status).inc()
         self._seconds(route).observe(seconds)
-        if status == 429:
-            self.rejected.inc()
-        elif status == 504:
-            self.expired.inc()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
