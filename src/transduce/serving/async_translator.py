@@ -94,9 +94,7 @@ class AsyncTranslator:
 
     async def warm_up(self) -> None:
         """Translate something: the first time takes longer. Never refused."""
-        options = _DEFAULT.over(self.translator.settings)
-        sources = [one for one in self.translator.encode(["1 2 3"], options) if isinstance(one, DecodingInput)]
-        await self.queue.decode(sources, options)
+        await self.translate(["1 2 3"], refuse=False)
 
     async def align(
         self, srcs: Sequence[str], tgts: Sequence[str | Translation], *, end: float = math.inf

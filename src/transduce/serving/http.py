@@ -29,7 +29,6 @@ ItemT = TypeVar("ItemT")
 _SENDING = 2.0  # seconds after its deadline in which the rest of a stream can be read
 _READ_ON = 16  # times the limit of a body: read and drop it, as most clients read the response only after sending
 _MOST_FIELDS = 1000  # of a form
-_LONGEST_LENGTH = 20  # digits of a Content-Length
 _LONGEST_ERROR = 1000  # characters; a message may quote what a client sent
 Items = Annotated[list[ItemT], Field(fail_fast=True)]
 """A list in a body. The first wrong item ends the validation: a megabyte of them would take seconds."""
@@ -222,7 +221,7 @@ def header_key(call: Call) -> str | None:
 async def read_body(call: Call) -> bytes:
     """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
     limits, length = call.service.limits, call.header("content-length")
-    announced = int(length) if length.isdecimal() and len(length) <= _LONGEST_LENGTH else -1  # -1: unknown
+    announced = int(length) if length.isdecimal() and len(length) <= 20 else -1  # digits; -1: unknown
     body, size, is_last = bytearray(), 0, announced == 0
     try:
         async with asyncio.timeout(limits.body_seconds):
