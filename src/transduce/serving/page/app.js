@@ -47,7 +47,7 @@ function nextPart(lines, start, most) {
   return lines.slice(start, end);
 }
 
-const route = () => ({ source: byId("source").value, target: byId("target").value, ...(byId("model").value ? { model: byId("model").value } : {}) });
+const route = () => ({ source: byId("source").value, target: byId("target").value, model: byId("model").value || undefined });
 
 // --- languages ----------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ async function alignmentOf(number) {
 
 async function markSource(span) {
   const number = Number(span.dataset.sentence);
-  const start = toCodePoints(translated[number].text, Number(span.dataset.start));
+  const start = Array.from(translated[number].text.slice(0, Number(span.dataset.start))).length; // in code points
   const end = start + Array.from(span.textContent).length;
   const links = await alignmentOf(number);
   if (!span.matches(":hover, :focus")) return;
@@ -216,8 +216,6 @@ async function markSource(span) {
   }
   byId("marks").scrollTop = input.scrollTop;
 }
-
-const toCodePoints = (text, units) => Array.from(text.slice(0, units)).length;
 
 // --- alternatives of a word ---------------------------------------------------------------------------------------
 
