@@ -96,7 +96,9 @@ def read_tmx(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, st
     known, n_pairs = set[str](), 0
     for line, segments in read_units(path):
         known |= segments.keys()
-        codes = [choose_language(wanted, set(segments)) for wanted in (src_lang, tgt_lang)]
+        for_src = {code for code in segments if _comparable(code) != _comparable(tgt_lang)}
+        src_code = choose_language(src_lang, for_src)
+        codes = [src_code, choose_language(tgt_lang, segments.keys() - {src_code})]
         src, tgt = ("" if code is None else one_line(segments[code]) for code in codes)
         n_pairs += None not in codes
         if codes != [None, None]:
@@ -112,8 +114,12 @@ def choose_language(wanted: str, known: set[str]) -> str | None:
     >>> choose_language("en", {"EN-us", "de"})
     'EN-us'
     """
-    wanted = wanted.lower().replace("_", "-")
-    by_code = {code.lower().replace("_", "-"): code for code in sorted(known, reverse=True)}
+    wanted = _comparable(wanted)
+    by_code = {_comparable(code): code for code in sorted(known, reverse=True)}
     if wanted in by_code:
         return by_code[wanted]
     return next((by_code[code] for code in sorted(by_code) if base_language(code) == base_language(wanted)), None)
+
+
+def _comparable(code: str) -> str:
+    return code.lower().replace("_", "-")

@@ -59,6 +59,14 @@ def test_a_unit_without_one_side_gives_an_empty_one(tmp_path: Path) -> None:
     assert texts(path) == [("a", "b", 4), ("only", "", 5)]
 
 
+def test_one_segment_never_becomes_both_sides(tmp_path: Path) -> None:
+    """A segment whose code is exactly that of one side does not stand in for the other."""
+    units = [unit(pt_PT="a", fr="b"), unit(pt_PT="c", pt_AO="d"), unit(pt_AO="e", pt_BR="f"), unit(pt_AO="g")]
+    path = write(tmp_path, HEAD + "".join(units) + FOOT)
+    assert texts(path, "pt-BR", "pt-PT") == [("", "a", 4), ("d", "c", 5), ("f", "e", 6), ("g", "", 7)]
+    assert texts(path, "pt", "pt-BR") == [("a", "", 4), ("d", "c", 5), ("e", "f", 6), ("g", "", 7)]
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "iso-8859-1"])
 def test_the_declared_encoding_is_used(tmp_path: Path, encoding: str) -> None:
     content = HEAD.replace("UTF-8", encoding) + unit(en="a", de="schön") + FOOT
