@@ -178,7 +178,7 @@ def read_labelled(path: Path | str, vocabulary: Vocabulary | None = None) -> Ite
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """Sort labels: numerically if all are whole numbers, else alphabetically."""
     found = set(labels)
-    if all(label.lstrip("-").isdecimal() for label in found):
+    if all(label.removeprefix("-").isdecimal() for label in found):
         return tuple(sorted(found, key=lambda label: (int(label), label)))
     return tuple(sorted(found))
 

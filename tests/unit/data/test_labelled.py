@@ -47,6 +47,7 @@ def test_labels_are_sorted_and_unknown_labels_refused() -> None:
 
     assert sorted_labels(["10", "9", "9", "-1"]) == ("-1", "9", "10")
     assert sorted_labels(["b", "a", "10"]) == ("10", "a", "b")
+    assert sorted_labels(["--5", "10", "9"]) == ("--5", "10", "9")
     assert number_of(some("b")[0], ("a", "b")) == 1
     with pytest.raises(DataError, match=r"f.tsv, line 2: unknown label 'positiv'.*positive.*known: negative, pos"):
         number_of(some("x", "positiv")[1], ("negative", "positive"))
