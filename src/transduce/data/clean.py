@@ -158,7 +158,7 @@ def _digests(texts: Iterable[str], prefix: str = "") -> bytes:
 
     def digest(text: str) -> bytes:
         one = empty.copy()
-        one.update(text.encode())
+        one.update(text.encode("utf-8", "surrogatepass"))
         return one.digest()
 
     return b"".join(map(digest, texts))

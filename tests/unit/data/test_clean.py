@@ -78,6 +78,11 @@ def test_hashes_are_those_of_blake2b() -> None:
     assert draws_of(pairs, seed=3).tolist() == drawn
 
 
+def test_names_of_files_that_are_not_utf8_are_hashed() -> None:
+    pairs = pairs_of(("\udcff.safetensors#0", "a"), ("\udcfe.safetensors#0", "a"))
+    assert len({*hashes_of(pairs).tolist(), *draws_of(pairs, seed=3).tolist()}) == 4
+
+
 def test_copies_are_dropped_on_request() -> None:
     kept, report = cleaned(PAIRS, drop_copies=True)
     assert kept == [("a", "b"), ("a", "b"), ("ab c", "d")]
