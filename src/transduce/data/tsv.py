@@ -10,20 +10,20 @@ from transduce.errors import DataError
 
 
 def read_tsv(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, source and target of each pair: the first two columns, or those that line 1 names by language.
+    """Yield the line, source and target of each pair: the first two columns, or those that a header names by language.
 
     There is no quoting. A blank line is a pair with two empty sides.
     """
-    n, src, tgt = 0, 0, 1
+    n, first, src, tgt = 0, 0, 0, 1
     for number, line in enumerate(read_lines(path), 1):
         fields = line.split("\t")
-        if not n:
+        if not n and line.strip():
             if len(fields) < 2:
                 raise DataError(f"{path}, line {number}: no tab; expected source<TAB>target")
-            n, names = len(fields), [field.strip().lower() for field in fields]
+            n, first, names = len(fields), number, [field.strip().lower() for field in fields]
             if src_lang.lower() in names and tgt_lang.lower() in names:
                 src, tgt = names.index(src_lang.lower()), names.index(tgt_lang.lower())
                 continue
         if len(fields) != n and line.strip():
-            raise DataError(f"{path}, line {number}: line 1 has {n} columns, this line has {len(fields)}")
+            raise DataError(f"{path}, line {number}: line {first} has {n} columns, this line has {len(fields)}")
         yield (number, fields[src], fields[tgt]) if len(fields) == n else (number, "", "")

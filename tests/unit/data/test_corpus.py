@@ -112,6 +112,11 @@ def test_tsv(tmp_path: Path) -> None:
     assert [(pair.file, pair.line) for pair in pairs_of(corpus)] == [(str(corpus.path), n) for n in (1, 2, 3)]
 
 
+def test_the_first_line_of_tsv_may_be_blank(tmp_path: Path) -> None:
+    assert texts(file(tmp_path, "a.tsv", "\none\teins\n")) == [("", ""), ("one", "eins")]
+    assert texts(file(tmp_path, "a.tsv", "\n \nde\ten\neins\tone\n")) == [("", ""), ("", ""), ("one", "eins")]
+
+
 def test_a_tsv_header_names_the_columns(tmp_path: Path) -> None:
     corpus = file(tmp_path, "a.tsv.gz", "id\tDE\ten\n1\teins\tone\n")
     assert texts(corpus) == [("one", "eins")]
@@ -125,6 +130,7 @@ def test_a_tsv_header_names_the_columns(tmp_path: Path) -> None:
         ("one eins\n", "line 1: no tab; expected source<TAB>target"),
         ("one\teins\ntwo\n", "line 2: line 1 has 2 columns, this line has 1"),
         ("one\teins\ntwo\tzwei\tdrei\n", "line 2: line 1 has 2 columns, this line has 3"),
+        ("\none\teins\ntwo\n", "line 3: line 2 has 2 columns, this line has 1"),
     ],
 )
 def test_malformed_tsv(tmp_path: Path, content: str, message: str) -> None:
