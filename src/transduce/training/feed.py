@@ -89,7 +89,7 @@ class SubwordSampling:
     def _side(self, tokenizer: Vocabulary, stored: Sequence[list[int]], seed: int) -> list[list[int]]:
         sampled = tokenizer.sample([tokenizer.decode(ids) for ids in stored], amount=self.amount, seed=seed)
         return [
-            new if new and len(new) < self.max_length and UNK not in old else old
+            new if new and len(new) <= self.max_length and UNK not in old else old
             for old, new in zip(stored, sampled, strict=True)
         ]
 

@@ -169,9 +169,14 @@ def test_sentences_with_unknown_or_too_many_pieces_are_not_sampled(tokenizers: T
     assert UNK in unknown
     assert sampling([Example(unknown, unknown)], DataPosition()) == [Example(unknown, unknown)]
     known = tokenizers.src.encode("seven wizards pack boxes over dogs")
-    short = replace(sampling, max_length=len(known))
+    lengths = []
     for index in range(20):
-        assert short([Example(known, known)], DataPosition(0, index)) == [Example(known, known)]
+        (drawn,) = sampling([Example(known, known)], DataPosition(0, index))
+        lengths.append(len(drawn.src))
+        for max_length, expected in ((len(drawn.src), drawn.src), (len(drawn.src) - 1, known)):
+            short = replace(sampling, max_length=max_length)
+            assert short([Example(known, known)], DataPosition(0, index))[0].src == expected
+    assert max(lengths) > len(known)
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3, 7])
