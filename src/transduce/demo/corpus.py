@@ -25,29 +25,15 @@ from transduce.demo.lexicon import grammar, rows
 SPLITS = ("train", "valid", "test", "held_out_combinations")
 # One in so many combinations of a kind never occurs in train, valid or test.
 _RESERVED = {"adjective": 16, "object": 16, "compound": 12, "number": 12, "separable": 8}
-_WORDS = re.compile(r"[^\W_]+(?:['-][^\W_]+)*|[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPair:
-    """A sentence pair.
-
-    `alignment`: aligned positions in `words(src)` and `words(tgt)`. `structure`: the kind of sentence, as "passive".
-    """
+    """A sentence pair. `structure`: the kind of sentence, as "passive"."""
 
     src: str
     tgt: str
-    alignment: tuple[tuple[int, int], ...]
     structure: str
-
-
-def words(text: str) -> list[str]:
-    """Split a sentence into the words that alignments count, with punctuation as separate words.
-
-    >>> words("At seven o'clock, Anna's twenty-one guests came.")
-    ['At', 'seven', "o'clock", ',', "Anna's", 'twenty-one', 'guests', 'came', '.']
-    """
-    return _WORDS.findall(text)
 
 
 @cache
@@ -93,7 +79,7 @@ def _stream(seed: str) -> Iterator[tuple[DemoPair, str, list[Combination]]]:
             where = "held_out_combinations"
         else:
             where = ("valid", "test", *["train"] * 14)[crc32(src.encode()) >> 28]
-        yield DemoPair(src, tgt, pair.links, structure), where, pair.met
+        yield DemoPair(src, tgt, structure), where, pair.met
 
 
 def _text(tokens: list[str]) -> str:

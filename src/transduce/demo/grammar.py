@@ -1,4 +1,4 @@
-"""A synchronous grammar engine: one derivation writes an English and a German sentence and aligns their words.
+"""A synchronous grammar engine: one derivation writes an English and a German sentence.
 
 A phrase of either language may have several parts that the enclosing rule places separately: the German predicate
 "schaltet ... ein" is split around its object. Rules are data; `grammar.txt` describes their notation.
@@ -15,10 +15,10 @@ from random import Random
 from types import MappingProxyType
 
 Combination = tuple[str, str, str]
-Part = list[tuple[str, int]]  # words, each with its alignment unit
+Part = list[str]  # words
 Phrase = tuple[list[Part], list[Part], str]  # English parts, German parts, head word
 Plan = tuple[tuple[tuple[int, int], ...], ...]  # parts as (child, part of it); the literal words are the last child
-Literals = tuple[tuple[str, int], ...]
+Literals = tuple[str, ...]
 Table = Mapping[str, float]
 Lexical = Callable[..., "Iterator[tuple[float, Rule | Symbol]]"]
 _REFERENCE = re.compile(r"([A-Z])(\d?)")
@@ -26,14 +26,12 @@ _REFERENCE = re.compile(r"([A-Z])(\d?)")
 
 @dataclass(slots=True)
 class Derivation:
-    """A sentence pair: words, links between them, and the combinations of head words met."""
+    """A sentence pair: the words of both sides, and the combinations of head words met."""
 
     random: Random
-    units: int = 0  # alignment units used
     met: list[Combination] = field(default_factory=list)
     src: list[str] = field(default_factory=list)
     tgt: list[str] = field(default_factory=list)
-    links: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -49,12 +47,10 @@ class Rule:
 
     def draw(self, derivation: Derivation) -> Phrase:
         """Draw the children and assemble the parts."""
-        first = derivation.units
-        derivation.units += len(self.literals)
-        words: list[Part] = [[(word, first + unit)] for word, unit in self.literals]
+        words = [[word] for word in self.literals]
         drawn: list[Phrase] = [*(child.draw(derivation) for child in self.children), (words, words, self.head)]
-        src = [[token for child, part in items for token in drawn[child][0][part]] for items in self.src]
-        tgt = [[token for child, part in items for token in drawn[child][1][part]] for items in self.tgt]
+        src = [[word for child, part in items for word in drawn[child][0][part]] for items in self.src]
+        tgt = [[word for child, part in items for word in drawn[child][1][part]] for items in self.tgt]
         for names in self.met:
             kind, one, other = (drawn[x][2] if isinstance(x, int) else x for x in names)
             derivation.met.append((kind, one, other))
@@ -204,15 +200,13 @@ class Grammar:
 
 
 def _plans(src: str, tgt: str, names: list[str]) -> tuple[Plan, Plan, Literals]:
-    """Templates as plans, and their literal words with their alignment units."""
-    units: dict[str, int] = {}
-    literals: list[tuple[str, int]] = []
+    """Templates as plans, and their literal words."""
+    literals: list[str] = []
 
     def item(text: str) -> tuple[int, int]:
         if (found := _REFERENCE.fullmatch(text)) and found[1] in names:
             return names.index(found[1]), int(found[2] or 0)
-        word, _, mark = text.partition("|")
-        literals.append((word, units.setdefault(word if word in (".", ",", "?") else mark, len(units))))
+        literals.append(text)
         return len(names), len(literals) - 1
 
     plans = [tuple(tuple(map(item, part.split())) for part in side.split("/")) for side in (src, tgt)]
@@ -227,17 +221,10 @@ def lexical_rule(src: str, tgt: str, *, head: str = "", met: tuple[Combination, 
 def derive(symbol: Symbol | Rule, random: Random, contractions: Mapping[str, str] = MappingProxyType({})) -> Derivation:
     """Draw a derivation of a symbol with one part. A German word that begins with "+" contracts with the one before."""
     found = Derivation(random)
-    (src,), (tgt,), _ = symbol.draw(found)
-    found.src = [word for word, _ in src]
-    places: dict[int, list[int]] = {}
-    for i, (_, unit) in enumerate(src):
-        places.setdefault(unit, []).append(i)
-    links: set[tuple[int, int]] = set()
-    for word, unit in tgt:
+    (found.src,), (tgt,), _ = symbol.draw(found)
+    for word in tgt:
         if word[0] == "+" and found.tgt and (short := contractions.get(f"{found.tgt[-1]} {word[1:]}")):
             found.tgt[-1] = short
         else:
             found.tgt.append(word.removeprefix("+"))
-        links |= {(i, len(found.tgt) - 1) for i in places.get(unit, ())}
-    found.links = tuple(sorted(links))
     return found

@@ -62,11 +62,6 @@ def _tables() -> Mapping[str, Table]:
     return found
 
 
-def mark(words: str, name: str) -> str:
-    """Words with an alignment mark; nothing for "-"."""
-    return " ".join(f"{word}|{name}" for word in words.replace("_", " ").split() if word != "-")
-
-
 def ending(table: str, case: str, number: str, gender: str) -> str:
     """The ending of an article or adjective."""
     forms = next((row[2:] for row in rows("ending") if row[:2] == [table, case]), "----")
@@ -126,7 +121,6 @@ def verb(group: str, mood: str, person: str) -> Leaves:
     i, third = PERSONS.index(person), person == "3s"
     ((aux, before, form, german, kind),) = (row for name, *row in rows("mood") if name == mood)
     aux, before, german = ((x.split("/") * 5)[i] for x in (aux, before, german))
-    to = mark(before, "x") + " to|x" * (before != "-")
     for frame, base, present, past, done, particle, lexeme, present_de, past_de, done_de, perfect in rows("verb"):
         if frame != group or (mood == "past" and base == past and not third):
             continue  # "they read" is the present, so that every English sentence has one German translation
@@ -134,17 +128,16 @@ def verb(group: str, mood: str, person: str) -> Leaves:
         main = {"base": base, "pres": present if third else base, "past": past, "participle": done}[form]
         if kind == "finite":
             finite = (present_de if german == "pres" else past_de).split("/")[i]
-            parts = [mark(finite, "v"), mark(prefix, "v"), mark(prefix + finite, "v")]
+            parts = [finite, prefix, prefix + finite]
         elif kind == "zu":
-            to = "to|v" if prefix else "to|z"
-            parts = ["", *[f"{prefix}zu{infinitive}|v" if prefix else f"zu|z {infinitive}|v"] * 2]
+            parts = ["", *[f"{prefix}zu{infinitive}" if prefix else f"zu {infinitive}"] * 2]
         else:
-            auxiliary = mark(rows(f"perfect.{perfect}")[0][i] if kind == "participle" else german, "x")
-            end = mark(done_de if kind == "participle" else prefix + infinitive, "v")
+            auxiliary = rows(f"perfect.{perfect}")[0][i] if kind == "participle" else german
+            end = done_de if kind == "participle" else prefix + infinitive
             parts = [auxiliary, end, f"{end} {auxiliary}"]
-        parts.append(mark(rows("reflexive")[0][i], "v") if frame.startswith("self>") else "")
-        src = [mark(aux, "v" if kind == "finite" else "x"), f"{to} {mark(main, 'v')}", mark(particle, "v")]
-        yield 1.0, lexical_rule(" / ".join(src), " / ".join(parts), head=lexeme)
+        parts.append(rows("reflexive")[0][i] if frame.startswith("self>") else "")
+        src = f"{aux} / {before} {main} / {particle}".replace("-", "").replace("_", " ")
+        yield 1.0, lexical_rule(src, " / ".join(parts), head=lexeme)
 
 
 def preposition(triple: str) -> Leaves:
