@@ -1,14 +1,15 @@
 """Turn examples into tensors. Padding, shifting and special ids are applied here, and only here.
 
-`TrainingBatch` is what training needs of a batch of any task: inputs, targets, their number, a move to a device, and a
-part of the rows, for updates that do not fit into memory at once.
+A `TrainingBatch` is a batch of any task. It has what training needs: the inputs of the model's `forward`, in order; the
+targets, with `PAD` where there is none, and the number of the others, by which the loss is divided; a move to a device;
+and a part of the rows, without columns of padding, for updates that do not fit into memory at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,33 +32,6 @@ def causal(row: np.ndarray) -> RowExample:
     """
     targets = np.asarray(row[1:], dtype=np.int64)
     return RowExample(row[:-1], np.where(targets == BOS, PAD, targets))
-
-
-@runtime_checkable
-class TrainingBatch(Protocol):
-    """What training and validation need of a batch, of any task."""
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """What the model's `forward` takes, in order."""
-
-    @property
-    def targets(self) -> Tensor:
-        """Int64 [B, T]: the targets for the hidden states [B, T, D] of `forward`; `PAD` where there is none."""
-
-    @property
-    def n_targets(self) -> int:
-        """Targets that are not `PAD`; the loss is divided by their number."""
-
-    @property
-    def n_rows(self) -> int:
-        """Examples, or rows of text."""
-
-    def part(self, start: int, stop: int) -> TrainingBatch:
-        """Rows `start` to `stop` as a batch, without columns of padding."""
-
-    def to(self, device: torch.device | str) -> TrainingBatch:
-        """The batch on a device."""
 
 
 class _Tensors:
@@ -183,6 +157,9 @@ class LabelBatch(_Tensors):
         """Some of the texts."""
         ids = _trimmed(self.ids[start:stop])
         return LabelBatch(ids, self.segments[start:stop, : ids.shape[1]], self.targets[start:stop])
+
+
+TrainingBatch = Batch | RowBatch | MaskedBatch | LabelBatch
 
 
 def collate(examples: Sequence[Example]) -> Batch:
