@@ -58,18 +58,6 @@ class HubTokenizer(Vocabulary):
         theirs = [self.theirs[i] for i in map(int, ids) if i > EOS or i == UNK]
         return str(self._tokenizer.decode([i for i in theirs if i >= 0], skip_special_tokens=False))
 
-    def normalize(self, text: str) -> str:
-        """The text as the vocabulary sees it."""
-        normalizer = self._tokenizer.normalizer
-        return characters(text) if normalizer is None else str(normalizer.normalize_str(characters(text)))
-
-    def unknown(self, text: str) -> list[str]:
-        """The parts of a text that are not in the vocabulary, in order, each once."""
-        text = characters(text)
-        found = self._tokenizer.encode(text, add_special_tokens=False)
-        parts = [text[a:b] for i, (a, b) in zip(found.ids, found.offsets, strict=True) if self._ours.get(i, UNK) == UNK]
-        return list(dict.fromkeys(parts))
-
     @cached_property
     def bytes_of(self) -> list[bytes]:
         """The UTF-8 bytes of each piece of an exact vocabulary; `ValueError` for other vocabularies.

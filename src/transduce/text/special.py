@@ -69,17 +69,14 @@ class Vocabulary(ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special ids are left out, except `UNK`, which becomes visible."""
 
-    @abstractmethod
-    def normalize(self, text: str) -> str:
-        """The text as the vocabulary sees it."""
-
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces of ids, including special ones; SentencePiece marks the beginning of a word with U+2581."""
         return [self._pieces[int(i)] for i in ids]
 
-    @abstractmethod
     def unknown(self, text: str) -> list[str]:
         """The parts of a text that are not in the vocabulary, in order, each once."""
+        ids, places = self.encode_with_offsets(text)
+        return list(dict.fromkeys(text[a:b] for i, (a, b) in zip(ids, places, strict=True) if i == UNK))
 
     def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
         """Segmentations drawn at random. Here the usual ones: most vocabularies have only one."""

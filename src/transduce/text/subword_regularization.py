@@ -26,29 +26,15 @@ Lattice = list[tuple[list[float], list[int]]]
 """For each end within a word: the cumulative weights and the starts of the pieces that end there."""
 
 
-def kind_of(sp: Any) -> str:
-    """The algorithm of a model: unigram, bpe or char. The library does not report it, so this tries what works."""
-    try:
-        sp.nbest_encode("a", nbest_size=2)
-        return "unigram"
-    except RuntimeError:
-        pass
-    try:
-        sp.encode(["a"], enable_sampling=True, nbest_size=-1, alpha=0.1, num_threads=1)
-        return "bpe"
-    except RuntimeError:
-        return "char"
-
-
 def resegmented(sp: Any, texts: Sequence[str], *, kind: str, amount: float, seed: int) -> dict[int, list[str]]:
     """Segment some of the texts at random; the result maps their indices to pieces.
 
     Depends only on the arguments, in every process. `amount`: for a unigram model, the fraction of texts to resegment,
     where a segmentation is drawn in proportion to its probability to the power of 0.2 (Kudo 2018); for BPE, the
-    fraction of merges to drop in every text (Provilkov et al. 2020). A character model has only one segmentation. A
-    text with unknown characters keeps its usual segmentation.
+    fraction of merges to drop in every text (Provilkov et al. 2020). Other models have only one segmentation. A text
+    with unknown characters keeps its usual segmentation.
     """
-    if amount <= 0 or kind == "char" or not texts:
+    if amount <= 0 or kind not in ("unigram", "bpe") or not texts:
         return {}
     draw = random.Random(seed)
     chosen = [i for i in range(len(texts)) if draw.random() < (amount if kind == "unigram" else 1.0)]

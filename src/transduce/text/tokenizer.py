@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -27,7 +27,7 @@ from transduce.runs.atomic import read_bytes, read_json
 from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
 from transduce.text.special import BOS, EOS, PAD, SPACE, SPECIAL_PIECES, UNK, Span, Vocabulary, characters
-from transduce.text.subword_regularization import kind_of, resegmented
+from transduce.text.subword_regularization import resegmented
 from transduce.text.vectors import VectorReader
 
 _PROBE = "\n \n  \n"  # only an exact vocabulary gives it back
@@ -45,37 +45,13 @@ class SentencePieceVocabulary(Vocabulary):
         except (RuntimeError, ValueError, IndexError):
             raise ValueError("not a SentencePiece model") from None
 
-    def normalize(self, text: str) -> str:
-        """The text as the vocabulary sees it; equals `decode(encode(text))` where nothing is unknown."""
-        return str(self._sp.normalize(characters(text))).replace(SPACE, " ").strip(" ")
-
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
         """The ids of a text, and the part of the text that each stands for, before normalization."""
         (code,), (rest,) = self._split([text])
         start = len(text) - len(rest)
-        (pieces,) = self._cut([rest], str)
-        places = [(start + first, start + last) for first, last in self._places(rest, pieces)]
-        return self._look_up(code + pieces), [(0, start)] * len(code) + places
-
-    def _places(self, text: str, pieces: Sequence[str]) -> Iterator[Span]:
-        """The part of a text that each of its pieces stands for."""
-        normal, origins = self._sp.normalize(text, with_offsets=True)
-        origins, place, n_bytes = [*origins[: len(normal)], len(text)], 0, 0
-        for piece in pieces:
-            first = place
-            if self._sp.is_byte(self._sp.piece_to_id(piece)):  # of a character that may have several
-                n_bytes += 1
-                if n_bytes == len(normal[place].encode("utf-8")):
-                    place, n_bytes = place + 1, 0
-            else:
-                place += len(piece)
-            yield origins[min(first, len(normal))], origins[min(place, len(normal))]
-
-    def unknown(self, text: str) -> list[str]:
-        """The parts of a text that are not in the vocabulary, in order, each once."""
-        (code,), (rest,) = self._split([text])
-        pieces = code + self._sp.encode(rest, out_type=str, num_threads=1)
-        return [piece for piece in dict.fromkeys(pieces) if self._look_up([piece]) == [UNK]]
+        found = self._sp.encode(rest, return_type="offset_mapping")
+        places = [(start + first, start + last) for first, last in found["offsets"]]
+        return self._look_up(code + found["pieces"]), [(0, start)] * len(code) + places
 
     def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
         """Segmentations drawn at random, for subword regularisation: a function of (texts, amount, seed) alone.
@@ -92,7 +68,8 @@ class SentencePieceVocabulary(Vocabulary):
     @cached_property
     def algorithm(self) -> str:
         """unigram, bpe or char."""
-        return kind_of(self._sp)
+        spec = parse_model(self.model).trainer_spec
+        return str(spec.ModelType.Name(spec.model_type)).lower()
 
     def _look_up(self, pieces: list[str]) -> list[int]:
         return self._sp.piece_to_id(pieces)
@@ -172,10 +149,6 @@ class Tokenizer(SentencePieceVocabulary):
         own = self._look_up([f"<0x{byte:02X}>" for byte in SPACE.encode("utf-8")])
         parts = self._cut([characters(part) for part in text.split(SPACE)], int)
         return list(chain(parts[0], *(own + part for part in parts[1:])))
-
-    def normalize(self, text: str) -> str:
-        """The text as the vocabulary sees it; equals `decode(encode(text))` where nothing is unknown."""
-        return characters(text) if self.exact else super().normalize(text)
 
 
 class PieceTokenizer(SentencePieceVocabulary):

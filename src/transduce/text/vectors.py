@@ -163,10 +163,6 @@ class VectorReader(Vocabulary):
         """The number of vectors, for reports."""
         return f"({len(list(ids))} vectors)"
 
-    def normalize(self, text: str) -> str:
-        """The name as it is."""
-        return text
-
     def pieces(self, ids: Iterable[Any]) -> list[str]:
         """The number of each vector in its sequence."""
         return [str(number) for number, _ in enumerate(ids)]

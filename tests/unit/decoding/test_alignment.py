@@ -39,7 +39,7 @@ class WordVocabulary(Vocabulary):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.encode_with_offsets(text)[0] for text in texts]
 
-    decode = normalize = unknown = None  # type: ignore[assignment]
+    decode = None  # type: ignore[assignment]
 
 
 class CopyEngine(TorchEngine):

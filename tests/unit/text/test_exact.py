@@ -33,7 +33,7 @@ EXACT = {kind: trained(kind) for kind in KINDS}
 def test_decoding_restores_every_text(kind: str, text: str) -> None:
     tokenizer = EXACT[kind]
     ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text == tokenizer.normalize(text)
+    assert tokenizer.decode(ids) == text
     assert tokenizer.encode_batch([text, "a", text]) == [ids, tokenizer.encode("a"), ids]
     assert UNK not in ids and all(EOS < i < tokenizer.vocab_size for i in ids)
     assert b"".join(tokenizer.bytes_of[i] for i in ids) == text.encode("utf-8")

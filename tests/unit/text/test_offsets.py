@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unicodedata import normalize
 
 import pytest
 from hypothesis import given
@@ -70,7 +71,7 @@ def test_each_word_is_at_its_place(name: str) -> None:
         ids, places = vocabulary.encode_with_offsets(text)
         first = [a + len(text[a:]) - len(text[a:].lstrip()) for a, _ in places]
         inside = [i for i, a in zip(ids, first, strict=True) if start <= a < start + len(word)]
-        assert vocabulary.decode(inside).strip() in (word, vocabulary.normalize(word)), (word, places)
+        assert vocabulary.decode(inside).strip() in (word, normalize("NFKC", word)), (word, places)
 
 
 def test_hub_vocabularies() -> None:

@@ -27,7 +27,7 @@ def test_pieces_get_the_ids_of_the_list(tokenizer: PieceTokenizer) -> None:
     for line, ids in zip(LINES, tokenizer.encode_batch(LINES), strict=True):
         assert tokenizer.pieces(ids) == OWN.pieces(OWN.encode(line))
         assert ids == tokenizer.encode(line) != OWN.encode(line)
-        assert tokenizer.decode(ids) == OWN.normalize(line) == tokenizer.normalize(line)
+        assert tokenizer.decode(ids) == line
     assert tokenizer.vocab_size == len(SHUFFLED)
     assert tokenizer.pieces([PAD, UNK, BOS, EOS]) == ["<pad>", "<unk>", "<s>", "</s>"]
 
@@ -36,7 +36,8 @@ def test_pieces_missing_from_the_list_are_unknown() -> None:
     shorter = PieceTokenizer(OWN.model, SHUFFLED[:4] + [piece for piece in SHUFFLED[4:] if "a" not in piece])
     ids = shorter.encode("a man 猫")
     assert UNK in ids and "猫" in shorter.unknown("a man 猫")
-    assert set(shorter.unknown("a man")) == {piece for piece in OWN.pieces(OWN.encode("a man")) if "a" in piece}
+    pieces = [piece.replace("▁", "") for piece in OWN.pieces(OWN.encode("a man"))]
+    assert {part.strip() for part in shorter.unknown("a man")} == {piece for piece in pieces if "a" in piece}
     assert "⁇" in shorter.decode(ids)
 
 
