@@ -21,7 +21,6 @@ from transduce.data.lines import (
     read_lines,
 )
 from transduce.data.tmx import read_tmx
-from transduce.data.tsv import read_tsv
 from transduce.errors import DataError, SettingsError, nearest
 from transduce.text.special import Vocabulary
 from transduce.text.vectors import is_vectors, open_vectors
@@ -30,22 +29,36 @@ PairReader = Callable[[Path, str, str], Iterator[tuple[int, str, str]]]
 """Reads a file, given the language codes of source and target: the line, the source and the target of each pair."""
 
 
-@dataclass(frozen=True, slots=True)
-class PairFormat:
-    """A format with both sides in one file. `by_line`: the first lines of a file are a shorter file of the format."""
+def read_tsv(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, source and target of each pair: the first two columns, or those that a header names by language.
 
-    read: PairReader
-    by_line: bool = True
+    There is no quoting. A blank line is a pair with two empty sides.
+    """
+    n, first, src, tgt = 0, 0, 0, 1
+    for number, line in enumerate(read_lines(path), 1):
+        fields = line.split("\t")
+        if not n and line.strip():
+            if len(fields) < 2:
+                raise DataError(f"{path}, line {number}: no tab; expected source<TAB>target")
+            n, first, names = len(fields), number, [field.strip().lower() for field in fields]
+            if src_lang.lower() in names and tgt_lang.lower() in names:
+                src, tgt = names.index(src_lang.lower()), names.index(tgt_lang.lower())
+                continue
+        if len(fields) != n and line.strip():
+            raise DataError(f"{path}, line {number}: line {first} has {n} columns, this line has {len(fields)}")
+        yield (number, fields[src], fields[tgt]) if len(fields) == n else (number, "", "")
 
 
-PAIR_FORMATS: dict[str, PairFormat] = {
-    ".tsv": PairFormat(read_tsv),
-    ".jsonl": PairFormat(read_json_lines),
-    ".tmx": PairFormat(read_tmx, by_line=False),
-    ".parquet": PairFormat(read_parquet, by_line=False),
-    ".arrow": PairFormat(read_arrow, by_line=False),
+PAIR_FORMATS: dict[str, PairReader] = {
+    ".tsv": read_tsv,
+    ".jsonl": read_json_lines,
+    ".tmx": read_tmx,
+    ".parquet": read_parquet,
+    ".arrow": read_arrow,
 }
 """By suffix. A new format is a module with such a function, and an entry here."""
+NOT_BY_LINE = (".tmx", ".parquet", ".arrow")
+"""Formats in which the first lines of a file are not a shorter file of the format."""
 
 
 class Pair(NamedTuple):
@@ -122,7 +135,7 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair
             f"{corpus.path}: unknown format; known: {known} (also {packed}), a saved dataset, or two files src and tgt"
         )
     file = str(corpus.path)
-    return (Pair(src, tgt, file, line) for line, src, tgt in found.read(corpus.path, src_lang, tgt_lang))
+    return (Pair(src, tgt, file, line) for line, src, tgt in found(corpus.path, src_lang, tgt_lang))
 
 
 def columns_of(pairs: Iterable[Pair], n: int) -> Iterator[PairColumns]:
@@ -208,8 +221,7 @@ def text_files(data: DataSettings) -> list[Path]:
 
 def is_by_line(path: Path) -> bool:
     """Whether the first lines of a file of text are a shorter file of the same format."""
-    known = PAIR_FORMATS.get(bare_suffix(path))
-    return not is_vectors(path) and (known is None or known.by_line)
+    return not is_vectors(path) and bare_suffix(path) not in NOT_BY_LINE
 
 
 def corpus_name(corpus: Corpus) -> str:

@@ -17,7 +17,6 @@ from transduce.data.corpus import (
     PAIR_FORMATS,
     Pair,
     PairColumns,
-    PairFormat,
     columns_of,
     corpus_files,
     corpus_name,
@@ -196,7 +195,7 @@ def test_a_new_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             src, _, tgt = text.partition(" = ")
             yield line, src, tgt
 
-    monkeypatch.setitem(PAIR_FORMATS, ".eq", PairFormat(read))
+    monkeypatch.setitem(PAIR_FORMATS, ".eq", read)
     (tmp_path / "a.eq.gz").write_bytes(gzip.compress(b"one = eins\ntwo = zwei\n"))
     (source,) = pair_sources(Settings.from_mapping({"data": {"train": [{"path": str(tmp_path / "a.eq.gz")}]}})).train
     (windows,) = take_sample(Sources((source,))).train
