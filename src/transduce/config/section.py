@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
@@ -48,7 +49,8 @@ def explain(error: ValidationError, root: type[Section]) -> str:
         return f"{name}.kind = {given['kind']!r}{nearest(str(given['kind']), kinds)}; allowed: {', '.join(kinds)}"
     message = first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
     shown = "" if isinstance(given, dict) else f" = {given!r}"
-    return f"{name}{shown}: {message[:1].lower()}{message[1:]}"
+    names = re.findall("'(.*?)'", first["msg"]) if first["type"] == "literal_error" else ()
+    return f"{name}{shown}: {message[:1].lower()}{message[1:]}{nearest(str(given), names)}"
 
 
 def _locate(root: type[Section], location: Sequence[str | int]) -> tuple[list[type[Section]], list[str | int]]:

@@ -95,7 +95,9 @@ class TokenizerSettings(Section):
     character_coverage: float = Field(1.0, ge=0.98, le=1, description="Fraction of characters that tokens cover.")
     mask: bool = Field(False, description="Include a <mask> token, as masked models need.")
     exact: bool = Field(False, description="Make decoding reproduce the text: line ends, spaces, rare characters.")
-    normalization: str = Field("nmt_nfkc", description="nmt_nfkc, nfkc, nmt_nfkc_cf (folds case) or identity.")
+    normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = Field(
+        "nmt_nfkc", description="Unicode normalization; cf: folds case too, identity: none."
+    )
     start: Path | None = Field(None, description="Run folder whose tokenizer to use, instead of training one.")
 
 

@@ -72,15 +72,17 @@ def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bo
     """Train the vocabulary on the training text; with `may_grow`, a larger one if its characters need it."""
     size = resolved(settings.tokenizer.vocab_size, "tokenizer.vocab_size")
     try:
-        found = train_tokenizers(*lines(), settings.tokenizer, vocab_size=size, seed=settings.training.seed)
+        found = train_tokenizers(*lines(), settings.tokenizer, vocab_size=size)
     except VocabularyTooSmall as error:
         if not may_grow:
             raise
         size = error.needed + error.needed // 2
         log.say(f"the text has many different characters: the vocabulary grows to {size:,} pieces")
         return learn_vocabulary(lines, settings.with_values("tokenizer", vocab_size=size), log, may_grow=False)
-    for note in found.notes:
-        (log.say if may_grow else log.warn)(note)  # a given size that is not reached is worth a warning
+    n = min(found.n_src, found.n_tgt)
+    if n < size and not (settings.tokenizer.kind == "char" and settings.tokenizer.exact):  # which has all characters
+        report = log.say if may_grow else log.warn  # a given size that is not reached is worth a warning
+        report(f"vocabulary: {n:,} pieces instead of {size:,}; the text does not support more")
     return found
 
 

@@ -29,13 +29,9 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class Vocabulary(ABC):
-    """The tokenizer of one side. Immutable, safe to use from several threads.
-
-    `model`: the content of its file. `notes`: remarks of its training.
-    """
+    """The tokenizer of one side. Immutable, safe to use from several threads. `model`: the content of its file."""
 
     model: bytes
-    notes: tuple[str, ...] = ()
     chunk: int = 10_000
     """Texts to encode at once, so that their ids fit in memory."""
     _pieces: list[str]

@@ -94,10 +94,9 @@ def parse_model(model: bytes) -> Any:
 class Tokenizer(SentencePieceVocabulary):
     """A vocabulary with SentencePiece's own ids."""
 
-    def __init__(self, model: bytes, *, notes: Sequence[str] = ()) -> None:
-        """`model`: a serialised SentencePiece model; `notes`: remarks of its training. Raises `ValueError`."""
+    def __init__(self, model: bytes) -> None:
+        """`model`: a serialised SentencePiece model. Raises `ValueError`."""
         super().__init__(model)
-        self.notes = tuple(notes)
         special = self._sp.pad_id(), self._sp.unk_id(), self._sp.bos_id(), self._sp.eos_id()
         if special != (PAD, UNK, BOS, EOS):
             raise ValueError(
@@ -212,11 +211,6 @@ class Tokenizers:
     def n_tgt(self) -> int:
         """Size of the target vocabulary."""
         return self.tgt.vocab_size
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The remarks of the training, each once."""
-        return tuple(dict.fromkeys(self.src.notes + self.tgt.notes))
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.model`, or `tokenizer.src.model` and `tokenizer.tgt.model`; the other kind is removed.

@@ -14,16 +14,14 @@ from typing import Any, Generic, TypeVar
 import sentencepiece
 
 from transduce.config.settings import TokenizerSettings
-from transduce.errors import DataError, SettingsError, VocabularyTooSmall, message_of, nearest
+from transduce.errors import DataError, SettingsError, VocabularyTooSmall, message_of
 from transduce.text.special import MASK_PIECE
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers
 
 T = TypeVar("T")
 
-NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
-
 SAMPLE_LINES = 1_000_000
-"""Lines that a vocabulary is learned from at most; of more, a random sample is taken."""
+"""Maximum number of lines that a vocabulary is learned from; a random sample of longer text."""
 
 _EXACT: dict[str, Any] = {
     "normalization_rule_name": "identity",
@@ -38,29 +36,20 @@ _LINES_AT_ONCE = 10_000  # offered to a sample per call
 _LONGEST = 500  # characters given to the trainer as one sentence: its time can grow with their square
 
 
-def train_tokenizer(
-    lines: Iterable[str], settings: TokenizerSettings, *, vocab_size: int, seed: int, sample_lines: int = SAMPLE_LINES
-) -> Tokenizer:
-    """Learn a vocabulary of `vocab_size` pieces, special ones included, from lines of text.
+def train_tokenizer(lines: Iterable[str], settings: TokenizerSettings, *, vocab_size: int) -> Tokenizer:
+    """Learn a vocabulary of `vocab_size` pieces, special ones included, from lines of text, which are kept in memory.
 
-    A size beyond what the text supports becomes the largest possible one; `Tokenizer.notes` says so. The result is a
-    function of (lines, settings, vocab_size, seed). Raises `DataError` where there is no text, `SettingsError` where
-    the characters alone need a larger vocabulary, or where the normalization is unknown.
+    A size beyond what the text supports becomes the largest possible one. Raises `DataError` where there is no text,
+    and `SettingsError` where the characters alone need a larger vocabulary.
     """
-    if settings.normalization not in NORMALIZATIONS:
-        hint = nearest(settings.normalization, NORMALIZATIONS)
-        raise SettingsError(
-            f"tokenizer.normalization = '{settings.normalization}'{hint}; known: {', '.join(NORMALIZATIONS)}"
-        )
     if settings.kind in ("marian", "hub"):
         raise SettingsError(
             f"tokenizer.kind = '{settings.kind}' comes with an imported model; to train: unigram, bpe or char"
         )
-    sample = sample_of(lines, sample_lines, seed=seed)
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=parts_of(sample),
+            sentence_iterator=parts_of(list(lines)),  # at once, as the trainer wraps errors of an iterator
             model_writer=written,
             model_type=settings.kind,
             vocab_size=vocab_size,
@@ -78,27 +67,17 @@ def train_tokenizer(
         )
     except RuntimeError as error:
         raise _explained(error, settings, vocab_size) from None
-    tokenizer = Tokenizer(written.getvalue())
-    wanted = settings.kind == "char" and settings.exact  # all characters, however few they are
-    if wanted or (n := tokenizer.vocab_size) >= vocab_size:
-        return tokenizer
-    note = f"vocabulary: {n:,} pieces instead of {vocab_size:,}; the text does not support more"
-    return Tokenizer(tokenizer.model, notes=(note,))
+    return Tokenizer(written.getvalue())
 
 
 def train_tokenizers(
-    src_lines: Iterable[str],
-    tgt_lines: Iterable[str],
-    settings: TokenizerSettings,
-    *,
-    vocab_size: int,
-    seed: int,
+    src_lines: Iterable[str], tgt_lines: Iterable[str], settings: TokenizerSettings, *, vocab_size: int
 ) -> Tokenizers:
     """Learn the vocabularies of both sides: one for both where `settings.joint`, else one each of `vocab_size`."""
     if settings.joint:
-        both = train_tokenizer(chain(src_lines, tgt_lines), settings, vocab_size=vocab_size, seed=seed)
+        both = train_tokenizer(chain(src_lines, tgt_lines), settings, vocab_size=vocab_size)
         return Tokenizers(both, both)
-    src, tgt = (train_tokenizer(lines, settings, vocab_size=vocab_size, seed=seed) for lines in (src_lines, tgt_lines))
+    src, tgt = (train_tokenizer(lines, settings, vocab_size=vocab_size) for lines in (src_lines, tgt_lines))
     return Tokenizers(src, tgt)
 
 

@@ -51,6 +51,7 @@ def test_every_setting_is_explained_in_a_sentence(section: type[BaseModel]) -> N
             {"tokenizer": {"kind": "wordpiece"}},
             "tokenizer.kind = 'wordpiece': input should be 'unigram', 'bpe', 'char'",
         ),
+        ({"tokenizer": {"normalization": "nmt_nkfc"}}, "'nfkc_cf' or 'identity'; did you mean 'nmt_nfkc'?"),
         ({"training": {"lr": "fast"}}, "training.lr = 'fast': input should be a valid number"),
         ({"data": {"train": [{"src": "a.en"}]}}, "data.train.0: a corpus is either src and tgt, or path"),
         ({"data": {"train": [{"src": "a", "tgt": "b", "path": "c"}]}}, "a corpus is either src and tgt, or path"),

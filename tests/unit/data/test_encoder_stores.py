@@ -21,7 +21,7 @@ LINES = ["a dog runs fast", "the dog sleeps", "a cat", "cats and dogs run"] * 5
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_tokenizer(LINES, TokenizerSettings(mask=True), vocab_size=40, seed=1)
+    return train_tokenizer(LINES, TokenizerSettings(mask=True), vocab_size=40)
 
 
 @pytest.mark.parametrize(("documents", "n"), [("file", 1), ("blank_line", 3), ("line", 5)])

@@ -30,7 +30,7 @@ from transduce.text.training import train_tokenizers
 
 SRC = [f"the {a} dog sees {n} {b}" for n in range(30) for a in ("old", "young") for b in ("cats", "red birds")]
 TGT = [f"der {a} Hund sieht {n} {b}" for n in range(30) for a in ("alte", "junge") for b in ("Katzen", "rote Vögel")]
-TOKENIZERS = train_tokenizers(SRC, TGT, TokenizerSettings(joint=False), vocab_size=60, seed=1)
+TOKENIZERS = train_tokenizers(SRC, TGT, TokenizerSettings(joint=False), vocab_size=60)
 SETTINGS = DataSettings(max_length=40)
 ENCODE = EncodePairs(TOKENIZERS, SETTINGS)
 
@@ -217,7 +217,7 @@ def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
         "from transduce.data.encoding import EncodePairs, encode_pairs\n"
         "from transduce.text.training import train_tokenizers\n"
         "text = ['ab ba aab'] * 9\n"
-        "t = train_tokenizers(text, text, TokenizerSettings(kind='char'), vocab_size=9, seed=1)\n"
+        "t = train_tokenizers(text, text, TokenizerSettings(kind='char'), vocab_size=9)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
         "pairs = (Pair('ab ' * 20, 'ba ' * 20, 'a', n) for n in range(20000))\n"
         "function = EncodePairs(t, DataSettings())\n"

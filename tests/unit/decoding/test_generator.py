@@ -45,7 +45,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             "decoding": {"max_length": 40},
         }
         settings = Settings.from_mapping(values)
-        tokenizer = train_tokenizer(LINES, settings.tokenizer, vocab_size=400, seed=1)
+        tokenizer = train_tokenizer(LINES, settings.tokenizer, vocab_size=400)
         path = tmp_path_factory.mktemp("generator") / "run"
         with RunFolder.create(path, settings, "") as run:
             run.save_tokenizers(Tokenizers(tokenizer, tokenizer).save)

@@ -113,6 +113,18 @@ def prepared(tmp_path: Path, asked: Settings, log: Log = QUIET) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.parametrize(("tokenizer", "reduced"), [({}, True), ({"kind": "char", "exact": True}, False)])
+def test_a_vocabulary_smaller_than_asked_for_is_reported(
+    tokenizer: dict[str, Any], reduced: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Except one of all characters, which has no other size."""
+    asked = settings("translation", tokenizer={"vocab_size": 5000, **tokenizer})
+    for may_grow in (False, True):
+        found = learn_vocabulary(lambda: (SENTENCES, SENTENCES), asked, Log(), may_grow=may_grow)
+        note = f"vocabulary: {found.n_tgt:,} pieces instead of 5,000; the text does not support more"
+        assert (note in capsys.readouterr().err) == reduced
+
+
 def asked_for(task: str, tmp_path: Path, **data: Any) -> Settings:
     tokenizer = {"vocab_size": 60, "mask": True} if task == "masked" else {"vocab_size": 60}
     context = {} if task == "classification" else {"context": 16}

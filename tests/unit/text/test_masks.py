@@ -16,14 +16,14 @@ LINES = ["the capital of France is Paris.", "the capital of Spain is Madrid.", "
 
 @pytest.fixture(scope="module", params=["unigram", "bpe", "char"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return train_tokenizer(LINES, TokenizerSettings(kind=request.param, mask=True), vocab_size=60, seed=1)
+    return train_tokenizer(LINES, TokenizerSettings(kind=request.param, mask=True), vocab_size=60)
 
 
 def test_the_mask_token_has_its_own_id(tokenizer: Tokenizer) -> None:
     assert tokenizer.pieces([PAD, UNK, BOS, EOS, MASK]) == ["<pad>", "<unk>", "<s>", "</s>", MASK_PIECE]
-    exact = train_tokenizer(LINES, TokenizerSettings(mask=True, exact=True), vocab_size=340, seed=1)
+    exact = train_tokenizer(LINES, TokenizerSettings(mask=True, exact=True), vocab_size=340)
     assert exact.pieces([MASK]) == [MASK_PIECE] and exact.decode(exact.encode("a\n <b>")) == "a\n <b>"
-    plain = train_tokenizer(LINES, TokenizerSettings(), vocab_size=60, seed=1)
+    plain = train_tokenizer(LINES, TokenizerSettings(), vocab_size=60)
     assert plain.pieces([MASK]) != [MASK_PIECE]
 
 

@@ -39,7 +39,7 @@ LINES = [
 ]
 ALPHABET = sorted(set("".join(LINES)))
 TOKENIZERS = {
-    (kind, rule): train_tokenizer(LINES, TokenizerSettings(kind=kind, normalization=rule), vocab_size=200, seed=1)
+    (kind, rule): train_tokenizer(LINES, TokenizerSettings(kind=kind, normalization=rule), vocab_size=200)
     for kind in KINDS
     for rule in ("nmt_nfkc", "identity")
 }
@@ -232,13 +232,13 @@ def test_a_model_with_other_special_ids_is_refused() -> None:
 
 
 def test_tokenizers_are_saved_joint_or_separate(tmp_path: Path) -> None:
-    joint = train_tokenizers(LINES[::2], LINES[1::2], TokenizerSettings(), vocab_size=75, seed=1)
+    joint = train_tokenizers(LINES[::2], LINES[1::2], TokenizerSettings(), vocab_size=75)
     assert joint.joint and joint.n_src == joint.n_tgt == 75
     joint.save(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.model"] and Tokenizers.load(tmp_path).joint
 
     halves = LINES[: len(LINES) // 2], LINES[len(LINES) // 2 :]
-    separate = train_tokenizers(*halves, TokenizerSettings(joint=False), vocab_size=60, seed=1)
+    separate = train_tokenizers(*halves, TokenizerSettings(joint=False), vocab_size=60)
     assert not separate.joint and separate.src.model != separate.tgt.model
     separate.save(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tokenizer.src.model", "tokenizer.tgt.model"]

@@ -107,7 +107,7 @@ def test_names_of_nothing_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_vectors_is_no_text(tmp_path: Path) -> None:
     path = write_vectors(tmp_path / "a.safetensors", [np.ones((2, 3))], labels=np.array([1]))
-    words = train_tokenizer(["a b c"] * 9, TokenizerSettings(kind="char"), vocab_size=40, seed=1)
+    words = train_tokenizer(["a b c"] * 9, TokenizerSettings(kind="char"), vocab_size=40)
     for read in (read_lines, partial(read_inputs, vocabulary=words), partial(read_labelled, vocabulary=words)):
         with pytest.raises(DataError, match="is a file of vectors"):
             list(read(path))

@@ -126,7 +126,7 @@ WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while
 def tokenizers() -> Tokenizers:
     draw = np.random.default_rng(0)
     lines = [" ".join(draw.choice(WORDS, size=8)) for _ in range(200)]
-    return train_tokenizers(lines, lines, TokenizerSettings(), vocab_size=80, seed=1)
+    return train_tokenizers(lines, lines, TokenizerSettings(), vocab_size=80)
 
 
 def text_feeder(tokenizers: Tokenizers, sampling: SubwordSampling | None, *, extra: str = "") -> PairFeeder:
