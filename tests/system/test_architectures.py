@@ -27,7 +27,7 @@ DEMO = (
     "model", [*([f"model.kind={kind}"] for kind in KINDS), ["model.kind=rnn", "model.attention=none"]], ids=" ".join
 )
 def test_the_demo_trains_any_translator(model: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.demo.sources.HELD_OUT", 4)
+    monkeypatch.setattr("transduce.demo.corpus.HELD_OUT", 4)
     done = transduce("demo", "--run", tmp_path / "demo", "--updates", 2, "-q", *sets(*model, *DEMO))
     assert done.code == 0 and "Scores:" in done.out, done.err
     assert ("Cross-attention" in done.out) == ("model.attention=none" not in model)

@@ -365,7 +365,7 @@ def test_separate_vocabularies_and_subword_sampling(texts: Path, tmp_path: Path)
 
 
 def test_the_demo_shows_translations_attention_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.demo.sources.HELD_OUT", 20)
+    monkeypatch.setattr("transduce.demo.corpus.HELD_OUT", 20)
     options = small("data.demo=300", "training.valid_updates=2", "decoding.beam=1")
     done = transduce("demo", "--run", tmp_path / "demo", "--updates", "4", *options)
     assert done.code == 0, done.err

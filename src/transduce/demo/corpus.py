@@ -19,10 +19,15 @@ from itertools import islice
 from random import Random
 from zlib import crc32
 
+from transduce.data.corpus import Pair
+from transduce.data.sources import Source, Sources
 from transduce.demo.grammar import Combination, Symbol, derive
 from transduce.demo.lexicon import grammar, rows
 
 SPLITS = ("train", "valid", "test", "held_out_combinations")
+HELD_OUT = 500
+"""Pairs of each held-out split."""
+
 # One in so many combinations of a kind never occurs in train, valid or test.
 _RESERVED = {"adjective": 16, "object": 16, "compound": 12, "number": 12, "separable": 8}
 
@@ -56,6 +61,22 @@ def demo_pairs(split: str, n: int, *, seed: int) -> Iterator[DemoPair]:
         raise ValueError(f"split {split!r}: must be one of {', '.join(SPLITS)}")
     pairs = (pair for pair, where, _ in _stream(f"{split} {seed}") if where == split)
     return islice(pairs if split == "train" else _distinct(pairs), n)
+
+
+def demo_sources(n: int, *, seed: int) -> Sources[Pair]:
+    """`n` training pairs, and the held-out splits."""
+    valid, *tests = (_source(split, HELD_OUT, seed) for split in ("valid", "test", "held_out_combinations"))
+    return Sources((_source("train", n, seed),), (valid,), tuple(tests))
+
+
+def _source(split: str, n: int, seed: int) -> Source[Pair]:
+    """The first `n` pairs of a split. It needs no digest: the settings determine the pairs."""
+
+    def read() -> Iterator[Pair]:
+        for number, pair in enumerate(demo_pairs(split, n, seed=seed), 1):
+            yield Pair(pair.src, pair.tgt, f"built-in corpus, {split}", number)
+
+    return Source(split, read, ("built-in corpus",) if split == "train" else ())
 
 
 def _distinct(pairs: Iterator[DemoPair]) -> Iterator[DemoPair]:

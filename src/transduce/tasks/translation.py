@@ -28,7 +28,7 @@ from transduce.data.store import AlignedStore, TokenStore
 from transduce.data.word_links import with_links
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
-from transduce.demo.sources import demo_sources
+from transduce.demo.corpus import demo_sources
 from transduce.errors import SettingsError
 from transduce.evaluation.evaluate import Evaluation, evaluate_translations, measure_precisions, score_translator
 from transduce.evaluation.metrics import Scores, evaluate, format_precisions, metrics

@@ -96,7 +96,7 @@ def test_test_sets_are_named_after_their_files_and_not_cleaned(tmp_path: Path) -
 
 
 def test_the_built_in_corpus_has_both_test_sets_and_no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.demo.sources.HELD_OUT", 30)
+    monkeypatch.setattr("transduce.demo.corpus.HELD_OUT", 30)
     texts = read_texts(settings(data={"demo": 300}))
     trained = {pair.src for pair in texts.train.read()}
     assert texts.train.size == 300
