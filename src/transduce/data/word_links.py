@@ -54,14 +54,6 @@ def parse_links(line: str) -> GoldLinks:
     return GoldLinks(frozenset(sure), frozenset(possible))
 
 
-def check_links(links: Iterable[WordLink], src: str, tgt: str) -> None:
-    """Raise `ValueError` for a link to a word that a text does not have."""
-    n_src, n_tgt = len(src.split()), len(tgt.split())
-    for link in links:
-        if link.src >= n_src or link.tgt >= n_tgt:
-            raise ValueError(f"link {link.src}-{link.tgt}, but the sides have {n_src} and {n_tgt} words")
-
-
 def format_links(links: Iterable[WordLink]) -> str:
     """A line in Pharaoh format, sorted.
 
@@ -91,9 +83,12 @@ def with_links(source: Source[Pair], path: Path) -> Source[Pair]:
 def _checked(line: str, src: str, tgt: str, place: str) -> GoldLinks:
     try:
         links = parse_links(line)
-        check_links(links.possible, src, tgt)
     except ValueError as error:
         raise DataError(f"{place}: {error}") from None
+    n_src, n_tgt = len(src.split()), len(tgt.split())
+    for i, j in links.possible:
+        if i >= n_src or j >= n_tgt:
+            raise DataError(f"{place}: link {i}-{j}, but the sides have {n_src} and {n_tgt} words")
     return links
 
 

@@ -107,12 +107,6 @@ class Reservoir(Generic[T]):
             self._skip()
         self._seen += n
 
-    def watch(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items unchanged while sampling them."""
-        for item in items:
-            self.add(item)
-            yield item
-
     def _skip(self) -> None:
         """Draw which item is taken next once the sample is full."""
         self._largest_key *= (1 - self._draw.random()) ** (1 / self._n)
