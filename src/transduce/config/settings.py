@@ -37,8 +37,7 @@ Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 
 def is_remote(path: Path) -> bool:
     """Whether a path is an address such as `s3://bucket/a.tsv`, of which a path keeps `s3:/bucket/a.tsv`."""
-    scheme, colon, _ = path.as_posix().partition(":/")
-    return bool(colon) and len(scheme) > 1 and re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) is not None
+    return re.match(r"[a-z][a-z0-9+.-]+:/", path.as_posix()) is not None
 
 
 class Corpus(Section):

@@ -52,11 +52,9 @@ COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
 
 
 def _open_remote(url: str) -> Any:
-    """Open a file for reading with fsspec. Raises `SettingsError` without the libraries that this needs."""
-    try:
-        import fsspec
-    except ImportError as error:
-        raise SettingsError(f"{url}: a remote file needs fsspec: pip install 'transduce[remote]'") from error
+    """Open a file for reading with fsspec. Raises `SettingsError` without the libraries that its protocol needs."""
+    import fsspec  # PyTorch requires it
+
     try:
         return fsspec.open(url, "rb").open()
     except (ImportError, ValueError) as error:  # no library for the protocol, or no such protocol
@@ -65,8 +63,7 @@ def _open_remote(url: str) -> Any:
 
 def remote_url(path: Path) -> str | None:
     """The address of a remote file, `https://host/a.tsv`; None for a local path."""
-    scheme, _, rest = path.as_posix().partition(":/")
-    return f"{scheme}://{rest}" if is_remote(path) else None
+    return path.as_posix().replace(":/", "://", 1) if is_remote(path) else None
 
 
 def bare_suffix(path: Path) -> str:
@@ -76,7 +73,7 @@ def bare_suffix(path: Path) -> str:
 
 def is_missing(path: Path) -> bool:
     """Whether a local file does not exist. Nothing is asked of a server."""
-    return remote_url(path) is None and not path.exists()
+    return not is_remote(path) and not path.exists()
 
 
 def check_is_text(path: Path) -> None:
@@ -125,7 +122,7 @@ def content_mark(path: Path) -> bytes:
     """The sha256 of a file; of a remote one that of its size and its first MiB, so that it is not loaded twice."""
     check_is_text(path)
     with _open_stored(path) as file:
-        if remote_url(path) is None:
+        if not is_remote(path):
             return hashlib.file_digest(file, "sha256").digest()
         raw: Any = file.raw
         return hashlib.sha256(f"{raw.size}\n".encode() + file.read(1 << 20)).digest()

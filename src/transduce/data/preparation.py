@@ -208,7 +208,10 @@ def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled]
 
     everything = spooled(counted(), place.folder, lambda row: Labelled(row[0], tuple(row[1]), tuple(row[2])))
     marks = tuple(source.mark() for source in sources.train)
-    labels = _two_or_more(data.labels or sorted_labels(counts))  # of all text: an only example may be held out
+    labels = data.labels or sorted_labels(counts)  # of all text: an only example may be held out
+    if len(labels) < 2:
+        only = repr(labels[0]) if labels else "none"
+        raise DataError(f"the training text has only one label, {only}: there is nothing to classify")
     tests = _read_tests([source.name for source in sources.tests], sources.tests, "text")
     if sources.valid:
         valid, held = _read_set("valid", sources.valid, "text"), set[int]()
@@ -230,13 +233,6 @@ def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled]
         windows,
         labels,
     )
-
-
-def _two_or_more(labels: tuple[str, ...]) -> tuple[str, ...]:
-    if len(labels) < 2:
-        only = repr(labels[0]) if labels else "none"
-        raise DataError(f"the training text has only one label, {only}: there is nothing to classify")
-    return labels
 
 
 def _hold_out(

@@ -5,7 +5,6 @@ The result of a function depends only on its chunk. Neither the number of worker
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +17,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import transduce
 from transduce.data.spool import Arrays, ResultFile
 from transduce.errors import TransduceError
-from transduce.process import collect_garbage_rarely, n_cores, send_at_parent_exit
+from transduce.process import child_environment, collect_garbage_rarely, exit_with_parent, n_cores
 
 ChunkT = TypeVar("ChunkT")
 
@@ -55,8 +54,8 @@ class LocalWorkers:
         # Unlike multiprocessing's, these processes do not run the caller's script again.
         from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
-        one_thread = {"OMP_NUM_THREADS": "1"}
-        pool = ProcessPoolExecutor(n, initializer=_start_worker, initargs=(function, os.getpid()), env=one_thread)
+        environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
+        pool = ProcessPoolExecutor(n, initializer=_start_worker, initargs=(function,), env=environment)
         waiting: deque[tuple[ChunkT, Any]] = deque()
         try:
             for chunk in chunks:
@@ -80,14 +79,12 @@ class LocalWorkers:
 _function: Callable[[Any], Arrays]  # of this worker process
 
 
-def _start_worker(function: Callable[[Any], Arrays], parent: int) -> None:
+def _start_worker(function: Callable[[Any], Arrays]) -> None:
     global _function
     _function = function
     collect_garbage_rarely()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the main process, which ends this one
-    send_at_parent_exit(signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
-        os._exit(1)
+    exit_with_parent()
 
 
 def _call(chunk: Any) -> Arrays:

@@ -7,6 +7,7 @@ import functools
 import gzip
 import http.server
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,9 +101,9 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
     without(monkeypatch, "pyarrow")
     with pytest.raises(SettingsError, match=r"needs pyarrow: pip install 'transduce\[formats\]'"):
         texts(tmp_path / "a.parquet")
-    without(monkeypatch, "fsspec")
-    with pytest.raises(SettingsError, match=r"https://host/a\.tsv: .* pip install 'transduce\[remote\]'"):
-        texts("https://host/a.tsv")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(SettingsError, match=r"s3://host/a\.tsv: .* pip install 'transduce\[remote\]'"):
+        texts("s3://host/a.tsv")
 
 
 @pytest.fixture
