@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from transduce.data.lines import one_line, read_lines
 from transduce.errors import DataError
-
-_SURROGATES = re.compile(r"[\ud800-\udfff]")
+from transduce.text.special import characters
 
 
 def read_json_lines(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
@@ -37,7 +35,7 @@ def pair_of(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str]:
     for src_key, tgt_key in keys if isinstance(value, dict) else ():
         src, tgt = value.get(src_key), value.get(tgt_key)
         if isinstance(src, str) and isinstance(tgt, str):
-            if _SURROGATES.search(src) or _SURROGATES.search(tgt):
+            if characters(src + tgt) != src + tgt:
                 raise ValueError("half of a surrogate pair is not a character")
             return one_line(src), one_line(tgt)
     raise ValueError("expected " + " or ".join(f'{{"{src}": "...", "{tgt}": "..."}}' for src, tgt in keys))
