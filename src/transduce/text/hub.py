@@ -42,12 +42,10 @@ class HubTokenizer(Vocabulary):
         self._pieces = [name or f"<unnamed {i}>" for i, name in enumerate(names)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts."""
         found = self._tokenizer.encode_batch([characters(text) for text in texts], add_special_tokens=False)
         return [[self._ours.get(i, UNK) for i in one.ids] for one in found]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        """The ids of a text, and the part of the text that each stands for."""
         found = self._tokenizer.encode(characters(text), add_special_tokens=False)
         return [self._ours.get(i, UNK) for i in found.ids], list(found.offsets)
 

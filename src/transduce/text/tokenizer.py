@@ -46,7 +46,6 @@ class SentencePieceVocabulary(Vocabulary):
             raise ValueError("not a SentencePiece model") from None
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        """The ids of a text, and the part of the text that each stands for, before normalization."""
         (code,), (rest,) = self._split([text])
         start = len(text) - len(rest)
         found = self._sp.encode(rest, return_type="offset_mapping")
@@ -105,7 +104,6 @@ class Tokenizer(SentencePieceVocabulary):
         self._pieces = self._sp.id_to_piece(list(range(self._sp.vocab_size())))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts; the same as `encode` of each, and faster."""
         if self.exact and any(SPACE in text for text in texts):
             return [self._around_spaces(text) for text in texts]
         return self._cut([characters(text) for text in texts], int)
@@ -117,7 +115,6 @@ class Tokenizer(SentencePieceVocabulary):
         return self._sp.decode([i for i in map(int, ids) if i > EOS or i == UNK]).strip(" ")
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        """The ids of a text, and the part of the text that each stands for, before normalization."""
         if not self.exact:
             return super().encode_with_offsets(text)
         ids = self.encode(text)
@@ -168,7 +165,6 @@ class PieceTokenizer(SentencePieceVocabulary):
         self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > EOS}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts; the same as `encode` of each, and faster."""
         codes, rests = self._split(texts)
         return [self._look_up(code + pieces) for code, pieces in zip(codes, self._cut(rests, str), strict=True)]
 
