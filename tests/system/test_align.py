@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from system.commands import assert_refused, small, transduce
+from system.commands import Done, assert_refused, small, transduce
 from transduce import DecodingOptions, Translator
 from transduce.config.settings import Settings
 from transduce.data.store import AlignedStore
@@ -136,6 +137,31 @@ def test_the_links_of_each_pair_are_stored(run: Path, texts: Path, tmp_path: Pat
         opened = task.open_prepared(folder)
     assert isinstance(prepared.train, AlignedStore) and isinstance(opened.train, AlignedStore)
     assert all(len(prepared.train.links_of(i)) for i in range(len(prepared.train)))
+
+
+def test_a_guided_run_s_text_is_read_again_without_its_links(run: Path, texts: Path, tmp_path: Path) -> None:
+    """By `shortlist` and `distill`: its own text, moved without the links, or other text."""
+    shutil.copytree(run, tmp_path / "run")
+    for side in ("en", "de"):
+        shutil.copy(texts / f"train.{side}", tmp_path)
+
+    def shortlist(*options: object) -> Done:
+        return transduce("shortlist", tmp_path / "run", "--n-best", 2, "--max-loss", 100, *options)
+
+    own = shortlist("--data", tmp_path)
+    assert own.code == 0 and "from 1,484 of 1,484 sentence pairs" in own.err, own.err
+    (texts / "train.align").rename(texts / "aside")
+    try:
+        assert shortlist("--data", tmp_path) == own
+    finally:
+        (texts / "aside").rename(texts / "train.align")
+    corpora = ", ".join(f'{{src="{texts}/{name}.en", tgt="{texts}/{name}.de"}}' for name in ("train", "test"))
+    done = shortlist("--set", f"data.train=[{corpora}]")
+    assert done.code == 0 and "from 1,524 of 1,524 sentence pairs" in done.err, done.err
+    for side in ("en", "de"):
+        (tmp_path / f"train.{side}").write_text("so ba\nso du\n")
+    done = shortlist("--data", tmp_path)
+    assert done.code == 2 and "has changed since its training" in done.err, done.err
 
 
 @pytest.mark.parametrize(

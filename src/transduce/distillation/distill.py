@@ -15,7 +15,7 @@ from transduce.decoding.loading import check_reads_text, open_folder
 from transduce.decoding.translator import Translator
 from transduce.distillation.result import DistillationResult, compare_models
 from transduce.distillation.text import RECORD, DistillationOptions, DistilledText
-from transduce.distillation.training_text import training_data
+from transduce.distillation.training_text import text_settings
 from transduce.errors import SettingsError, UserError
 from transduce.logging import Log
 from transduce.pipeline import is_finished, train
@@ -63,12 +63,7 @@ def distill(
     log, run, given = log or Log(), Path(run), dict(changes or {})
     folder = open_folder(teacher, task=Translator.task)
     check_reads_text(folder, "distillation")
-    made = DistilledText(
-        _text_folder(text, run, baseline),
-        folder,
-        folder.settings.model_copy(update={"data": training_data(folder, given, data)}),
-        options,
-    )
+    made = DistilledText(_text_folder(text, run, baseline), folder, text_settings(folder, given, data), options)
     runs = {"teacher": Path(teacher), "student": run}
     student = _student_settings(folder, made.data(distilled=True), given)
     start = find_start(student)

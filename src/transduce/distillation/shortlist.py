@@ -18,7 +18,7 @@ from transduce.data.lexicon import TokenPair, learn_lexicon, n_links
 from transduce.decoding.loading import check_reads_text, open_folder
 from transduce.decoding.shortlist import FILE, Shortlist
 from transduce.decoding.translator import Translator
-from transduce.distillation.training_text import read_training_text, training_data
+from transduce.distillation.training_text import read_training_text, text_settings
 from transduce.errors import SettingsError
 from transduce.evaluation.evaluate import score_translator
 from transduce.logging import Log
@@ -75,7 +75,7 @@ def make_shortlist(
     """
     log, given, folder = log or Log(), dict(changes or {}), open_folder(run, task=Translator.task)
     check_reads_text(folder, "a shortlist")
-    settings = folder.settings.model_copy(update={"data": training_data(folder, given, data)})
+    settings = text_settings(folder, given, data)
     texts = read_training_text(folder, settings, log, check="data" not in given)
     step = -(-texts.train.size // MOST_PAIRS)
     lines = [(pair.src, pair.tgt) for pair in islice(texts.train.read(), None, None, step)]

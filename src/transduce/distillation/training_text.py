@@ -9,7 +9,7 @@ from typing import Any
 
 from transduce.config.settings import Corpus, DataSettings, Settings, is_remote
 from transduce.data.corpus import text_files
-from transduce.data.lines import is_missing
+from transduce.data.lines import content_mark, is_missing
 from transduce.data.preparation import PairTexts
 from transduce.data.workers import Workplace
 from transduce.errors import DataError
@@ -19,10 +19,11 @@ from transduce.tasks.registry import find_task
 from transduce.text.tokenizer import load_tokenizers
 
 
-def training_data(run: RunFolder, changes: Mapping[str, Any], root: Path | None) -> DataSettings:
-    """The data settings of a run, with the changes, and files looked for in `root`."""
-    values = run.settings.data.model_dump(exclude_unset=True) | dict(changes.get("data", {}))
-    data = Settings.from_mapping({"data": values}).resolve_paths(Path()).data
+def text_settings(run: RunFolder, changes: Mapping[str, Any], root: Path | None) -> Settings:
+    """The settings to read the text of a run with: with changes of `data`, files in `root`, and no word alignments."""
+    values, own = run.settings.data.model_dump(exclude_unset=True), changes.get("data", {})
+    merged = {**values, **own} if isinstance(own, Mapping) else own
+    data = Settings.from_mapping({"data": merged}).resolve_paths(Path()).data
     if root is not None and text_files(data):
         data = _moved(data, root)
     if not data.train and not data.demo:
@@ -30,7 +31,8 @@ def training_data(run: RunFolder, changes: Mapping[str, Any], root: Path | None)
             f"{run.path} has no training text (it was imported); name the text with data.train = "
             '[{src="a.en", tgt="a.de"}], and data.valid and data.test likewise'
         )
-    return data
+    training = run.settings.training.model_copy(update={"guided_alignment": None})
+    return run.settings.model_copy(update={"data": data, "training": training})
 
 
 def _moved(data: DataSettings, root: Path) -> DataSettings:
@@ -55,10 +57,10 @@ def read_training_text(
 
     Args:
         run: The run.
-        settings: Its settings, with the data to read.
+        settings: Those of `text_settings`.
         log: For notes about the text.
         place: Where the temporary files are.
-        check: Whether the text must be that of the training.
+        check: Whether the text must be that of the training. This is unknown where its word alignments are missing.
 
     Raises:
         DataError: A file is missing, or the text is not that of the training.
@@ -68,8 +70,12 @@ def read_training_text(
         if is_missing(path):
             raise DataError(f"there is no file {path}; if the training text was moved, name its folder (data)")
     texts: PairTexts = task.read(settings, log, place=place)
-    then = run.read_record("data.json").get("fingerprint") if check else None
-    if then is not None and then != task.fingerprint(run.settings, load_tokenizers(run), texts.marks):
+    links = run.settings.training.guided_alignment
+    if not check or (links is not None and is_missing(links)):
+        return texts
+    then = run.read_record("data.json").get("fingerprint")
+    marks = texts.marks if links is None else [mark + content_mark(links) for mark in texts.marks]
+    if then not in (None, task.fingerprint(run.settings, load_tokenizers(run), marks)):
         raise DataError(
             f"the training text of {run.path} has changed since its training; restore the files, or name other text "
             "(data.train)"
