@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from system.commands import small, transduce, write_corpus
+from system.commands import assert_refused, small, transduce, write_corpus
 from transduce import DecodingOptions, Translator
 from transduce.decoding.shortlist import FILE, load_shortlist
 from transduce.runs.folder import RunFolder
@@ -85,5 +85,9 @@ def test_what_is_missing_is_an_error(folder: Path, tmp_path: Path) -> None:
     assert done.code == 2 and "there is no file" in done.err and "name its folder (data)" in done.err
     done = transduce("shortlist", tmp_path / "none")
     assert done.code == 2 and "no run folder" in done.err
-    done = transduce("shortlist", folder / "run", "--n-best", 1 << 20)
-    assert done.code == 2 and "n_best" in done.err
+    for options, parts in (
+        (["--n-best", 1 << 20], ["n_best"]),
+        (["--set", "data=texts"], ["data = 'texts'", "a section"]),
+        (["--set", "decoding.beam=1"], ["decoding", "settings of data"]),
+    ):
+        assert_refused(transduce("shortlist", folder / "run", *options), *parts)

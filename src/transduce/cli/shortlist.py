@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from transduce.cli.options import Overrides, Quiet, Run, option
+from transduce.cli.options import Quiet, Run, option
 from transduce.cli.output import print_lines
 
 
@@ -17,7 +17,10 @@ def shortlist(
     n_best: Annotated[int, Option(help="Target tokens per source token.", min=1)] = 50,
     n_frequent: Annotated[int, Option(help="Most frequent target tokens, in every list.", min=1)] = 100,
     max_loss: Annotated[float, Option(help="BLEU that it may lose on the validation text.", min=0.0)] = 0.1,
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        option("--set", metavar="KEY=VALUE", help="Override a setting of data, to read other text; repeatable."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Make a run's shortlist, for faster translation.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transduce.config.kinds import model_settings, preset_values
+from transduce.config.kinds import preset_values
 from transduce.config.recipe import read_recipe, to_toml
 from transduce.config.settings import DataSettings, Settings
 from transduce.decoding.loading import check_reads_text, open_folder
@@ -130,13 +130,15 @@ def _student_settings(teacher: RunFolder, data: DataSettings, changes: Mapping[s
     values |= {"task": "translation", "data": data.model_dump(mode="json", exclude_none=True)}
     for section in ("decoding", "evaluation"):
         values[section] = getattr(teacher.settings, section).model_dump(mode="json")
-    own_tokenizer = changes.get("tokenizer", {})
-    if set(own_tokenizer) <= {"sampling"}:
+    for section, content in changes.items():
+        if not isinstance(content, Mapping):
+            Settings.from_mapping({section: content})  # refuses a value in place of a section
+    if set(changes.get("tokenizer", {})) <= {"sampling"}:
         sampling = {key: value for key, value in values["tokenizer"].items() if key == "sampling"}
         values["tokenizer"] = {**sampling, "start": os.path.realpath(teacher.path)}
     model = changes.get("model", {})
     if "preset" in model:
-        other = preset_values(model_settings(preset=model["preset"]))
+        other = preset_values(Settings.from_mapping({"model": {"preset": model["preset"]}}).model)
         replaced = SIZE_KEYS | set(other)
         values["model"] = {key: value for key, value in values["model"].items() if key not in replaced}
     for section, content in changes.items():

@@ -74,6 +74,8 @@ def make_shortlist(
         UserError: The run, its text or a setting cannot be used, or the shortlist loses too much.
     """
     log, given, folder = log or Log(), dict(changes or {}), open_folder(run, task=Translator.task)
+    if others := sorted(given.keys() - {"data"}):
+        raise SettingsError(f"{', '.join(others)}: no effect on a shortlist; only settings of data have one")
     check_reads_text(folder, "a shortlist")
     settings = text_settings(folder, given, data)
     texts = read_training_text(folder, settings, log, check="data" not in given)
