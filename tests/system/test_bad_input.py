@@ -128,6 +128,10 @@ def test_leaked_test_pairs_are_counted_in_a_warning(texts: Path) -> None:
         (["translate", "RUN", "train.en", "-o", "."], ["--output . is a folder; name a file"]),
         (["translate", "RUN", "no.en", "train.en", "-o", "run/../train.en"], ["--output run/../train.en is also"]),
         (
+            ["translate", "RUN", "train.en", "--prefix", "train.de", "-o", "train.de"],
+            ["--output train.de is also an input"],
+        ),
+        (
             ["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "-o", "train.de"],
             ["--output train.de is also an input"],
         ),

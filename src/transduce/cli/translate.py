@@ -81,7 +81,7 @@ def translate(request: TranslateRequest, *, decoding: DecodingOptions) -> None:
         return
     if request.ray is not None:
         raise SettingsError("--ray is for --output-dir DIR")
-    check_output(request.output, *(request.files or ()))
+    check_output(request.output, *(request.files or ()), request.prefix)
     translator = load_with_notes(Translator.load, request.run, request.device, request.precision)
     decoding = decoding.model_copy(update={"scores": style != "text"})
     lines = translate_files(translator, request.files or [STDIN], decoding, style, request.prefix)

@@ -49,7 +49,7 @@ def ablate_heads(
         raise DataError(f"{path}: has no results of --ablate-heads; name another file, or remove it")
     file = MetricsFile(path)
     if path.exists():
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
         write_text(path, text[: text.rfind("\n") + 1])  # without half a line, in which a run was killed
     names = {_ALL: "all heads", **heads}
     with log.progress("heads") as bar:
@@ -98,7 +98,7 @@ def _key(subject: TranslationSubject, srcs: Sequence[str], refs: Sequence[str]) 
 def _read(path: Path, key: str) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
             found = row["key"]

@@ -60,3 +60,5 @@ def test_a_row_has_the_loss_and_bleu_of_the_model_without_the_head(tmp_path: Pat
     for section, values in (("decoding", {"beam": 2}), ("evaluation", {"tokenize": "intl"})):
         with pytest.raises(DataError, match="other settings"):
             ablate_heads(subject_with(run, section, **values), SRCS, REFS, tmp_path / "rows", log)
+    with pytest.raises(DataError, match="name another file"):
+        ablate_heads(subject, SRCS, REFS, run / "model.safetensors", log)
