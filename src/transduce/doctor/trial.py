@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pydantic import TypeAdapter
 
 from transduce.config.settings import Settings
 from transduce.doctor.resources import tokens_at_once
+from transduce.errors import is_out_of_memory, message_of
 from transduce.machine import this_machine
 from transduce.models.registry import build_model, count_parameters
 from transduce.process import child_environment, exit_with_parent, keep_freed_memory, limit_kernel_cache
@@ -31,14 +31,11 @@ from transduce.tasks.base import Prepared
 from transduce.tasks.registry import find_task
 from transduce.training.averaging import AVERAGES
 from transduce.training.feed import DataPosition, Feed, Feeder
-from transduce.training.step import Updater
+from transduce.training.step import DoesNotFit, Updater
 
 TIMEOUT, FULL = "time ran out", "out of memory"  # why a trial ended early
 ENOUGH = 40  # updates to measure the speed
 LIMIT = 120.0  # seconds of a trial
-_MEMORY_ERRORS = ("memory", "bad_alloc", "doesnotfit", "could not create a primitive", "failed to map segment")
-"""In the last lines of a process that ran out of memory: of Python, PyTorch, oneDNN, the loader and ourselves."""
-_CLASS = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:: |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +67,24 @@ def measure(folder: Path, *, seconds: float, processes: int = 1, limit: float = 
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     try:
         done = subprocess.run(command, capture_output=True, timeout=limit, env=environment, check=False)
-        out, died = done.stdout, why_it_died(done.returncode, done.stderr.decode("utf-8", errors="replace"))
+        out, died = done.stdout, why_it_crashed(done.returncode, done.stderr)
     except subprocess.TimeoutExpired as error:
         out, died = error.stdout or b"", TIMEOUT
     whole = [line for line in out.splitlines(keepends=True) if line[:1] == b"{" and line[-1:] == b"\n"]
     found = TypeAdapter(Trial).validate_json(whole[-1]) if whole else Trial()
-    return replace(found, died=died)
+    return replace(found, died=found.died or died)
 
 
-def why_it_died(code: int, err: str) -> str:
-    """The reason why a trial ended early, from its exit code and its last lines, without names of classes.
+def why_it_crashed(code: int, err: bytes) -> str:
+    """The reason why a trial ended that could not report its error; "" if it did not crash.
 
-    >>> why_it_died(1, "MemoryError"), why_it_died(1, "a.b.SomeError: the disk is gone"), why_it_died(3, "")
-    ('out of memory', 'the disk is gone', 'exit code 3')
+    >>> why_it_crashed(-6, b"terminate called ... std::bad_alloc"), why_it_crashed(3, b"")
+    ('out of memory', 'exit code 3')
     """
-    if not code:
-        return ""
-    lines = err.strip().splitlines()
-    if code == -9 or any(mark in line.lower() for line in lines[-3:] for mark in _MEMORY_ERRORS):  # -9: OOM killer
+    # -9: the system's OOM killer; the messages: of C++, and of the loader of libraries.
+    if code == -9 or (code and (b"bad_alloc" in err or b"failed to map segment" in err)):
         return FULL
-    return (_CLASS.sub("", lines[-1]) if lines else "") or f"exit code {code}"
+    return f"exit code {code}" if code else ""
 
 
 class Rehearsal:
@@ -175,8 +170,18 @@ class Rehearsal:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def rehearse(folder: Path, seconds: float, processes: int) -> None:
+    """Print what is known after each measurement, and at the end the error, if there is one."""
+    found = Trial()
+    try:
+        for found in Rehearsal(RunFolder.open(folder, model=False), processes).run(seconds):
+            print(json.dumps(asdict(found)), flush=True)
+    except Exception as error:
+        full = isinstance(error, DoesNotFit) or is_out_of_memory(error)
+        died = FULL if full else message_of(error) or type(error).__name__
+        print(json.dumps(asdict(replace(found, died=died))), flush=True)
+
+
 if __name__ == "__main__":
     exit_with_parent()
-    path, seconds, n = sys.argv[1:]
-    for found in Rehearsal(RunFolder.open(Path(path), model=False), int(n)).run(float(seconds)):
-        print(json.dumps(asdict(found)), flush=True)
+    rehearse(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from transduce.config.settings import Settings
+from transduce.data.batch import collate
+from transduce.data.examples import Example
 from transduce.data.sources import Sources
 from transduce.doctor.diagnose import TRAINED, _for_trial, diagnose, memory_findings, time_findings, time_of
 from transduce.doctor.findings import Finding
 from transduce.doctor.resources import tokens_at_once
-from transduce.doctor.trial import FULL, TIMEOUT, Trial, measure, why_it_died
+from transduce.doctor.trial import FULL, TIMEOUT, Trial, measure, rehearse, why_it_crashed
 from transduce.errors import DataError
 from transduce.logging import Log
 from transduce.tasks.registry import TASKS, find_task
+from transduce.training.step import DoesNotFit
 from unit.doctor.corpora import good, sample_of, settings, write
 
 GIB = 1 << 30
@@ -107,25 +112,45 @@ def test_too_little_memory_is_an_obstacle_with_advice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "err"),
+    ("error", "died"),
     [
-        (1, "transduce.training.step.DoesNotFit: of 771 slots"),
-        (1, "Traceback\nMemoryError"),
-        (1, "RuntimeError: could not create a primitive"),
-        (1, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4 bytes"),
-        (-6, "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"),
-        (-9, ""),
+        (DoesNotFit(collate([Example([5], [6])])), FULL),
+        (MemoryError(), FULL),
+        (RuntimeError("could not create a primitive"), FULL),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4 bytes"), FULL),
+        (ValueError("the wheel\nis off"), "the wheel is off"),
+        (AssertionError(), "AssertionError"),
     ],
 )
-def test_a_trial_without_memory_is_an_obstacle(code: int, err: str) -> None:
-    assert why_it_died(code, err) == FULL
+def test_a_trial_reports_its_error(
+    error: Exception, died: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with mock.patch("transduce.doctor.trial.RunFolder.open", side_effect=error):
+        rehearse(tmp_path, 1.0, 1)
+    assert Trial(**json.loads(capsys.readouterr().out)) == Trial(died=died)
+
+
+def test_an_error_about_a_memory_is_not_a_lack_of_memory(tmp_path: Path) -> None:
+    assert "there is no run folder" in measure(tmp_path / "memory", seconds=1.0).died
+
+
+@pytest.mark.parametrize(
+    ("code", "err"),
+    [
+        (-6, b"terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"),
+        (1, b"ImportError: libtorch_cpu.so: failed to map segment from shared object"),
+        (-9, b""),
+    ],
+)
+def test_a_trial_without_memory_is_an_obstacle(code: int, err: bytes) -> None:
+    assert why_it_crashed(code, err) == FULL
     for trial in (Trial(died=FULL), Trial(base=GIB // 2, peak=GIB, died=FULL)):
         (one,) = _memory(trial, 8 * GIB)
         assert one.level == "obstacle" and "memory" in one.text and "training.micro_batch_tokens = 2048" in one.advice
 
 
-def test_another_failure_of_a_trial_is_a_warning_without_class_names() -> None:
-    (one,) = _memory(Trial(died=why_it_died(1, "a.b.OddError: the wheel is off")), GIB)
+def test_another_failure_of_a_trial_is_a_warning() -> None:
+    (one,) = _memory(Trial(died="the wheel is off"), GIB)
     assert one.level == "warning" and one.text.endswith("too early: the wheel is off")
 
 
