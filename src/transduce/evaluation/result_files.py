@@ -19,7 +19,6 @@ Every file, and every key of data.json, may be missing; the report leaves it out
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,6 @@ from typing import Any, Literal, TypeVar
 from jinja2 import UndefinedError
 
 from transduce.config.settings import Settings
-from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
 from transduce.inspection.arrays import unpack
 from transduce.inspection.look import Inspection
@@ -38,8 +36,6 @@ from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import shapes
 
 T = TypeVar("T")
-_WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError,
-               AssertionError, UndefinedError)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,34 +143,17 @@ class Wording:
         return self.python.partition(".")[0]
 
 
-RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "precision_scores.json",
-           "samples.json", "attention.json", "data.json", "metrics.jsonl")  # fmt: skip
-"""Files that a record is read from."""
-
-
 def render_record(run: RunFolder, render: Callable[[Record], T]) -> T:
-    """Return `render` of the record of a run. Raises `RunFolderError` that names a file with unexpected content."""
-    try:
-        return render(_read_record(run))
-    except _WRONG_FORM as error:
-        for name in RECORDS:
-            with contextlib.suppress(*_WRONG_FORM):
-                render(_read_record(run, without=name))  # it was this file: the rest can be shown without it
-                raise RunFolderError(f"{run.path / name} is damaged: its content is not what was expected") from error
-        raise RunFolderError(f"{run.path}: several of {', '.join(RECORDS)} are damaged") from error
+    """Return `render` of the record of a run. Raises `RunFolderError` for unexpected content of its files."""
+    with expecting(f"a record of {run.path} (see transduce verify {run.path} --files)", UndefinedError):
+        return render(read_record(run))
 
 
 def read_record(run: RunFolder) -> Record:
-    """Read the record of a run; `RunFolderError` names a damaged file."""
-    return render_record(run, lambda record: record)
-
-
-def _read_record(run: RunFolder, *, without: str = "") -> Record:
-    def read(name: str) -> Any:
-        return run.read_record(name) if name != without else {}
-
+    """Read the record of a run. `RunFolderError` names a file that is not as it was written."""
+    read = run.read_record
     scores, samples, attention = read("scores.json"), read("samples.json"), read("attention.json")
-    events = MetricsFile(run.path / "metrics.jsonl").read() if without != "metrics.jsonl" else []
+    events = MetricsFile(run.path / "metrics.jsonl").read()
     model, recipe = run.path / "model.safetensors", run.path / "recipe.toml"
     n_parameters = next((e["parameters"] for e in events if "parameters" in e), None)
     if n_parameters is None and model.exists():
