@@ -17,8 +17,9 @@ from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.checks import warn_of_data
 from transduce.doctor.resources import warn_of_resources
 from transduce.errors import RunFolderError, UserError
-from transduce.evaluation.finalize import finalize, restore_pages
+from transduce.evaluation.card import write_card
 from transduce.evaluation.report import render_report, write_report
+from transduce.evaluation.result_files import Wording
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
@@ -83,8 +84,7 @@ def _train_in(
         has_prepared = (path / "tokens").exists()
         if end is not None and not has_prepared:
             wording = task.wording.of(folder.settings)
-            # Opening the folder names a file that is missing or damaged and cannot be made again.
-            restore_pages(RunFolder.open(path), task.wording, log=log)
+            RunFolder.open(path)  # names a file that is missing or damaged
             log.say(f"{path} is finished; its model {wording.usage}; name another folder to train again")
             return
         if end is None and has_read_text(path) and not has_prepared:
@@ -202,11 +202,26 @@ def learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
     learn(task, folder, task.open_prepared(folder), device=device, log=log, ranks=ranks)
 
 
+def finalize(folder: RunFolder, wording: Wording, log: Log) -> None:
+    """Write the report and the model card, seal the log with a checksum and delete the encoded text."""
+    if (folder.path / "metrics.jsonl").exists():
+        folder.manifest.add(folder.manifest.records, "metrics.jsonl")
+    write_report(folder, wording)
+    write_card(folder, wording)
+    unused = folder.path / ".tokens.done.aside"  # after a kill, the next start removes the rest
+    (folder.path / "tokens").rename(unused)  # from here on the run is finished
+    shutil.rmtree(unused, ignore_errors=True)
+    log.say(f"run folder: {folder.path}    report: {folder.path / 'report.html'}")
+
+
 def rebuild_report(run: Path) -> Path:
-    """Write the report of a finished or running training again; returns its path."""
+    """Write the report of a finished or running training again, and a missing card; returns the report's path."""
     if is_finished(run):
         with RunFolder.open_locked(run) as folder:
-            write_report(folder, find_task(folder.settings.task).wording)
+            wording = find_task(folder.settings.task).wording
+            write_report(folder, wording)
+            if not (run / "README.md").exists():
+                write_card(folder, wording)
     else:  # the training holds the lock; at its end it writes the report again
         folder = RunFolder.open(run, model=False)
         write_text(run / "report.html", render_report(folder, find_task(folder.settings.task).wording))

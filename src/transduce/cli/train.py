@@ -140,6 +140,8 @@ def doctor(
 def report(run: Run) -> None:
     """Write report.html of a run from what it has measured so far, also while it is trained.
 
+    Of a finished run, a missing model card (README.md) is written too.
+
     \b
     transduce report runs/mine
     """
