@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -22,28 +22,29 @@ _NAMES = {
 """Options whose names do not follow from the names of the fields."""
 
 
-def _with_options_of_all_tasks(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the `**given` of a command by the options of all tasks, which are None unless given."""
+def _options_of_all_tasks() -> Iterator[inspect.Parameter]:
+    """They are None unless given."""
     hints: dict[str, Any] = {}
     for options in EVALUATION_OPTIONS.values():
         hints |= get_type_hints(options, include_extras=True)
     hints.pop("decoding")
-    run, *others, _ = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [run]
     for name, hint in hints.items():
         kind, text, *least = get_args(hint)
         metavar = "FILE" if Path in (kind, *get_args(kind)) else None
         option = opt.option(*_NAMES.get(name, ()), help=text, metavar=metavar, min=least[0] if least else None)
         annotation: Any = Annotated[kind | None, option]
-        parameters.append(inspect.Parameter(name, run.kind, default=None, annotation=annotation))
-    command.__signature__ = inspect.Signature([*parameters, *others])  # type: ignore[attr-defined]
-    return command
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 @opt.expand_decoding(without=(*OF_SAMPLES, "sample", "n_best", "scores", "batch_tokens"))
-@_with_options_of_all_tasks
+@opt.replacing("given", _options_of_all_tasks(), dict)
 def evaluate(
-    run: opt.Run, *, decoding: DecodingOptions, device: opt.Device = "auto", json: opt.Json = False, **given: Any
+    run: opt.Run,
+    given: dict[str, Any],
+    *,
+    decoding: DecodingOptions,
+    device: opt.Device = "auto",
+    json: opt.Json = False,
 ) -> None:
     """Compute BLEU, chrF and TER, perplexity, or label accuracy.
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from transduce.config.decoding import DecodingOptions, DecodingSettings
+
+Command = Callable[..., None]
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -29,26 +30,36 @@ def option(*names: str, help: str, metavar: str | None = None, min: Any = None) 
     return Option(*names, help=help, metavar=metavar, min=min, show_default=False)
 
 
-def expand(request: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's first parameter, an object of the dataclass `request`, by one option per field."""
+def replacing(
+    name: str, options: Iterable[inspect.Parameter], build: Callable[..., object]
+) -> Callable[[Command], Command]:
+    """Replace the parameter `name` of a command by options, from whose values `build` makes its value."""
+    options = list(options)
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def expanded(**given: Any) -> None:
-            command(request(**{field.name: given.pop(field.name) for field in fields(request)}), **given)
+            values = {one.name: given.pop(one.name) for one in options}
+            command(**{name: build(**values)}, **given)
 
-        shared = inspect.signature(request, eval_str=True).parameters.values()
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared, *own)]
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            parameters += options if parameter.name == name else [parameter]
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
         expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return expanded
 
     return decorate
 
 
+def expand(request: type) -> Callable[[Command], Command]:
+    """Replace a command's parameter `request`, an object of this dataclass, by one option per field."""
+    return replacing("request", inspect.signature(request, eval_str=True).parameters.values(), request)
+
+
 def expand_decoding(
     *, without: Collection[str], flags: Mapping[str, str] = {}, fixed: Mapping[str, object] = {}
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Callable[[Command], Command]:
     """Replace a command's parameter `decoding`, its `DecodingOptions`, by one option per field that is not `without`.
 
     `flags`: others than the names of the fields. `fixed`: values of some fields, which are no options then.
@@ -63,19 +74,7 @@ def expand_decoding(
         kind = Annotated[field.annotation | None, flag]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def expanded(**given: Any) -> None:
-            values = {name: given.pop(name) for name in fields}
-            command(decoding=DecodingOptions(**fixed, **values), **given)
-
-        parameters: list[inspect.Parameter] = []
-        for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            parameters += map(option_of, fields) if parameter.name == "decoding" else [parameter]
-        expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return expanded
-
-    return decorate
+    return replacing("decoding", map(option_of, fields), functools.partial(DecodingOptions, **fixed))
 
 
 Run = Annotated[Path, argument("RUN", "Run folder.")]
