@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
+from sacrebleu.significance import estimate_ci
 
-from transduce.errors import UserError
-from transduce.evaluation.metrics import check_lengths, metrics
+from transduce.evaluation.metrics import metrics
 
 N_SAMPLES, SEED = 1000, 12345  # sacreBLEU's
 
@@ -166,7 +166,6 @@ def paired_bootstrap(
     score: Callable[[np.ndarray], float],
     *,
     higher_is_better: bool = True,
-    n_samples: int = N_SAMPLES,
 ) -> Difference:
     """Compare two systems, each trained with one or more seeds, on the same examples.
 
@@ -179,11 +178,10 @@ def paired_bootstrap(
         theirs: The same of the other system.
         score: From summed statistics [k].
         higher_is_better: For the verdict.
-        n_samples: Draws.
     """
     n = len(ours[0])
     assert all(len(one) == n for one in (*ours, *theirs)), "the same examples"
-    draws = np.random.default_rng(SEED).choice(n, size=(n_samples, n), replace=True)
+    draws = np.random.default_rng(SEED).choice(n, size=(N_SAMPLES, n), replace=True)
     counts = np.stack([np.bincount(draw, minlength=n) for draw in draws]).astype(np.float64)  # [N, n]
 
     def means(systems: Sequence[np.ndarray]) -> tuple[float, np.ndarray]:
@@ -198,21 +196,14 @@ def paired_bootstrap(
     return Difference(
         difference=real - other,
         interval=(float(low), float(high)),
-        p_value=1.0 if real == other or n == 1 else (beyond + 1) / (n_samples + 1),  # one example has one draw
-        margin=_margin(sampled),
-        other_margin=_margin(other_sampled),
+        p_value=1.0 if real == other or n == 1 else (beyond + 1) / (N_SAMPLES + 1),  # one example has one draw
+        margin=float(estimate_ci(sampled)[1]),
+        other_margin=float(estimate_ci(other_sampled)[1]),
         higher_is_better=higher_is_better,
     )
 
 
-def _margin(sampled: np.ndarray) -> float:
-    """Half the width of the interval of 95 %, between samples as in sacreBLEU."""
-    outside = len(sampled) // 40
-    ordered = np.sort(sampled)
-    return float(ordered[len(ordered) - outside - 1] - ordered[outside]) / 2
-
-
-def compare_outputs(ours: Sequence[Outputs], theirs: Sequence[Outputs], *, n_samples: int = N_SAMPLES) -> Difference:
+def compare_outputs(ours: Sequence[Outputs], theirs: Sequence[Outputs]) -> Difference:
     """Compare two systems, each trained with one or more seeds, by their outputs on one set."""
     measure = MEASURES[ours[0].measure]
     return paired_bootstrap(
@@ -220,7 +211,6 @@ def compare_outputs(ours: Sequence[Outputs], theirs: Sequence[Outputs], *, n_sam
         [one.statistics for one in theirs],
         measure.score,
         higher_is_better=measure.higher_is_better,
-        n_samples=n_samples,
     )
 
 
@@ -235,10 +225,10 @@ class SystemComparison:
     signature: str
 
     @classmethod
-    def of(cls, ours: Outputs, theirs: Outputs, *, n_samples: int = N_SAMPLES) -> SystemComparison:
+    def of(cls, ours: Outputs, theirs: Outputs) -> SystemComparison:
         """Compare the outputs of two systems on a set."""
-        by = compare_outputs([ours], [theirs], n_samples=n_samples)
-        signature = ours.signature.replace("|", f"|bs:{n_samples}|seed:{SEED}|", 1)  # where sacreBLEU puts them
+        by = compare_outputs([ours], [theirs])
+        signature = ours.signature.replace("|", f"|bs:{N_SAMPLES}|seed:{SEED}|", 1)  # where sacreBLEU puts them
         return cls(ours.measure, ours.value, theirs.value, by, signature)
 
     def to_json(self) -> dict[str, Any]:
@@ -260,18 +250,13 @@ def compare_translations(
     *,
     tokenize: str = "13a",
     lowercase: bool = False,
-    n_samples: int = N_SAMPLES,
 ) -> list[SystemComparison]:
     """Compare `hypotheses` with `others` of another system: BLEU, chrF and TER, each with p-value and intervals.
 
-    Raises `DataError` if the three differ in length or are empty, `UserError` for an unknown tokenizer or no samples.
+    All three have the same length. Raises `UserError` for an unknown tokenizer.
     """
-    if n_samples < 1:
-        raise UserError(f"n_samples = {n_samples}: must be at least 1; 1000 is usual")
-    check_lengths(hypotheses, references)
-    check_lengths(others, references, "hypotheses of the other system")
     found = []
     for name, metric in metrics(tokenize, lowercase).items():
         ours, theirs = (outputs_of(system, references, metric, measure=name) for system in (hypotheses, others))
-        found.append(SystemComparison.of(ours, theirs, n_samples=n_samples))
+        found.append(SystemComparison.of(ours, theirs))
     return found
