@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -79,6 +79,18 @@ class DataSettings(Section):
     whole_words: bool = Field(False, description="Mask all subwords of a word together.")
     labels: tuple[str, ...] | None = Field(None, description="Labels in order (default: those of the training data).")
     separate_documents: bool = Field(False, description="Restrict attention to the document that a token belongs to.")
+
+    def with_local_paths(self, change: Callable[[Path], Path]) -> DataSettings:
+        """The same settings with the paths of local files changed."""
+
+        def changed(corpus: Corpus) -> Corpus:
+            paths = {key: path for key in ("src", "tgt", "path") if (path := getattr(corpus, key)) is not None}
+            places = {key: change(path) for key, path in paths.items() if not is_remote(path)}
+            return corpus.model_copy(update=places)
+
+        return self.model_copy(
+            update={name: tuple(map(changed, getattr(self, name))) for name in ("train", "valid", "test")}
+        )
 
 
 class TokenizerSettings(Section):
@@ -225,18 +237,7 @@ class Settings(Section):
     def resolve_paths(self, folder: Path) -> Settings:
         """The same settings with absolute data paths, from `data.root`, which is relative to `folder`."""
         root = folder / (self.data.root or "")
-
-        def absolute(corpus: Corpus) -> Corpus:
-            given = {key: getattr(corpus, key) for key in ("src", "tgt", "path")}
-            paths = {
-                key: path if is_remote(path) else Path(os.path.realpath(root / path))
-                for key, path in given.items()
-                if path is not None
-            }
-            return corpus.model_copy(update=paths)
-
-        sets = {key: tuple(map(absolute, getattr(self.data, key))) for key in ("train", "valid", "test")}
-        update: dict[str, Any] = {"data": self.data.model_copy(update=sets)}
+        update: dict[str, Any] = {"data": self.data.with_local_paths(lambda path: Path(os.path.realpath(root / path)))}
         for name in ("tokenizer", "training"):
             section = getattr(self, name)
             if section.start is not None:

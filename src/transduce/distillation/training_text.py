@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transduce.config.settings import Corpus, DataSettings, Settings, is_remote
+from transduce.config.settings import DataSettings, Settings, is_remote
 from transduce.data.corpus import text_files
 from transduce.data.lines import content_mark, is_missing
 from transduce.data.preparation import PairTexts
@@ -40,14 +40,7 @@ def _moved(data: DataSettings, root: Path) -> DataSettings:
     local = [path for path in text_files(data) if not is_remote(path)]
     shared = os.path.commonpath([path.parent for path in local]) if local else ""
     target = Path(os.path.realpath(root))
-
-    def moved(corpus: Corpus) -> Corpus:
-        paths = {key: path for key in ("src", "tgt", "path") if (path := getattr(corpus, key)) is not None}
-        places = {key: target / path.relative_to(shared) for key, path in paths.items() if not is_remote(path)}
-        return corpus.model_copy(update=places)
-
-    sets = {name: tuple(map(moved, getattr(data, name))) for name in ("train", "valid", "test")}
-    return data.model_copy(update=sets)
+    return data.with_local_paths(lambda path: target / path.relative_to(shared))
 
 
 def read_training_text(
