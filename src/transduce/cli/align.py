@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from transduce.cli import options as opt
 from transduce.cli.output import print_lines
 from transduce.cli.translate import load_with_notes
@@ -42,7 +40,7 @@ def align(
         int | None, opt.option(help="Decoder layer for attention, from 1 (default: the last but one).", min=1)
     ] = None,
     device: opt.Device = "auto",
-    precision: Annotated[str, Option(help=f"{opt.PRECISIONS}.")] = "float32",
+    precision: opt.Precision = "float32",
 ) -> None:
     """Align the words of sentence pairs; print i-j for each link.
 
