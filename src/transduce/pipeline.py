@@ -19,7 +19,6 @@ from transduce.doctor.resources import warn_of_resources
 from transduce.errors import RunFolderError, UserError
 from transduce.evaluation.card import write_card
 from transduce.evaluation.report import render_report, write_report
-from transduce.evaluation.result_files import Wording
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
@@ -104,7 +103,7 @@ def _train_in(
         if not best_update and settings.training.start and keeps_best:
             log.warn("no validation was better than the one before the first update: the run keeps the initial weights")
         task.finish(folder, update=best_update, log=log)
-        finalize(folder, task.wording, log)
+        finalize(folder, task, log)
 
 
 def _resolved(
@@ -202,12 +201,12 @@ def learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
     learn(task, folder, task.open_prepared(folder), device=device, log=log, ranks=ranks)
 
 
-def finalize(folder: RunFolder, wording: Wording, log: Log) -> None:
+def finalize(folder: RunFolder, task: AnyTask, log: Log) -> None:
     """Write the report and the model card, seal the log with a checksum and delete the encoded text."""
     if (folder.path / "metrics.jsonl").exists():
         folder.manifest.add(folder.manifest.records, "metrics.jsonl")
-    write_report(folder, wording)
-    write_card(folder, wording)
+    write_report(folder, task.wording)
+    write_card(folder, task.wording)
     unused = folder.path / ".tokens.done.aside"  # after a kill, the next start removes the rest
     (folder.path / "tokens").rename(unused)  # from here on the run is finished
     shutil.rmtree(unused, ignore_errors=True)

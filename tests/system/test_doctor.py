@@ -133,4 +133,4 @@ def test_a_forecast_for_gpus(corpus: tuple[Path, Path]) -> None:
     assert "so short an update takes longer" in done.out and "billion parameters fits" in done.out
     done = transduce("doctor", "--src", src, "--tgt", tgt, "--gpus", "8", "--gpu", "k80", *small())
     assert (done.code, done.out) == (2, "")
-    assert done.err == "transduce: error: --gpu k80: known are p100, v100, a100, h100, h200\n"
+    assert done.err == "transduce: error: --gpu = 'k80'; allowed: p100, v100, a100, h100, h200\n"

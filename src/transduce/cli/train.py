@@ -12,7 +12,7 @@ from typer import Option
 from transduce.cli.options import MaxRestarts, Overrides, Processes, Quiet, Run, argument, expand, option
 from transduce.cli.output import print_lines, to_json
 from transduce.cli.request import Request
-from transduce.errors import SettingsError
+from transduce.errors import SettingsError, check_known
 
 if TYPE_CHECKING:
     from transduce.runs.folder import RunFolder
@@ -127,8 +127,7 @@ def doctor(
     from transduce.logging import Log
     from transduce.process import exit_on_signals
 
-    if gpu not in GPUS:
-        raise SettingsError(f"--gpu {gpu}: known are {', '.join(GPUS)}")
+    check_known("--gpu", gpu, GPUS)
     cluster = None if gpus is None else Cluster(gpu, gpus, nodes)
     with exit_on_signals():
         found = diagnose(settings, log=Log(quiet=quiet or as_json), processes=processes, cluster=cluster)

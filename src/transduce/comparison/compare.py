@@ -9,20 +9,9 @@ from shutil import rmtree
 from typing import Any
 
 from transduce.comparison.conditions import RULE, Shared, scaled, with_update_budgets, with_vocabulary_of
-from transduce.comparison.measures import (
-    SCORES_FILE,
-    RunMeasures,
-    Speeds,
-    read_measures,
-)
+from transduce.comparison.measures import SCORES_FILE, RunMeasures, Speeds, read_measures
 from transduce.comparison.page import comparison_html
-from transduce.comparison.recipes import (
-    SHARED,
-    Budget,
-    naming,
-    read_recipes,
-    with_shared_conditions,
-)
+from transduce.comparison.recipes import SHARED, Budget, naming, read_recipes, with_shared_conditions
 from transduce.comparison.result import RecipeComparison, system_of
 from transduce.config.settings import Settings, TrainingSettings
 from transduce.errors import DataError, RunFolderError, SettingsError, TrainingError, UserError, message_of
