@@ -167,10 +167,6 @@ class VectorReader(Vocabulary):
         """The number of each vector in its sequence."""
         return [str(number) for number, _ in enumerate(ids)]
 
-    def unknown(self, text: str) -> list[str]:
-        """Always empty: vectors have no vocabulary."""
-        return []
-
     def _listed(self) -> dict[str, Any]:
         return {"kind": self.kind, "width": self.width}
 
