@@ -131,25 +131,6 @@ def expecting(what: object, *errors: type[Exception]) -> Iterator[None]:
         raise RunFolderError(f"{what} is damaged: its content has an unexpected form ({detail})") from error
 
 
-def refuse_outside_links(folder: Path) -> None:
-    """Refuse a folder with links that lead out of it, or with pipes or devices. Raises `RunFolderError`.
-
-    A run folder must stay complete when it is moved, and training in someone else's must not write elsewhere.
-    """
-    root = Path(os.path.realpath(folder))
-    for place, folders, files in os.walk(root):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            try:
-                mode = path.lstat().st_mode
-            except OSError:  # a training that writes to the folder has removed it
-                continue
-            if stat.S_ISLNK(mode):
-                if not Path(os.path.realpath(path)).is_relative_to(root):
-                    raise RunFolderError(f"{path} is a link that leads out of the run folder; replace it by its target")
-            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise RunFolderError(f"{path} is no regular file")
-
-
 def remove_leftovers(folder: Path) -> int:
     """Remove temporary files of killed processes from `folder`, which must be locked; returns their number.
 

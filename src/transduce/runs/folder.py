@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import transduce
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import read_json, refuse_outside_links, remove_leftovers, write_json, write_text
+from transduce.runs.atomic import read_json, remove_leftovers, write_json, write_text
 from transduce.runs.lock import FolderLock
 from transduce.runs.manifest import Manifest, check_file
 from transduce.runs.tensor_file import load_metadata
@@ -237,14 +238,21 @@ def _digest(values: Mapping[str, Any]) -> str:
 def _make_and_lock(path: Path) -> FolderLock:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if (path / "manifest.json").exists() or (path / ".lock").is_symlink():
-            refuse_outside_links(path)
+        if (path / "manifest.json").exists():
+            _refuse_links(path)
         return FolderLock(path)
     except FileExistsError:
         raise RunFolderError(f"{path} is a file; name a folder") from None
     except OSError as error:
         what = "write to" if path.is_dir() else "make"
         raise RunFolderError(f"cannot {what} the run folder {path}: {error.strerror or error}") from error
+
+
+def _refuse_links(run: Path) -> None:
+    """Refuse links out of a run folder. Training in a downloaded folder would overwrite their targets."""
+    for path in run.iterdir():
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run)):
+            raise RunFolderError(f"{path} is a link that leads out of the run folder; replace it by its target")
 
 
 def has_read_text(run: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import transduce
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError, SettingsError
-from transduce.runs.atomic import MOST_SETTINGS, read_json, reading, refuse_outside_links, write_json
+from transduce.runs.atomic import MOST_SETTINGS, read_json, reading, write_json
 from transduce.runs.identity import difference, with_changeable
 
 Fingerprint = Mapping[str, Any]
@@ -88,7 +88,6 @@ class Manifest:
             raise RunFolderError(f"there is no run folder {folder}")
         if not (folder / NAME).exists():
             raise RunFolderError(f"{folder} is no run folder: {NAME} is missing")
-        refuse_outside_links(folder)
         values = read_json(folder / NAME, most=MOST_SETTINGS)
         if not _is_valid(values):
             raise RunFolderError(f"{folder / NAME} is damaged: it does not describe a run")
