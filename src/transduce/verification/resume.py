@@ -90,6 +90,7 @@ def shortened(settings: Settings, folder: Path, *, updates: int, seconds: float,
         "valid_updates": max(1, updates // 3),
         "save_updates": max(1, updates // 15),
         "patience": 0,
+        "track": (),
     }
     if "training.valid_bleu_sentences" in find_task(settings.task).uses:  # other tasks refuse it
         training["valid_bleu_sentences"] = min(8, settings.training.valid_bleu_sentences)

@@ -251,11 +251,12 @@ def test_settings_of_a_trial_training_are_accepted(task: str, more: dict[str, An
     if task in ("causal", "masked"):
         run["tokenizer"] |= {"exact": True, "normalization": "identity"} if task == "causal" else {"mask": True}
     run["tokenizer"]["vocab_size"] = 305
+    run["training"]["track"] = ["wandb"]
     trial = shortened(Settings.from_mapping(run), tmp_path, updates=30, seconds=6.0, log=QUIET)
     (tmp_path / "recipe.toml").write_text(to_toml(trial))
     asked = Settings.from_toml(tmp_path / "recipe.toml")
     check(asked)
-    assert (asked.training.max_updates, asked.training.valid_updates) == (30, 10)
+    assert (asked.training.max_updates, asked.training.valid_updates, asked.training.track) == (30, 10, ())
     assert asked.tokenizer.vocab_size == (None if more else 305)
     assert asked.training.valid_bleu_sentences == (8 if task == "translation" else 200)
 
