@@ -1,11 +1,10 @@
-"""Check every file of a run folder: what is damaged, missing, changed, unknown, or cannot be checked."""
+"""Check every file of a run folder: what is damaged, missing, changed, or has no checksum."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,26 +14,9 @@ from transduce.runs.checkpoints import FILES
 from transduce.runs.manifest import Manifest, check_file, sealed_files
 from transduce.runs.tensor_file import check_tensors
 
-Status = Literal["ok", "DAMAGED", "MISSING", "changed", "unknown", "unchecked"]
+Status = Literal["ok", "DAMAGED", "MISSING", "changed", "unchecked"]
 
 EDITABLE = ("README.md",)
-_UNCHECKED = {
-    "recipe.toml": "a copy for people; training does not read it",
-    "skipped.jsonl": "for people; training only adds to it",
-    "metrics.jsonl": "training still writes to it; a resume compares it with the last checkpoint",
-    ".lock": "a training is running, or was killed",
-    "*.aside": "a temporary file of a process that is running or was killed; the next start removes it",
-    "tokens/*": "the text is still being prepared",
-    "preparation/*": "the text is still being prepared",
-    **dict.fromkeys(("tensorboard/*", "wandb/*", "mlruns/*"), "written by an experiment tracker"),
-} | dict.fromkeys(
-    (
-        *("data.json", "scores.json", "text_scores.json", "label_scores.json", "masked_scores.json"),
-        *("samples.json", "attention.json", "time_limit.json", "report.html", "README.md"),
-    ),
-    "no checksum: training still runs",
-)
-"""Files that transduce writes and that have no checksum, or none yet: pattern and reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +49,18 @@ def verify_files(path: Path) -> list[FileStatus]:
         found += _sealed(path, folder, FILES)
     if (path / "tokens" / "manifest.json").exists():
         found += _sealed(path, path / "tokens")
-    for file in sorted((path / "averaging").glob("*.safetensors")):
-        found.append(_checked(path, f"averaging/{file.name}", check_tensors, file))
+    for file in (*path.glob("shortlist.safetensors"), *sorted(path.glob("averaging/*.safetensors"))):
+        found.append(_checked(path, file.relative_to(path).as_posix(), check_tensors, file))
     seen = {one.name for one in found}
     names = (file.relative_to(path).as_posix() for file in sorted(path.rglob("*")) if file.is_file())
-    return found + [_unlisted(name, is_sealed="tokens/manifest.json" in seen) for name in names if name not in seen]
+    return found + [FileStatus(name, "unchecked", "it has no checksum") for name in names if name not in seen]
 
 
 def summary(found: Sequence[FileStatus]) -> str:
     """The number of files by status, in one line.
 
-    >>> summary([FileStatus("a"), FileStatus("b", "MISSING"), FileStatus("c", "unknown")])
-    '1 of 3 files match their checksums; 1 missing, 1 unknown'
+    >>> summary([FileStatus("a"), FileStatus("b", "MISSING"), FileStatus("c", "unchecked")])
+    '1 of 3 files match their checksums; 1 missing, 1 unchecked'
     """
     counts = Counter(one.status for one in found)
     n_ok = counts.pop("ok", 0)
@@ -123,12 +105,9 @@ def _sealed(path: Path, folder: Path, required: Sequence[str] = ()) -> Iterator[
     prefix = folder.relative_to(path).as_posix()
     found = _checked(path, f"{prefix}/manifest.json", sealed_files, folder, required)
     yield found
-    if found.is_error:
-        for file in sorted(one for one in folder.rglob("*") if one.is_file() and one.name != "manifest.json"):
-            yield FileStatus(file.relative_to(path).as_posix(), "unchecked", f"{prefix}/manifest.json is damaged")
-        return
-    for name, expected in sealed_files(folder).items():
-        yield _checked(path, f"{prefix}/{name}", check_file, folder / name, expected)
+    if not found.is_error:
+        for name, expected in sealed_files(folder).items():
+            yield _checked(path, f"{prefix}/{name}", check_file, folder / name, expected)
 
 
 def _checked(path: Path, name: str, check: Callable[..., object], *arguments: Any) -> FileStatus:
@@ -139,13 +118,3 @@ def _checked(path: Path, name: str, check: Callable[..., object], *arguments: An
             return FileStatus(name, "MISSING")
         return FileStatus(name, "DAMAGED", str(error).removeprefix(f"{path / name} ").removeprefix("is damaged: "))
     return FileStatus(name)
-
-
-def _unlisted(name: str, *, is_sealed: bool) -> FileStatus:
-    """A file without a checksum. `is_sealed`: those of all encoded text are known."""
-    if is_sealed and name.startswith("tokens/") and not name.endswith(".aside"):
-        return FileStatus(name, "unknown", "not written by transduce")
-    for pattern, reason in _UNCHECKED.items():
-        if fnmatch(name, pattern):
-            return FileStatus(name, "unchecked", reason)
-    return FileStatus(name, "unknown", "not written by transduce")

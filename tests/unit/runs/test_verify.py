@@ -1,4 +1,4 @@
-"""`verify_files` distinguishes damaged, missing, changed, unknown and unchecked files."""
+"""`verify_files` distinguishes damaged, missing, changed and unchecked files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import marians
 from transduce.runs import manifest as manifest_module
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import check_file, fingerprint, seal_folder
+from transduce.runs.tensors import save_tensors
 from transduce.verification.files import summary, verify_files
 
 
@@ -67,11 +68,11 @@ def test_a_forged_report_is_damaged(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "tokenizer2.model", "checkpoints/u00000007/x", "sub/scores.json"])
-def test_a_foreign_file_is_unknown(run: Path, name: str) -> None:
+def test_a_foreign_file_is_unchecked(run: Path, name: str) -> None:
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_text("?")
-    assert status(run)[name] == "unknown"
-    assert "1 unknown" in summary(verify_files(run))
+    assert status(run)[name] == "unchecked"
+    assert "2 unchecked" in summary(verify_files(run)), "with recipe.toml"
 
 
 def test_files_of_a_sealed_folder(run: Path) -> None:
@@ -83,11 +84,20 @@ def test_files_of_a_sealed_folder(run: Path) -> None:
     assert "tokens/a.npy" not in status(run)
     (tokens / "b.npy").write_bytes(b"2")
     (tokens / "a.npy").write_bytes(b"2")
-    assert (status(run)["tokens/a.npy"], status(run)["tokens/b.npy"]) == ("DAMAGED", "unknown")
+    assert (status(run)["tokens/a.npy"], status(run)["tokens/b.npy"]) == ("DAMAGED", "unchecked")
     (tokens / "a.npy").unlink()
     assert status(run)["tokens/a.npy"] == "MISSING"
     (tokens / "manifest.json").write_text("[]")
     assert (status(run)["tokens/manifest.json"], status(run)["tokens/b.npy"]) == ("DAMAGED", "unchecked")
+
+
+def test_weights_that_contain_their_checksum_are_compared_with_it(run: Path) -> None:
+    (run / "averaging").mkdir()
+    for name in ("shortlist.safetensors", "averaging/u00000007.safetensors"):
+        save_tensors(run / name, {"w": torch.ones(3)})
+        assert name not in status(run)
+        (run / name).write_bytes((run / name).read_bytes()[:-1] + b"x")
+        assert status(run)[name] == "DAMAGED"
 
 
 def test_damage_in_a_checkpoint_is_reported_with_the_file(run: Path) -> None:
