@@ -219,7 +219,7 @@ def start_script(path: str, *arguments: object) -> subprocess.Popen[bytes]:
 def show_indices(patch: pytest.MonkeyPatch) -> None:
     """Name sentences by their indices: toy runs have no vocabulary."""
     patch.setattr(loop, "load_tokenizers", lambda folder: None)
-    patch.setattr(PairFeeder, "texts", lambda self, index, tokenizers: [str(index)])
+    patch.setattr(PairFeeder, "texts", lambda self, index, tokenizers, epoch: [str(index)])
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def accuracy(*, reverse: bool, memory: int, updates: int) -> float:
     text = strings(4000, seed=1, reverse=reverse)
     data, carry = StreamFeeder(text, asked.training, device=CPU, context=SEGMENT), ()
     for i, feed in zip(range(updates), data.feeds(DataPosition()), strict=False):
-        before = () if feed.starts_epoch else carry
+        before = () if feed.position.index == 0 else carry
         carry = updater.update(feed.batches, min(1.0, 2 - 2 * i / updates), feed.n_targets, before).carry
     ids = torch.from_numpy(strings(50, seed=2, reverse=reverse).ids.astype(np.int64))[None]
     with torch.no_grad():

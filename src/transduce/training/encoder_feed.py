@@ -27,7 +27,7 @@ class LabelFeeder(LengthFeeder):
     def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
         return (self.store.lengths,)
 
-    def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
+    def texts(self, index: int, tokenizers: Tokenizers, *, epoch: int) -> list[str]:
         """The texts of an example."""
         one = self.store[index]
         return [
@@ -72,19 +72,19 @@ class MaskedFeeder(LengthFeeder):
         text = ends[a_end] - ends[a] + ends[b_end] - ends[b]
         return (np.minimum(text, self.room) + self.context - self.room,)
 
-    def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
-        """The text of a row of the last planned epoch."""
-        plans = self._known[1] or self._plans(0)
-        one = plans[min(index, len(plans) - 1)]
+    def texts(self, index: int, tokenizers: Tokenizers, *, epoch: int) -> list[str]:
+        """The text of a row."""
+        one = self._plans(epoch)[index]
         return [tokenizers.tgt.decode(self.store.span(*side).tolist()) for side in (one.a, one.b) if side[0] < side[1]]
 
     def _plans(self, epoch: int) -> list[PairPlan]:
         """The rows of an epoch; those of the last epoch asked for are cached."""
-        if self._known[0] != epoch:
+        known, plans = self._known  # read once: batches are made ahead in another thread
+        if known != epoch:
             make = plan_pairs if self.pairs else plan_runs
             plans = make(self.store.lengths, self.store.documents, room=self.room, seed=self.seed, epoch=epoch)
             self._known = (epoch, plans)
-        return self._known[1]
+        return plans
 
     def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
         plans = [self._plans(position.epoch)[int(i)] for i in indices]

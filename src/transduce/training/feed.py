@@ -41,13 +41,14 @@ class DataPosition:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The examples of one update, the position of the next one, and the number of epochs after it.
+    """The examples of the update at a position, the position of the next one, and the number of epochs after it.
 
     `batches` are the micro-batches of this rank; `dummies` fill them up to the largest number that a rank has.
     Everything else is about the whole update.
     """
 
     indices: np.ndarray
+    position: DataPosition
     batches: tuple[TrainingBatch, ...]
     dummies: tuple[TrainingBatch, ...]
     n_targets: int
@@ -55,7 +56,6 @@ class Feed:
     n_slots: int
     after: DataPosition
     epochs: float
-    starts_epoch: bool
 
 
 Loaded = tuple[Sequence[np.ndarray], int, Callable[[np.ndarray], TrainingBatch]]
@@ -122,8 +122,8 @@ class Feeder(ABC):
         """The batches of an epoch, possibly none."""
 
     @abstractmethod
-    def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
-        """The text of the example with this index."""
+    def texts(self, index: int, tokenizers: Tokenizers, *, epoch: int) -> list[str]:
+        """The text of the example with this index in the plan of an epoch."""
 
     @abstractmethod
     def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
@@ -142,6 +142,7 @@ class Feeder(ABC):
         is_last = position.index + 1 == n_batches
         return Feed(
             indices=indices,
+            position=position,
             batches=tuple(collate(part).to(self.device) for part in shares[self.rank]),
             dummies=tuple(collate(part).to(self.device) for part in first),
             n_targets=n_targets,
@@ -149,7 +150,6 @@ class Feeder(ABC):
             n_slots=sum(len(p) * int(lengths[p].max()) for lengths in sides for parts in shares for p in parts),
             after=DataPosition(position.epoch + 1) if is_last else DataPosition(position.epoch, position.index + 1),
             epochs=position.epoch + (position.index + 1) / n_batches,
-            starts_epoch=position.index == 0,
         )
 
     def batches(self, epoch: int = 0) -> Iterator[TrainingBatch]:
@@ -205,7 +205,7 @@ class PairFeeder(LengthFeeder):
     def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
         return self.store.src_lengths, self.store.tgt_lengths
 
-    def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
+    def texts(self, index: int, tokenizers: Tokenizers, *, epoch: int) -> list[str]:
         """Both sides of a pair."""
         src, tgt = self.store[index]
         return [tokenizers.src.decode(src.tolist()), tokenizers.tgt.decode(tgt.tolist())]

@@ -155,7 +155,7 @@ class Trainer:
         numbers = {"loss": result.loss_sum / max(1, feed.n_targets), "grad_norm": result.grad_norm}
         self.session.metrics.append({"event": "skipped", "update": update, "seconds": self.now, **numbers})
         tokenizers = load_tokenizers(self.folder)
-        texts = [self.feeder.texts(int(i), tokenizers) for i in feed.indices]
+        texts = [self.feeder.texts(int(i), tokenizers, epoch=feed.position.epoch) for i in feed.indices]
         MetricsFile(path, active=self.ranks.is_main_process).append({"update": update, "sentences": texts})
         shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
         self.log.warn(
@@ -167,7 +167,7 @@ class Trainer:
         """Make the update, in smaller batches where memory runs out; that is reported once for each size."""
         updater, limit, update = self.updater, self.updater.too_large, self.session.state.update + 1
         try:
-            carry = () if feed.starts_epoch else self.session.carry
+            carry = () if feed.position.index == 0 else self.session.carry
             return updater.update(feed.batches, factor, feed.n_targets, carry, feed.dummies)
         except DoesNotFit as error:
             if self.ranks.in_step:

@@ -38,7 +38,7 @@ class RowFeeder(Feeder):
         n_rows = self.budget // self.context
         return plan_rows(len(self.store), context=self.context, n_rows=n_rows, seed=self.seed, epoch=epoch)
 
-    def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
+    def texts(self, index: int, tokenizers: Tokenizers, *, epoch: int) -> list[str]:
         """The text that contains a row; epochs cut it at different positions."""
         return [tokenizers.tgt.decode(self.store.ids[max(0, index - 1) : index + self.context].tolist())]
 

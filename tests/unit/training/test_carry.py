@@ -91,7 +91,7 @@ def test_streams_are_contiguous_and_cover_the_text() -> None:
     batches = data.plan(0)
     n_epoch, feeds = len(batches), data.feeds(DataPosition())
     seen = [next(feeds) for _ in range(n_epoch + 1)]
-    assert [feed.starts_epoch for feed in seen] == [True, *[False] * (n_epoch - 1), True]
+    assert [feed.position.index for feed in seen] == [*range(n_epoch), 0]
     rows = [torch.cat([batch.inputs[0] for batch in feed.batches]) for feed in seen[:-1]]
     streams = torch.cat(rows, dim=1)
     length = (len(text) - 1) // data.n_streams
@@ -99,7 +99,7 @@ def test_streams_are_contiguous_and_cover_the_text() -> None:
     cuts = [[int(batch[0]) for batch in data.plan(epoch)] for epoch in range(4)]
     assert len({tuple(cut) for cut in cuts}) > 1 and all(cut[0] == 1 for cut in cuts), "epochs cut at other positions"
     (resumed,) = (next(data.feeds(DataPosition(0, 3))) for _ in range(1))
-    assert not resumed.starts_epoch and resumed.indices.tolist() == batches[3].tolist()
+    assert resumed.position == DataPosition(0, 3) and resumed.indices.tolist() == batches[3].tolist()
 
 
 def test_resume_with_a_carry_is_bit_identical_after_sigkill_in_mid_epoch(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_the_carry_matters_and_is_reset_at_the_start_of_an_epoch() -> None:
     feeds = data.feeds(DataPosition())
     for _ in range(n_epoch + 1):
         feed = next(feeds)
-        before = () if feed.starts_epoch else carry
+        before = () if feed.position.index == 0 else carry
         carry = updater.update(feed.batches, 1.0, feed.n_targets, before).carry
         assert [part.shape for part in carry] == [(4, 16)] and not carry[0].requires_grad
     per_update = len(seen) // (n_epoch + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import islice
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from transduce.data.store import LabelStore, SentenceStore
 from transduce.errors import DataError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, MASK, PAD
+from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import LabelFeeder, MaskedFeeder
 from transduce.training.feed import DataPosition, LengthFeeder
 from transduce.training.loss import predict_labels, predict_masked_tokens
@@ -84,7 +86,7 @@ def test_two_ranks_share_the_update_of_one_process(make: Any) -> None:
 def test_batches_respect_the_budget_and_lengths_are_correct(make: Any) -> None:
     feeder: LengthFeeder = make()
     for feed in islice(feeder.feeds(DataPosition()), 12):
-        (lengths,) = feeder._lengths(feed.after.epoch - (feed.after.index == 0))
+        (lengths,) = feeder._lengths(feed.position.epoch)
         widths = lengths[feed.indices]
         rows = [int((row != PAD).sum()) for batch in feed.batches for row in batch.inputs[0]]
         assert sorted(rows) == sorted(widths.tolist()) and max(rows) <= CONTEXT
@@ -92,6 +94,20 @@ def test_batches_respect_the_budget_and_lengths_are_correct(make: Any) -> None:
             assert isinstance(batch, TrainingBatch)
             assert batch.inputs[0].numel() <= 48 or len(batch.inputs[0]) == 1
         assert feed.n_tokens == sum(rows) and feed.n_targets == sum(batch.n_targets for batch in feed.batches)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_texts_are_those_of_a_batch_although_the_next_epoch_is_planned(pairs: bool) -> None:
+    feeder = masked(pairs)
+    *_, last = (feed for feed in islice(feeder.feeds(DataPosition()), 25) if feed.after == DataPosition(1))
+    shown = Mock(spec=Tokenizers, tgt=Mock(decode=lambda ids: " ".join(map(str, ids))))
+    texts = {" ".join(feeder.texts(int(i), shown, epoch=last.position.epoch)) for i in last.indices}
+    for batch in last.batches:
+        assert isinstance(batch, MaskedBatch)
+        ids = batch.ids.clone()
+        ids.view(-1)[batch.places] = batch.targets
+        rows = [" ".join(str(i) for i in row if i not in (PAD, BOS)) for row in ids.tolist()]
+        assert all(any(part.strip() in text for text in texts) for row in rows for part in row.split(f" {EOS}"))
 
 
 def test_an_epoch_has_every_token_once_and_epochs_are_cut_differently() -> None:
