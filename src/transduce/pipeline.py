@@ -178,7 +178,7 @@ def learn(
     torch.manual_seed(training.seed)
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     log.say(f"model: {count_parameters(model):,} parameters")
-    if folder.checkpoints.latest() is None:
+    if not folder.checkpoints.updates():
         if machine is not None:
             warn_of_resources(settings, model, folder.path, machine, log)
         if training.start is not None:

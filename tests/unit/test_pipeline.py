@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,7 @@ import toys
 from system.commands import Done, small, transduce, write_corpus
 from transduce.config.settings import Settings
 from transduce.errors import Interrupted, SettingsError
+from transduce.runs.checkpoints import Checkpoints
 from transduce.tasks.resolve import check
 
 
@@ -44,9 +46,11 @@ def test_a_run_resumes_without_its_text(texts: Path) -> None:
     cut_short(texts)
     for path in texts.iterdir():
         path.unlink()
-    done = train(texts)
+    with mock.patch.object(Checkpoints, "load", autospec=True, side_effect=Checkpoints.load) as load:
+        done = train(texts)
     assert done.code == 0, done.err
     assert "update 2," in done.err and "changed" not in done.err
+    assert load.call_count == 1, "a checkpoint is read once"
     (scored,) = json.loads((texts.parent / "run" / "scores.json").read_text())["sets"]
     assert (scored["name"], scored["scores"]["n_sentences"]) == ("test", 6)
     again = train(texts)
