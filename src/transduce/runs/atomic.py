@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,20 +99,17 @@ def _n_values(content: bytes) -> int:
 def read_bytes(path: Path, *, most: int) -> bytes:
     """The content of a file. Raises `RunFolderError`: missing, unreadable, a pipe or device, larger than `most`."""
     with reading(path):
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # do not wait for a pipe
-        with open(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise RunFolderError(f"{path} is no regular file")
-            if found.st_size > most:
-                raise RunFolderError(f"{path} is damaged: no such file has {found.st_size:,} bytes")
-            return file.read()
+        if (size := path.stat().st_size) > most:
+            raise RunFolderError(f"{path} is damaged: no such file has {size:,} bytes")
+        return path.read_bytes()
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Inside, a file is read: a missing or unreadable one becomes a one-line `RunFolderError`."""
     try:
+        if path.exists() and not path.is_file():  # reading would wait for a pipe, and not end at a device
+            raise RunFolderError(f"{path} is no regular file")
         yield
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None

@@ -250,7 +250,7 @@ def _make_and_lock(path: Path) -> FolderLock:
 
 def _refuse_links(run: Path) -> None:
     """Refuse links out of a run folder. Training in a downloaded folder would overwrite their targets."""
-    for path in run.iterdir():
+    for path in (*run.iterdir(), *run.glob("checkpoints/*"), *run.glob("averaging/*")):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run)):
             raise RunFolderError(f"{path} is a link that leads out of the run folder; replace it by its target")
 

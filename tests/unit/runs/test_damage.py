@@ -80,11 +80,14 @@ def test_a_value_of_an_unexpected_form_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["victim", ".", "new"])
-@pytest.mark.parametrize("place", ["metrics.jsonl", ".lock", "tokenizer.model", "checkpoints"])
+@pytest.mark.parametrize(
+    "place", ["metrics.jsonl", ".lock", "tokenizer.model", "checkpoints", "checkpoints/u00000001", "averaging/u"]
+)
 def test_training_does_not_write_through_a_link_out_of_the_run_folder(
     run: Path, outside: Path, place: str, link: str
 ) -> None:
     (run / place).unlink(missing_ok=True)
+    (run / place).parent.mkdir(exist_ok=True)
     (run / place).symlink_to(outside / link)
     settings = Settings.from_mapping({"name": "toy", "model": marians.MODEL})
     with pytest.raises(RunFolderError, match=f"{place} is a link that leads out of the run folder"):
@@ -106,6 +109,14 @@ def test_a_run_folder_with_links_can_be_used_and_links_of_a_tracker_do_not_stop_
     (run / "model.safetensors").unlink()
     (run / "model.safetensors").symlink_to(outside / "weights")  # as in the cache of Hugging Face
     assert Translator.load(tmp_path / "other").translate(["a man"])
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "tokenizer.model"])
+def test_a_pipe_in_a_run_folder_is_not_waited_for(run: Path, name: str) -> None:
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    with pytest.raises(RunFolderError, match=f"{name} is no regular file"):
+        MetricsFile(RunFolder.open(run).path / "metrics.jsonl").read()
 
 
 @pytest.mark.parametrize("name", ["../outside/victim", "/etc/passwd", "a\0b", "..", "", "a\\b"])
