@@ -17,10 +17,8 @@ from typing import Any
 
 from transduce.errors import RunFolderError, message_of
 
-MOST_SETTINGS = 1 << 24
-"""Bytes of the largest JSON file of settings, states or checksums: 16 MiB."""
 MOST_JSON = 1 << 28
-"""Bytes of the largest other JSON file: 256 MiB, for test sets and samples."""
+"""Bytes of the largest JSON file: 256 MiB, for test sets and samples."""
 MOST_VALUES = 1 << 23
 """Values in the largest JSON file. Each may take 100 bytes of memory and only 3 in the file."""
 

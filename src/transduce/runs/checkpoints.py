@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import MOST_SETTINGS, expecting, read_json, write_aside
+from transduce.runs.atomic import expecting, read_json, write_aside
 from transduce.runs.manifest import check_sealed, seal_folder
 from transduce.runs.shards import FOLDER as SHARDS
 from transduce.runs.tensors import load_tensors, write_tensors
@@ -83,7 +83,7 @@ class Checkpoints:
         """The checkpoint of an update. Raises `RunFolderError`, which names what is damaged or missing."""
         path = self.at(update)
         check_sealed(path, required=FILES)
-        state = read_json(path / "state.json", most=MOST_SETTINGS)
+        state = read_json(path / "state.json")
         self._good.add(update)
         return Checkpoint(path, update, state)
 
@@ -125,7 +125,7 @@ class Checkpoints:
         """The content of every readable state.json."""
         for update in self.updates():
             with contextlib.suppress(RunFolderError):
-                yield read_json(self.at(update) / "state.json", most=MOST_SETTINGS)
+                yield read_json(self.at(update) / "state.json")
 
     def _is_good(self, update: int) -> bool:
         if update not in self._good:

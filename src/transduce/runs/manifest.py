@@ -17,7 +17,7 @@ from typing import Any
 import transduce
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError, SettingsError
-from transduce.runs.atomic import MOST_SETTINGS, read_json, reading, write_json
+from transduce.runs.atomic import read_json, reading, write_json
 from transduce.runs.identity import difference, with_changeable
 
 Fingerprint = Mapping[str, Any]
@@ -53,7 +53,7 @@ def seal_folder(folder: Path) -> None:
 
 def sealed_files(folder: Path, required: Iterable[str] = ()) -> Mapping[str, Fingerprint]:
     """The files in the manifest of a folder; a `RunFolderError` if it is damaged or lacks a `required` file."""
-    manifest = read_json(folder / NAME, most=MOST_SETTINGS)
+    manifest = read_json(folder / NAME)
     files: Any = manifest.get("files") if isinstance(manifest, dict) else None
     if isinstance(files, dict) and all(isinstance(was, dict) for was in files.values()) and {*required} <= {*files}:
         return files
@@ -88,7 +88,7 @@ class Manifest:
             raise RunFolderError(f"there is no run folder {folder}")
         if not (folder / NAME).exists():
             raise RunFolderError(f"{folder} is no run folder: {NAME} is missing")
-        values = read_json(folder / NAME, most=MOST_SETTINGS)
+        values = read_json(folder / NAME)
         if not _is_valid(values):
             raise RunFolderError(f"{folder / NAME} is damaged: it does not describe a run")
         _check_format(values.get("format"), folder)
@@ -113,7 +113,7 @@ class Manifest:
         if CONFIG not in self.files:
             raise RunFolderError(f"{self.folder} has no {CONFIG} yet: its training has not got that far")
         self.check(CONFIG)
-        return with_changeable(self._validated(read_json(path, most=MOST_SETTINGS)), self.asked_settings())
+        return with_changeable(self._validated(read_json(path)), self.asked_settings())
 
     def _validated(self, values: Mapping[str, Any]) -> Settings:
         try:

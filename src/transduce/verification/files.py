@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import MOST_SETTINGS, read_json
+from transduce.runs.atomic import read_json
 from transduce.runs.checkpoints import FILES
 from transduce.runs.manifest import Manifest, check_file, sealed_files
 from transduce.runs.tensor_file import check_tensors
@@ -92,7 +92,7 @@ def _has_had_a_model(path: Path, manifest: Manifest) -> bool:
         return True
     for file in (path / "checkpoints").glob("u*/state.json"):
         try:
-            state = read_json(file, most=MOST_SETTINGS)
+            state = read_json(file)
             if state["training"]["validated"] >= 0:
                 return True
         except (RunFolderError, LookupError, TypeError):

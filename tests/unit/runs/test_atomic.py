@@ -12,7 +12,6 @@ import pytest
 
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import (
-    MOST_SETTINGS,
     partial_of,
     read_json,
     remove_leftovers,
@@ -146,11 +145,3 @@ def test_a_small_hostile_json_file_takes_little_memory(tmp_path: Path) -> None:
         read_json(path)
     assert tracemalloc.get_traced_memory()[1] < 3 * path.stat().st_size
     tracemalloc.stop()
-
-
-def test_files_of_settings_have_a_lower_limit_than_those_of_text(tmp_path: Path) -> None:
-    path = tmp_path / "tests.json"
-    write_json(path, ["a sentence of a test set" * 10] * 80_000)
-    assert len(read_json(path)) == 80_000
-    with pytest.raises(RunFolderError, match=r"tests\.json is damaged: no such file has [\d,]+ bytes"):
-        read_json(path, most=MOST_SETTINGS)
