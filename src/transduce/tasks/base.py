@@ -38,6 +38,7 @@ from transduce.config.section import resolved
 from transduce.config.settings import Settings
 from transduce.data.batch import TrainingBatch
 from transduce.data.corpus import corpus_files
+from transduce.data.encoding import fingerprint_of
 from transduce.data.leaks import LeakCheck
 from transduce.data.preparation import Texts
 from transduce.data.sources import Sources
@@ -59,6 +60,12 @@ from transduce.training.validate import Judge, Validator
 
 Form = Literal["pairs", "text", "labelled"]
 """(source, target), (line,), or (label, text[, text])."""
+
+STORED = (
+    *("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies", "demo"),
+    *("documents", "context", "labels"),
+)
+"""Settings of `data` that decide, in some task, what is stored."""
 
 TextsT = TypeVar("TextsT", bound=Texts[Any])
 StoreT = TypeVar("StoreT", bound=Store)
@@ -203,9 +210,13 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         stores = (self.store.open(tokens / name) for name in ("train", "valid"))
         return Prepared(tokens, load_tokenizers(folder), *stores)
 
-    @abstractmethod
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
         """Of everything that decides what is stored; `encode` writes it into data.json. `marks`: of the sources."""
+        data = settings.data
+        rules = (f"{key}: {getattr(data, key)!r}" for key in STORED)
+        return fingerprint_of(
+            marks, tokenizers, *rules, f"held out: {not data.valid}", f"seed: {settings.training.seed}"
+        )
 
     def criterion(self, settings: Settings) -> Criterion:
         """The loss of a training."""

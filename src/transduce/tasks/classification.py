@@ -145,10 +145,6 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         samples = [[e.label, list(e.texts)] for e in islice(texts.valid.read(), N_SAMPLES)]
         write_json(tokens / "samples.json", samples)
 
-    def fingerprint_parts(self, settings: Settings) -> tuple[str, ...]:
-        data = settings.data
-        return f"held out: {not data.valid}", f"labels: {data.labels}", f"seed: {settings.training.seed}"
-
     def criterion(self, settings: Settings) -> Criterion:
         return predict_labels
 

@@ -123,10 +123,6 @@ class MaskedTask(PlainTextTask[SentenceStore]):
     def describe(self, store: SentenceStore, settings: Settings) -> dict[str, Any]:
         return {"documents": store.n_documents, "bytes": store.facts["bytes"], "tokens": len(store.ids)}
 
-    def fingerprint_parts(self, settings: Settings) -> tuple[str, ...]:
-        """The context too: it decides where long sentences are split."""
-        return *super().fingerprint_parts(settings), f"context: {settings.data.context}"
-
     def criterion(self, settings: Settings) -> Criterion:
         return predict_masked_tokens
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from transduce.config.model import ModelSettings
 from transduce.config.settings import Settings
-from transduce.data.encoding import counted, fingerprint_of
+from transduce.data.encoding import counted
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.preparation import Texts, read_plain_texts
 from transduce.data.sources import line_sources
@@ -53,10 +53,6 @@ class OneSidedTask(Task[TextsT, StoreT]):
     @abstractmethod
     def describe(self, store: StoreT, settings: Settings) -> dict[str, Any]:
         """The numbers of a set in data.json."""
-
-    @abstractmethod
-    def fingerprint_parts(self, settings: Settings) -> tuple[str, ...]:
-        """Return the settings, as text, that decide what is stored; they become part of the fingerprint."""
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         data, form = settings.data, "plain text" if self.reads == "text" else "label<TAB>text"
@@ -103,9 +99,6 @@ class OneSidedTask(Task[TextsT, StoreT]):
     def save_samples(self, tokens: Path, texts: TextsT) -> None:
         """Keep what `finish` needs of the text besides the stores."""
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
-        return fingerprint_of(marks, tokenizers, *self.fingerprint_parts(settings))
-
     def held_out_stores(self, folder: RunFolder) -> Iterator[tuple[str, StoreT]]:
         """The validation set and the test sets, by name."""
         tokens = folder.path / "tokens"
@@ -145,7 +138,3 @@ class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
 
     def size_of(self, record: Piece) -> int:
         return len(record.text.encode("utf-8"))
-
-    def fingerprint_parts(self, settings: Settings) -> tuple[str, ...]:
-        data = settings.data
-        return f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}"

@@ -20,7 +20,7 @@ from transduce.config.settings import EvaluationSettings, Settings
 from transduce.data.clean import Cleaner, format_cleaning
 from transduce.data.cleaned_pairs import n_pairs, pack_pairs
 from transduce.data.corpus import Pair
-from transduce.data.encoding import EncodePairs, counted, encode_pairs, fingerprint_of
+from transduce.data.encoding import EncodePairs, counted, encode_pairs
 from transduce.data.leaks import LeakCheck
 from transduce.data.preparation import PairTexts, TextSet, read_pair_texts, read_scored_pairs
 from transduce.data.sources import Sources, pair_sources
@@ -209,14 +209,6 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         seal_folder(tokens)
         folder.write_record("data.json", {"fingerprint": mark, "sets": described, "leaks": report_leaks(checks, log)})
         return Prepared(tokens, tokenizers, train, valid)
-
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
-        data = settings.data
-        keys = ("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies", "demo")
-        rules = (f"{key}: {getattr(data, key)!r}" for key in keys)
-        return fingerprint_of(
-            marks, tokenizers, *rules, f"held out: {not data.valid}", f"seed: {settings.training.seed}"
-        )
 
     def open_prepared(self, folder: RunFolder) -> Prepared[TokenStore]:
         if folder.settings.training.guided_alignment is None:
