@@ -13,13 +13,23 @@ from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.data.check_sample import Sample
 from transduce.data.workers import Workers, Workplace
+from transduce.distributed.environment import this_process
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.checks import warn_of_data
 from transduce.doctor.resources import warn_of_resources
-from transduce.errors import RunFolderError, UserError
+from transduce.errors import (
+    Interrupted,
+    RankExited,
+    RankStuck,
+    RunFolderError,
+    TooLong,
+    TrainingError,
+    TransduceError,
+    UserError,
+)
 from transduce.evaluation.card import write_card
 from transduce.evaluation.report import render_report, write_report
-from transduce.logging import Log
+from transduce.logging import Log, print_error
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
 from transduce.models.registry import build_model, count_parameters
@@ -41,7 +51,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     """Train a model on the text that the settings name, into the run folder `path`; returns the path.
 
     Unset settings are chosen and printed. A folder that contains the same run is resumed. `dry_run` reads the text and
-    prints the choices, and writes nothing. Under torchrun the main process calls this, workers `learn_as_worker`.
+    prints the choices, and writes nothing. Under torchrun the main process calls this, workers `run_worker`.
 
     Raises `UserError` for a mistake that the user can correct, before anything is written; `Interrupted` after Ctrl-C,
     when everything is saved; `TrainingError` when the loss is not finite.
@@ -195,10 +205,31 @@ def learn(
     return trainer.run().best_update
 
 
-def learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
-    """Train the model of a run folder as a worker rank, without I/O and logging."""
-    task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
-    learn(task, folder, task.open_prepared(folder), device=device, log=log, ranks=ranks)
+def run_worker() -> int:
+    """Wait for the main process and train with it, without I/O and logging; return the exit code.
+
+    Errors that all ranks see are reported by the main process, others here, with the number of this process.
+    """
+    limit_kernel_cache()
+    try:
+        with join_ranks() as ranks:
+            message = ranks.start({})
+            if "exit" in message:
+                return int(message["exit"])
+            folder = RunFolder.open(Path(message["folder"]), model=False)
+            task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
+            learn(task, folder, task.open_prepared(folder), device=message["device"], log=log, ranks=ranks)
+            return 0
+    except RankExited as error:
+        if isinstance(error, RankStuck):
+            print_error(str(error))
+        return error.exit_code
+    except TransduceError as error:
+        if isinstance(error, Interrupted | TrainingError) and not isinstance(error, TooLong):
+            return error.exit_code
+        process = this_process()
+        print_error(f"process {process.rank + 1} of {process.size}: {error}")
+        return error.exit_code
 
 
 def finalize(folder: RunFolder, task: AnyTask, log: Log) -> None:

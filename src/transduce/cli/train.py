@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -13,10 +13,6 @@ from transduce.cli.options import MaxRestarts, Overrides, Processes, Quiet, Run,
 from transduce.cli.output import print_lines, to_json
 from transduce.cli.request import Request
 from transduce.errors import SettingsError, check_known
-
-if TYPE_CHECKING:
-    from transduce.runs.folder import RunFolder
-    from transduce.training.ranks import Ranks
 
 
 @expand(Request)
@@ -44,7 +40,10 @@ def train(
     """
     from transduce.distributed import launch
 
-    launch.run_worker_if_asked(_learn_as_worker)
+    if launch.is_worker():
+        from transduce.pipeline import run_worker
+
+        raise typer.Exit(run_worker())
     settings, folder = request.settings(), request.run_folder()
     launch.launch_if_asked(1 if dry_run else processes, max_restarts=max_restarts)
 
@@ -84,12 +83,6 @@ def prepare(
     with exit_on_signals():
         run_prepare(settings, folder, log=log, workers=None if ray is None else RayCluster(ray).workers(log))
     log.say(f"prepared: {folder / 'tokens'}; transduce train with the same options trains")
-
-
-def _learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
-    from transduce.pipeline import learn_as_worker
-
-    learn_as_worker(folder, ranks, device)
 
 
 @expand(Request)

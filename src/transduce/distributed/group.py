@@ -16,7 +16,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch
@@ -26,16 +25,10 @@ from torch import Tensor, distributed, nn
 from transduce.distributed.environment import ProcessRank, this_process
 from transduce.distributed.replicate import Replicas
 from transduce.distributed.shard import Shards
-from transduce.errors import Interrupted, RankExited, RankStuck, SettingsError, TooLong, TrainingError, TransduceError
-from transduce.logging import print_error
-from transduce.process import limit_kernel_cache
-from transduce.runs.folder import RunFolder
+from transduce.errors import RankExited, RankStuck, SettingsError, TransduceError
 from transduce.training.ranks import SINGLE_RANK, Ranks, name_on_rank
 
 T = TypeVar("T")
-Learn = Callable[[RunFolder, Ranks, str], None]
-"""Trains the model of a run folder with the other ranks, on the named device."""
-
 PARALLEL: dict[str, type[Replicas] | type[Shards]] = {"replicate": Replicas, "shard": Shards}
 """What `training.parallel` chooses from."""
 
@@ -226,32 +219,6 @@ def join_ranks() -> Iterator[Ranks]:
             ranks._parallel.close()
         del ranks._parallel
         gc.collect()  # FSDP keeps the process group in reference cycles
-
-
-def run_worker(learn: Learn) -> int:
-    """Wait for the main process and train with it; return the exit code.
-
-    Errors that all ranks see are reported by the main process, others here, with the number of this process.
-    """
-    limit_kernel_cache()
-    try:
-        with join_ranks() as ranks:
-            message = ranks.start({})
-            if "exit" in message:
-                return int(message["exit"])
-            folder = RunFolder.open(Path(message["folder"]), model=False)
-            learn(folder, ranks, message["device"])
-            return 0
-    except RankExited as error:
-        if isinstance(error, RankStuck):
-            print_error(str(error))
-        return error.exit_code
-    except TransduceError as error:
-        if isinstance(error, Interrupted | TrainingError) and not isinstance(error, TooLong):
-            return error.exit_code
-        process = this_process()
-        print_error(f"process {process.rank + 1} of {process.size}: {error}")
-        return error.exit_code
 
 
 def check_devices(device: torch.device, n: int | None = None) -> None:

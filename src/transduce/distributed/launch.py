@@ -7,30 +7,23 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from transduce.distributed.environment import LAUNCHER_ID, this_process
 from transduce.errors import RankExited, SettingsError
 from transduce.logging import print_error
 from transduce.process import n_cores, send_at_parent_exit
 
-if TYPE_CHECKING:
-    from transduce.distributed.group import Learn
-
 _SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
 _CONSEQUENCES = (RankExited.exit_code, -signal.SIGTERM, *_SAVED)
 """Exit codes of a process that stopped because another one did: torchrun sends SIGTERM to those that remain."""
 
 
-def run_worker_if_asked(learn: Learn) -> None:
-    """If this process is a worker, train as one and exit."""
+def is_worker() -> bool:
+    """Whether this process is a worker. One that `--processes` started saves and stops when the launcher dies."""
     process = this_process()
     if process.launched:
-        send_at_parent_exit(signal.SIGTERM)  # save and stop when the launcher dies
-    if process.rank > 0:
-        from transduce.distributed.group import run_worker
-
-        sys.exit(run_worker(learn))
+        send_at_parent_exit(signal.SIGTERM)
+    return process.rank > 0
 
 
 def launch_if_asked(n: int, *, max_restarts: int) -> None:

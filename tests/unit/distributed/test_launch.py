@@ -13,7 +13,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from transduce.distributed import group, launch
+from transduce import pipeline
+from transduce.distributed import launch
 from transduce.distributed.environment import ProcessRank
 from transduce.distributed.group import GroupRanks
 from transduce.errors import RankExited, SettingsError, TooLong, TrainingError
@@ -127,8 +128,8 @@ def test_a_worker_reports_only_its_own_sentence_that_does_not_fit(
     for name, value in RANK_1_OF_2.items():
         monkeypatch.setenv(name, value)
     for error, said in ((TooLong("too long"), "process 2 of 2: too long"), (TrainingError("a loss"), "")):
-        monkeypatch.setattr(group, "join_ranks", Mock(side_effect=error))
-        assert group.run_worker(Mock()) == 1
+        monkeypatch.setattr(pipeline, "join_ranks", Mock(side_effect=error))
+        assert pipeline.run_worker() == 1
         assert capfd.readouterr().err == (f"transduce: error: {said}\n" if said else "")
 
 
