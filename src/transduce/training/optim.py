@@ -87,6 +87,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self.parts = list(parts)
         super().__init__([group for part in parts for group in part.param_groups], {})
         self.param_groups = [group for part in parts for group in part.param_groups]
+        for part in parts:
+            part.state = self.state
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update the weights."""
@@ -148,17 +150,13 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """All tensors of an optimizer's state, named by the index of their parameter: `0.exp_avg` and so on."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    state = {id(p): values for part in _parts(optimizer) for p, values in part.state.items()}
-    return {f"{i}.{name}": value for i, p in enumerate(params) for name, value in state.get(id(p), {}).items()}
+    return {f"{i}.{name}": value for i, p in enumerate(params) for name, value in optimizer.state.get(p, {}).items()}
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restore the tensors that `optimizer_tensors` returned; `ValueError` where some are missing or misshapen."""
-    parts = _parts(optimizer)
-    owner = {id(p): part for part in parts for group in part.param_groups for p in group["params"]}
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    for part in parts:
-        part.state.clear()
+    optimizer.state.clear()
     for name, value in tensors.items():
         index, _, key = name.partition(".")
         p = params[int(index)]
@@ -167,12 +165,8 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
         elif value.numel() != 1:
             raise ValueError(f"{name} is {list(value.shape)}, not {list(p.shape)}")
         # A copy, so that training does not change `tensors`. Fused Adam keeps its step count on the device too.
-        owner[id(p)].state[p][key] = value.to(p.device, copy=True)
-    for part in parts:
-        known = [set(values) for values in part.state.values() if values]
+        optimizer.state[p][key] = value.to(p.device, copy=True)
+    for group in optimizer.param_groups:
+        known = [set(optimizer.state[p]) for p in group["params"] if p in optimizer.state]
         if any(keys != known[0] for keys in known):
             raise ValueError("a part of the optimizer's state is missing")
-
-
-def _parts(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    return optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
