@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -37,23 +37,17 @@ def decay_at(n: int, decay: float) -> float:
     return min(decay, (1 + n) / (10 + n))
 
 
-def mean_of(paths: Iterable[Path], like: Weights | None = None) -> dict[str, Tensor]:
+def mean_of(paths: Sequence[Path], like: Weights) -> dict[str, Tensor]:
     """The mean of the weights in several files, summed in float64 and rounded once. Loads one file at a time.
 
     Sharded, if those in `like` are.
     """
     total: dict[str, Tensor] = {}
-    dtypes: dict[str, torch.dtype] = {}
-    n_files = 0
     for path in paths:
         for name, found in load_tensors(path).items():
-            tensor = found if like is None else sharded_like(found, like[name])
-            dtypes[name] = tensor.dtype
+            tensor = sharded_like(found, like[name])
             total[name] = total[name].add_(tensor) if name in total else tensor.double()
-        n_files += 1
-    if not n_files:
-        raise ValueError("no files to average")
-    return {name: (tensor / n_files).to(dtypes[name]) for name, tensor in total.items()}
+    return {name: (tensor / len(paths)).to(like[name].dtype) for name, tensor in total.items()}
 
 
 @contextlib.contextmanager
@@ -179,7 +173,7 @@ class MeanOfLast(Average):
         self.ranks.agree(0, 0.0)  # the file is there
         earlier = [n for n in self.kept if n != update]  # a resumed run repeats a validation
         self.kept = [*earlier, update][-self.n :]
-        return mean_of(map(self.path, self.kept), self.live)
+        return mean_of([self.path(update) for update in self.kept], self.live)
 
     def remove_unused(self, states: Iterable[Mapping[str, Any]]) -> None:
         updates = {*self.kept, *(update for state in states for update in state["kept"])}
