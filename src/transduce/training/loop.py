@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import shutil
 import signal
+import time
 
 from torch import nn
 
@@ -26,7 +27,7 @@ from transduce.text.tokenizer import load_tokenizers
 from transduce.training.averaging import borrowed
 from transduce.training.feed import Feed, Feeder, ahead
 from transduce.training.meter import LOGGED_UPDATES, WARM_UPDATES, Row, Stopwatch, peak_memory, summarize
-from transduce.training.schedule import SCHEDULES, Clock, Limits, Moment, TimeLimit
+from transduce.training.schedule import SCHEDULES, Limits, Moment, TimeLimit
 from transduce.training.session import Session, TrainingState
 from transduce.training.step import DoesNotFit, Updater, UpdateResult
 from transduce.training.stopping import StopRequest, stop_on_signals
@@ -45,7 +46,7 @@ class Trainer:
     def __init__(
         self, model: nn.Module, folder: RunFolder, *, updater: Updater, feeder: Feeder, validator: Validator, log: Log
     ) -> None:
-        self.model, self.folder, self.log = model, folder, log
+        self.folder, self.log = folder, log
         self.updater, self.feeder, self.validator = updater, feeder, validator
         self.session = Session(model, folder, updater=updater, log=log)
         self.ranks, self.live = self.session.ranks, self.session.live
@@ -54,11 +55,11 @@ class Trainer:
         self.warmup = resolved(s.warmup_updates, "training.warmup_updates")
         self.valid_updates = resolved(s.valid_updates, "training.valid_updates")
         self.limits = Limits.of(s)
-        self.clock, self.stopwatch = Clock(), Stopwatch(0.0)
+        self.stopwatch = Stopwatch(0.0)
         self.stop = StopRequest()  # of this process
         self.asked = 0  # the signal that has asked a rank to stop
-        self.now = 0.0  # seconds of training; all ranks have the same, so that they decide the same
-        self._saved_at = self._save_seconds = 0.0
+        self.now = 0.0  # seconds of training over all restarts; all ranks have the same, so that they decide the same
+        self._began = self._saved_at = self._save_seconds = 0.0
         self._shown: dict[str, float] = {}  # loss and speed of the last metrics line, for the progress bar
 
     def run(self) -> TrainingState:
@@ -82,7 +83,6 @@ class Trainer:
 
     def _run_until_finished(self, bar: Bar) -> None:
         state = self.session.state
-        self.model.train()
         if state.validated != state.update and self._is_validation_due():
             self._validate(bar)  # before the first update of a fine-tuning, or where a validation was interrupted
         with ahead(self.feeder.feeds(state.position), n=2 if self.feeder.device.type == "cuda" else 0) as feeds:
@@ -118,7 +118,7 @@ class Trainer:
 
     def _agree(self) -> None:
         """Agree with all ranks on the time and on whether to stop."""
-        self.asked, self.now = self.session.writer.agree(self.stop.number, self.clock.seconds())
+        self.asked, self.now = self.session.writer.agree(self.stop.number, time.monotonic() - self._began)
 
     # -- updates
 
@@ -301,7 +301,6 @@ class Trainer:
         self.stopwatch.pause(seconds)
         self._save()
         release_memory()
-        self.model.train()
 
     def _save(self) -> None:
         began = self.now
@@ -317,7 +316,7 @@ class Trainer:
         self.session.start_or_resume()
         self.ranks.check_equal(self.live)
         self.now = self._saved_at = self.session.state.seconds
-        self.clock, self.stopwatch = Clock(self.now), Stopwatch(self.now)
+        self._began, self.stopwatch = time.monotonic() - self.now, Stopwatch(self.now)
 
     def _finish(self) -> None:
         session, state = self.session, self.session.state

@@ -13,14 +13,12 @@ safety net for a machine that became slower.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 
 from transduce.config.settings import TrainingSettings
-from transduce.errors import SettingsError
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
 
@@ -104,12 +102,9 @@ class Limits:
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Limits:
-        """The limits in the settings; a `SettingsError` if there are none."""
+        """The limits in the settings, of which at least one is set once defaults are chosen."""
         minutes = settings.max_minutes
-        limits = cls(settings.max_updates, settings.max_epochs, None if minutes is None else 60.0 * minutes)
-        if limits == cls():
-            raise SettingsError("training has no limit: set training.max_updates, max_epochs or max_minutes")
-        return limits
+        return cls(settings.max_updates, settings.max_epochs, None if minutes is None else 60.0 * minutes)
 
     def progress(self, *, updates: int, epochs: float, timed_updates: int | None = None) -> float:
         """Used part of the nearest limit, in [0, 1]; 1 is the end.
@@ -153,18 +148,3 @@ class TimeLimit:
     def write(self, folder: RunFolder) -> None:
         """Store it durably."""
         folder.write_record(TIME_LIMIT, asdict(self))
-
-
-class Clock:
-    """Monotonic seconds of training, summed over all restarts without the pauses between them.
-
-    Validation and saving count. Preparing the data before the training loop and scoring the test set after it do not.
-    """
-
-    def __init__(self, used: float = 0.0, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._zero = now() - used
-
-    def seconds(self) -> float:
-        """Seconds used so far."""
-        return self._now() - self._zero

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from transduce.logging import Log
 from transduce.runs.tensors import load_tensors
 from transduce.training import loop
 from transduce.training.meter import Stopwatch
-from transduce.training.schedule import MARGIN, TIME_LIMIT, Clock, TimeLimit
+from transduce.training.schedule import MARGIN, TIME_LIMIT, TimeLimit
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 OPTIONS: dict[str, Any] = {"max_updates": None, "max_minutes": 0.5, "valid_updates": 10, "warmup_updates": 5}
@@ -31,7 +31,7 @@ def tick(monkeypatch: pytest.MonkeyPatch, seconds: float, *, slower_from: int = 
         total[0] += seconds * (10 if next(looks) > slower_from else 1)
         return total[0]
 
-    monkeypatch.setattr(loop, "Clock", partial(Clock, now=now))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=now))
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
