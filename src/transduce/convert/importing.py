@@ -18,7 +18,7 @@ from transduce.models.registry import build_model, count_parameters
 from transduce.runs.atomic import expecting, write_aside
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import fingerprint
-from transduce.tasks.registry import TASK_INFOS
+from transduce.tasks.registry import WORDINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def _import_folder(kind: str, source: Path, run: Path, title: str, origin: str) 
 
 def _card(notes: Sequence[str], settings: Settings, kind: str, source: Path, origin: str) -> str:
     """The model card of an imported run: its origin and its use."""
-    wording = TASK_INFOS[settings.task].wording.of(settings)
+    wording = WORDINGS[settings.task].of(settings)
     weights = next(path for name in (SAFE, PICKLED) if (path := source / name).exists())
     listed = "".join(f"- {plain(note)}\n" for note in notes)
     return (

@@ -24,12 +24,11 @@ Tasks on one-sided text start from `monolingual.OneSidedTask`, which defines the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -71,17 +70,6 @@ TextsT = TypeVar("TextsT", bound=Texts[Any])
 StoreT = TypeVar("StoreT", bound=Store)
 
 
-@runtime_checkable
-class EvaluationResult(Protocol):
-    """Scores, for people and as plain data."""
-
-    def lines(self) -> list[str]:
-        """Lines to print."""
-
-    def to_json(self) -> Mapping[str, Any]:
-        """Plain data."""
-
-
 @dataclass(frozen=True)
 class Prepared(Generic[StoreT]):
     """Encoded text, in the folder `tokens`."""
@@ -103,19 +91,15 @@ class Validation:
     in_order: bool = False
 
 
-class TaskInfo:
-    """What the models of a task are for. `Task` adds how they are trained."""
-
-    name: ClassVar[str]
-    wording: ClassVar[Wording]
-
-
-class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
+class Task(ABC, Generic[TextsT, StoreT]):
     """A kind of training. `TextsT`: what it reads; `StoreT`: what it stores.
 
     A task has no state: what it reads and prepares is passed on.
     """
 
+    name: ClassVar[str]
+    wording: ClassVar[Wording]
+    """What its models are for."""
     defaults: ClassVar[Defaults]
     """Values of unset settings."""
     uses: ClassVar[frozenset[str]]
@@ -255,8 +239,11 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         """Save scores and samples after training; the final weights are those of `update`. A kill repeats it."""
 
     @abstractmethod
-    def evaluate(self, run: Path, options: Any, *, device: str = "auto") -> EvaluationResult:
-        """Score a finished run on files. `options`: of the class that EVALUATION_OPTIONS has for the task."""
+    def evaluate(self, run: Path, options: Any, *, device: str = "auto") -> Any:
+        """Score a finished run on files. `options`: of the class that EVALUATION_OPTIONS has for the task.
+
+        The result has `lines`, to print, and `to_json`.
+        """
 
 
 def n_rows_for(length: int, settings: Settings) -> int:
@@ -264,15 +251,6 @@ def n_rows_for(length: int, settings: Settings) -> int:
     training = settings.training
     budget = training.micro_batch_tokens or resolved(training.batch_tokens, "training.batch_tokens")
     return 2 + budget // length * 2
-
-
-def tiled(ids: np.ndarray, length: int) -> np.ndarray:
-    """The first ids, repeated to `length`.
-
-    >>> tiled(np.array([7, 8, 9]), 5).tolist()
-    [7, 8, 9, 7, 8]
-    """
-    return np.resize(np.asarray(ids[: max(1, min(len(ids), length))]), length)
 
 
 def report_leaks(checks: Sequence[LeakCheck], log: Log) -> list[dict[str, Any]]:

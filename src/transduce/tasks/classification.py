@@ -32,7 +32,7 @@ from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import Prepared, Validation, n_rows_for, tiled
+from transduce.tasks.base import Prepared, Validation, n_rows_for
 from transduce.tasks.defaults import MODEL, TRAINING, Defaults, Facts, Size, choose_vocab_size, for_vectors
 from transduce.tasks.monolingual import TRIED, OneSidedTask
 from transduce.text.special import Vocabulary
@@ -154,7 +154,7 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
     def longest_rows(self, prepared: Prepared[LabelStore], settings: Settings) -> Prepared[LabelStore]:
         length, store = longest_of(settings.model, settings.data.max_length), prepared.train
         n = n_rows_for(length, settings)
-        ids = np.tile(tiled(store.ids, length), n)
+        ids = np.tile(np.resize(store.ids[:length], length), n)
         ends, zeros = np.full(n, length, dtype=np.int32), np.zeros(n, dtype=np.int32)
         return replace(prepared, train=LabelStore(ids, np.arange(n + 1) * length, ends, zeros, store.facts))
 

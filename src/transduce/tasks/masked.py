@@ -31,7 +31,7 @@ from transduce.evaluation.result_files import Wording, save_generated, save_set
 from transduce.evaluation.scored_models import ScoredMaskedText
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import Prepared, Validation, n_rows_for, tiled
+from transduce.tasks.base import Prepared, Validation, n_rows_for
 from transduce.tasks.defaults import MODEL, TRAINING, UNSMOOTHED, Defaults, Size, choose_context
 from transduce.tasks.monolingual import PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
@@ -132,7 +132,7 @@ class MaskedTask(PlainTextTask[SentenceStore]):
     def longest_rows(self, prepared: Prepared[SentenceStore], settings: Settings) -> Prepared[SentenceStore]:
         length, store = _longest(settings), prepared.train
         n = 2 * n_rows_for(length + 3, settings)  # pairs of segments share a row
-        ids = np.tile(tiled(store.ids, length), n)
+        ids = np.tile(np.resize(store.ids[:length], length), n)
         offsets, documents = np.arange(n + 1) * length, np.arange(0, n + 1, 2)
         return replace(prepared, train=SentenceStore(ids, offsets, documents, store.facts))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from transduce.errors import SettingsError, nearest
 from transduce.evaluation.result_files import Wording
-from transduce.tasks.base import Task, TaskInfo
+from transduce.tasks.base import Task
 from transduce.tasks.causal import CausalTask
 from transduce.tasks.classification import ClassificationTask
 from transduce.tasks.masked import MaskedTask
@@ -14,24 +14,18 @@ from transduce.tasks.translation import TranslationTask
 
 AnyTask = Task[Any, Any]
 
-
-class Encoding(TaskInfo):
-    """Imported encoders without a head. No training makes them; other runs are fine-tuned from them."""
-
-    name = "encoding"
-    wording = Wording(
+TASKS: dict[str, AnyTask] = {
+    task.name: task for task in (TranslationTask(), CausalTask(), MaskedTask(), ClassificationTask())
+}
+WORDINGS: dict[str, Wording] = {name: task.wording for name, task in TASKS.items()} | {
+    "encoding": Wording(
         title="An encoder of texts, without a head",
         does="can be fine-tuned",
         command="transduce train --from THIS_FOLDER ...",
         shape="text encoder · {model}",
     )
-
-
-TASKS: dict[str, AnyTask] = {
-    task.name: task for task in (TranslationTask(), CausalTask(), MaskedTask(), ClassificationTask())
 }
-TASK_INFOS: dict[str, TaskInfo] = {**TASKS, Encoding.name: Encoding()}
-"""TASKS, and tasks that only imported models have."""
+"""What models are for: those of TASKS, and imported encoders, which other runs are fine-tuned from."""
 
 
 def find_task(name: str) -> AnyTask:

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -41,7 +42,7 @@ from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import seal_folder
-from transduce.tasks.base import Prepared, Task, Validation, n_rows_for, report_leaks, tiled
+from transduce.tasks.base import Prepared, Task, Validation, n_rows_for, report_leaks
 from transduce.tasks.defaults import MODEL, PRE_NORM, TRAINING, Defaults, Size, for_vectors
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
@@ -234,7 +235,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
     def longest_rows(self, prepared: Prepared[TokenStore], settings: Settings) -> Prepared[TokenStore]:
         length = settings.data.max_length
         n = n_rows_for(length, settings)
-        sides = [tiled(ids, length).tolist() for ids in (prepared.train.src, prepared.train.tgt)]
+        sides = [np.resize(ids[:length], length).tolist() for ids in (prepared.train.src, prepared.train.tgt)]
         return replace(prepared, train=TokenStore.from_lists([sides[0]] * n, [sides[1]] * n))
 
     def validation(self, prepared: Prepared[TokenStore], settings: Settings, device: torch.device) -> Validation:
