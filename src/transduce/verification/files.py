@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import read_json
+from transduce.metrics_log import MetricsFile
 from transduce.runs.checkpoints import FILES
 from transduce.runs.manifest import Manifest, check_file, sealed_files
 from transduce.runs.tensor_file import check_tensors
@@ -90,14 +90,7 @@ def _has_had_a_model(path: Path, manifest: Manifest) -> bool:
         return False
     if not (path / "tokens").exists():
         return True
-    for file in (path / "checkpoints").glob("u*/state.json"):
-        try:
-            state = read_json(file)
-            if state["training"]["validated"] >= 0:
-                return True
-        except (RunFolderError, LookupError, TypeError):
-            continue  # reported as damaged
-    return False
+    return any(event["event"] == "validation" for event in MetricsFile(path / "metrics.jsonl").read())
 
 
 def _sealed(path: Path, folder: Path, required: Sequence[str] = ()) -> Iterator[FileStatus]:

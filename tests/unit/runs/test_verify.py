@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run.write_record("data.json", {})
         run.write_page("README.md", "# toy\n")
         run.write_page("report.html", "<p>")
-        run.checkpoints.save(7, {"w": torch.ones(3)}, {"training": {"validated": 5}})
+        run.checkpoints.save(7, {"w": torch.ones(3)}, {})
     return path
 
 
@@ -110,13 +111,10 @@ def test_damage_in_a_checkpoint_is_reported_with_the_file(run: Path) -> None:
     assert status(run)["checkpoints/u00000007/manifest.json"] == "MISSING"
 
 
-@pytest.mark.parametrize(("validated", "status_of_model"), [(-1, None), (0, "MISSING"), (5, "MISSING")])
-def test_a_run_before_its_first_validation_has_no_model_yet(
-    run: Path, validated: int, status_of_model: str | None
-) -> None:
+@pytest.mark.parametrize(("event", "status_of_model"), [("update", None), ("validation", "MISSING")])
+def test_a_run_before_its_first_validation_has_no_model_yet(run: Path, event: str, status_of_model: str | None) -> None:
     (run / "tokens").mkdir()
-    with RunFolder.create(run, RunFolder.open(run).settings, "") as folder:
-        folder.checkpoints.save(7, {"w": torch.ones(3)}, {"training": {"validated": validated}})
+    (run / "metrics.jsonl").write_text(json.dumps({"event": event, "update": 7}) + "\n")
     (run / "model.safetensors").unlink()
     assert status(run).get("model.safetensors") == status_of_model
 
