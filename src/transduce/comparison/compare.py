@@ -24,7 +24,6 @@ from transduce.runs.atomic import read_json, write_json, write_text
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.runs.lock import locked_folder
 from transduce.runs.manifest import Manifest
-from transduce.runs.tensor_file import load_metadata
 from transduce.tasks.registry import find_task
 from transduce.tasks.resolve import check
 from transduce.training.meter import reset_peak_memory
@@ -203,7 +202,7 @@ def _check_same_examples(measures: Mapping[Path, RunMeasures]) -> None:
 
 def _speeds(run: Path, models: Mapping[str, Path], log: Log) -> Speeds:
     """Those of an earlier call for the same models, or measured now."""
-    digests = {name: load_metadata(path / "model.safetensors").get("sha256", "") for name, path in models.items()}
+    digests = {name: RunFolder.open(path).weights_digest() for name, path in models.items()}
     with suppress(RunFolderError, TypeError, KeyError):  # missing, damaged, or of another version
         found = Speeds(**read_json(run / TABLE)["speeds"])
         if found.models == digests:

@@ -125,19 +125,17 @@ def expecting(what: object, *errors: type[Exception]) -> Iterator[None]:
         raise RunFolderError(f"{what} is damaged: its content has an unexpected form ({detail})") from error
 
 
-def remove_leftovers(folder: Path) -> int:
-    """Remove temporary files of killed processes from `folder`, which must be locked; returns their number.
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of killed processes from `folder`, which must be locked.
 
     A folder whose replacement was killed between its two renames gets its name back. A missing folder has none.
     """
-    leftovers = sorted(Path(folder).glob(f".*{_SUFFIX}"))
-    for leftover in leftovers:
+    for leftover in sorted(Path(folder).glob(f".*{_SUFFIX}")):
         path = leftover.with_name(leftover.name[1:].removesuffix(_OLD))
         if leftover.name.endswith(_OLD) and not path.exists():
             os.rename(leftover, path)
         else:
             _remove(leftover)
-    return len(leftovers)
 
 
 def sync(path: Path) -> None:

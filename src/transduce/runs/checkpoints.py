@@ -109,17 +109,14 @@ class Checkpoints:
             )
         return None
 
-    def prune(self, keep: int) -> list[Path]:
-        """Remove all but the newest `keep` undamaged checkpoints; returns what was removed."""
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep` undamaged checkpoints."""
         assert keep >= 1, "the last checkpoint is never removed"
-        removed = []
         for update in self.updates():
             if keep > 0:
                 keep -= self._is_good(update)
             else:
                 shutil.rmtree(self.at(update), ignore_errors=True)
-                removed.append(self.at(update))
-        return removed
 
     def states(self) -> Iterator[dict[str, Any]]:
         """The content of every readable state.json."""

@@ -57,6 +57,8 @@ from transduce.training.feed import Feeder
 from transduce.training.loss import Criterion, predict_tokens
 from transduce.training.validate import Judge, Validator
 
+TRIED = 2000  # records that are encoded to estimate the number of tokens
+
 Form = Literal["pairs", "text", "labelled"]
 """(source, target), (line,), or (label, text[, text])."""
 

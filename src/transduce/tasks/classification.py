@@ -32,9 +32,9 @@ from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import Prepared, Validation, n_rows_for
+from transduce.tasks.base import TRIED, Prepared, Validation, n_rows_for
 from transduce.tasks.defaults import MODEL, TRAINING, Defaults, Facts, Size, choose_vocab_size, for_vectors
-from transduce.tasks.monolingual import TRIED, OneSidedTask
+from transduce.tasks.monolingual import OneSidedTask
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import LabelFeeder

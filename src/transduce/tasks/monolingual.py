@@ -20,11 +20,9 @@ from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import seal_folder
-from transduce.tasks.base import Prepared, StoreT, Task, TextsT, report_leaks
+from transduce.tasks.base import TRIED, Prepared, StoreT, Task, TextsT, report_leaks
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
-
-TRIED = 2000  # records that are encoded to estimate the number of tokens
 
 
 class OneSidedTask(Task[TextsT, StoreT]):

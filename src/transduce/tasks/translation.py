@@ -42,14 +42,13 @@ from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import seal_folder
-from transduce.tasks.base import Prepared, Task, Validation, n_rows_for, report_leaks
+from transduce.tasks.base import TRIED, Prepared, Task, Validation, n_rows_for, report_leaks
 from transduce.tasks.defaults import MODEL, PRE_NORM, TRAINING, Defaults, Size, for_vectors
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
 from transduce.training.loss import Criterion, predict_tokens, predict_tokens_and_links
 from transduce.training.validate import Judge
 
-TRIED = 2000  # pairs that are encoded to estimate the number of tokens
 N_SAMPLES = 24  # translations per set in the report
 N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences with attention maps in the report, and their fewest and most words
 

@@ -257,7 +257,7 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
         for update in (10, 20, 30, 100_000_000):
             checkpoint(run, update)
-        assert [p.name for p in run.checkpoints.prune(2)] == ["u00000020", "u00000010"]
+        run.checkpoints.prune(2)
         assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["u00000030", "u100000000"]
 
 
@@ -267,7 +267,8 @@ def test_prune_never_removes_the_last_undamaged_one(tmp_path: Path) -> None:
             checkpoint(run, update)
     (run.path / "checkpoints" / "u00000030" / "state.json").unlink()
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
-        assert [p.name for p in run.checkpoints.prune(1)] == ["u00000010"]
+        run.checkpoints.prune(1)
+        assert run.checkpoints.updates() == [30, 20]
         latest = run.checkpoints.latest()
         assert latest is not None and latest.update == 20
 
