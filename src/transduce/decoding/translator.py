@@ -47,7 +47,7 @@ class Translator(EngineModel):
         *,
         settings: DecodingSettings = _DEFAULT,
         trained_length: int | None = None,
-        longest: int = MAX_SOURCE,
+        position_limit: int | None = None,
         choice: EngineChoice = GIVEN,
         shortlist: Callable[[], Shortlist] | None = None,
         guided_head: tuple[int, int] | None = None,
@@ -59,25 +59,26 @@ class Translator(EngineModel):
             tokenizers: The model's vocabularies.
             settings: The values of options that are not given.
             trained_length: Tokens of the longest source seen in training. Longer ones get a note.
-            longest: Most source tokens that the model takes.
+            position_limit: Number of positions that the model can represent, if they are limited.
             choice: Why it is this engine.
             shortlist: Gives the run's shortlist; called once, if it is needed.
             guided_head: Decoder layer and head that were trained to align, if any.
         """
         super().__init__(engine, choice)
         self.tokenizers, self.settings = tokenizers, settings
-        self.trained_length, self.longest, self.guided_head = trained_length, longest, guided_head
+        self.trained_length, self.position_limit, self.guided_head = trained_length, position_limit, guided_head
+        self.longest = MAX_SOURCE if position_limit is None else min(MAX_SOURCE, position_limit - 1)
+        """Most tokens of a source, without its end."""
         self._load_shortlist = None if shortlist is None else cache(shortlist)
 
     @classmethod
     def _from_run(cls, folder: RunFolder, tokenizers: Tokenizers, engine: Engine, choice: EngineChoice) -> Translator:
-        limit, data = folder.settings.model.position_limit, folder.settings.data
         return cls(
             engine,
             tokenizers,
             settings=folder.settings.decoding,
-            trained_length=data.max_length,
-            longest=MAX_SOURCE if limit is None else min(MAX_SOURCE, limit - 1),
+            trained_length=folder.settings.data.max_length,
+            position_limit=folder.settings.model.position_limit,
             choice=choice,
             shortlist=partial(load_shortlist, folder, tokenizers),
             guided_head=guided_head(folder.settings),
@@ -244,6 +245,7 @@ class Translator(EngineModel):
                 yield _EMPTY
             else:
                 limit = options.most_output(len(ids))
+                limit = limit if self.position_limit is None else min(limit, self.position_limit)
                 if len(prefix) > limit:
                     raise DataError(
                         f"line {place + 1}: a prefix of {len(prefix)} tokens; its output may have {limit}; "

@@ -121,7 +121,13 @@ def _most_frequent(pairs: Sequence[TokenPair], n: int, n_tgt: int) -> np.ndarray
 def _check_loss(folder: RunFolder, found: Shortlist, valid: Sequence[Pair], most: float, log: Log) -> None:
     """Compare BLEU with and without the shortlist, with the run's search options in float32."""
     loaded = Translator.load(folder.path, device="cpu")
-    translator = Translator(loaded.engine, loaded.tokenizers, settings=loaded.settings, shortlist=lambda: found)
+    translator = Translator(
+        loaded.engine,
+        loaded.tokenizers,
+        settings=loaded.settings,
+        position_limit=loaded.position_limit,
+        shortlist=lambda: found,
+    )
     pairs, scoring = [(pair.src, pair.tgt) for pair in valid], folder.settings.evaluation
     before, after = (
         score_translator(translator, pairs, scoring, DecodingOptions(shortlist=shortlist))[0].bleu.value

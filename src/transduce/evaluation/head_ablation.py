@@ -76,7 +76,8 @@ def _scores(
     subject: TranslationSubject, off: Sequence[str], srcs: Sequence[str], refs: Sequence[str]
 ) -> tuple[float, float]:
     engine = TorchEngine(switched_off(subject.model, off))
-    translator = Translator(engine, subject.tokenizers, settings=subject.settings)
+    limit = None if subject.folder is None else subject.folder.settings.model.position_limit
+    translator = Translator(engine, subject.tokenizers, settings=subject.settings, position_limit=limit)
     outputs = [translation.text for translation in translator.translate(srcs)]
     scoring = _scoring(subject)
     bleu: Any = metrics(scoring.tokenize, scoring.lowercase)["BLEU"]

@@ -57,8 +57,8 @@ class ScoredTranslator(ScoredModel):
     def use_pytorch(self) -> None:
         if self.engine != "PyTorch":
             old = self.translator
-            engine = TorchEngine(old.model)
-            self.translator = Translator(engine, old.tokenizers, settings=old.settings, longest=old.longest)
+            engine, limit = TorchEngine(old.model), old.position_limit
+            self.translator = Translator(engine, old.tokenizers, settings=old.settings, position_limit=limit)
             self.engine = "PyTorch"
 
 

@@ -287,8 +287,11 @@ def _check_guided(settings: Settings, model: ModelSettings) -> None:
 
 def _judge(tokenizers: Tokenizers, scored_pairs: Sequence[tuple[str, str]], settings: Settings) -> Judge:
     pairs, scoring = sorted(scored_pairs, key=lambda pair: len(pair[0])), settings.evaluation
-    # All validations reuse the translator's threads.
-    translator_of = cache(lambda model: Translator(TorchEngine(model), tokenizers, settings=settings.decoding))
+    limit = settings.model.position_limit
+
+    @cache  # all validations reuse the translator's threads
+    def translator_of(model: nn.Module) -> Translator:
+        return Translator(TorchEngine(model), tokenizers, settings=settings.decoding, position_limit=limit)
 
     def translate(model: nn.Module, sources: Iterable[str]) -> list[str]:
         return [found.text for found in translator_of(model).translate(sources)]

@@ -130,6 +130,14 @@ def test_a_source_longer_than_the_model_takes_gets_an_empty_translation_and_a_no
     assert "not translated" not in learned.translate([fits])[0].note
 
 
+def test_an_output_is_cut_off_at_the_learned_positions(make_run: Callable[..., Path]) -> None:
+    learned = Translator.load(make_run(positions="learned", max_positions=61), device="cpu")
+    options = DecodingOptions(max_length=2000, no_repeat_ngram=1)  # what repeats nothing is long
+    for translator in (learned, Translator(TorchEngine(learned.model), learned.tokenizers, position_limit=61)):
+        (found,) = translator.translate(["A dog."], options)
+        assert len(found.ids) == 61 and found.note == "output cut off at 61 tokens"
+
+
 def test_text_of_any_size_streams(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads at most one chunk ahead."""
     read = 0
