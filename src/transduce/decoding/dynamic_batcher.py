@@ -100,7 +100,8 @@ class DynamicBatcher:
                 self._changed.wait_for(lambda: self._closed, timeout=_GATHER)
                 waiting = sorted(self._waiting.values(), key=lambda one: one.urgency)
                 late = [one for one in waiting if one.deadline <= time.monotonic()]
-                alike = [one for one in waiting if one not in late and one.options == waiting[len(late)].options]
+                ready = [one for one in waiting if one not in late]
+                alike = [one for one in ready if one.options == ready[0].options]
                 rows = 1 if not alike else alike[0].options.beam
                 batch = alike[: max(1, MAX_ROWS // rows)]
                 for one in (*late, *batch):

@@ -18,7 +18,7 @@ from native_engines import engine_for, needs_library
 from oracle.stand_in import untrained
 from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
-from transduce.decoding import native_decoder
+from transduce.decoding import dynamic_batcher, native_decoder
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.queue import DecodingQueue, ExpiredError, QueueClosedError
 from transduce.decoding.torch_engine import TorchEngine
@@ -166,6 +166,29 @@ def test_a_call_ends_at_its_deadline(make: Make) -> None:
         assert await fine
 
     run(work, make(1))
+
+
+def test_an_expired_input_does_not_change_which_one_is_most_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a deadline that has waited for long is more urgent than an expired one."""
+    monkeypatch.setattr(dynamic_batcher, "PATIENCE", -1.0)
+    engine, decoded = TorchEngine(MODEL), list[DecodingOptions]()
+    translate = engine.translate
+
+    def recorded(sources: list[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
+        decoded.append(options)
+        return translate(sources, options)
+
+    monkeypatch.setattr(engine, "translate", recorded)
+
+    async def work(queue: DecodingQueue) -> None:
+        patient = asyncio.ensure_future(queue.decode(inputs(1), OPTIONS[0]))
+        other = asyncio.ensure_future(queue.decode(inputs(1), OPTIONS[2], seconds=50))
+        with pytest.raises(ExpiredError):
+            await queue.decode(inputs(1), OPTIONS[2], seconds=0)
+        await asyncio.gather(patient, other)
+        assert decoded == [OPTIONS[0], OPTIONS[2]]
+
+    run(work, engine)
 
 
 @both
