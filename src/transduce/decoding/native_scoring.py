@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +53,6 @@ class NativeScorer:
         self._native, self._longest, self._n_threads = native, longest, n_threads
         settings = native.settings
         self._begin = EOS if isinstance(settings, GPTSettings) and settings.one_end else BOS
-        self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
 
     def takes(self, *sides: Ids) -> bool:
         """Whether the library scores these ids: without padding inside, and not too long with an end."""
@@ -106,17 +103,13 @@ class NativeScorer:
             for place, one in zip(share, self._score([items[i] for i in share], heads), strict=True):
                 found[place] = one
 
-        list(self._mapper(len(shares))(work, shares))
+        if (n := min(self._n_threads, len(shares))) == 1:
+            for share in shares:
+                work(share)
+            return found
+        with ThreadPoolExecutor(n, thread_name_prefix="score") as pool:
+            list(pool.map(work, shares))
         return found
-
-    def _mapper(self, n_shares: int) -> Callable[..., Any]:
-        """`map`, on several threads where that helps."""
-        if n_shares == 1 or self._n_threads == 1:
-            return map
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._n_threads, thread_name_prefix="score")
-        return self._pool.map
 
     def _score(self, items: Sequence[_Item], heads: Sequence[Head]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The same in this thread."""

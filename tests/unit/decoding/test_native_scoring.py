@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
+import signal
 from functools import cache
 
 import numpy as np
@@ -73,6 +75,21 @@ def test_a_score_is_bit_identical_alone_and_in_any_batch(precision: NativePrecis
             alone = [one.score_rows([row], separate=True)[0] for row in rows()] * 2
             assert two.score_rows(rows() * 2, separate=True) == alone
     assert one.score([]) == []
+
+
+def test_a_forked_process_scores_with_threads_of_its_own() -> None:
+    engine, many = engine_of("paper", n_threads=2), pairs() * 8  # more tokens than one thread takes
+    expected = engine.score(many)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(60)  # ends a child that waits for threads which it does not have
+            code = 0 if engine.score(many) == expected else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert engine.score(many) == expected
 
 
 def test_int8_scores_have_the_same_bits_with_amx_and_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
