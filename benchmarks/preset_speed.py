@@ -37,7 +37,7 @@ def engines(model: str, vocab_size: int, precisions: list[Any]) -> tuple[int, di
     found = {}
     for precision in precisions:
         native = NativeModel(weights, settings, n_src=vocab_size, n_tgt=vocab_size, precision=precision)  # type: ignore[arg-type]
-        found[precision] = NativeEngine(native, reference=lambda: None, n_threads=1)  # type: ignore[arg-type, return-value]
+        found[precision] = NativeEngine(native, pytorch_model=lambda: None, n_threads=1)
     return count_parameters(built), found
 
 

@@ -80,8 +80,7 @@ def engine_for(
     sizes = {f"n_{side}": len(weights["embedding.table.weight"] if t is None else t) for side, t in tables.items()}
     head = settings.model.guided_head if isinstance(settings.model, TransformerSettings) else None
     native = NativeModel(weights, settings.model, precision=precision, guided_head=head, **sizes)  # type: ignore[arg-type]
-    reference = TorchEngine(model)
-    return NativeEngine(native, reference=lambda: reference, n_threads=n_threads)
+    return NativeEngine(native, pytorch_model=lambda: model, n_threads=n_threads)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transduce.decoding.engine import OUTCOMES
-from transduce.decoding.native_decoder import Load, Sentences, _array_of
+from transduce.decoding.native_decoder import Load, Sentences, option_array
 from transduce.decoding.native_scoring import _Pairs
 from transduce.text.special import BOS
 
@@ -74,10 +74,10 @@ def fine_request(pick: random.Random, *, n_tokens: int, most: int) -> Request:
         arrays |= lists_of(pick, len(limits), n_tokens)
     if kind == "scoreless" or (kind == "listed" and pick.random() < 0.5):
         options |= {"beam": 1, "n_best": 1, "scores": 0}
-    elif kind == "prefixed":
+    if kind == "prefixed" or (kind == "sampled" and pick.random() < 0.5):
         counts = [pick.choice([0, 1, limit]) for limit in limits]
         arrays |= {"prefixes": ids_of(pick, sum(counts), n_tokens), "prefix_offsets": offsets_of(counts)}
-    elif kind == "sampled":
+    if kind == "sampled":
         options |= {"n_best": beam, "sample": 1, "temperature": pick.choice([0.0, 0.7, 1.0, 1e30])}
         options |= {"top_k": pick.choice([0, 1, 20, 1 << 30]), "top_p": pick.choice([0.0, 0.5, 1.0])}
         arrays["numbers"] = [pick.choice([0.0, pick.random(), 1 - 2**-53]) for _ in range(beam * sum(limits))]
@@ -177,7 +177,7 @@ class Session:
         sentences = Sentences(n=request.n, **addresses)
         ticket = self.ticket if request.ticket is None else request.ticket
         self.ticket += 10
-        options = _array_of(tuple(request.options.items()))
+        options = option_array(request.options)
         code = self.library.transduce_submit(
             self.clients[client], options, len(options), ctypes.byref(sentences), ticket, request.seconds, 1
         )

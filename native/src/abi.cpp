@@ -136,7 +136,8 @@ std::shared_ptr<transduce::Request> request_of(const transduce::Request& options
     const int64_t n_positions = config.decoder_only ? length + limit - 1 : std::max<int64_t>(length, limit);
     require(config.positions != 3 || n_positions <= config.max_positions, "a sentence or a limit is longer than the learned positions");
     for (const int32_t id : request->ids)
-        require(0 <= id && id < config.n_src && id != config.pad, "ids: must be tokens of the source vocabulary, without padding");
+        require(0 <= id && id < config.n_src && (config.decoder_only || id != config.pad),
+                "ids: must be tokens of the source vocabulary, without padding in a source");
     for (const int32_t id : request->prefix)
         require(0 <= id && id < config.n_tgt && id != config.pad && id != config.bos && id != config.eos,
                 "prefixes: must be tokens of the target vocabulary, without padding, start and end");
@@ -173,8 +174,10 @@ void check(const transduce_config& config, const transduce_pairs& p) {
     require(!p.sources == (config.decoder_only || p.n == 0), "sources: needed by a model with an encoder, and by no other");
     if (p.n) check_items(p.inputs, p.offsets, p.n, most, config.n_tgt);
     if (p.sources) check_items(p.sources, p.source_offsets, p.n, most, config.n_src);
+    for (int64_t k = 0; p.sources && k < p.source_offsets[p.n]; k++) require(p.sources[k] != config.pad, "ids: must be without padding in a source");
     require(p.n == 0 || p.tokens, "tokens must not be null");
-    for (int64_t k = 0; p.n && k < p.offsets[p.n]; k++) require(-1 <= p.tokens[k] && p.tokens[k] < config.n_tgt, "tokens: must be of the vocabulary, or -1");
+    for (int64_t k = 0; p.n && k < p.offsets[p.n]; k++)
+        require(-1 <= p.tokens[k] && p.tokens[k] < config.n_tgt && p.tokens[k] != config.pad, "tokens: must be of the vocabulary, without padding, or -1");
 }
 
 std::vector<transduce::Head> heads_of(const transduce_config& config, const int32_t* heads, int32_t n) {
@@ -344,7 +347,7 @@ int32_t transduce_submit(transduce_client* client, const transduce_option* optio
         require(s.n == 0 || (s.ids && s.offsets && s.limits), "ids, offsets and limits must not be null");
         require(!s.prefixes == !s.prefix_offsets, "prefixes and prefix_offsets: both or none");
         require(s.n == 0 || !s.numbers == !sampled, "numbers: needed by sampling, and by nothing else");
-        require(!sampled || !(s.prefixes || s.allowed), "prefixes and allowed: not with sampling");
+        require(!sampled || !s.allowed, "allowed: not with sampling");
         require(!s.allowed == !s.allowed_offsets, "allowed and allowed_offsets: both or none");
         const double* numbers = s.numbers;
         std::vector<std::shared_ptr<transduce::Request>> requests;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 15
+#define TRANSDUCE_ABI_VERSION 16
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -93,7 +93,7 @@ TRANSDUCE_API void transduce_client_close(transduce_client* client);
 TRANSDUCE_API void transduce_client_free(transduce_client* client);
 
 /* A decoding option, by its name in transduce/config/decoding.py. In addition `stream`, 1: tokens are reported as soon as no hypothesis
- * that may still be the best differs in them. Options that are not given: greedy search. `sample` needs numbers, and no prefixes. */
+ * that may still be the best differs in them. Options that are not given: greedy search. `sample` needs numbers, and no allowed tokens. */
 typedef struct {
     const char* name;
     double value;

@@ -20,9 +20,9 @@ constexpr double kRefill = 1.0 / 6;  // the part that must be free before senten
 constexpr double kRounding = 1e-9;
 constexpr double kMostWeights = 1 << 24;  // of attention that is kept with the tokens of a search: 64 MiB
 
-// The number of best continuations that a search wants of each row.
-int n_best_tokens(const SearchOptions& options, const Model& model) {
-    if (options.sampled) return 0;
+// The number of best continuations that is wanted of each row. Samples want none but the logit of a forced token.
+int n_best_tokens(const SearchOptions& options, const Model& model, bool forced) {
+    if (options.sampled) return forced;
     return options.beam == 1 ? 1 : std::min(2 * options.beam, model.config.n_tgt);
 }
 
@@ -87,8 +87,9 @@ void Worker::gather_rows() {
     for (Slot* slot : active_) {
         const Search& search = slot->search;
         const SearchOptions& options = slot->request->options;
-        const int k = n_best_tokens(options, model_), rows = search.n_live();
+        const int rows = search.n_live();
         const int32_t forced = search.forced_token();
+        const int k = n_best_tokens(options, model_, forced >= 0);
         any_forced_ |= forced >= 0;
         if (slot->attended) slot->attention.resize(size_t(rows) * slot->state.n_source);
         slot->state.weights = slot->attended ? slot->attention.data() : nullptr;
@@ -117,7 +118,7 @@ void Worker::step() {
         if (slot->attended) slot->search.take_attention(slot->attention.data(), slot->state.n_source);
         const int rows = slot->search.n_live();
         const int n_draws = slot->request->options.sampled ? slot->search.n_draws() : 0;
-        slot->done = n_draws ? extend_samples(*slot, draws) : extend(*slot, best);
+        slot->done = n_draws ? extend_samples(*slot, draws, best) : extend(*slot, best);
         best += rows, draws += n_draws;
         if (!slot->request->stream || slot->done) continue;
         slot->certain = slot->search.certain_tokens(slot->n_certain);
@@ -145,7 +146,7 @@ bool Worker::extend(Slot& slot, const RowBest* best) {
             add(best[r].values[i], best[r].ids[i]);
         }
     }
-    const size_t n = std::min(continuations_.size(), size_t(n_best_tokens(options, model_)));
+    const size_t n = std::min(continuations_.size(), size_t(n_best_tokens(options, model_, forced >= 0)));
     if (rows > 1) {
         std::partial_sort(continuations_.begin(), continuations_.begin() + n, continuations_.end(), [](const auto& a, const auto& b) {
             if (a.log_prob != b.log_prob) return a.log_prob > b.log_prob;
@@ -172,12 +173,15 @@ void Worker::draw_samples() {
     network_->draw(draws_);
 }
 
-bool Worker::extend_samples(Slot& slot, const Draw* draws) {
+// Where a token is forced, what was drawn is not used; the numbers of later tokens stay the same.
+bool Worker::extend_samples(Slot& slot, const Draw* draws, const RowBest* best) {
+    const int32_t forced = slot.search.forced_token();
     continuations_.clear();
     for (int i = 0; i < slot.search.n_draws(); i++) {
         const int row = slot.search.draw_row(i);
-        const int32_t token = draws[i].token < 0 ? model_.config.eos : draws[i].token;
-        continuations_.push_back({slot.search.log_prob(row) + draws[i].log_prob, row, token});
+        const int32_t drawn = draws[i].token < 0 ? model_.config.eos : draws[i].token;
+        const float log_prob = forced < 0 ? draws[i].log_prob : best[row].forced - log_sum_exp(best[row]);
+        continuations_.push_back({slot.search.log_prob(row) + log_prob, row, forced < 0 ? drawn : forced});
     }
     if (slot.search.extend_samples(continuations_.data())) return true;
     slot.state.reorder(slot.search.n_live(), [&](int r) { return slot.search.parent(r); });

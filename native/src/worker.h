@@ -67,7 +67,7 @@ private:
     void gather_rows();
     bool extend(Slot& slot, const RowBest* best);
     void draw_samples();
-    bool extend_samples(Slot& slot, const Draw* draws);
+    bool extend_samples(Slot& slot, const Draw* draws, const RowBest* best);
 
     const Model& model_;
     const std::vector<int32_t> start_;  // the prompt of a model with an encoder

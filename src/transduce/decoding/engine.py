@@ -150,7 +150,7 @@ class Engine(Protocol):
         """`options.n_best` hypotheses per source, best first, or samples. All options count, given or not.
 
         A language model draws one continuation per source, whose tokens `on_token` sees as they are drawn. Of a search,
-        only the native library calls it, for the sources that it translates itself.
+        only the native library calls it.
         """
 
     def open_batcher(self, deliver: Deliver) -> Batcher:

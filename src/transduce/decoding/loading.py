@@ -141,13 +141,16 @@ def open_engine(
     if memory is not None:
         folder = _with_memory(folder, memory)
     of_weights: TorchPrecision = "bfloat16" if precision == "bfloat16" else "float32"
-    reference = _pytorch_engine(folder, tokenizers, device, of_weights)
-    if precision == "bfloat16" or not on_cpu:
-        return folder, tokenizers, reference(), EngineChoice(of_weights)
-    engine = native_engine(folder, tokenizers, precision=precision, reference=reference)
-    if isinstance(engine, str):
-        return folder, tokenizers, reference(), EngineChoice(of_weights, slow_because=engine)
-    return folder, tokenizers, engine, EngineChoice(precision)
+    load, slow_because = _pytorch_model(folder, tokenizers, device, of_weights), ""
+    if on_cpu and precision != "bfloat16":
+        engine = native_engine(folder, tokenizers, precision=precision, pytorch_model=load)
+        if not isinstance(engine, str):
+            return folder, tokenizers, engine, EngineChoice(precision)
+        slow_because = engine
+    # Imports torch, which takes longer than all else that the native library needs to start.
+    from transduce.decoding.torch_engine import TorchEngine
+
+    return folder, tokenizers, TorchEngine(load()), EngineChoice(of_weights, slow_because)
 
 
 def _with_memory(folder: RunFolder, memory: int) -> RunFolder:
@@ -159,22 +162,19 @@ def _with_memory(folder: RunFolder, memory: int) -> RunFolder:
     return RunFolder(folder.path, settings, folder.manifest)
 
 
-def _pytorch_engine(
+def _pytorch_model(
     folder: RunFolder, tokenizers: Tokenizers, device: str, precision: TorchPrecision
-) -> Callable[[], Engine]:
+) -> Callable[[], torch.nn.Module]:
     """A function that loads the model with PyTorch, the one that is in the folder now."""
     there = RunFolder(folder.path.absolute(), folder.settings, folder.manifest)  # the working directory may change
     path = there.path / "model.safetensors"
     weights = there.weights_digest()
 
-    def load() -> Engine:
-        # Imports torch, which takes longer than all else that the native library needs to start.
-        from transduce.decoding.torch_engine import TorchEngine
-
+    def load() -> torch.nn.Module:
         model = _ready_model(there, tokenizers, device=device, precision=precision)
         if there.weights_digest() != weights:
             raise RunFolderError(f"{path} was changed while its model was in use; load it again")
-        return TorchEngine(model)
+        return model
 
     return load
 

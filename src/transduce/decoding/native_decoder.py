@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import math
 import os
 import threading
+import time
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +23,7 @@ from transduce.decoding.engine import (
     OUTCOMES,
     PATIENCE,
     DecodingInput,
+    Deliver,
     Event,
     Hypothesis,
     OnToken,
@@ -40,19 +43,11 @@ _NONE = np.empty(0, np.int32)
 _SLICE = 0.05  # seconds after which a caller that decodes lets Python handle signals
 _STREAM_SLICE = 0.005  # the same of one that shows tokens as they come
 
-Options = tuple[tuple[str, float], ...]
-"""The names and values of decoding options, as the library takes them."""
-
 
 class _Option(ctypes.Structure):
     """`transduce_option` of native/src/transduce_native.h."""
 
     _fields_ = [("name", ctypes.c_char_p), ("value", ctypes.c_double)]
-
-
-@lru_cache(64)
-def _array_of(options: Options) -> ctypes.Array[_Option]:
-    return (_Option * len(options))(*(_Option(name.encode(), value) for name, value in options))
 
 
 class Sentences(ctypes.Structure):
@@ -70,10 +65,16 @@ class Load(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in _LOAD]
 
 
-def native_options(options: DecodingOptions, *, stream: bool = False) -> Options:
-    """All options, as the library takes them. `stream`: tokens; several samples share none."""
+def option_array(options: Mapping[str, float]) -> ctypes.Array[_Option]:
+    """Options by their names, as the library takes them."""
+    return (_Option * len(options))(*(_Option(name.encode(), value) for name, value in options.items()))
+
+
+@lru_cache(64)
+def _native_options(options: DecodingOptions, stream: bool) -> ctypes.Array[_Option]:
+    """All options. `stream`: tokens; several samples share none."""
     given = {name: float(value) for name, value in options if name not in _IN_PYTHON}
-    return *given.items(), ("stream", stream and not (options.sample and options.n_best > 1))
+    return option_array(given | {"stream": stream and not (options.sample and options.n_best > 1)})
 
 
 class NativeDecoder:
@@ -127,22 +128,19 @@ class NativeDecoder:
         return {name: getattr(load, name) for name in _LOAD}
 
     def translate(
-        self, sources: Sequence[DecodingInput], options: Options, *, seed: int = 0, on_token: OnToken | None = None
+        self, sources: Sequence[DecodingInput], options: DecodingOptions, *, on_token: OnToken | None = None
     ) -> list[list[Hypothesis]]:
-        """The hypotheses of each source. The calling thread decodes too.
-
-        `seed`: of samples. `on_token` sees tokens before the end of their source if the options stream.
-        """
+        """See `Engine.translate`. The calling thread decodes too."""
         if len(sources) > 1 and self.n_threads > 1:
             self.start_threads()
         caller = NativeCaller(self)
         try:
-            caller.submit(sources, options, works=True, seed=seed)
+            caller.submit(sources, options, stream=on_token is not None, works=True)
             found: list[list[Hypothesis]] = [[]] * len(sources)
             n_seen, n_open = [0] * len(sources), 1
             while n_open:
                 n_open = caller.work(_SLICE if on_token is None else _STREAM_SLICE)
-                for event in caller.collect(0) if on_token is not None or not n_open else ():
+                for event in caller.collect() if on_token is not None or not n_open else ():
                     tokens = event.tokens
                     if event.outcome == "done":
                         found[event.ticket] = event.hypotheses
@@ -192,16 +190,16 @@ class NativeCaller:
     def submit(
         self,
         sources: Sequence[DecodingInput],
-        options: Options,
+        options: DecodingOptions,
         *,
+        stream: bool,
         first_ticket: int = 0,
         seconds: float = math.inf,
         works: bool = False,
-        seed: int = 0,
     ) -> None:
         """Add sentences with the tickets first_ticket, first_ticket + 1, ...; all or, with an error, none.
 
-        `works`: this thread calls `work` next. `seed`: of samples.
+        `works`: this thread calls `work` next.
         """
         if os.getpid() != self._pid:
             raise TransduceError("a decoding queue cannot be used after a fork; open another one")
@@ -210,20 +208,19 @@ class NativeCaller:
         limits = array("i", [source.limit for source in sources])
         none: _Arrays = (None, None)
         prefixes, allowed, numbers = none, none, none[:1]
-        given = dict(options)
-        if given.get("sample"):
-            numbers = (_numbers(sources, int(given["n_best"]), seed),)
-        else:
-            if any(source.prefix for source in sources):
-                prefixes = packed([source.prefix for source in sources])
-            if any(source.allowed is not None for source in sources):
-                allowed = _packed_lists(sources)
+        if any(source.prefix for source in sources):
+            prefixes = packed([source.prefix for source in sources])
+        if options.sample:
+            numbers = (_numbers(sources, options.n_best, options.seed),)
+        elif any(source.allowed is not None for source in sources):
+            allowed = _packed_lists(sources)
         arrays = (*ids, *prefixes, *allowed, limits, *numbers)
         sentences = Sentences(*(None if values is None else address(values) for values in arrays), n)
-        submit = self._library.transduce_submit
-        array_of = _array_of(options)
-        code = submit(self._handle, array_of, len(options), ctypes.byref(sentences), first_ticket, seconds, works)
-        check(self._library, code)
+        submit, given = self._library.transduce_submit, _native_options(options, stream)
+        check(
+            self._library,
+            submit(self._handle, given, len(given), ctypes.byref(sentences), first_ticket, seconds, works),
+        )
 
     def cancel(self, ticket: int) -> None:
         """End a sentence at the next step; no effect if it has ended."""
@@ -235,9 +232,9 @@ class NativeCaller:
         check(self._library, self._library.transduce_work(self._handle, seconds, ctypes.byref(n_open)))
         return n_open.value
 
-    def collect(self, seconds: float) -> list[Event]:
-        """What has come of the sentences; waits for it. Empty when time is up or the client is closed."""
-        check(self._library, self._library.transduce_collect(self._handle, seconds, *self._size_addresses))
+    def collect(self) -> list[Event]:
+        """What has come of the sentences since the last call."""
+        check(self._library, self._library.transduce_collect(self._handle, 0.0, *self._size_addresses))
         n_events, n, n_tokens, n_weights = self._sizes
         if not n_events:
             return []
@@ -260,7 +257,7 @@ class NativeCaller:
         return events
 
     def close(self) -> None:
-        """Cancel all and take no more; `collect` no longer waits."""
+        """Cancel all and take no more."""
         if os.getpid() == self._pid:
             self._library.transduce_client_close(self._handle)
 
@@ -273,6 +270,51 @@ class NativeCaller:
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self.free()
+
+
+class NativeBatcher:
+    """Continuous batching for a `DecodingQueue`: inputs are admitted at every decoding step.
+
+    The library wakes the event loop, without a thread between them.
+    """
+
+    def __init__(self, decoder: NativeDecoder, deliver: Deliver) -> None:
+        self._decoder, self._deliver = decoder, deliver
+        decoder.start_threads()
+        self._caller = NativeCaller(decoder)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._caller.fileno(), self._read)
+
+    def submit(
+        self,
+        first_ticket: int,
+        inputs: Sequence[DecodingInput],
+        options: DecodingOptions,
+        *,
+        deadline: float,
+        stream: bool,
+    ) -> None:
+        """See `Batcher.submit`."""
+        seconds = deadline - time.monotonic()
+        self._caller.submit(inputs, options, stream=stream, first_ticket=first_ticket, seconds=seconds)
+
+    def cancel(self, ticket: int) -> None:
+        """See `Batcher.cancel`."""
+        self._caller.cancel(ticket)
+
+    def workload(self) -> dict[str, int]:
+        """See `Batcher.workload`."""
+        return self._decoder.workload()
+
+    async def close(self) -> None:
+        """See `Batcher.close`."""
+        self._caller.close()
+        self._loop.remove_reader(self._caller.fileno())
+        self._read()
+
+    def _read(self) -> None:
+        for event in self._caller.collect():
+            self._deliver(event)
 
 
 def _numbers(sources: Sequence[DecodingInput], n_samples: int, seed: int) -> np.ndarray:

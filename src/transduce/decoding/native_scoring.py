@@ -48,22 +48,17 @@ class _Item:
 class NativeScorer:
     """Scores with a native model. Safe to call from several threads."""
 
-    def __init__(self, native: NativeModel, *, longest: int, n_threads: int) -> None:
-        """`longest`: most tokens that the model takes."""
-        self._native, self._longest, self._n_threads = native, longest, n_threads
+    def __init__(self, native: NativeModel, *, n_threads: int) -> None:
+        self._native, self._n_threads = native, n_threads
         settings = native.settings
         self._begin = EOS if isinstance(settings, GPTSettings) and settings.one_end else BOS
 
-    def takes(self, *sides: Ids) -> bool:
-        """Whether the library scores these ids: without padding inside, and not too long with an end."""
-        return all(len(ids) < self._longest and PAD not in ids for ids in sides)
-
     def score(self, pairs: Sequence[Example]) -> list[list[float]]:
-        """See `Engine.score`; `takes` must be true of both sides of each pair."""
+        """See `Engine.score`."""
         return [found.tolist() for found, _ in self._map([_pair(pair) for pair in pairs], ())]
 
     def score_rows(self, rows: Sequence[RowExample], *, separate: bool) -> list[list[float]]:
-        """See `Engine.score_rows`; `takes` must be true of the ids."""
+        """See `Engine.score_rows`."""
         items, owners = list[_Item](), list[int]()
         for number, row in enumerate(rows):
             ids = np.asarray(row.ids)

@@ -212,12 +212,16 @@ def test_what_is_not_supported_has_a_reason() -> None:
         assert found and found.startswith("model.")
 
 
-def test_padding_and_long_sentences_are_left_to_pytorch() -> None:
-    engine = engine_of("odd")
+def test_padding_and_long_sentences_are_refused() -> None:
+    engine, options = engine_of("odd"), DecodingOptions(beam=2)
     assert isinstance(engine, Engine)
-    unusual = [DecodingInput((0,), [5, 0, 7], 9), DecodingInput((1,), [10, 6], 91)]
-    options = DecodingOptions(beam=2)
-    assert engine.translate(unusual, options) == pytorch_of("odd").translate(unusual, options)
+    for unusual, message in (
+        (DecodingInput((0,), [5, 0, 7], 9), "padding"),
+        (DecodingInput((1,), [10, 6], 91), "learned positions"),
+        (DecodingInput((2,), [5] * 90, 9), "learned positions"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            engine.translate([unusual], options)
     assert engine.translate([], options) == []
 
 

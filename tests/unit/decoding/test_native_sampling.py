@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -64,6 +65,30 @@ def test_generated_text_is_that_of_pytorch(name: str, length: int) -> None:
             for prompt, (one,) in zip(prompts, ours, strict=True):
                 ids = (*prompt.ids, *one.ids)
                 assert not any(repeats(ids[:end], n) for end in range(length + 1, len(ids) + 1))
+
+
+@pytest.mark.parametrize("name", GPTS)
+def test_a_prompt_may_contain_padding(name: str) -> None:
+    """Text may name the padding of an imported vocabulary; a decoder reads it as any token."""
+    prompts = [replace(one, ids=[*one.ids, 0, *one.ids]) for one in sources(20)]
+    ours, theirs = (engine.translate(prompts, SAMPLINGS[0]) for engine in (engine_of(name), pytorch_of(name)))
+    assert_nearly_all_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_samples_after_a_prefix_are_those_of_pytorch(sampling: DecodingOptions) -> None:
+    options, pick = sampling.model_copy(update={"n_best": 2, "seed": 5}), random.Random(3)
+    asked = [
+        replace(one, prefix=tuple(pick.choices(range(4, N_TOKENS), k=pick.randrange(one.limit + 1))))
+        for one in sources(40)
+    ]
+    ours, theirs = (engine.translate(asked, options) for engine in (engine_of("paper"), pytorch_of("paper")))
+    assert_nearly_all_equal(ours, theirs)
+    for one, drawn in zip(asked, ours, strict=True):
+        assert all(h.ids[: len(one.prefix)] == one.prefix for h in drawn)
+    both = engine_of("paper").translate([asked[0], replace(asked[1], prefix=())], options)
+    alone = [engine_of("paper").translate([one], options)[0] for one in (asked[0], replace(asked[1], prefix=()))]
+    assert both == alone
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

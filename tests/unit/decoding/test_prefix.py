@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from transduce.cli.app import app
 from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
 from transduce.data.examples import Example
-from transduce.decoding.engine import DecodingInput
+from transduce.decoding.engine import DecodingInput, Engine
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
@@ -53,8 +54,11 @@ def test_both_engines_force_the_same_and_count_the_prefix_in_the_score(beam: int
         assert [h[0].ids for h in fast] == [h[0].ids for h in ours]
 
 
-def test_samples_start_with_the_prefix() -> None:
-    found = TorchEngine(MODEL).translate(sources(13), DecodingOptions(sample=True, temperature=2.0, n_best=3))
+@pytest.mark.parametrize(
+    "make", [TorchEngine, pytest.param(lambda model: engine_for(model, SETTINGS), marks=needs_library)]
+)
+def test_samples_start_with_the_prefix(make: Callable[..., Engine]) -> None:
+    found = make(MODEL).translate(sources(13), DecodingOptions(sample=True, temperature=2.0, n_best=3))
     for source, drawn in zip(sources(13), found, strict=True):
         assert all(h.ids[: len(source.prefix)] == source.prefix for h in drawn)
     assert len({h.ids for h in found[3]}) == 3, "and differ after it"

@@ -102,10 +102,10 @@ def test_a_result_does_not_depend_on_company_options_or_cancelled_neighbours(n_t
 
 
 @both
-def test_both_engines_give_what_translate_gives_and_take_what_they_cannot_do_to_pytorch(make: Make) -> None:
+def test_both_engines_give_what_translate_gives(make: Make) -> None:
     engine, drawn = make(2), DecodingOptions(sample=True, n_best=2)
     searched = inputs(8, limit=9)
-    with_prefix = [replace(one, prefix=(5,)) for one in searched]  # samples after a prefix are PyTorch's
+    with_prefix = [replace(one, prefix=(5,)) for one in searched]
 
     async def work(queue: DecodingQueue) -> None:
         calls = (OPTIONS[0], searched), (OPTIONS[2], searched), (drawn, searched), (drawn, with_prefix), (drawn, [])
