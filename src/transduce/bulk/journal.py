@@ -58,12 +58,11 @@ class Shard:
         ours, or was begun with another `how` or another input.
         """
         self.source, self.output = source, output_dir / source.name
-        self._folder = output_dir / FOLDER
-        self._partial, self._journal = (self._folder / f"{source.name}.{kind}" for kind in ("partial", "journal"))
+        of_file = output_dir / FOLDER / source.name
+        self._partial, self._journal = (of_file.with_name(f"{source.name}.{kind}") for kind in ("partial", "journal"))
         self._compress = _COMPRESS.get(source.suffix.lower(), bytes)
         self._header = {**how, "input": self._describe_input()}
         self.size: int = self._header["input"]["bytes"]
-        self._files: tuple[IO[bytes], IO[bytes]] | None = None
         self._journal_end = 0
         self._output_existed = os.path.lexists(self.output)
         self.position = self._find_position()
@@ -71,13 +70,14 @@ class Shard:
 
     def append(self, rows: list[str], *, n_lines: int, read: int) -> None:
         """Write the translation of the next `n_lines` lines; `read`: bytes of the input that end with them."""
-        partial, _ = self._opened()
-        data = self._compress("".join(f"{row}\n" for row in rows).encode())
-        partial.write(data)
-        _sync_file(partial)
         before = self.position
-        checksum = zlib.crc32(data, before.checksum)
-        self._record(JournalPosition(before.lines + n_lines, before.bytes + len(data), checksum, read))
+        if before == JournalPosition():  # before the output is written: an old journal must not describe a new output
+            self._partial.touch()
+            write_text(self._journal, _as_line(self._header))
+            self._journal_end = self._journal.stat().st_size
+        data = self._compress("".join(f"{row}\n" for row in rows).encode())
+        end = _write(self._partial, before.bytes, data)
+        self._record(JournalPosition(before.lines + n_lines, end, zlib.crc32(data, before.checksum), read))
 
     def finish(self) -> None:
         """Give the complete output its name.
@@ -95,16 +95,10 @@ class Shard:
                 raise DataError(
                     f"{self.source} was changed while it was translated; remove {self._journal} to translate it again"
                 )
+            _write(self._partial, self.position.bytes, b"")
             self._record(replace(self.position, read=self.size, done=True))
-        self.close()
         os.replace(self._partial, self.output)
         sync(self.output.parent)
-
-    def close(self) -> None:
-        """Close the files."""
-        files, self._files = self._files, None
-        for file in files or ():
-            file.close()
 
     def _describe_input(self) -> dict[str, int]:
         found = self.source.stat()
@@ -155,27 +149,8 @@ class Shard:
                 f"remove {remove} to translate the file again"
             )
 
-    def _opened(self) -> tuple[IO[bytes], IO[bytes]]:
-        """The partial output and the journal, cut off after the last finished chunk."""
-        if self._files is None:
-            new = self.position == JournalPosition()
-            if new:  # before the output is touched: an old journal must not describe a new output
-                write_text(self._journal, _as_line(self._header))
-                self._journal_end = self._journal.stat().st_size
-            ends = {self._partial: self.position.bytes, self._journal: self._journal_end}
-            self._partial.touch()
-            files = [path.open("r+b") for path in ends]
-            for file, end in zip(files, ends.values(), strict=True):
-                file.truncate(end)
-                file.seek(end)
-            sync(self._folder)
-            self._files = (files[0], files[1])
-        return self._files
-
     def _record(self, position: JournalPosition) -> None:
-        _, journal = self._opened()
-        journal.write(_as_line(asdict(position)).encode())
-        _sync_file(journal)
+        self._journal_end = _write(self._journal, self._journal_end, _as_line(asdict(position)).encode())
         self.position = position
 
 
@@ -186,9 +161,14 @@ def _follows(file: IO[bytes], before: JournalPosition, after: JournalPosition) -
     return len(data) == n and zlib.crc32(data, before.checksum) == after.checksum
 
 
-def _sync_file(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def _write(path: Path, end: int, data: bytes) -> int:
+    """Write data to the disk as the end of a file, whose content before it ends at `end`; return the new end."""
+    with path.open("r+b") as file:
+        file.truncate(end)
+        file.seek(end)
+        file.write(data)
+    sync(path)
+    return end + len(data)
 
 
 def _as_line(value: Mapping[str, Any]) -> str:

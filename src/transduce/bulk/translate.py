@@ -107,9 +107,7 @@ def _translate(
     notes = Notes(log)
     if n_finished:
         log.say(f"resuming: {n_finished:,} of {len(shards):,} files are finished")
-    with log.progress("translating") as bar, contextlib.ExitStack() as opened:
-        for shard in shards:
-            opened.callback(shard.close)
+    with log.progress("translating") as bar:
         bar.update(n_read / total)
         for chunk, translated in translator.translate_all(_read_chunks(shards)):
             shard = chunk.shard

@@ -183,6 +183,17 @@ def test_junk_after_the_journal_is_dropped(junk: bytes, interrupted: Path, tmp_p
     assert translator.n_translated == 6
 
 
+def test_what_follows_the_last_chunk_is_not_in_the_output(tmp_path: Path, out: Path) -> None:
+    source = write_source(tmp_path, 4)
+    shard = Shard(source, out, Numbering().how)
+    shard.append(numbered(4).splitlines(), n_lines=4, read=shard.size)
+    partial = out / ".transduce" / "a.en.partial"
+    partial.write_bytes(partial.read_bytes() + b"torn")
+    translator = Numbering()
+    assert translate_shard(translator, source, out).read_text() == numbered(4)
+    assert translator.n_translated == 0
+
+
 def test_a_damaged_journal_never_loses_or_doubles_a_line(interrupted: Path, tmp_path: Path, out: Path) -> None:
     journal, partial = interrupted.read_bytes(), (out / ".transduce" / "a.en.partial").read_bytes()
     for n in range(0, len(journal), 7):
