@@ -32,7 +32,7 @@ from transduce.decoding.engine import (
 )
 from transduce.decoding.native_model import NativeModel
 from transduce.errors import TransduceError
-from transduce.native.library import address, check, packed
+from transduce.native.library import address, packed
 from transduce.text.special import BOS, EOS
 
 _ARRAYS = ("ids", "offsets", "prefixes", "prefix_offsets", "allowed", "allowed_offsets", "limits", "numbers")
@@ -101,8 +101,7 @@ class NativeDecoder:
         with self._lock:
             if self._pid != os.getpid():
                 handle, pid = ctypes.c_void_p(), os.getpid()
-                new = self.library.transduce_queue_new
-                check(self.library, new(self._model.handle, self.n_threads, PATIENCE, ctypes.byref(handle)))
+                self.library.transduce_queue_new(self._model.handle, self.n_threads, PATIENCE, ctypes.byref(handle))
                 self._handle, self._threads = handle, []
                 weakref.finalize(self, _free, self.library, self._model, handle, self._threads, pid)
                 self._pid = pid
@@ -124,7 +123,7 @@ class NativeDecoder:
     def workload(self) -> dict[str, int]:
         """Numbers of waiting sentences and their tokens, of sentences that have not ended, of steps and their rows."""
         load = Load()
-        check(self.library, self.library.transduce_queue_load(self.handle, ctypes.byref(load)))
+        self.library.transduce_queue_load(self.handle, ctypes.byref(load))
         return {name: getattr(load, name) for name in _LOAD}
 
     def translate(
@@ -176,7 +175,7 @@ class NativeCaller:
     def __init__(self, decoder: NativeDecoder) -> None:
         self._decoder, self._library, self._pid = decoder, decoder.library, os.getpid()
         self._handle = ctypes.c_void_p()
-        check(self._library, self._library.transduce_client_new(decoder.handle, ctypes.byref(self._handle)))
+        self._library.transduce_client_new(decoder.handle, ctypes.byref(self._handle))
         self._sizes = (ctypes.c_int64 * 4)()  # of events, hypotheses, tokens and weights
         first = ctypes.addressof(self._sizes)
         self._size_addresses = tuple(first + i * ctypes.sizeof(ctypes.c_int64) for i in range(4))
@@ -184,7 +183,7 @@ class NativeCaller:
     def fileno(self) -> int:
         """A file descriptor that can be read when there is something to collect."""
         found = ctypes.c_int32()
-        check(self._library, self._library.transduce_client_fd(self._handle, ctypes.byref(found)))
+        self._library.transduce_client_fd(self._handle, ctypes.byref(found))
         return found.value
 
     def submit(
@@ -217,31 +216,28 @@ class NativeCaller:
         arrays = (*ids, *prefixes, *allowed, limits, *numbers)
         sentences = Sentences(*(None if values is None else address(values) for values in arrays), n)
         submit, given = self._library.transduce_submit, _native_options(options, stream)
-        check(
-            self._library,
-            submit(self._handle, given, len(given), ctypes.byref(sentences), first_ticket, seconds, works),
-        )
+        submit(self._handle, given, len(given), ctypes.byref(sentences), first_ticket, seconds, works)
 
     def cancel(self, ticket: int) -> None:
         """End a sentence at the next step; no effect if it has ended."""
-        check(self._library, self._library.transduce_cancel(self._handle, ticket))
+        self._library.transduce_cancel(self._handle, ticket)
 
     def work(self, seconds: float) -> int:
         """Decode in this thread until all sentences have ended or time is up; returns how many have not ended."""
         n_open = ctypes.c_int64()
-        check(self._library, self._library.transduce_work(self._handle, seconds, ctypes.byref(n_open)))
+        self._library.transduce_work(self._handle, seconds, ctypes.byref(n_open))
         return n_open.value
 
     def collect(self) -> list[Event]:
         """What has come of the sentences since the last call."""
-        check(self._library, self._library.transduce_collect(self._handle, 0.0, *self._size_addresses))
+        self._library.transduce_collect(self._handle, 0.0, *self._size_addresses)
         n_events, n, n_tokens, n_weights = self._sizes
         if not n_events:
             return []
         columns = zip("qiiiffbii", (*[n_events] * 3, *[n] * 5, n_tokens), strict=True)
         arrays = [array(kind, [0]) * max(1, size) for kind, size in columns]
         weights = np.empty(n_weights, np.float32)
-        check(self._library, self._library.transduce_results(self._handle, *map(address, arrays), address(weights)))
+        self._library.transduce_results(self._handle, *map(address, arrays), address(weights))
         tickets, outcomes, counts, lengths, log_probs, scores, finished, widths, tokens = arrays
         events, place, end, used = [], 0, 0, 0
         for ticket, outcome, count in zip(tickets, outcomes, counts, strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 
 from transduce.config.architectures import GPTSettings, TransformerSettings
 from transduce.errors import SettingsError
-from transduce.native.library import check, load_library
+from transduce.native.library import loaded_library
 from transduce.text.special import BOS, EOS, PAD
 
 NativePrecision = Literal["float32", "float32-fast", "int8"]
@@ -100,16 +100,13 @@ class NativeModel:
         Raises:
             SettingsError: The weights do not fit the settings.
         """
-        library = load_library()
-        assert not isinstance(library, str), library
-        self.library, self.handle, self.settings = library, ctypes.c_void_p(), settings
+        self.library, self.handle, self.settings = loaded_library(), ctypes.c_void_p(), settings
         config = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt, guided_head=guided_head)
         given = plain_weights(weights, settings)
         tensors = (NamedTensor * len(given))(
             *(NamedTensor(name.encode(), array.ctypes.data, *_matrix_shape(array)) for name, array in given.items())
         )
-        new = library.transduce_model_new
-        check(library, new(ctypes.byref(config), tensors, len(tensors), ctypes.byref(self.handle)))
+        self.library.transduce_model_new(ctypes.byref(config), tensors, len(tensors), ctypes.byref(self.handle))
 
     def __del__(self) -> None:
         if self.handle:

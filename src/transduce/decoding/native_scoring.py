@@ -14,7 +14,7 @@ import numpy as np
 from transduce.config.architectures import GPTSettings
 from transduce.data.examples import Example, Ids, RowExample
 from transduce.decoding.native_model import NativeModel
-from transduce.native.library import address, check, packed
+from transduce.native.library import address, packed
 from transduce.text.special import BOS, EOS, PAD
 
 Head = tuple[int, int]
@@ -118,7 +118,7 @@ class NativeScorer:
         if len(sources):
             pairs.sources, pairs.source_offsets = address(sources), address(source_offsets)
         pairs.inputs, pairs.tokens, pairs.offsets = map(address, (inputs, tokens, offsets))
-        code = self._native.library.transduce_score(
+        self._native.library.transduce_score(
             self._native.handle,
             ctypes.byref(pairs),
             log_probs.ctypes.data,
@@ -126,7 +126,6 @@ class NativeScorer:
             len(heads),
             weights.ctypes.data if heads else None,
         )
-        check(self._native.library, code)
         stops = np.cumsum(sizes)
         return [
             (

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transduce.native.kernels import n_threads, new_seed, training_library
-from transduce.native.library import check
+from transduce.native.kernels import n_threads, new_seed
+from transduce.native.library import loaded_library
 
 
 class _HeadsCall(ctypes.Structure):
@@ -140,12 +140,10 @@ class _HeadsAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, bias, options):  # type: ignore[no-untyped-def]
-        library = training_library()
-        assert library is not None
         query, key, value = map(dense_heads, (query, key, value))
         call, output = _heads_call(query, key, value, bias, options), empty_heads(query, value.shape[3])
         call.output = output.data_ptr()
-        check(library, library.transduce_attend(ctypes.byref(call), n_threads()))
+        loaded_library().transduce_attend(ctypes.byref(call), n_threads())
         ctx.options = options
         ctx.save_for_backward(query, key, value, bias)
         return output
@@ -153,8 +151,6 @@ class _HeadsAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        library = training_library()
-        assert library is not None
         query, key, value, bias = ctx.saved_tensors
         call, grad = _heads_call(query, key, value, bias, ctx.options), dense_heads(grad)
         grads = _empty_gradients(query, key, value)
@@ -162,5 +158,5 @@ class _HeadsAttention(torch.autograd.Function):
         for name, x in zip(("query", "key", "value"), grads, strict=True):
             setattr(call, f"grad_{name}", x.data_ptr())
             setattr(call, f"grad_{name}_strides", x.stride()[:3])
-        check(library, library.transduce_attend_backward(ctypes.byref(call), n_threads()))
+        loaded_library().transduce_attend_backward(ctypes.byref(call), n_threads())
         return *grads, None, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,16 +25,10 @@ _threads = 0
 
 
 @cache
-def training_library() -> ctypes.CDLL | None:
-    library = load_library()
-    return None if isinstance(library, str) or not library.transduce_can_train() else library
-
-
-@cache
 def precisions() -> tuple[torch.dtype, ...]:
     """The types of numbers for which this CPU has kernels."""
-    library = training_library()
-    return (torch.float32, torch.bfloat16)[: 0 if library is None else library.transduce_can_train()]
+    library = load_library()
+    return (torch.float32, torch.bfloat16)[: 0 if isinstance(library, str) else library.transduce_can_train()]
 
 
 def choose_kernels(kernels: Kernels) -> None:

@@ -1,4 +1,4 @@
-"""Load the C++ library (`native/`), and check what its functions return.
+"""Load the C++ library (`native/`), whose functions raise the errors that they return.
 
 An installation compiles it next to this file if there is a C++ compiler.
 """
@@ -9,7 +9,7 @@ import ctypes
 import os
 from array import array
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, chain
 from pathlib import Path
 
@@ -63,7 +63,8 @@ def load_library() -> ctypes.CDLL | str:
         "orthogonalize": [pointer, int64, int32, int32, pointer, int32, int32],
     }
     for name, types in arguments.items():
-        getattr(library, f"transduce_{name}").argtypes = types
+        function = getattr(library, f"transduce_{name}")
+        function.argtypes, function.errcheck = types, partial(_raise_error, library)
     for name in ("model_free", "queue_close", "queue_free", "client_close", "client_free"):
         function = getattr(library, f"transduce_{name}")
         function.argtypes, function.restype = [pointer], None
@@ -78,7 +79,14 @@ def instruction_set() -> str:
     return "" if isinstance(library, str) else library.transduce_isa().decode()
 
 
-def check(library: ctypes.CDLL, code: int) -> None:
+def loaded_library() -> ctypes.CDLL:
+    """The library, for callers that have checked that there is one."""
+    library = load_library()
+    assert not isinstance(library, str), library
+    return library
+
+
+def _raise_error(library: ctypes.CDLL, code: int, _function: object, _arguments: object) -> None:
     """Raise the error that a function of the library has returned: `SettingsError` for arguments out of range."""
     if code:
         message = library.transduce_last_error().decode(errors="replace")

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.native.kernels import dtype_in_use, n_threads, new_seed, training_library
-from transduce.native.library import address, check
+from transduce.native.kernels import dtype_in_use, n_threads, new_seed
+from transduce.native.library import address, loaded_library
 
 
 class _LossCall(ctypes.Structure):
@@ -48,14 +48,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         wanted: bool,
     ):
-        library = training_library()
-        assert library is not None
         given = [None if x is None else x.contiguous() for x in (hidden, weight, bias, gold)]
         grads = [torch.empty_like(x) if wanted and x is not None else None for x in given[:3]]
         loss, nll = ctypes.c_double(), ctypes.c_double()
         sizes = len(hidden), pad, hidden.shape[1], len(weight)
         call = _LossCall(*_pointers(*given), *sizes, dtype == torch.bfloat16, smoothing, *_pointers(*grads))
-        check(library, library.transduce_loss(ctypes.byref(call), n_threads(), ctypes.byref(loss), ctypes.byref(nll)))
+        loaded_library().transduce_loss(ctypes.byref(call), n_threads(), ctypes.byref(loss), ctypes.byref(nll))
         ctx.save_for_backward(*grads)
         sums = torch.tensor(loss.value), torch.tensor(nll.value)
         ctx.mark_non_differentiable(sums[1])
@@ -119,8 +117,6 @@ def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
 class _Residual(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, update, gain, shift, epsilon, is_rms, p, seed):  # type: ignore[no-untyped-def]
-        library = training_library()
-        assert library is not None
         x = x.contiguous()
         rows, total = x.numel() // x.shape[-1], x
         if update is not None:
@@ -132,22 +128,20 @@ class _Residual(torch.autograd.Function):
         ctx.dtype, ctx.options = dtype, (rows, x.shape[-1], is_rms, dtype == torch.bfloat16, epsilon, p, seed)
         written = None if update is None else total, output, statistics
         call = _ResidualCall(*ctx.options, *_pointers(x, update, gain, shift, *written))
-        check(library, library.transduce_residual(ctypes.byref(call), n_threads()))
+        loaded_library().transduce_residual(ctypes.byref(call), n_threads())
         ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
         return total if output is None else output
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        library = training_library()
-        assert library is not None
         normed, gain, shift, statistics = ctx.saved_tensors
         grad = grad.contiguous()
         grad_update = None if ctx.dtype is None else torch.empty_like(grad, dtype=ctx.dtype)
         grads = [None if like is None else torch.empty_like(like) for like in (normed, gain, shift)]
         read = None, None, gain, shift, None, None, statistics, grad, normed  # in the order of the structure
         call = _ResidualCall(*ctx.options, *_pointers(*read, grads[0], grad_update, *grads[1:]))
-        check(library, library.transduce_residual_backward(ctypes.byref(call), n_threads()))
+        loaded_library().transduce_residual_backward(ctypes.byref(call), n_threads())
         of_x = grad if normed is None else grads[0]
         return of_x, grad_update, grads[1], grads[2], None, None, None, None
 
@@ -186,28 +180,24 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, dtype, activation, p, seed):  # type: ignore[no-untyped-def]
-        library = training_library()
-        assert library is not None
         x, weight = x.contiguous(), weight.contiguous()
         output = x.new_empty(*x.shape[:-1], len(weight), dtype=dtype)
         before = torch.empty_like(output) if activation > 0 else None
         ctx.options = (dtype, activation, p, seed)
         call = _linear_call(ctx.options, False, x, weight, bias, output, before)
-        check(library, library.transduce_linear(ctypes.byref(call), n_threads()))
+        loaded_library().transduce_linear(ctypes.byref(call), n_threads())
         ctx.save_for_backward(x, weight, bias, output if activation == 0 else None, before)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        library = training_library()
-        assert library is not None
         x, weight, bias, output, before = ctx.saved_tensors
         grad = grad.contiguous()
         grads = [torch.empty_like(x) if ctx.needs_input_grad[0] else None, torch.empty_like(weight)]
         grads.append(None if bias is None else torch.empty_like(bias))
         call = _linear_call(ctx.options, grad.dtype == torch.bfloat16, x, weight, None, output, before, grad, *grads)
-        check(library, library.transduce_linear_backward(ctypes.byref(call), n_threads()))
+        loaded_library().transduce_linear_backward(ctypes.byref(call), n_threads())
         return *grads, None, None, None, None
 
 
@@ -223,10 +213,8 @@ def _linear_call(
 
 def orthogonalize(matrices: Float[Tensor, "N R C"], coefficients: Sequence[float], steps: int) -> Tensor:
     """Newton-Schulz steps on float32 matrices, R <= C: X / |X| becomes a X + (b G + c G G) X with G = X X^T."""
-    library = training_library()
-    assert library is not None
     x = matrices.float().contiguous()
     x = x.clone() if x.data_ptr() == matrices.data_ptr() else x
     factors = array("f", coefficients)
-    check(library, library.transduce_orthogonalize(x.data_ptr(), *x.shape, address(factors), steps, n_threads()))
+    loaded_library().transduce_orthogonalize(x.data_ptr(), *x.shape, address(factors), steps, n_threads())
     return x

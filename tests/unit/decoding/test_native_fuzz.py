@@ -38,9 +38,14 @@ Shaped = dict[str, tuple[np.ndarray, int, int]]
 """Arrays, and the numbers of rows and columns that the library is given."""
 
 
+@cache
 def library() -> ctypes.CDLL:
-    found = load_library()
+    """The library, whose functions here return their codes."""
+    found = load_library.__wrapped__()
     assert not isinstance(found, str), found
+    for function in vars(found).values():
+        if isinstance(function, ctypes._CFuncPtr):
+            del function.errcheck
     return found
 
 

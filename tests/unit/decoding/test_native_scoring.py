@@ -138,8 +138,9 @@ def test_hostile_requests_are_refused() -> None:
             with pytest.raises(SettingsError):
                 engine._scorer.attention([pair], [])
     library, null = engine._scorer._native.library, ctypes.c_void_p()
-    assert library.transduce_score(null, null, null, null, 0, null) == 1
-    assert library.transduce_score(engine._scorer._native.handle, ctypes.byref(_Pairs(n=1)), null, null, 0, null) == 1
+    for pointers in ((null, null), (engine._scorer._native.handle, ctypes.byref(_Pairs(n=1)))):
+        with pytest.raises(SettingsError, match="must not be null"):
+            library.transduce_score(*pointers, null, null, 0, null)
 
 
 def test_attention_of_both_engines_is_the_same() -> None:
