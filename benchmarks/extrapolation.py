@@ -50,7 +50,7 @@ def train_all(args: argparse.Namespace) -> dict[str, Path]:
 @torch.no_grad()
 def losses(run: Path, text: str, n_times: int) -> Tensor:
     """Nats per position, the mean over rows of `n_times` the trained length, float64."""
-    folder, model, tokenizers = open_model(run, task="causal", device="cpu", precision="float32")
+    folder, model, tokenizers = open_model(run, task="causal", device="cpu")
     ids = torch.tensor(tokenizers.tgt.encode(text))
     length = n_times * resolved(folder.settings.data.context, "data.context")
     rows = ids[: (len(ids) - 1) // length * length + 1]

@@ -43,11 +43,11 @@ def theirs() -> tuple[Any, Any]:
 @pytest.mark.parametrize("old", [False, True])
 def test_the_same_pieces(run: Path, theirs: tuple[Any, Any], old: bool, tmp_path: Path) -> None:
     """`old`: from vocab.txt, without tokenizer.json."""
-    vocabulary = open_model(run, task="encoding", device="cpu", precision="float32")[2].src
+    vocabulary = open_model(run, task="encoding", device="cpu")[2].src
     if old:
         folder = shutil.copytree(str(REAL), tmp_path / "old", ignore=shutil.ignore_patterns("tokenizer.json"))
         assert transduce("import", "bert", folder, tmp_path / "run").code == 0
-        vocabulary = open_model(tmp_path / "run", task="encoding", device="cpu", precision="float32")[2].src
+        vocabulary = open_model(tmp_path / "run", task="encoding", device="cpu")[2].src
     for text in [*HARD, *(f"{a} {b}" for a, b in pairwise(HARD))]:
         expected = theirs[1].tokenize(text)
         assert vocabulary.pieces(vocabulary.encode(text)) == expected, text
@@ -55,7 +55,7 @@ def test_the_same_pieces(run: Path, theirs: tuple[Any, Any], old: bool, tmp_path
 
 def test_the_same_hidden_states(run: Path, theirs: tuple[Any, Any]) -> None:
     model, tokenizer = theirs
-    _, ours, vocabularies = open_model(run, task="encoding", device="cpu", precision="float32")
+    _, ours, vocabularies = open_model(run, task="encoding", device="cpu")
     texts = sorted((text for text in HARD if "[PAD]" not in text), key=len)  # here [PAD] in a text is padding
     worst = worst_pooled = largest = 0.0
     for start in range(0, len(texts), 16):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import transduce
 from transduce.bulk.journal import Shard
 from transduce.config.decoding import DecodingOptions
-from transduce.decoding.precision import AnyPrecision
+from transduce.decoding.loading import AnyPrecision
 from transduce.decoding.results import Note, Style, format_rows, note_on
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError

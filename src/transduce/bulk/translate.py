@@ -15,7 +15,7 @@ from transduce.bulk.journal import FOLDER, Shard
 from transduce.bulk.ray_cluster import RayCluster, RayNodes
 from transduce.config.decoding import DecodingOptions
 from transduce.data.lines import check_is_text, decode_lines, open_bytes
-from transduce.decoding.precision import AnyPrecision
+from transduce.decoding.loading import AnyPrecision
 from transduce.decoding.results import Notes, Style
 from transduce.decoding.translator import chunks
 from transduce.errors import DataError, SettingsError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,9 @@ from transduce.data.batching import plan
 from transduce.data.encoding import pack_texts
 from transduce.data.sentence_pairs import Packed
 from transduce.data.store import LabelStore
-from transduce.decoding.loading import RunModel
+from transduce.decoding.loading import open_model
 from transduce.errors import DataError
-from transduce.runs.folder import RunFolder
 from transduce.text.special import Vocabulary
-from transduce.text.tokenizer import Tokenizers
 
 BATCH_TOKENS = 4096
 
@@ -39,7 +38,7 @@ class Classification:
     full: bool = False
 
 
-class TextClassifier(RunModel):
+class TextClassifier:
     """Predicts the label of a text, or of a pair of texts."""
 
     task = "classification"
@@ -50,7 +49,9 @@ class TextClassifier(RunModel):
         self.device = next(model.parameters()).device
 
     @classmethod
-    def _from_run(cls, folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> TextClassifier:
+    def load(cls, path: str | Path, *, device: str = "auto") -> TextClassifier:
+        """Load the model of a run folder; errors as for `open_model`."""
+        folder, model, tokenizers = open_model(path, task=cls.task, device=device)
         data = folder.settings.data
         labels = resolved(data.labels, "data.labels")
         return cls(model, tokenizers.tgt, labels, longest=longest_of(folder.settings.model, data.max_length))

@@ -19,14 +19,12 @@ from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
 from transduce.decoding.engine import BATCH_TOKENS, DecodingInput, Engine, Hypothesis, OnToken
 from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
-from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel, open_engine
-from transduce.decoding.precision import AnyPrecision
+from transduce.decoding.loading import GIVEN, AnyPrecision, EngineChoice, EngineModel, open_engine
 from transduce.decoding.results import Generation, TextLogProbs, TextScore
 from transduce.errors import DataError, SettingsError
-from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
 from transduce.text.special import BOS, EOS
-from transduce.text.tokenizer import Tokenizer, Tokenizers
+from transduce.text.tokenizer import Tokenizer
 
 SCORED_ROWS = 256  # rows of running text scored at once
 
@@ -101,11 +99,10 @@ class Generator(EngineModel):
         precision: AnyPrecision = "float32",
         memory: int | None = None,
     ) -> Generator:
-        """The same as `EngineModel.load`. `memory`: tokens that a model with a memory remembers; default: the run's."""
-        return cls._from_run(*open_engine(path, task=cls.task, device=device, precision=precision, memory=memory))
-
-    @classmethod
-    def _from_run(cls, folder: RunFolder, tokenizers: Tokenizers, engine: Engine, choice: EngineChoice) -> Generator:
+        """The same as `Translator.load`. `memory`: tokens that a model with a memory remembers; default: the run's."""
+        folder, tokenizers, engine, choice = open_engine(
+            path, task=cls.task, device=device, precision=precision, memory=memory
+        )
         assert isinstance(tokenizers.tgt, Tokenizer | HubTokenizer), "a language model has one of these"
         return cls(engine, tokenizers.tgt, folder.settings, choice=choice)
 

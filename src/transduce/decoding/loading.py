@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from transduce.decoding.engine import Engine
 from transduce.decoding.native_engine import native_engine
-from transduce.decoding.precision import AnyPrecision, TorchPrecision, check_precision
+from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.errors import RunFolderError, SettingsError
 from transduce.machine import find_device, is_cpu
 from transduce.runs.folder import RunFolder
@@ -19,30 +18,11 @@ from transduce.text.tokenizer import Tokenizers, load_tokenizers
 if TYPE_CHECKING:
     import torch
 
-ModelT = TypeVar("ModelT", bound="RunModel")
+TorchPrecision = Literal["float32", "bfloat16"]
+"""Of weights in PyTorch."""
+AnyPrecision = TorchPrecision | NativePrecision
+
 DecoderT = TypeVar("DecoderT", bound="EngineModel")
-
-
-class RunModel(ABC):
-    """A PyTorch model of one task that can be loaded from a run folder."""
-
-    task: ClassVar[str]
-
-    @classmethod
-    def load(
-        cls: type[ModelT], path: str | Path, *, device: str = "auto", precision: TorchPrecision = "float32"
-    ) -> ModelT:
-        """Load the model of a run folder.
-
-        Raises:
-            RunFolderError: The folder is missing or damaged.
-            SettingsError: The run is of another task, or there is no such device.
-        """
-        return cls._from_run(*open_model(path, task=cls.task, device=device, precision=precision))
-
-    @classmethod
-    @abstractmethod
-    def _from_run(cls: type[ModelT], folder: RunFolder, model: torch.nn.Module, tokenizers: Tokenizers) -> ModelT: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,41 +46,11 @@ GIVEN = EngineChoice()
 """Of an engine that the caller has made."""
 
 
-class EngineModel(ABC):
-    """A model of one task whose engine can be loaded from a run folder: what `Translator` and `Generator` share."""
-
-    task: ClassVar[str]
+class EngineModel:
+    """A model and its engine: what `Translator` and `Generator` share."""
 
     def __init__(self, engine: Engine, choice: EngineChoice) -> None:
         self.engine, self.choice = engine, choice
-
-    @classmethod
-    def load(
-        cls: type[DecoderT], path: str | Path, *, device: str = "auto", precision: AnyPrecision = "float32"
-    ) -> DecoderT:
-        """Load the model of a run folder.
-
-        On a CPU the native library decodes, where it is built and supports the model; else PyTorch does, and
-        `choice.slow_because` has the reason. PyTorch is imported and given the weights when it is first needed.
-
-        Args:
-            path: The run folder.
-            device: auto, cpu or cuda.
-            precision: float32; float32-fast: nearly as exact, with matrix products of pairs of bfloat16 numbers where
-                the CPU has AMX; int8: with matrix products of 8-bit integers; bfloat16: the whole model, by PyTorch.
-                Without the native library, all but bfloat16 are float32.
-
-        Raises:
-            RunFolderError: The folder is missing or damaged.
-            SettingsError: The run is of another task, or there is no such device or precision.
-        """
-        return cls._from_run(*open_engine(path, task=cls.task, device=device, precision=precision))
-
-    @classmethod
-    @abstractmethod
-    def _from_run(
-        cls: type[DecoderT], folder: RunFolder, tokenizers: Tokenizers, engine: Engine, choice: EngineChoice
-    ) -> DecoderT: ...
 
     @property
     def model(self) -> Any:
@@ -114,7 +64,7 @@ class EngineModel(ABC):
 
 
 def open_folder(path: str | Path, *, task: str) -> RunFolder:
-    """The run folder of a finished training, or an import; errors as for `RunModel.load`."""
+    """The run folder of a finished training, or an import; errors as for `open_model`."""
     folder = RunFolder.open(Path(path))
     if folder.settings.task != task:
         raise SettingsError(
@@ -133,7 +83,7 @@ def check_reads_text(folder: RunFolder, use: str) -> None:
 def open_engine(
     path: str | Path, *, task: str, device: str, precision: AnyPrecision, memory: int | None = None
 ) -> tuple[RunFolder, Tokenizers, Engine, EngineChoice]:
-    """The run folder, its vocabularies, and the fastest engine for it; see `EngineModel.load` and `Generator.load`."""
+    """The run folder, its vocabularies, and the fastest engine for it; see `Translator.load` and `Generator.load`."""
     on_cpu = is_cpu(device)
     check_precision(precision, on_cpu=on_cpu)
     folder = open_folder(path, task=task)
@@ -151,6 +101,14 @@ def open_engine(
     from transduce.decoding.torch_engine import TorchEngine
 
     return folder, tokenizers, TorchEngine(load()), EngineChoice(of_weights, slow_because)
+
+
+def check_precision(precision: str, *, on_cpu: bool) -> None:
+    """Raise `SettingsError` unless this is one of `AnyPrecision` that the device has."""
+    if precision not in (allowed := (*PRECISIONS, "bfloat16")):
+        raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
+    if not on_cpu and precision not in ("float32", "bfloat16"):
+        raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
 
 
 def _with_memory(folder: RunFolder, memory: int) -> RunFolder:
@@ -179,13 +137,16 @@ def _pytorch_model(
     return load
 
 
-def open_model(
-    path: str | Path, *, task: str, device: str, precision: TorchPrecision
-) -> tuple[RunFolder, torch.nn.Module, Tokenizers]:
-    """The run folder, its model on the device in eval mode, and its vocabularies; errors as for `RunModel.load`."""
+def open_model(path: str | Path, *, task: str, device: str) -> tuple[RunFolder, torch.nn.Module, Tokenizers]:
+    """The run folder, its model on the device in eval mode, and its vocabularies.
+
+    Raises:
+        RunFolderError: The folder is missing or damaged.
+        SettingsError: The run is of another task, or there is no such device.
+    """
     folder = open_folder(path, task=task)
     tokenizers = load_tokenizers(folder)
-    return folder, _ready_model(folder, tokenizers, device=device, precision=precision), tokenizers
+    return folder, _ready_model(folder, tokenizers, device=device, precision="float32"), tokenizers
 
 
 def _ready_model(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +14,9 @@ from transduce.config.architectures import BertSettings
 from transduce.config.settings import Settings
 from transduce.data.batch import pad_rows
 from transduce.data.sentence_pairs import pack
-from transduce.decoding.loading import RunModel
+from transduce.decoding.loading import open_model
 from transduce.errors import DataError, RunFolderError
-from transduce.runs.folder import RunFolder
 from transduce.text.special import MASK, MASK_PIECE, Vocabulary, bare, encode_with_masks
-from transduce.text.tokenizer import Tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Filling:
     masks: tuple[tuple[Prediction, ...], ...]
 
 
-class MaskFiller(RunModel):
+class MaskFiller:
     """Predicts the words behind <mask>."""
 
     task = "masked"
@@ -51,7 +50,9 @@ class MaskFiller(RunModel):
         self.device = next(model.parameters()).device
 
     @classmethod
-    def _from_run(cls, folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> MaskFiller:
+    def load(cls, path: str | Path, *, device: str = "auto") -> MaskFiller:
+        """Load the model of a run folder; errors as for `open_model`."""
+        folder, model, tokenizers = open_model(path, task=cls.task, device=device)
         if MASK not in encode_with_masks(tokenizers.tgt, f"a {MASK_PIECE} b"):
             raise RunFolderError(f"{folder.path}: its vocabulary has no {MASK_PIECE}, or is damaged")
         return cls(model, tokenizers.tgt, folder.settings)

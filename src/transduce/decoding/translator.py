@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,10 @@ from transduce.config.decoding import DecodingOptions, DecodingSettings
 from transduce.data.examples import Example
 from transduce.decoding.alignment import Alignment, Heads, Link, WordRule, find_links, guided_head, words_of_tokens
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
-from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel
+from transduce.decoding.loading import GIVEN, AnyPrecision, EngineChoice, EngineModel, open_engine
 from transduce.decoding.results import Candidate, TextLogProbs, Translation
 from transduce.decoding.shortlist import Shortlist, load_shortlist
 from transduce.errors import DataError, SettingsError, TransduceError
-from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizers
 
 MAX_SOURCE = 4096  # tokens; the memory of attention grows with the square
@@ -72,7 +72,24 @@ class Translator(EngineModel):
         self._load_shortlist = None if shortlist is None else cache(shortlist)
 
     @classmethod
-    def _from_run(cls, folder: RunFolder, tokenizers: Tokenizers, engine: Engine, choice: EngineChoice) -> Translator:
+    def load(cls, path: str | Path, *, device: str = "auto", precision: AnyPrecision = "float32") -> Translator:
+        """Load the model of a run folder.
+
+        On a CPU the native library decodes, where it is built and supports the model; else PyTorch does, and
+        `choice.slow_because` has the reason. PyTorch is imported and given the weights when it is first needed.
+
+        Args:
+            path: The run folder.
+            device: auto, cpu or cuda.
+            precision: float32; float32-fast: nearly as exact, with matrix products of pairs of bfloat16 numbers where
+                the CPU has AMX; int8: with matrix products of 8-bit integers; bfloat16: the whole model, by PyTorch.
+                Without the native library, all but bfloat16 are float32.
+
+        Raises:
+            RunFolderError: The folder is missing or damaged.
+            SettingsError: The run is of another task, or there is no such device or precision.
+        """
+        folder, tokenizers, engine, choice = open_engine(path, task=cls.task, device=device, precision=precision)
         return cls(
             engine,
             tokenizers,

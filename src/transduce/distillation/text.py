@@ -24,7 +24,7 @@ from transduce.config.settings import Corpus, DataSettings, EvaluationSettings, 
 from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
 from transduce.data.workers import Workplace
-from transduce.decoding.precision import check_precision
+from transduce.decoding.loading import check_precision
 from transduce.distillation.training_text import read_training_text
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.logging import Log

@@ -304,5 +304,5 @@ def open_subject(path: str | Path, *, device: str = "auto", decoding: DecodingOp
     decoding = decoding or DecodingOptions()
     if task != "translation" and (given := sorted(decoding.model_fields_set)):
         raise SettingsError(f"{', '.join(given)}: no effect on task '{task}', of which {path} is a run; leave it out")
-    folder, model, tokenizers = open_model(path, task=task, device=device, precision="float32")
+    folder, model, tokenizers = open_model(path, task=task, device=device)
     return SUBJECTS[task](model, folder, tokenizers, settings=decoding.over(folder.settings.decoding))

@@ -10,8 +10,7 @@ from typing import Any
 
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.generator import Generator
-from transduce.decoding.loading import check_reads_text
-from transduce.decoding.precision import AnyPrecision
+from transduce.decoding.loading import AnyPrecision, check_reads_text
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError, nearest
 from transduce.runs.folder import RunFolder

@@ -18,7 +18,7 @@ import marians
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding import torch_engine
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
-from transduce.decoding.precision import TorchPrecision
+from transduce.decoding.loading import TorchPrecision
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
