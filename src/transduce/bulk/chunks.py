@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,17 +32,6 @@ class Translated(NamedTuple):
     notes: list[Note]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """How to translate: the arguments of `translate_to_folder` without the files."""
-
-    run: str
-    options: DecodingOptions
-    style: Style = "text"
-    device: str = "auto"
-    precision: AnyPrecision = "float32"
-
-
 class ChunkTranslator:
     """Translates lists of lines into rows of output.
 
@@ -52,24 +40,32 @@ class ChunkTranslator:
         notes: See `EngineChoice.notes`.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        """Load the model. Raises the errors of `Translator.load`."""
-        self._options, self._style = setup.options.model_copy(update={"scores": setup.style != "text"}), setup.style
-        identity = RunFolder.open(Path(setup.run)).model_digest()
-        self._translator = Translator.load(setup.run, device=setup.device, precision=setup.precision)
-        if RunFolder.open(Path(setup.run)).model_digest() != identity:
-            raise RunFolderError(f"{setup.run} was changed while it was loaded; wait until its training has ended")
+    def __init__(
+        self,
+        run: str | Path,
+        options: DecodingOptions,
+        *,
+        style: Style = "text",
+        device: str = "auto",
+        precision: AnyPrecision = "float32",
+    ) -> None:
+        """Load the model; see `translate_to_folder`. Raises the errors of `Translator.load`."""
+        self._options, self._style = options.model_copy(update={"scores": style != "text"}), style
+        identity = RunFolder.open(Path(run)).model_digest()
+        self._translator = Translator.load(run, device=device, precision=precision)
+        if RunFolder.open(Path(run)).model_digest() != identity:
+            raise RunFolderError(f"{run} was changed while it was loaded; wait until its training has ended")
         self.notes = self._translator.choice.notes()
         # A translation does not depend on its batch.
-        options = self._options.model_dump(exclude_unset=True, exclude={"batch_tokens"})
+        given = self._options.model_dump(exclude_unset=True, exclude={"batch_tokens"})
         self.how = {
             "transduce": transduce.__version__,
             "run": identity,
-            "style": setup.style,
+            "style": style,
             "precision": self._translator.choice.precision,
             "shortlist of": self._translator.shortlist().digest if self._options.shortlist else "",
             "engine": f"{type(self._translator.engine).__name__} on {self._translator.device}",
-            **options,
+            **given,
         }
 
     def translate(self, first: int, lines: list[str]) -> Translated:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import transduce
-from transduce.bulk.chunks import Chunk, ChunkTranslator, Setup, Translated
+from transduce.bulk.chunks import Chunk, Translated
 from transduce.data.spool import Arrays
 from transduce.data.workers import ChunkT
 from transduce.errors import SettingsError, TransduceError
@@ -46,20 +45,16 @@ class RayCluster:
 
     address: str = "auto"
 
-    @contextlib.contextmanager
-    def load(self, setup: Setup, log: Log) -> Iterator[RayNodes]:
-        """Load the model on all nodes. Raises `SettingsError` if there is no such cluster."""
-        setup = replace(setup, run=os.path.abspath(setup.run))
-        with self._start(partial(ChunkTranslator, setup), log, per_core=False, gpus=setup.device != "cpu") as nodes:
-            yield nodes
-
     def workers(self, log: Log) -> RayWorkers:
         """Workers that prepare text on the cluster, for `transduce.pipeline.prepare`."""
         return RayWorkers(self, log)
 
     @contextlib.contextmanager
-    def _start(self, make: Callable[[], Any], log: Log, *, per_core: bool, gpus: bool) -> Iterator[RayNodes]:
-        """Make the same object in actors on all nodes. It has `how`, `notes`, and is called with chunks."""
+    def start(self, make: Callable[[], Any], log: Log, *, gpus: bool, per_core: bool = False) -> Iterator[RayNodes]:
+        """Make the same object in actors on all nodes. It has `how`, `notes`, and is called with chunks.
+
+        Raises `SettingsError` if there is no such cluster.
+        """
         with _connected(self.address) as ray:
             actors = self._actors(ray, per_core=per_core, gpus=gpus)
             yield RayNodes(ray, actors, *_load(ray, actors, make, log), log)  # Ray ends actors that nothing refers to
@@ -94,7 +89,7 @@ class RayWorkers:
 
     def map(self, function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
         """See `Workers`."""
-        with self.cluster._start(partial(_Preparation, function), self.log, per_core=True, gpus=False) as nodes:
+        with self.cluster.start(partial(_Preparation, function), self.log, gpus=False, per_core=True) as nodes:
             yield from nodes.map(chunks)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
-from transduce.bulk.chunks import Chunk, ChunkTranslator, Setup
+from transduce.bulk.chunks import Chunk, ChunkTranslator
 from transduce.bulk.journal import FOLDER, Shard
 from transduce.bulk.ray_cluster import RayCluster, RayNodes
 from transduce.config.decoding import DecodingOptions
@@ -65,24 +66,20 @@ def translate_to_folder(
     """
     sources, folder, log = [Path(file) for file in files], Path(output_dir), log or Log()
     _check_files(sources, folder)
-    setup = Setup(run=os.fspath(run), options=options, style=style, device=device, precision=precision)
+    run = run if cluster is None else os.path.abspath(run)
+    make = partial(ChunkTranslator, run, options, style=style, device=device, precision=precision)
     locked = locked_folder(folder / FOLDER, use="translating into it")
     interrupted = interrupted_by("SIGINT", "SIGTERM", "SIGHUP", then="the same command resumes")
-    with interrupted as check_signals, locked, _open_translator(setup, cluster, log) as translator:
+    with (
+        interrupted as check_signals,
+        locked,
+        nullcontext(make()) if cluster is None else cluster.start(make, log, gpus=device != "cpu") as translator,
+    ):
         for note in translator.notes:
             log.say(note)
         shards = [Shard(source, folder, translator.how) for source in sources]
         _translate(shards, translator, log, check_signals)
     return [shard.output for shard in shards]
-
-
-@contextlib.contextmanager
-def _open_translator(setup: Setup, cluster: RayCluster | None, log: Log) -> Iterator[ChunkTranslator | RayNodes]:
-    if cluster is None:
-        yield ChunkTranslator(setup)
-        return
-    with cluster.load(setup, log) as nodes:
-        yield nodes
 
 
 def _read_chunks(shards: Sequence[Shard]) -> Iterator[Chunk]:

@@ -17,7 +17,7 @@ import pytest
 
 import transduce
 from transduce.bulk import translate as bulk
-from transduce.bulk.chunks import ChunkTranslator, Setup, Translated
+from transduce.bulk.chunks import ChunkTranslator, Translated
 from transduce.bulk.journal import Shard
 from transduce.bulk.translate import translate_to_folder
 from transduce.config.decoding import DecodingOptions
@@ -471,9 +471,7 @@ def test_the_identity_of_a_model_moves_with_its_folder(
 ) -> None:
     shutil.copytree(run, tmp_path / "copy")
     options = DecodingOptions(beam=2, batch_tokens=100)
-    how, copied = (
-        ChunkTranslator(Setup(run=str(path), options=options, device="cpu")).how for path in (run, tmp_path / "copy")
-    )
+    how, copied = (ChunkTranslator(path, options, device="cpu").how for path in (run, tmp_path / "copy"))
     assert how == copied and how["beam"] == 2 and "batch_tokens" not in how
-    other = ChunkTranslator(Setup(run=str(make_run(d_ff=56)), options=options, device="cpu"))
+    other = ChunkTranslator(make_run(d_ff=56), options, device="cpu")
     assert other.how["run"] != how["run"]
