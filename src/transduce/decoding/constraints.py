@@ -10,15 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.data.batch import pad_rows
 from transduce.text.special import PAD
 
 
 def pad_prefixes(prefixes: Sequence[Sequence[int]] | None, src: Tensor) -> Int[Tensor, "B P"]:
     """The forced tokens of each sentence and place, 0 (padding) where any may come."""
-    rows = prefixes or [[]] * len(src)
-    longest = max(map(len, rows))
-    padded = [[*row, *[PAD] * (longest - len(row))] for row in rows]
-    return torch.tensor(padded, dtype=torch.int64, device=src.device).view(len(src), longest)
+    return pad_rows(prefixes or [()] * len(src)).to(src.device)
 
 
 def pad_lists(lists: Sequence[np.ndarray | None] | None, src: Tensor) -> Int[Tensor, "B A"]:

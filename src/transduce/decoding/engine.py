@@ -63,9 +63,6 @@ class Hypothesis:
     attention: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
-MOST_SOURCE = (1 << 16) - 1
-"""Most tokens of a source: the memory of attention grows with the square of their number."""
-
 BATCH_TOKENS = DecodingSettings().batch_tokens
 """Tokens that are scored at once, padding included, if nothing else is asked for."""
 

@@ -181,7 +181,7 @@ class Generator(EngineModel):
         room = self.context + 1 - len(window)  # the last token is never read
         return DecodingInput((text.part, *text.key), window, min(left, room))
 
-    def score(self, texts: Sequence[str], *, batch_tokens: int | None = None) -> list[TextLogProbs]:
+    def score(self, texts: Sequence[str]) -> list[TextLogProbs]:
         """Log-probability of each text as a whole document, token by token; the last token is the end.
 
         A text longer than the context is scored in parts, each without the one before it, unless the model has a
@@ -195,8 +195,7 @@ class Generator(EngineModel):
                 rows.append(framed[start - 1 : start + length])
                 owners.append(number)
         found: list[list[float]] = [[] for _ in texts]
-        budget = batch_tokens or self.settings.decoding.batch_tokens
-        for number, known in zip(owners, self._log_probs(rows, budget), strict=True):
+        for number, known in zip(owners, self._log_probs(rows, self.settings.decoding.batch_tokens), strict=True):
             found[number] += known
         return [TextLogProbs(tuple(known)) for known in found]
 

@@ -88,10 +88,9 @@ class NativeDecoder:
 
     def read_ids(self, ids: Ids) -> Ids:
         """What the model reads of a source, or of a prompt."""
-        settings = self._model.settings
-        if not isinstance(settings, GPTSettings):
+        if not isinstance(self._model.settings, GPTSettings):
             return (*ids, EOS)
-        return [EOS if i == BOS else i for i in ids] if settings.one_end else ids
+        return [self._model.start if i == BOS else i for i in ids]
 
     @property
     def handle(self) -> ctypes.c_void_p:

@@ -75,7 +75,10 @@ def why_not(settings: NativeSettings) -> str | None:
 
 
 class NativeModel:
-    """A model whose packed weights the library reads. `handle`: for its functions."""
+    """A model whose packed weights the library reads.
+
+    handle: for its functions. start: the token that it reads as BOS.
+    """
 
     def __init__(
         self,
@@ -101,6 +104,7 @@ class NativeModel:
             SettingsError: The weights do not fit the settings.
         """
         self.library, self.handle, self.settings = loaded_library(), ctypes.c_void_p(), settings
+        self.start = EOS if isinstance(settings, GPTSettings) and settings.one_end else BOS
         config = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt, guided_head=guided_head)
         given = plain_weights(weights, settings)
         tensors = (NamedTensor * len(given))(

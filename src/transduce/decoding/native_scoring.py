@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config.architectures import GPTSettings
 from transduce.data.examples import Example, Ids, RowExample
 from transduce.decoding.native_model import NativeModel
 from transduce.native.library import address, packed
@@ -50,8 +49,6 @@ class NativeScorer:
 
     def __init__(self, native: NativeModel, *, n_threads: int) -> None:
         self._native, self._n_threads = native, n_threads
-        settings = native.settings
-        self._begin = EOS if isinstance(settings, GPTSettings) and settings.one_end else BOS
 
     def score(self, pairs: Sequence[Example]) -> list[list[float]]:
         """See `Engine.score`."""
@@ -65,7 +62,7 @@ class NativeScorer:
             tokens = np.where(np.equal(row.targets, PAD), -1, row.targets)
             # A document sees nothing of the others, and its positions count from its own beginning.
             starts = {0, *np.flatnonzero(ids == BOS).tolist(), len(ids)} if separate else {0, len(ids)}
-            ids = np.where(ids == BOS, self._begin, ids)
+            ids = np.where(ids == BOS, self._native.start, ids)
             places = sorted(starts)
             for start, stop in itertools.pairwise(places):
                 items.append(_Item((), ids[start:stop].tolist(), tokens[start:stop].tolist()))

@@ -16,7 +16,7 @@ from torch import Tensor
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.constraints import keep_tokens, pad_prefixes, repeating_tokens
 from transduce.decoding.engine import Hypothesis, OnToken, sample_numbers
-from transduce.decoding.search import Stepper, check_limits
+from transduce.decoding.search import Stepper
 from transduce.nn.masks import SourceInput
 from transduce.text.special import BOS, EOS, PAD
 
@@ -78,14 +78,12 @@ def sample(
     as they are drawn.
     Log-probabilities are the model's own, before temperature and cuts; score: log_prob / length.
     """
-    limits = check_limits(max_length, len(src))
-    if not len(src):
-        return []
+    limits = torch.as_tensor(max_length, device=src.device).expand(len(src))
     numbers = torch.from_numpy(_numbers(keys, options, int(limits.max()))).to(src.device)  # [B, n, C]
     prompts = torch.full((len(src), 1), BOS, device=src.device) if prompts is None else prompts
     with torch.inference_mode():
         forced = pad_prefixes(prefixes, src)
-        return _sample(model, src, prompts, limits.to(src.device), numbers, forced, options=options, on_token=on_token)
+        return _sample(model, src, prompts, limits, numbers, forced, options=options, on_token=on_token)
 
 
 def _numbers(keys: Sequence[tuple[int, ...]], options: DecodingOptions, length: int) -> np.ndarray:

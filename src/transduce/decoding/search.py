@@ -84,11 +84,9 @@ def beam_search(
         raise ValueError(f"n_best = {options.n_best}: more than beam = {options.beam}")
     if patience <= 0:
         raise ValueError(f"patience {patience}: must be above 0")
-    limits = check_limits(max_length, len(src))
-    if not len(src):
-        return []
+    limits = torch.as_tensor(max_length, device=src.device).expand(len(src))
     with torch.inference_mode():
-        search = _BeamState(limits.to(src.device), options, patience=patience)
+        search = _BeamState(limits, options, patience=patience)
         search.prefixes = pad_prefixes(prefixes, src)
         search.allowed = pad_lists(allowed, src)
         search.watch = watch
@@ -102,14 +100,6 @@ def beam_search(
                 state.reorder(rows)
             if staying is not None:
                 state.select(staying)
-
-
-def check_limits(max_length: int | Sequence[int], n_sentences: int) -> Int[Tensor, " B"]:
-    """The longest output of each sentence in tokens, given as one number or one a sentence; ValueError if unfit."""
-    limits = torch.tensor([max_length] * n_sentences if isinstance(max_length, int) else list(max_length)).long()
-    if len(limits) != n_sentences or (limits < 1).any():
-        raise ValueError("max_length must be at least 1, one for all sentences or one for each")
-    return limits
 
 
 class _BeamState:

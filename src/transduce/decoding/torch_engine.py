@@ -18,10 +18,9 @@ from transduce.config.decoding import DecodingOptions
 from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sources
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.dynamic_batcher import MAX_ROWS, DynamicBatcher
-from transduce.decoding.engine import BATCH_TOKENS, MOST_SOURCE, Batcher, DecodingInput, Deliver, Hypothesis, OnToken
+from transduce.decoding.engine import BATCH_TOKENS, Batcher, DecodingInput, Deliver, Hypothesis, OnToken
 from transduce.decoding.sampling import sample
 from transduce.decoding.search import beam_search
-from transduce.errors import SettingsError
 from transduce.models.registry import ARCHITECTURES
 from transduce.nn.recording import recorded_heads
 from transduce.text.special import PAD
@@ -65,8 +64,6 @@ class TorchEngine:
         if type(self.model) in _LANGUAGE_MODELS:
             assert options.sample, "a language model draws what continues a source"
             return self._continue(sources, options, on_token)
-        if (longest := max((len(source.ids) for source in sources), default=0)) > MOST_SOURCE:
-            raise SettingsError(f"a source of {longest:,} tokens: at most {MOST_SOURCE:,} are allowed; split it")
         width = options.n_best if options.sample else options.beam
         batches = make_batches(
             sources,

@@ -144,16 +144,7 @@ class Translator(EngineModel):
             raise TypeError("texts must be a list of texts, not one text: translate([text])")
         return self._stream(lines, options.over(self.settings), first, None if prefixes is None else iter(prefixes))
 
-    def inspect(self, text: str, target: str | None = None, *, off: Sequence[str] = ()) -> Any:
-        """What the model computes for a text: `transduce.inspect`, which lies above this package."""
-        import transduce
-
-        look: Any = transduce.inspect
-        return look(self, text, target, off=off)
-
-    def score(
-        self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]], *, batch_tokens: int | None = None
-    ) -> list[TextLogProbs]:
+    def score(self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]]) -> list[TextLogProbs]:
         """Log-probability of each of `tgts` (texts, or token ids) as the translation of each of `srcs`.
 
         A text is tokenized anew, which may give other tokens than those that a search wrote for it. An empty text for
@@ -161,7 +152,7 @@ class Translator(EngineModel):
         """
         pairs = self.pairs(srcs, tgts)
         known = [one for one in pairs if one is not None]
-        found = iter(self.engine.score(known, batch_tokens=batch_tokens or self.settings.batch_tokens))
+        found = iter(self.engine.score(known, batch_tokens=self.settings.batch_tokens))
         return [TextLogProbs(() if one is None else tuple(next(found))) for one in pairs]
 
     def pairs(self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]]) -> list[Example | None]:

@@ -18,7 +18,6 @@ import marians
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding import torch_engine
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
-from transduce.decoding.loading import TorchPrecision
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
@@ -145,13 +144,6 @@ def test_translate_never_sets_the_number_of_threads(
 def test_options_out_of_range_or_without_effect_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match=next(iter(wrong))):
         DecodingOptions(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_sources_beyond_any_memory_are_refused(precision: TorchPrecision, run: Path) -> None:
-    engine = Translator.load(run, device="cpu", precision=precision).engine
-    with pytest.raises(SettingsError, match=r"70,000 tokens: at most 65,535"):
-        engine.translate([DecodingInput((0,), [5] * 70_000, 5)], DecodingOptions())
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="there is no C++ compiler")

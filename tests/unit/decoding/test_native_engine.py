@@ -219,6 +219,7 @@ def test_padding_and_long_sentences_are_refused() -> None:
         (DecodingInput((0,), [5, 0, 7], 9), "padding"),
         (DecodingInput((1,), [10, 6], 91), "learned positions"),
         (DecodingInput((2,), [5] * 90, 9), "learned positions"),
+        (DecodingInput((3,), [5] * 70_000, 9), "from 1 to 65536 tokens"),
     ):
         with pytest.raises(SettingsError, match=message):
             engine.translate([unusual], options)

@@ -89,10 +89,6 @@ def test_log_probabilities_ignore_temperature_and_cuts() -> None:
         assert not {PAD, BOS, EOS} & set(h.ids)
 
 
-def test_an_empty_batch() -> None:
-    assert sample(StandIn(9), SRC[:0], DecodingOptions(sample=True), max_length=4, keys=[]) == []
-
-
 # --- filters
 
 LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]]).log()

@@ -245,10 +245,10 @@ def test_a_translator_is_looked_into_as_its_run_is(subjects: Any) -> None:
     subject = subjects("paper")
     expected, path = look(subject, TEXT), subject.folder.path
     translator = Translator.load(path, device="cpu")
-    for found in (transduce.inspect(path, TEXT), transduce.inspect(str(path), TEXT), translator.inspect(TEXT)):
+    for found in (transduce.inspect(model, TEXT) for model in (path, str(path), translator)):
         assert found.views["tokens"] == expected.views["tokens"] and found.views["steps"] == expected.views["steps"]
     off = list(switches(subject.model))[:1]
-    assert translator.inspect(TEXT, "a mat", off=off).views["off"] == off
+    assert transduce.inspect(translator, TEXT, "a mat", off=off).views["off"] == off
 
 
 def test_a_given_translation_is_scored_as_it_is(subjects: Any) -> None:
