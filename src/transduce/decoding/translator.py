@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from transduce.config.decoding import DecodingOptions, DecodingSettings
+from transduce.config.section import MAX_TOKENS
 from transduce.data.examples import Example
 from transduce.decoding.alignment import Alignment, Heads, Link, WordRule, find_links, guided_head, words_of_tokens
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
@@ -67,7 +68,7 @@ class Translator(EngineModel):
         super().__init__(engine, choice)
         self.tokenizers, self.settings = tokenizers, settings
         self.trained_length, self.position_limit, self.guided_head = trained_length, position_limit, guided_head
-        self.longest = MAX_SOURCE if position_limit is None else min(MAX_SOURCE, position_limit - 1)
+        self.longest = min(MAX_SOURCE, (position_limit or MAX_TOKENS) - 1)
         """Most tokens of a source, without its end."""
         self._load_shortlist = None if shortlist is None else cache(shortlist)
 
@@ -252,8 +253,7 @@ class Translator(EngineModel):
             elif not len(ids):
                 yield _EMPTY
             else:
-                limit = options.most_output(len(ids))
-                limit = limit if self.position_limit is None else min(limit, self.position_limit)
+                limit = min(options.most_output(len(ids)), self.position_limit or MAX_TOKENS)
                 if len(prefix) > limit:
                     raise DataError(
                         f"line {place + 1}: a prefix of {len(prefix)} tokens; its output may have {limit}; "
