@@ -59,6 +59,7 @@ def draw(probability: Float[Tensor, "N V"], number: Float[Tensor, " N"]) -> Int[
     return torch.minimum(token, last)
 
 
+@torch.inference_mode()
 def sample(
     model: Stepper,
     src: SourceInput,
@@ -81,28 +82,7 @@ def sample(
     limits = torch.as_tensor(max_length, device=src.device).expand(len(src))
     numbers = torch.from_numpy(_numbers(keys, options, int(limits.max()))).to(src.device)  # [B, n, C]
     prompts = torch.full((len(src), 1), BOS, device=src.device) if prompts is None else prompts
-    with torch.inference_mode():
-        forced = pad_prefixes(prefixes, src)
-        return _sample(model, src, prompts, limits, numbers, forced, options=options, on_token=on_token)
-
-
-def _numbers(keys: Sequence[tuple[int, ...]], options: DecodingOptions, length: int) -> np.ndarray:
-    """Numbers of [0, 1) for every token: those of a sample depend on the seed, its key and its place only."""
-    samples = range(options.n_best)
-    return np.array([[sample_numbers((options.seed, *key), i, length) for i in samples] for key in keys])
-
-
-def _sample(
-    model: Stepper,
-    src: Tensor,
-    prompts: Int[Tensor, "B T"],
-    limits: Int[Tensor, " B"],
-    numbers: Float[Tensor, "B n C"],
-    forced: Int[Tensor, "B P"],
-    *,
-    options: DecodingOptions,
-    on_token: OnToken | None,
-) -> list[list[Hypothesis]]:
+    forced = pad_prefixes(prefixes, src)
     n_samples, capacity = numbers.shape[1:]
     results: list[list[Hypothesis]] = [[] for _ in src]
     number = torch.arange(len(src), device=src.device)
@@ -143,6 +123,12 @@ def _sample(
                 x.index_select(0, stay) for x in (number, ids, log_prob, n_ids, ended, token, numbers, limits, forced)
             )
     return results
+
+
+def _numbers(keys: Sequence[tuple[int, ...]], options: DecodingOptions, length: int) -> np.ndarray:
+    """Numbers of [0, 1) for every token: those of a sample depend on the seed, its key and its place only."""
+    samples = range(options.n_best)
+    return np.array([[sample_numbers((options.seed, *key), i, length) for i in samples] for key in keys])
 
 
 def _exclude(
