@@ -139,8 +139,9 @@ def _beginning(corpus: Corpus, folder: Path, name: str, log: Log) -> dict[str, A
 
 def _first_lines(file: Path, folder: Path, name: str) -> Path:
     short = folder / f"{name}{bare_suffix(file)}"
-    with open_bytes(file) as (lines, _), short.open("wb") as out:
-        out.writelines(islice(lines, LINES))
+    with open_bytes(file) as (lines, _):  # its errors name the file: none of writing belongs here
+        first = b"".join(islice(lines, LINES))
+    short.write_bytes(first)
     return short
 
 

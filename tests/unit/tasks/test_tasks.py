@@ -262,6 +262,14 @@ def test_settings_of_a_trial_training_are_accepted(task: str, more: dict[str, An
     assert asked.training.valid_bleu_sentences == (8 if task == "translation" else 200)
 
 
+def test_a_full_disk_is_no_unreadable_text_of_a_trial_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.verification.resume.LONG", 1)
+    asked = settings("causal", data={"train": [write(tmp_path / "long.txt", ["a"])], "documents": "line"})
+    (tmp_path / "train0.path.txt").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        shortened(asked, tmp_path, updates=30, seconds=6.0, log=QUIET)
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
