@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transduce.convert.bert import export_bert
 from transduce.convert.ctranslate2 import QUANTIZATIONS, export_ctranslate2
-from transduce.convert.folder import Outgoing, prepare_place
+from transduce.convert.folder import Outgoing, check_free, make_parents
 from transduce.convert.gpt2 import export_gpt2
 from transduce.convert.marian_folder import export_marian
 from transduce.convert.onnx_export import export_onnx
@@ -44,7 +44,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     the exported model differs from the run.
     """
     check_known("to", to, EXPORTS)
-    prepare_place(out)
+    check_free(out)
     target = EXPORTS[to]
     if quantization not in (None, *target.quantizations):
         allowed = f"allowed are {', '.join(target.quantizations)}" if target.quantizations else f"{to} has none"
@@ -62,6 +62,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
             f"{run} has model.decoder_self = 'ssru', which no format can express; translate it with "
             "transduce, or train with model.decoder_self = 'attention'"
         )
+    make_parents(out)
     with write_aside(out) as aside:
         aside.mkdir()
         lines = exporter(aside, outgoing)

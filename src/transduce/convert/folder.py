@@ -43,10 +43,14 @@ class Outgoing:
     quantization: str | None = None
 
 
-def prepare_place(path: Path) -> None:
-    """Create the parents of a new folder; `UserError` where the folder is taken. An empty folder is free."""
+def check_free(path: Path) -> None:
+    """`UserError` where the place of a new folder is taken. An empty folder is free."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path} exists already; give another folder, or remove it")
+
+
+def make_parents(path: Path) -> None:
+    """Create the parents of a new folder, after everything was checked."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -10,7 +10,7 @@ from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.convert import bert, gpt2, hub_folder, marian
 from transduce.convert.download import download, hub_name
-from transduce.convert.folder import PICKLED, SAFE, Imported, prepare_place
+from transduce.convert.folder import PICKLED, SAFE, Imported, check_free, make_parents
 from transduce.convert.marian_folder import import_marian
 from transduce.errors import RunFolderError, SettingsError, check_known
 from transduce.evaluation.card import plain
@@ -66,7 +66,7 @@ def import_run(
     name, this = hub_name(str(source)), IMPORTERS[kind]
     if name is None:
         _check_folder(Path(source), revision)
-    prepare_place(run)
+    check_free(run)
     if name is None:
         folder, title = Path(source), Path(source).absolute().name
         origin = f"the folder `{plain(title)}`"
@@ -99,6 +99,7 @@ def _import_folder(kind: str, source: Path, run: Path, title: str, origin: str) 
     settings, tokenizers = found.settings.model_copy(update={"name": title}), found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     model.load_state_dict(found.tensors)
+    make_parents(run)
     with write_aside(run) as aside:
         with RunFolder.create(aside, settings, to_toml(settings)) as folder:
             folder.save_tokenizers(tokenizers.save)

@@ -205,9 +205,12 @@ def test_wrong_names_and_places_are_refused(folder: Path, tmp_path: Path) -> Non
         (lambda: import_run("marian", folder, folder), "exists already"),
         (lambda: export_run(tmp_path, "hugingface", tmp_path / "x"), "did you mean 'huggingface'"),
         (lambda: export_run(tmp_path, "huggingface", tmp_path / "x", quantization="int8"), "huggingface has none"),
+        (lambda: export_run(tmp_path / "typo", "onnx", tmp_path / "new" / "x"), "typo"),
+        (lambda: import_run("gpt2", folder, tmp_path / "new" / "x"), "supported here: model_type gpt2"),
     ):
         with pytest.raises(UserError, match=said):
             list(call())
+    assert not list(tmp_path.iterdir()), "no folder is made"
 
 
 @pytest.mark.parametrize(
