@@ -16,10 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transduce.native import kernels
 from transduce.native.attention import SplitHeads, attend, heads_of
-from transduce.nn.bias import Bias, CausalBias, RelativeBias, attended, dense_bias, fuses_on_cpu
+from transduce.nn.bias import Bias, CausalBias, attended, dense_bias, fuses_on_cpu, relations_of
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear, batched_product, wide
+from transduce.nn.masks import HIDDEN
 from transduce.nn.positions import Relations, Rotate
 
 _GPU_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -217,7 +218,10 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:
-        """The weights that `attend` uses for the same arguments, without dropout; rows sum to 1."""
+        """The weights that `attend` uses for the same arguments, without dropout.
+
+        Rows sum to 1, or are zero where a query sees no key.
+        """
 
     @abstractmethod
     def raw_scores(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:
@@ -273,7 +277,9 @@ class MultiHeadAttention(Attention):
     def weights(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
     ) -> Float[Tensor, "B H T S"]:
-        return attention_weights(query, self._of_each_head(key), dense_bias(bias, query))
+        matrix = dense_bias(bias, query)
+        weights = attention_weights(query, self._of_each_head(key), matrix)
+        return weights if matrix is None else weights.masked_fill((matrix < HIDDEN / 2).all(-1, keepdim=True), 0.0)
 
     def raw_scores(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
@@ -285,8 +291,8 @@ class MultiHeadAttention(Attention):
         self, weights: Float[Tensor, "B H T S"], query: Tensor, key: Tensor, value: Tensor, *, bias: Bias
     ) -> Float[Tensor, "B T D"]:
         heads = batched_product(weights.to(value.dtype), self._of_each_head(value))
-        if isinstance(bias, RelativeBias):
-            heads = heads + bias.relations.values(weights)
+        if (relations := relations_of(bias)) is not None:
+            heads = heads + relations.values(weights)
         return self.output(merge_heads(heads))
 
     def _of_each_head(self, x: Float[Tensor, "B G S K"]) -> Float[Tensor, "B H S K"]:

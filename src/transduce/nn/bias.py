@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -95,6 +96,7 @@ class BlockBias(SpecialBias):
 
     layout: Layout
     bias: Bias  # broadcast to [B, H, N, C, E]
+    relations: Callable[[], Relations | None]  # of the whole sequence
 
     def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         layout = self.layout
@@ -129,6 +131,20 @@ class SplitBias(SpecialBias):
         queries = query.split([n for n, _ in self.parts], dim=1)
         found = [dense_bias(bias, q) for q, (_, bias) in zip(queries, self.parts, strict=True)]
         return torch.cat([x.expand(*q.shape[:3], -1) for x, q in zip(found, queries, strict=True) if x is not None], 1)
+
+
+def relations_of(bias: Bias) -> Relations | None:
+    """The relations between all positions, which all heads share."""
+    match bias:
+        case RelativeBias():
+            return bias.relations
+        case EmptyRows():
+            return relations_of(bias.bias)
+        case SplitBias():
+            return relations_of(bias.parts[0][1])
+        case BlockBias():
+            return bias.relations()
+    return None
 
 
 def attended(attend: Attend, query: Tensor, key: Tensor, value: Tensor, *, bias: Bias) -> Float[Tensor, "*B T K"]:
@@ -252,5 +268,6 @@ def _sparse_bias(
     if groups is not None:
         column = groups[:, None, :, None]
         mask = mask & (layout.queries(column) == layout.keys(column).transpose(-1, -2))[:, 0]
-    bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, HIDDEN)[:, None]  # [B or 1, 1, N, C, E]
-    return BlockBias(layout, _join(pattern, bias, _added(scheme, queries[0], keys[0]), heads))
+    bias = attention_bias(mask)  # [B or 1, 1, N, C, E]
+    found = _join(pattern, bias, _added(scheme, queries[0], keys[0]), heads)
+    return BlockBias(layout, found, partial(scheme.relations, positions, positions))

@@ -39,7 +39,7 @@ def pad_memory(
     return F.pad(x, (0, 0, 0, missing)), F.pad(mask, (0, missing))
 
 
-def attention_bias(mask: Bool[Tensor, "B T S"]) -> Float[Tensor, "B 1 T S"]:
+def attention_bias(mask: Bool[Tensor, "B *N T S"]) -> Float[Tensor, "B 1 *N T S"]:
     """The bias on attention scores for a mask: 0 where it is True, very negative elsewhere.
 
     A row that may attend to nothing has even weights, finite in value and gradient.

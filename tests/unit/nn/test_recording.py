@@ -26,6 +26,13 @@ KINDS: list[dict[str, Any]] = [
     {"kind": "convs2s", "d_conv": 16},
     {"kind": "star"},
 ]
+SPARSE: list[dict[str, Any]] = [
+    {"positions": positions, "encoder_pattern": pattern, "decoder_pattern": pattern, "factors": factors}
+    for positions in ("shaw", "alibi", "rotary")
+    for pattern in ("local", "strided", "fixed")
+    for factors in ("heads", "layers")
+]
+LONG = torch.arange(140).view(2, 70) % 16 + 4  # sparse patterns of a decoder are computed in blocks
 
 
 def a_model(kind: str = "transformer", **options: Any) -> torch.nn.Module:
@@ -50,6 +57,22 @@ def test_weights_that_replace_themselves_change_nothing(options: dict[str, Any])
     with intervene(model, dict.fromkeys(names, lambda weights: weights.flip(-1))):
         assert (model(SRC, TGT_IN) - expected).abs().max() > 1e-4
     assert torch.equal(model(SRC, TGT_IN), expected), "the model is as before"
+
+
+@pytest.mark.parametrize("options", SPARSE, ids=str)
+@pytest.mark.parametrize("n", [6, 70])
+@torch.no_grad()
+def test_weights_of_sparse_patterns_give_the_output(options: dict[str, Any], n: int) -> None:
+    model, tgt_in = a_model(window=4, summary_tokens=1, **options), LONG[:, :n]
+    src = tgt_in.masked_fill(torch.tensor([[n], [n - 3]]) <= torch.arange(n), 0)
+    expected = model(src, tgt_in)
+    with record(model, "*.weights") as found:
+        model(src, tgt_in)
+    for name in found:
+        sums = found.value(name).sum(-1)
+        assert (((sums - 1).abs() < 1e-5) | (sums == 0)).all()
+    with intervene(model, dict.fromkeys(found, lambda weights: weights)):
+        torch.testing.assert_close(model(src, tgt_in), expected)
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
