@@ -177,7 +177,13 @@ def test_a_kept_page_needs_no_network_and_shows_every_view(
     if record["attention"]:
         shown = browser.find_element(By.CSS_SELECTOR, "#heads .split > figure").text
         assert any(f"“{label}”: {rule}" in shown for label, rule in record["rules"].items())
+        browser.execute_script("document.querySelector('[data-key=unit-words]').click()")
+        labels = browser.execute_script(LABELS)
+        assert labels == record["sides"][record["attention"][-1]["columns"]]["word_texts"]
     click_through(browser)
+
+
+LABELS = "return [...document.querySelectorAll('#heads .lines text.token:not([role])')].map((one) => one.textContent)"
 
 
 def test_markup_in_a_sentence_is_text(runs: dict[str, Path], browser: webdriver.Chrome, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from transduce.inspection.heads import RULES, attention_view
 from transduce.inspection.page import page_of
 from transduce.inspection.parts import Part, cell, operands, parts_of
 from transduce.inspection.replay import Replay
-from transduce.inspection.subjects import Sentence, Subject, TranslationSubject, open_subject
+from transduce.inspection.subjects import Sentence, Side, Subject, TranslationSubject, open_subject
 from transduce.inspection.views import (
     lens_view,
     logits_part,
@@ -177,7 +177,7 @@ def look(
         "off": list(off),
         "original": original,
         "can_switch": [_switch(name, label) for name, label in switches(subject.model).items()],
-        "sides": {name: {"text": s.text, "tokens": s.tokens, "words": s.words} for name, s in sides.items()},
+        "sides": {name: _side_data(side) for name, side in sides.items()},
         "attention": attention,
         "rules": RULES,
         "positions": list(positions_view(model, sentence, subject)),
@@ -217,6 +217,11 @@ def _model_data(subject: Subject) -> dict[str, Any]:
         "n_parameters": count_parameters(subject.model) or sum(p.numel() for p in subject.model.parameters()),
         "settings": scalars,
     }
+
+
+def _side_data(side: Side) -> dict[str, Any]:
+    texts = side.word_texts or side.tokens
+    return {"text": side.text, "tokens": side.tokens, "words": side.words, "word_texts": texts}
 
 
 def _original(subject: Subject, sentence: Sentence) -> dict[str, Any]:

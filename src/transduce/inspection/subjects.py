@@ -35,12 +35,16 @@ MOST_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a sentence: its text, its tokens with special ones, and the word of each token."""
+    """One side of a sentence: its text, its tokens with special ones, the word of each token and the words' texts.
+
+    Without texts, each token is a word.
+    """
 
     text: str
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
     words: tuple[int, ...]
+    word_texts: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, ids: Sequence[int], text: str) -> Side:
@@ -53,7 +57,9 @@ class Side:
         for i in range(len(ids)):
             owners.append(inside[plain.index(i)] + n if i in plain else (owners[-1] + 1 if owners else 0))
             n += i not in plain and not i
-        return cls(text, tuple(ids), tuple(pieces), tuple(owners))
+        words = [[i for i, owner in enumerate(owners) if owner == word] for word in dict.fromkeys(owners)]
+        texts = [vocabulary.decode(ids[i] for i in word).strip() or "".join(pieces[i] for i in word) for word in words]
+        return cls(text, tuple(ids), tuple(pieces), tuple(owners), tuple(texts))
 
 
 @dataclass(frozen=True, slots=True)

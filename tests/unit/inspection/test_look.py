@@ -25,7 +25,8 @@ from transduce.inspection.replay import replay
 from transduce.inspection.subjects import Side, Subject, TranslationSubject, open_subject
 from transduce.inspection.views import gradient_times_input
 from transduce.nn.recording import intervene, switches
-from transduce.text.special import EOS
+from transduce.text.hub import HubTokenizer
+from transduce.text.special import BOS, EOS
 
 TEXT = "the cat sat on a mat"
 RUNS: dict[str, dict[str, Any]] = {
@@ -283,6 +284,26 @@ def test_words_join_the_tokens_of_a_side(looks: Any) -> None:
     for side in sides.values():
         assert len(side.words) == len(side.tokens) and side.words[0] == 0
         assert all(later - earlier in (0, 1) for earlier, later in zip(side.words, side.words[1:], strict=False))
+    assert sides["src"].word_texts == (*TEXT.split(), "</s>") and max(sides["src"].words) == len(TEXT.split())
+
+
+def test_texts_of_words_lack_the_marks_of_a_tokenizer() -> None:
+    library = pytest.importorskip("tokenizers")
+    words = {"[UNK]": 0, "[SEP]": 1, "[CLS]": 2, "ein": 3, "##e": 4, ".": 5}
+    wordpiece = library.Tokenizer(library.models.WordPiece(words, unk_token="[UNK]"))
+    wordpiece.pre_tokenizer, wordpiece.decoder = library.pre_tokenizers.BertPreTokenizer(), library.decoders.WordPiece()
+    letters = {letter: i for i, letter in enumerate(["<|e|>", *sorted(library.pre_tokenizers.ByteLevel.alphabet())])}
+    by_bytes = library.Tokenizer(library.models.BPE(letters, []))
+    by_bytes.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_bytes.decoder = library.decoders.ByteLevel()
+    for model, theirs, text, expected in (
+        (wordpiece, [-1, 0, 2, 1, 3, 4, 5], "eine eine.", ["eine", "eine", "."]),
+        (by_bytes, [-1, -1, 0, 0, *range(1, 257)], "så så", ["så", "så"]),
+    ):
+        vocabulary = HubTokenizer(model.to_str().encode(), theirs)
+        side = Side.of(vocabulary, [BOS, *vocabulary.encode(text), EOS], text)
+        begin, *inside, end = side.word_texts
+        assert inside == expected and [begin, end] == vocabulary.pieces([BOS, EOS])
 
 
 def test_too_much_and_nothing_are_refused(subjects: Any) -> None:

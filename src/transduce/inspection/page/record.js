@@ -131,7 +131,7 @@ export function wordsOf(record, name, tokens) {
   const side = record.sides[name];
   if (side?.words.length !== tokens.length) return { places: tokens.map((_, i) => i), texts: tokens };
   const numbers = [...new Set(side.words)];
-  return { places: side.words.map((word) => numbers.indexOf(word)), texts: side.word_texts ?? side.tokens };
+  return { places: side.words.map((word) => numbers.indexOf(word)), texts: side.word_texts };
 }
 
 // --- numbers ------------------------------------------------------------------------------------------------------
