@@ -101,10 +101,10 @@ def assert_ranks_share_the_update(make: Callable[[], Any], n_ranks: int, *, n_si
 
 
 def settings(*, model: Mapping[str, Any] | None = None, **training: Any) -> Settings:
-    """Resolved settings of a toy run. Sizes that the architecture does not have are left out."""
+    """Resolved settings of a toy run. Of MODEL, sizes that the architecture does not have are left out."""
     sizes = {**MODEL, **(model or {})}
     fields = MODEL_SETTINGS[sizes.get("kind", "transformer")].model_fields
-    own = {key: value for key, value in sizes.items() if key in fields}
+    own = {key: value for key, value in sizes.items() if key in fields or key not in MODEL}
     return Settings.from_mapping({"model": own, "training": {**TRAINING, **training}})
 
 

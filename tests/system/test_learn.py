@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 VOCAB_SIZE = 16
 STRINGS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "longest": 6}
 MODEL = {"d_model": 64, "d_ff": 128, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
-STAR = {"kind": "star", "residual": "pre", "n_encoder_layers": 1, "n_decoder_layers": 1, "decoder_self": "ssru"}
+STAR = {"kind": "star", "residual": "pre", "n_encoder_layers": 1, "n_decoder_layers": 1}
+SSRU = {"residual": "pre", "n_encoder_layers": 1, "n_decoder_layers": 1, "decoder_self": "ssru"}
 TRAINING = {
     "optimizer": "muon", "label_smoothing": 0.0, "ema_decay": 0.98, "lr": 5e-3, "matrix_lr": 0.02,
     "batch_tokens": 512, "micro_batch_tokens": 512, "max_updates": 350, "valid_updates": 175, "warmup_updates": 30,
@@ -45,6 +46,7 @@ def one_thread() -> Any:
         (True, {"residual": "pre"}, {}),
         (True, {"kind": "convs2s", "d_conv": 64}, {"optimizer": "adam", "max_updates": 180, "valid_updates": 90}),
         (False, STAR, {"max_updates": 250, "valid_updates": 125}),
+        (False, SSRU, {"max_updates": 250, "valid_updates": 125}),
         (
             True,
             {
@@ -62,7 +64,8 @@ def one_thread() -> Any:
         "as in the paper",
         "reverse, pre-norm",
         "reverse, ConvS2S",
-        "star encoder, SSRU",
+        "star encoder",
+        "SSRU",
         "reverse, Shaw and sparse",
         "reverse, RNN",
     ],
