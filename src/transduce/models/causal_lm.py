@@ -15,8 +15,8 @@ from transduce.text.special import BOS, EOS
 class CausalLM(TokenPredictor):
     """Embedding, a decoder without a memory, output matrix. Id 0 is padding, at the end, where no other token sees it.
 
-    `forward(ids)` is `advance(ids, state)` of an empty state: training and generation share one path. Search and
-    sampling work as for translation; instead of a source they pass the prompt.
+    `forward(ids)` is `advance(ids, state)` of an empty state: training and generation share one path. Sampling
+    works as for translation; instead of a source it passes the prompt.
     """
 
     def __init__(self, settings: GPTSettings, *, n_src: int, n_tgt: int) -> None:
@@ -31,17 +31,16 @@ class CausalLM(TokenPredictor):
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
         """The state after the prompt `src`, which may be empty, with room for `capacity` tokens per row.
 
-        All prompts of a batch have one length and no padding. The beams of a prompt share its keys and values.
+        All prompts of a batch have one length and no padding. Language models sample, with one beam.
         """
         n_known = src.shape[1]
+        assert n_beams == 1, "a language model has one beam"
         assert capacity or not n_known, "a prompt needs capacity"
         memory = self.output_weight.new_empty(len(src), 0, self.output_weight.shape[1])
-        state = self.decoder.start(
-            memory, (src != 0)[:, None, :0], capacity=capacity, n_beams=n_beams, prompt=n_known if capacity else 0
-        )
+        n_kept = n_known + capacity
+        state = self.decoder.start(memory, (src != 0)[:, None, :0], capacity=n_kept, n_beams=1)
         if n_known:
             self.advance(src, state)
-            state.fan_out(n_beams)
         return state
 
     def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:

@@ -71,17 +71,15 @@ class TransformerXL(TokenPredictor):
         whatever the length of the text.
         """
         n_kept = min(self.eval_memory_length + self.segment_length, src.shape[1] + capacity)
+        assert n_beams == 1, "a language model has one beam"
         nothing = self.output_weight.new_empty(len(src), 0, self.output_weight.shape[1])
         state = SegmentState(
             layers=self.decoder.start([nothing] * len(self.decoder.blocks), n_tokens=n_kept, capacity=n_kept),
-            n_sentences=len(src),
             segment_length=self.segment_length,
             memory_length=self.eval_memory_length,
         )
         if src.shape[1]:
             self.advance(src, state)
-        if n_beams > 1:
-            state.fan_out(n_beams)
         return state
 
     def advance(self, ids: Int[Tensor, "N T"], state: SegmentState) -> Float[Tensor, "N T D"]:

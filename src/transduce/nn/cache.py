@@ -20,9 +20,9 @@ from transduce.nn.state import rows_of
 class LayerCache:
     """One decoder block's keys and values for B sentences. The beams of a sentence share it.
 
-    keys, values: [B, H_kv, prompt + capacity * n_beams, K], filled step by step: first the keys of the prompt, then all
-    beams' keys of the first step, then of the second, and so on. None without capacity: the whole target is then
-    processed in one step, as in training. None too where a recurrent unit takes the place of attention.
+    keys, values: [B, H_kv, capacity * n_beams, K], filled step by step: all beams' keys of the first step, then of the
+    second, and so on. None without capacity: the whole target is then processed in one step, as in training. None too
+    where a recurrent unit takes the place of attention.
     cross_keys, cross_values: [B, H_kv, S, K] of the memory; None without one. Values may have another width, K_v.
     history: the last inputs [N, ...] of convolutions in the feed-forward, row = sentence * n_beams + beam.
     recurrent: the state [N, D] of a recurrent unit after the last token; None at the start.
@@ -55,18 +55,16 @@ class DecoderState:
     """The caches of all blocks for a batch, `length` tokens long.
 
     memory_bias: hides source padding, [B, 1, 1, S].
-    prompt: the number of first tokens that all beams of a sentence share; their keys are stored once.
     positions: the position of each cached key.
     skipped: the number of first keys that the next queries do not attend to.
-    ancestry: the bias [B, k, prompt + k * (length - prompt)] that hides the keys of other beams' histories. Reordering
-    beams copies only this and moves no keys. None with one beam.
+    ancestry: the bias [B, k, k * length] that hides the keys of other beams' histories. Reordering beams copies only
+    this and moves no keys. None with one beam.
     """
 
     layers: list[LayerCache]
     memory_bias: Float[Tensor, "B 1 1 S"]
     n_beams: int = 1
     length: int = 0
-    prompt: int = 0
     skipped: int = 0
     positions: Int[Tensor, " C"] | None = None
     ancestry: Float[Tensor, "B k C"] | None = None
@@ -78,7 +76,7 @@ class DecoderState:
     @property
     def known(self) -> slice:
         """The cached keys of a sentence that the next queries attend to."""
-        return slice(self.skipped, self.prompt + (self.length - self.prompt) * self.n_beams)
+        return slice(self.skipped, self.length * self.n_beams)
 
     def place(self, n_steps: int) -> tuple[Int[Tensor, " Q"], Int[Tensor, " C"]]:
         """The positions of the next n_steps tokens' queries, beam by beam, and of all keys including theirs."""
@@ -125,19 +123,12 @@ class DecoderState:
         if self.n_beams == 1:
             return None
         device = self.memory_bias.device
-        shape = (self.memory_bias.shape[0], self.n_beams, self.prompt)
+        shape = (self.memory_bias.shape[0], self.n_beams, 0)
         past = self.memory_bias.new_zeros(shape) if self.ancestry is None else self.ancestry
         same_beam = torch.eye(self.n_beams, dtype=torch.bool, device=device)
         own = attention_bias(same_beam.repeat_interleave(n_steps, dim=1)[None])[:, 0]  # [1, k, Q]
         self.ancestry = torch.cat([past, own.expand(shape[0], -1, -1)], dim=2)
         return self.ancestry.repeat_interleave(n_steps, dim=1)[:, None]
-
-    def fan_out(self, n_beams: int) -> None:
-        """Turn a state of one beam into one of `n_beams`, whose shared prompt is everything so far."""
-        assert self.n_beams == 1 and self.ancestry is None, "this state has fanned out already"
-        self.n_beams, self.prompt, self.skipped = n_beams, self.length, 0
-        for layer in self.layers:
-            layer.change_rows(lambda kept: kept.repeat_interleave(n_beams, dim=0))
 
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
         if self.ancestry is not None:

@@ -136,10 +136,8 @@ class RecurrentDecoder(nn.Module, ABC):
         self, first: Sequence[State], memory: Float[Tensor, "B S H"], mask: Bool[Tensor, "B 1 S"], *, n_beams: int
     ) -> RowState:
         """The state before the first token, from the first state [B, H] of every layer."""
-        state = RowState({})
-        self._keep(first, state, 0)
-        if n_beams > 1:
-            state.fan_out(n_beams)
+        state = RowState({}, n_beams=n_beams)
+        self._keep([tuple(part.repeat_interleave(n_beams, 0) for part in parts) for parts in first], state, 0)
         return state
 
     @abstractmethod

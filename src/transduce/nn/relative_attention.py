@@ -17,12 +17,11 @@ from transduce.nn.linear import linear
 from transduce.nn.masks import HIDDEN
 from transduce.nn.positions import sinusoids
 from transduce.nn.stack import PostNorm, Stack
-from transduce.nn.state import rows_of
 
 
 @dataclass(slots=True)
 class SegmentCache:
-    """One layer's keys and values of the memory and of the segment so far, one row per hypothesis.
+    """One layer's keys and values of the memory and of the segment so far, one row per text.
 
     keys, values: [N, H, R, K], of which the first `n_known` are filled. Without room for more, as in training, the
     segment is read in one step and not kept.
@@ -65,36 +64,19 @@ class SegmentCache:
                 kept[:, :, : self.n_known - first] = kept[:, :, first : self.n_known].clone()
             self.n_known -= first
 
-    def take(self, rows: Int[Tensor, " n"]) -> None:
-        """Row r becomes what rows[r] was."""
-        self.keys, self.values = (self._taken(x, rows) for x in (self.keys, self.values))
-
-    def _taken(self, kept: Tensor, rows: Tensor) -> Tensor:
-        """The filled part of these rows, in the memory of the old ones where that suffices."""
-        filled = kept[:, :, : self.n_known].index_select(0, rows)
-        target = kept[: len(rows)] if len(rows) <= len(kept) else kept.new_empty(len(rows), *kept.shape[1:])
-        target[:, :, : self.n_known] = filled
-        return target
-
 
 @dataclass(slots=True)
 class SegmentState:
     """The caches of all layers for a batch, `length` tokens after the start of its texts.
 
     Texts are read in segments of `segment_length` tokens from their start. A token attends to its own segment and to
-    the last `memory_length` tokens before it. Row: sentence * n_beams + beam.
+    the last `memory_length` tokens before it.
     """
 
     layers: list[SegmentCache]
-    n_sentences: int
     segment_length: int
     memory_length: int
-    n_beams: int = 1
     length: int = 0
-
-    @property
-    def n_rows(self) -> int:
-        return self.n_sentences * self.n_beams
 
     def begin(self, n_tokens: int) -> int:
         """How many of the next tokens belong to the current segment. After its end, the next one begins.
@@ -107,18 +89,10 @@ class SegmentState:
                 layer.forget(self.memory_length)
         return min(n_tokens, self.segment_length - used)
 
-    def fan_out(self, n_beams: int) -> None:
-        assert self.n_beams == 1, "this state has fanned out already"
-        self.n_beams = n_beams
-        self.reorder(torch.arange(self.n_sentences, device=self.layers[0].keys.device).repeat_interleave(n_beams))
-
-    def reorder(self, rows: Int[Tensor, " N"]) -> None:
-        for layer in self.layers:
-            layer.take(rows)
-
     def select(self, sentences: Int[Tensor, " b"]) -> None:
-        self.n_sentences = len(sentences)
-        self.reorder(rows_of(sentences, self.n_beams))
+        """Keep only these texts."""
+        for layer in self.layers:
+            layer.keys, layer.values = (x.index_select(0, sentences) for x in (layer.keys, layer.values))
 
 
 class Distances(nn.Module):

@@ -188,24 +188,22 @@ class Decoder(Stack):
         *,
         capacity: int,
         n_beams: int,
-        prompt: int = 0,
     ) -> DecoderState:
         """The state before the first token: the memory's keys and values, and room for `capacity` tokens per row.
 
-        With `prompt` there is room for so many tokens more, which come first and which all beams share: the state has
-        one beam until it has processed them and fans out. With capacity 0 the state caches nothing and takes one step.
-        Blocks without cross-attention use only the batch size of the memory, whose length may be 0.
+        With capacity 0 the state caches nothing and takes one step. Blocks without cross-attention use only the batch
+        size of the memory, whose length may be 0.
         """
         layers = []
         for block in self.blocks:
             own, cross = block.self_attention, block.cross_attention
             keys = values = None
             if capacity and isinstance(own, SelfAttention):
-                shape = (len(memory), own.n_kv_heads, prompt + capacity * n_beams)
+                shape = (len(memory), own.n_kv_heads, capacity * n_beams)
                 keys, values = (memory.new_empty(*shape, width) for width in (own.d_key, own.d_head))
             cross_keys, cross_values = (None, None) if cross is None else cross.key_value(memory)
             layers.append(LayerCache(keys=keys, values=values, cross_keys=cross_keys, cross_values=cross_values))
-        return DecoderState(layers=layers, memory_bias=attention_bias(mask), n_beams=1 if prompt else n_beams)
+        return DecoderState(layers=layers, memory_bias=attention_bias(mask), n_beams=n_beams)
 
     def forward(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -34,17 +33,6 @@ class DecodingState(Protocol):
     Row = sentence * n_beams + beam.
     """
 
-    n_beams: int
-    length: int
-    """Number of tokens of every row so far."""
-
-    @property
-    def n_rows(self) -> int:
-        """Hypotheses in the batch: sentences x beams."""
-
-    def fan_out(self, n_beams: int) -> None:
-        """Turn a state of one beam into one of `n_beams`, which share everything so far."""
-
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
         """Row r continues the history of rows[r], which must belong to the same sentence."""
 
@@ -68,18 +56,9 @@ class RowState:
     def n_rows(self) -> int:
         return len(next(iter(self.rows.values())))
 
-    def fan_out(self, n_beams: int) -> None:
-        assert self.n_beams == 1, "this state has fanned out already"
-        self.n_beams = n_beams
-        self._change_rows(lambda kept: kept.repeat_interleave(n_beams, dim=0))
-
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
-        self._change_rows(lambda kept: kept.index_select(0, rows))
+        self.rows = {name: kept.index_select(0, rows) for name, kept in self.rows.items()}
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
-        rows = rows_of(sentences, self.n_beams)
-        self._change_rows(lambda kept: kept.index_select(0, rows))
+        self.reorder(rows_of(sentences, self.n_beams))
         self.sentences = {name: kept.index_select(0, sentences) for name, kept in self.sentences.items()}
-
-    def _change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.rows = {name: change(kept) for name, kept in self.rows.items()}

@@ -44,21 +44,21 @@ def test_forward_equals_the_oracle(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
 @pytest.mark.parametrize("n_known", [0, 1, 4])
 def test_steps_after_a_prompt_equal_one_forward(options: dict[str, Any], n_known: int) -> None:
-    """Three different beams per prompt, reordered twice."""
+    """Three texts, of which one leaves."""
     model, _ = make(dtype=torch.float64, **options)
-    prompts = pad(sentences([n_known] * 2)) if n_known else torch.zeros(2, 0, dtype=torch.long)
-    rows = torch.cat([prompts.repeat_interleave(3, 0), pad(sentences([6] * 6, seed=3))], 1)
+    prompts = pad(sentences([n_known] * 3)) if n_known else torch.zeros(3, 0, dtype=torch.long)
+    rows = torch.cat([prompts, pad(sentences([6] * 3, seed=3))], 1)
     with torch.no_grad():
-        state = model.start(prompts, capacity=6, n_beams=3)
+        state = model.start(prompts, capacity=6)
         assert state.length == n_known
         for t in range(n_known, n_known + 6):
             ours = model.logits(model.advance(rows[:, t : t + 1], state))[:, 0]
             expected = model.logits(model(rows[:, : t + 1]))[:, -1]
             torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
-            if t in (n_known + 1, n_known + 3):
-                moved = torch.tensor([1, 1, 0, 5, 3, 4])
-                state.reorder(moved)
-                rows = torch.cat([rows[moved, : t + 1], rows[:, t + 1 :]], 1)
+            if t == n_known + 3:
+                stay = torch.tensor([2, 0])
+                state.select(stay)
+                rows = rows[stay]
 
 
 def test_the_prompt_is_computed_and_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +72,10 @@ def test_the_prompt_is_computed_and_kept_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(type(model), "advance", noted)
     with torch.no_grad():
-        state = model.start(pad(sentences([5, 5])), capacity=3, n_beams=4)
-        model.logits(model.advance(torch.full((8, 1), 4), state))
-    assert seen == [(2, 5), (8, 1)]
-    assert state.layers[0].keys is not None and state.layers[0].keys.shape[2] == 5 + 3 * 4
+        state = model.start(pad(sentences([5, 5])), capacity=3)
+        model.logits(model.advance(torch.full((2, 1), 4), state))
+    assert seen == [(2, 5), (2, 1)]
+    assert state.layers[0].keys is not None and state.layers[0].keys.shape[2] == 5 + 3
     assert settings.kind == "gpt"
 
 
@@ -91,33 +91,29 @@ def greedy(model: nn.Module, ids: list[int], n: int) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{}, {"positions": "rotary", "residual": "pre"}], ids=["plain", "rotary"])
-def test_search_and_sampling_continue_a_prompt(options: dict[str, Any]) -> None:
+def test_sampling_continues_a_prompt(options: dict[str, Any]) -> None:
     model, _ = make(kind="gpt", **options)
     prompts = pad(sentences([4] * 5, seed=8))
     with torch.no_grad():
         expected = [greedy(model, prompt, 7) for prompt in prompts.tolist()]
     src = prompts[:, :-1]
-    drawn = sample(
-        model, src, DecodingOptions(sample=True, top_k=1, n_best=2), prompts=prompts, max_length=7, keys=[(1,)] * 5
-    )
-    assert [[list(h.ids) for h in hypotheses] for hypotheses in drawn] == [[ids, ids] for ids in expected]
+    drawn = sample(model, src, DecodingOptions(sample=True, top_k=1), prompts=prompts, max_length=7, keys=[(1,)] * 5)
+    assert [[list(h.ids) for h in hypotheses] for hypotheses in drawn] == [[ids] for ids in expected]
 
 
 def test_samples_of_a_prompt_are_scored_as_one_forward_scores_them() -> None:
     model, _ = make(kind="gpt")
-    prompts = pad(sentences([3] * 4, seed=2))
+    prompts = pad(sentences([3] * 4, seed=2)).repeat(5, 1)
     src = prompts[:, :-1]
-    drawn = sample(
-        model, src, DecodingOptions(sample=True, n_best=5), prompts=prompts, max_length=5, keys=[(i,) for i in range(4)]
-    )
-    for prompt, hypotheses in zip(prompts, drawn, strict=True):
-        assert len({hypothesis.ids for hypothesis in hypotheses}) > 1
-        for hypothesis in hypotheses:
-            tokens = torch.tensor([*hypothesis.ids, *([3] if hypothesis.finished else [])])
-            with torch.no_grad():
-                logits = model.logits(model(torch.cat([prompt, tokens])[None, :-1]))[0, 2:]
-            known = logits.log_softmax(-1).gather(1, tokens[:, None]).sum().item()
-            assert hypothesis.log_prob == pytest.approx(known, abs=1e-4)
+    keys = [(i,) for i in range(20)]
+    drawn = sample(model, src, DecodingOptions(sample=True), prompts=prompts, max_length=5, keys=keys)
+    assert all(len({hypothesis.ids for (hypothesis,) in drawn[i::4]}) > 1 for i in range(4))
+    for prompt, (hypothesis,) in zip(prompts, drawn, strict=True):
+        tokens = torch.tensor([*hypothesis.ids, *([3] if hypothesis.finished else [])])
+        with torch.no_grad():
+            logits = model.logits(model(torch.cat([prompt, tokens])[None, :-1]))[0, 2:]
+        known = logits.log_softmax(-1).gather(1, tokens[:, None]).sum().item()
+        assert hypothesis.log_prob == pytest.approx(known, abs=1e-4)
 
 
 @pytest.mark.parametrize(

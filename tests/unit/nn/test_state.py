@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from transduce.nn.state import DecodingState, RowState
+from transduce.nn.state import RowState
 
 
 def test_rows_and_sentences_follow_a_search() -> None:
     numbers = torch.arange(3)[:, None]
-    state: DecodingState = RowState({"hidden": numbers * 10}, {"memory": numbers})
-    state.fan_out(2)
+    state = RowState({"hidden": numbers.repeat_interleave(2, 0) * 10}, {"memory": numbers}, n_beams=2)
     assert (state.n_rows, state.n_beams) == (6, 2)
     state.rows["hidden"] += torch.tensor([0, 1, 0, 1, 0, 1])[:, None]
     state.reorder(torch.tensor([1, 1, 3, 2, 4, 4]))
