@@ -176,7 +176,7 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
             Point("scores", "scores before the mask", SCORES, keys=True),
             Point("weights", "weights, after the softmax", SCORES, keys=True),
         ),
-        StateAttention.attend,
+        StateAttention.weights,
     ),
     MemoryAttention: PartKind(
         "attention",
@@ -187,7 +187,7 @@ PART_KINDS: dict[type[nn.Module], PartKind] = {
             Point("scores", "scores before the mask", SCORES, keys=True),
             Point("weights", "weights, after the softmax", SCORES, keys=True),
         ),
-        MemoryAttention.attend,
+        MemoryAttention.weights,
     ),
     SatelliteAttention: PartKind(
         "attention",

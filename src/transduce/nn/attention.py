@@ -212,9 +212,9 @@ class Attention(nn.Module, ABC):
     the same arguments to `weights`. A decoder may attend once for all positions, or once for each.
     """
 
-    @abstractmethod
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
         """The result of attention."""
+        return self.combine(self.weights(*args, **kwargs), *args, **kwargs)
 
     @abstractmethod
     def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:

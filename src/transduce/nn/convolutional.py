@@ -126,12 +126,6 @@ class MemoryAttention(Attention):
         bias = attention_bias(mask)[:, 0] + linear(memory, self.query_bias).transpose(1, 2) * _HALF
         return {"keys": self.key(memory), "values": self.value(values * n_tokens.sqrt()), "bias": bias}
 
-    def attend(
-        self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
-    ) -> Float[Tensor, "B Q C"]:
-        """The hidden states after attention; `of_embedding`: the products g_i . z_j."""
-        return self.combine(self.weights(hidden, of_embedding, memory), hidden, of_embedding, memory)
-
     def combine(
         self, weights: Float[Tensor, "B 1 Q S"], hidden: Tensor, of_embedding: Tensor, memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B Q C"]:
@@ -140,6 +134,7 @@ class MemoryAttention(Attention):
     def weights(
         self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
+        """The weights of hidden states; `of_embedding`: the products g_i . z_j."""
         products = self._products(hidden, of_embedding, memory)
         return softmax_over_keys(torch.add(memory["bias"], products, alpha=_HALF))[:, None]
 

@@ -161,7 +161,7 @@ def _is_wanted(name: str, patterns: tuple[str, ...]) -> bool:
 @cache
 def _arguments(kind: type[Attention]) -> tuple[str, ...]:
     """The names of the arguments of `attend`."""
-    return tuple(inspect.signature(kind.attend).parameters)[1:]
+    return tuple(inspect.signature(kind.weights).parameters)[1:]
 
 
 @contextmanager

@@ -40,13 +40,10 @@ class StateAttention(Attention):
     def scores(self, query: Float[Tensor, "B Q H"], keys: Float[Tensor, "B S H"]) -> Float[Tensor, "B Q S"]:
         """The scores of states."""
 
-    def attend(
-        self, query: Float[Tensor, "B Q H"], keys: Tensor, memory: Float[Tensor, "B S H"], bias: Tensor
-    ) -> Float[Tensor, "B Q H"]:
-        """The contexts of states; `bias` [B, 1, S] hides padding."""
-        return self.combine(self.weights(query, keys, memory, bias), query, keys, memory, bias)
-
-    def weights(self, query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor) -> Float[Tensor, "B 1 Q S"]:
+    def weights(
+        self, query: Float[Tensor, "B Q H"], keys: Tensor, memory: Float[Tensor, "B S H"], bias: Float[Tensor, "B 1 S"]
+    ) -> Float[Tensor, "B 1 Q S"]:
+        """The weights of states; `bias` hides padding."""
         return softmax_over_keys(self.scores(query, keys) + bias)[:, None]
 
     def raw_scores(self, query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor) -> Float[Tensor, "B 1 Q S"]:
