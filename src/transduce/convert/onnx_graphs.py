@@ -26,7 +26,7 @@ from transduce.nn.bias import Bias, step_bias
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.masks import attention_bias
 from transduce.nn.patterns import FullPattern
-from transduce.nn.positions import Positions, SinusoidalPositions
+from transduce.nn.positions import Positions
 from transduce.text.special import PAD
 
 OPSET = 20
@@ -64,7 +64,7 @@ class Graph:
             examples.append(example.to({"ids": torch.long, "segments": torch.long, "mask": torch.bool}.get(name)))
         dynamic = tuple({i: n for i, n in enumerate(shape) if isinstance(n, str)} for shape in self.inputs.values())
         # with gradients: without them, a linear layer may use an operator of oneDNN
-        with quiet("torch.onnx"), _without_tables(self.module), torch.enable_grad():
+        with quiet("torch.onnx"), torch.enable_grad():
             program = torch.onnx.export(
                 self.module,
                 tuple(examples),
@@ -191,20 +191,6 @@ class _TracedState(DecoderState):
         documents: Tensor | None = None,
     ) -> list[Bias]:
         return [step_bias(pattern, queries, keys, scheme, history=None, masked=True) for pattern in patterns]
-
-
-@contextmanager
-def _without_tables(model: nn.Module) -> Iterator[None]:
-    """Make sinusoidal positions compute all their vectors, instead of reading the first ones from a table."""
-    found = [module for module in model.modules() if isinstance(module, SinusoidalPositions)]
-    tables = [module.table for module in found]
-    try:
-        for module in found:
-            module.table = module.table[:0]
-        yield
-    finally:
-        for module, table in zip(found, tables, strict=True):
-            module.table = table
 
 
 @contextmanager

@@ -149,7 +149,7 @@ class SinusoidalPositions(Positions):
 
     def add(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
         end = offset + x.shape[1]
-        known = end <= len(self.table)
+        known = not torch.compiler.is_exporting() and end <= len(self.table)  # a graph for export computes all
         rows = self.table[offset:end] if known else self._rows(x.shape[1], offset=offset, device=x.device)
         return x + (rows if positions is None else rows[positions]).to(x.dtype)
 
