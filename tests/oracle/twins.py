@@ -218,8 +218,7 @@ def words(n: int) -> list[str]:
     return special + [f"x{i}" for i in range(n - len(special) - (1 if n % 8 == 0 else 0))]
 
 
-BERTS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForNextSentencePrediction",
-         "BertForSequenceClassification")  # fmt: skip
+BERTS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification")
 
 
 def bert_twins(path: Path, seed: int, larger: bool) -> Twins:

@@ -33,7 +33,6 @@ ARCHITECTURES = {
         "BertModel",
         "BertForPreTraining",
         "BertForMaskedLM",
-        "BertForNextSentencePrediction",
         "BertForSequenceClassification",
     )
 }
@@ -81,8 +80,6 @@ BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 """Ends of the names of tensors in older files that are not weights."""
 
 _MASKED, _NEXT, _LABELS = "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight", "classifier.weight"
-_MAX_LABELS = 1 << 16
-_NEXT_LABELS = ("next", "random")  # of a file that has only the next-sentence head: a classifier of text pairs
 
 _IMPORTED_SPECIAL = {
     "pad_token": "[PAD]",
@@ -97,13 +94,6 @@ _EXPORTED_SPECIAL = {"pad_token": PAD, "unk_token": UNK, "cls_token": BOS, "sep_
 # -- config.json and weights
 
 
-def _label_head(names: Collection[str]) -> str | None:
-    """The classifier, which may be a next-sentence head alone; None without one."""
-    if _LABELS in names:
-        return "classifier"
-    return "cls.seq_relationship" if _NEXT in names and _MASKED not in names else None
-
-
 def _has_pooler(names: Collection[str]) -> bool:
     return any(name.endswith("pooler.dense.weight") for name in names)
 
@@ -113,8 +103,8 @@ def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin:
     config = {**FORMAT.defaults, **config}
     FORMAT.check(config, origin=origin)
     values = FORMAT.read(config) | {"positions": "learned", "embedding_norm": True, "scale_embeddings": False}
-    if _label_head(names):
-        values |= {"kind": "bert-classifier", "n_labels": len(labels_of(config, names=names))}
+    if _LABELS in names:
+        values |= {"kind": "bert-classifier", "n_labels": len(labels_of(config))}
     elif _MASKED in names:
         tie = "three_way" if config["tie_word_embeddings"] else "none"
         values |= {"kind": "bert", "next_sentence": _NEXT in names, "output_bias": True, "tie": tie}
@@ -123,24 +113,20 @@ def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin:
     return model_from(EncoderSettings, values, origin=origin)
 
 
-def labels_of(config: Mapping[str, Any], *, names: Collection[str]) -> tuple[str, ...]:
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The labels in the order of their ids; LABEL_0 and LABEL_1 where the file names none."""
-    if _LABELS not in names:
-        return _NEXT_LABELS
     named = config.get("id2label")
     named = named if isinstance(named, dict) else {}
-    n = config.get("num_labels")
-    n = max(len(named), n if type(n) is int and n <= _MAX_LABELS else 0) or 2
-    return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(n))
+    return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(len(named) or 2))
 
 
 def entries(s: EncoderSettings, *, rows: Rows, names: Collection[str] | None = None) -> list[Entry]:
     """The weight map of a model. `names`: those in the file to read; None for a file to write."""
     if names is None:
-        prefix, labels, pooler = "" if isinstance(s, BertEncoderSettings) else "bert.", "classifier", True
+        prefix, pooler = "" if isinstance(s, BertEncoderSettings) else "bert.", True
     else:
         prefix = "bert." if any(name.startswith("bert.") for name in names) else ""  # none in a file without heads
-        labels, pooler = _label_head(names) or "", _has_pooler(names)
+        pooler = _has_pooler(names)
     d, at, size = s.d_model, f"{prefix}embeddings", (rows.n_theirs, s.d_model)
     head, decoder, output = "cls.predictions.transform", "cls.predictions.decoder", "output_embedding.weight"
     masked, next_sentence = isinstance(s, BertSettings), isinstance(s, BertSettings) and s.next_sentence
@@ -167,7 +153,7 @@ def entries(s: EncoderSettings, *, rows: Rows, names: Collection[str] | None = N
     if next_sentence:
         found += linear("next_sentence", ("cls.seq_relationship",), (2, d))
     if isinstance(s, BertClassifierSettings):
-        found += linear("labels", (labels,), (s.n_labels or 0, d))
+        found += linear("labels", ("classifier",), (s.n_labels or 0, d))
     return found
 
 
@@ -210,7 +196,7 @@ def import_bert(folder: Path) -> Imported:
     config = read_object(folder / "config.json")
     check_model_type(folder, config, ARCHITECTURES)
     tensors = read_weights(folder, without=BUFFERS)
-    head, notes = _label_head(tensors), [type_note(tensors)]
+    is_classifier, notes = _LABELS in tensors, [type_note(tensors)]
     model = model_settings(config, names=tensors, origin=folder)
     if unused := [name for name in tensors if name.endswith(_unused(model))]:
         notes.append(f"not used, and left out: {', '.join(unused)}")
@@ -228,13 +214,13 @@ def import_bert(folder: Path) -> Imported:
         problem = f"pad_token_id = {repr(pad)[:40]}, and {names[0]} of the vocabulary is {int(rows.index[PAD])}"
         raise UserError(f"{folder / 'config.json'}: {problem}")
     state = read(tensors, entries_of(rows=rows), origin=folder)
-    if head is None and any(name in config for name in ("id2label", "num_labels")):
+    if not is_classifier and "id2label" in config:
         notes.append("labels in config.json are left out: there is no classifier")
     if isinstance(model, BertEncoderSettings) and not _has_pooler(tensors):
         weight = torch.randn(model.d_model, model.d_model, generator=torch.Generator().manual_seed(1)) * 0.02
         state |= {"pooler.dense.weight": weight, "pooler.dense.bias": torch.zeros(model.d_model)}
         notes.append("it had no pooler: a randomly initialized one was added, for training to start from")
-    labels = labels_of(config, names=tensors) if head else None
+    labels = labels_of(config) if is_classifier else None
     return hub_folder.make_imported(model, tokenizer, state, notes, labels=labels)
 
 

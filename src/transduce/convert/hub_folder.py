@@ -31,9 +31,8 @@ def special_names(folder: Path, defaults: Mapping[str, str]) -> list[str]:
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         config |= read_object(folder / name, optional=True)
-    values = {key: config.get(key) for key in defaults}
-    names = {key: value.get("content") if isinstance(value, dict) else value for key, value in values.items()}
-    return [str(names[key] or default) for key, default in defaults.items()]
+    names = {key: name.get("content") if isinstance(name, dict) else name for key, name in config.items()}
+    return [str(names.get(key) or default) for key, default in defaults.items()]
 
 
 def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
