@@ -24,12 +24,8 @@ def keep_factors(like: Tensor, p: float) -> Tensor:
     return bits.bitwise_and_(scale.view(torch.int16)).view(torch.bfloat16).view(like.shape)
 
 
-class Dropout(nn.Module):
+class Dropout(nn.Dropout):
     """Sets elements to zero with probability `p` in training and scales the rest by 1 / (1 - p); identity in eval."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
 
     @property
     def rate(self) -> float:
@@ -49,7 +45,3 @@ class Dropout(nn.Module):
         if not self.rate or x.device.type != "cpu":
             return x + self(update)
         return torch.addcmul(x, update.to(x.dtype), keep_factors(update, self.p).to(x.dtype))
-
-    def extra_repr(self) -> str:
-        """Part of print(model)."""
-        return f"p={self.p}"
