@@ -37,7 +37,6 @@ from transduce.nn.recording import switched_off, switches
 from transduce.nn.relative_attention import RelativeAttention
 from transduce.text.special import Vocabulary
 
-VERSION = 1
 MOST_BYTES = 3_000_000
 """Size of a kept page; the matrices of parts are left out, the last first, where they would not fit."""
 
@@ -172,7 +171,6 @@ def look(
     predicted = sides[subject.predicted]
     attention = list(attention_view(parts, sides))
     views = {
-        "version": VERSION,
         "model": _model_data(subject),
         "off": list(off),
         "original": original,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -43,34 +44,21 @@ class Replay:
     ends: list[int]  # of each result, the number of its last node
 
 
-class _Recorder:
-    """A model whose last probabilities are kept."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.log_probs = torch.empty(0)
-
-    def start(self, src: Tensor, *, capacity: int, n_beams: int) -> Any:
-        return self._model.start(src, capacity=capacity, n_beams=n_beams)
-
-    def advance(self, ids: Tensor, state: Any) -> Tensor:
-        return self._model.advance(ids, state)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._model.logits(hidden)
-        self.log_probs = logits.float().log_softmax(-1)
-        return logits
-
-
 def replay(model: Stepper, src: Tensor, options: DecodingOptions, *, limit: int, prefix: Sequence[int] = ()) -> Replay:
     """Search for one source [1, S] as `beam_search` does, and keep what happened."""
-    recorder = _Recorder(model)
+    log_probs = torch.empty(0)  # of the last step
     root = Node(0, None, 0, 0.0, "kept")
     steps, nodes, live = list[list[Node]](), [root], [root]
 
+    def logits(hidden: Tensor) -> Tensor:
+        nonlocal log_probs
+        found = model.logits(hidden)
+        log_probs = found.float().log_softmax(-1)
+        return found
+
     def watch(found: Continuations) -> None:
         nonlocal live
-        for node, row in zip(live, recorder.log_probs, strict=False):
+        for node, row in zip(live, log_probs, strict=False):
             top = row.topk(min(_TOP, len(row)))
             node.top = list(zip(top.indices.tolist(), top.values.exp().tolist(), strict=True))
         step, kept = list[Node](), list[Node]()
@@ -90,6 +78,7 @@ def replay(model: Stepper, src: Tensor, options: DecodingOptions, *, limit: int,
         steps.append(step)
         live = kept
 
+    recorder: Any = SimpleNamespace(start=model.start, advance=model.advance, logits=logits)
     (results,) = beam_search(recorder, src, options, max_length=limit, prefixes=[prefix], watch=watch)
     paths = {tuple(_path(node, nodes)): node.number for node in nodes if node.fate != "pruned"}
     ends = [paths[(*one.ids, EOS) if one.finished else one.ids] for one in results]
