@@ -212,7 +212,6 @@ export function facts(equation, shapes, source) {
 
 export function sourceLink(source) {
   const text = `${source.file}:${source.line}`;
-  if (!source.code) return el("code", { textContent: text });
   return el(
     "details",
     { className: "code" },

@@ -1,5 +1,5 @@
 // The attention weights of each head.
-import { at, choiceOf, chosen, format, labelsOf, matrix, mergeWords } from "./record.js";
+import { at, choiceOf, chosen, format, matrix, mergeWords } from "./record.js";
 import { partNamed, percent, set, view, wordsOf } from "./record.js";
 import { buttonRow, el, facts, note, paint, rove, svg } from "./draw.js";
 import { heatMap, mapWidth } from "./heatmap.js";
@@ -155,9 +155,7 @@ function smallMap({ layer, head, label, score, shares }, isChosen) {
 // Weights and labels of a head, of subwords or words.
 function inUnits(record, layer, head) {
   const m = matrix(layer.weights, [head]);
-  const rows = layer.row_tokens || labelsOf(record, layer.rows, m.rows) || [...Array(m.rows).keys()].map(String);
-  const columns =
-    layer.column_tokens || labelsOf(record, layer.columns, m.columns) || [...Array(m.columns).keys()].map(String);
+  const { row_tokens: rows, column_tokens: columns } = layer;
   if (view.unit === "subwords") return { m, rows, columns, row: chosen(layer.rows, rows.length), rowOf: (i) => i };
   const ofRows = wordsOf(record, layer.rows, rows);
   const ofColumns = wordsOf(record, layer.columns, columns);
@@ -213,11 +211,7 @@ function lines(m, rows, columns, row, pick, width) {
     role: "group",
     "aria-label": "lines from the queries to the keys",
   });
-  const head = (x, anchor, text) => {
-    const node = svg("text", { x, y: 11, "text-anchor": anchor });
-    node.textContent = text;
-    return node;
-  };
+  const head = (x, anchor, text) => svg("text", { x, y: 11, "text-anchor": anchor }, text);
   drawing.append(head(left - 6, "end", "query"), head(right + 6, "start", "key"));
   const groups = rows.map((_, i) => {
     const group = svg("g", { class: i === row ? "from on" : "from" });
@@ -238,7 +232,7 @@ function lines(m, rows, columns, row, pick, width) {
   drawing.append(...groups);
   const light = (i) => groups.forEach((group, place) => group.classList.toggle("on", place === i));
   rows.forEach((label, i) => {
-    const text = svg("text", {
+    const attributes = {
       x: left - 6,
       y: y(i) + 4,
       "text-anchor": "end",
@@ -251,15 +245,10 @@ function lines(m, rows, columns, row, pick, width) {
       pointerleave: () => light(row),
       focus: () => light(i),
       blur: () => light(row),
-    });
-    text.textContent = label;
-    drawing.append(text);
+    };
+    drawing.append(svg("text", attributes, label));
   });
-  columns.forEach((label, j) => {
-    const text = svg("text", { x: right + 6, y: y(j) + 4, class: "token" });
-    text.textContent = label;
-    drawing.append(text);
-  });
+  drawing.append(...columns.map((label, j) => svg("text", { x: right + 6, y: y(j) + 4, class: "token" }, label)));
   rove(drawing, "text[role=button]");
   return drawing;
 }

@@ -16,7 +16,6 @@ export const matricesSection = {
     "parts and arrays in Python count from 0.",
   render(record, panel) {
     const part = chosenPart(record);
-    if (!part) return panel.append(note("This record has no parts."));
     const heads = Math.max(
       0,
       ...part.values.filter((value) => value.axes[0] === "head").map((value) => value.shape[0]),

@@ -1,6 +1,6 @@
 // The path of a token through the model.
 import { at, choiceOf, chosen, chosenPart, meanOverHeads, page, set, shapeText } from "./record.js";
-import { facts, note, rove, svg, tokenRow } from "./draw.js";
+import { facts, rove, svg, tokenRow } from "./draw.js";
 
 const LABELS = {
   embedding: "embedding",
@@ -28,10 +28,8 @@ export const pathSection = {
     const residual = record.parts.find((part) => part.kind === "residual");
     const last = record.parts.at(-1);
     if (residual) panel.append(facts("x ← x + Sublayer(x)", [["x", residual.shape]], residual.source));
-    else if (last) panel.append(facts(last.equation, [[last.title, last.shape]], last.source));
-    panel.append(...tokenRows(record));
-    if (record.parts.length) panel.append(picture(record, page.width));
-    else panel.append(note("This record has no parts."));
+    else panel.append(facts(last.equation, [[last.title, last.shape]], last.source));
+    panel.append(...tokenRows(record), picture(record, page.width));
   },
 };
 
@@ -85,9 +83,7 @@ function drawStack(record, parts, left, width, back, front) {
   const place = chosen(side, n);
   const inner = width - 32;
   const xOf = (i, size = n) => left + 10 + ((i + 0.5) / size) * inner;
-  const title = svg("text", { x: left, y: 12, class: "stack" });
-  title.textContent = parts[0].stack;
-  front.append(title);
+  front.append(svg("text", { x: left, y: 12, class: "stack" }, parts[0].stack));
   let y = 22;
   let frame = null;
   let from = null; // where the stream last left the straight way
@@ -96,10 +92,8 @@ function drawStack(record, parts, left, width, back, front) {
     const isNew = part.layer !== null && part.layer !== undefined && part.layer !== parts[i - 1]?.layer;
     if (isNew) {
       frame = svg("rect", { x: left + 0.5, y: y + 4, width: width - 1, height: 10, rx: 8, class: "frame" });
-      const name = svg("text", { x: left + width - 24, y: y + 18, "text-anchor": "end" });
-      name.textContent = `layer ${part.layer + 1}`;
       back.append(frame);
-      front.append(name);
+      front.append(svg("text", { x: left + width - 24, y: y + 18, "text-anchor": "end" }, `layer ${part.layer + 1}`));
       y += FRAME;
     }
     const isSmall = ["residual", "norm", "logits"].includes(part.kind);
@@ -143,15 +137,13 @@ function box(record, part, { left, y, width, height, xOf, place, n, isSmall }) {
     click: () => openPart(part.name),
   });
   group.append(svg("rect", { x: left + 6, y, width: width - 24, height, rx: 5 }));
-  const name = svg("text", { x: left + 12, y: y + 14, class: "name" });
   const pre = part.equation.startsWith("x + ");
-  name.textContent = part.kind === "residual" && pre ? "norm, residual" : LABELS[part.kind] || part.title;
+  const name = part.kind === "residual" && pre ? "norm, residual" : LABELS[part.kind] || part.title;
+  group.append(svg("text", { x: left + 12, y: y + 14, class: "name" }, name));
+  if (isSmall && width < NARROW) return group; // there is no room for the shape
   const lower = width < NARROW && !isSmall ? 12 : 0;
-  const shape = svg("text", { x: left + width - 24, y: y + 14 + lower, "text-anchor": "end" });
-  shape.textContent = shapeText(part.shape);
-  group.append(name);
-  if (isSmall && width < NARROW) return group; // there is no room for both
-  group.append(shape);
+  const end = { x: left + width - 24, y: y + 14 + lower, "text-anchor": "end" };
+  group.append(svg("text", end, shapeText(part.shape)));
   if (isSmall) return group;
   const bottom = y + height - 8;
   const attention = record.attention?.find((one) => one.name === part.name);

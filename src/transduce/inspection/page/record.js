@@ -35,25 +35,6 @@ export const forgetPrefixes = () => changes.forEach((one) => (one.prefix = []));
 // --- arrays -------------------------------------------------------------------------------------------------------
 
 const decoded = new WeakMap(); // from an array of a record to its decoded form
-let halves = null; // all float16 numbers
-
-function halfTable() {
-  halves = new Float32Array(65536);
-  for (let i = 0; i < 65536; i++) {
-    const exponent = (i >> 10) & 31;
-    const fraction = i & 1023;
-    const size =
-      exponent === 31
-        ? fraction
-          ? NaN
-          : Infinity
-        : exponent
-          ? 2 ** (exponent - 15) * (1 + fraction / 1024)
-          : 2 ** -24 * fraction;
-    halves[i] = i >> 15 ? -size : size;
-  }
-  return halves;
-}
 
 // {shape, data: numbers in C order} of an array of a record.
 export function decode(array) {
@@ -63,12 +44,7 @@ export function decode(array) {
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   let data = bytes;
   if (array.dtype === "float32") data = new Float32Array(bytes.buffer);
-  if (array.dtype === "float16") {
-    const table = halves || halfTable();
-    const packed = new Uint16Array(bytes.buffer);
-    data = new Float32Array(packed.length);
-    for (let i = 0; i < packed.length; i++) data[i] = table[packed[i]];
-  }
+  if (array.dtype === "float16") data = new Float32Array(new Float16Array(bytes.buffer));
   const found = { shape: array.shape, data };
   decoded.set(array, found);
   return found;

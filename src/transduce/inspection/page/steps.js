@@ -82,9 +82,7 @@ function force(record, prefix) {
 // The hypotheses that a step continues, with their candidates.
 function continued({ steps, top }, step) {
   if (step > 0) return steps[step - 1].live.filter((one) => one.top.length);
-  const first = steps[0].live;
-  const pairs = first.map((one) => [one.token, one.token_id, Math.exp(one.log_prob)]);
-  return [{ id: first[0].parent, text: "", top: top ?? pairs, log_prob: 0 }];
+  return [{ id: steps[0].live[0].parent, top, log_prob: 0 }];
 }
 
 function beamBox(record, one, nodes, step, message) {

@@ -168,11 +168,7 @@ function curve(values, titles, width) {
   const [left, bottom, height] = [38, 118, 140];
   const step = (width - left - 16) / Math.max(1, values.length - 1);
   const y = (p) => bottom - p * 104;
-  const text = (x, place, words, anchor) => {
-    const node = svg("text", { x, y: place, "text-anchor": anchor });
-    node.textContent = words;
-    return node;
-  };
+  const text = (x, place, words, anchor) => svg("text", { x, y: place, "text-anchor": anchor }, words);
   const drawing = svg("svg", {
     class: "curve",
     width,
@@ -190,8 +186,7 @@ function curve(values, titles, width) {
   const points = values.map((p, i) => [left + 8 + i * step, y(p)]);
   drawing.append(svg("path", { class: "line", d: `M${points.map((point) => point.join(" ")).join("L")}` }));
   points.forEach(([x, place], i) => {
-    const title = svg("title");
-    title.textContent = `${titles[i]}: ${percent(values[i])}`;
+    const title = svg("title", {}, `${titles[i]}: ${percent(values[i])}`);
     drawing.append(svg("circle", { cx: x, cy: place, r: 4 }, title), text(x, bottom + 16, i, "middle"));
   });
   return drawing;

@@ -39,9 +39,7 @@ export function tree(record, nodes, step, go) {
   );
   const texts = [];
   steps.forEach((one, i) => {
-    const head = svg("text", { x: i * across + 4, y: 13 });
-    head.textContent = `step ${i + 1}`;
-    texts.push(head);
+    texts.push(svg("text", { x: i * across + 4, y: 13 }, `step ${i + 1}`));
     for (const node of one.live) {
       const [x, y] = spots.get(node.id);
       const from = spots.get(node.parent);
@@ -73,14 +71,13 @@ export function tree(record, nodes, step, go) {
         "aria-pressed": node.id === record.selected,
         tabindex: i === step ? 0 : -1,
       });
-      const name = svg("text", { x: x + 6, y: y + 14, class: "name" });
-      name.textContent =
-        (node.fate === "finished" ? "■ " : "") + (node.token.length > 11 ? `${node.token.slice(0, 10)}…` : node.token);
-      const score = svg("text", { x: x + 6, y: y + 28 });
-      score.textContent = format(node.log_prob);
-      const title = svg("title");
-      title.textContent = `${textOf(node, nodes)}: ${node.fate}, log p = ${format(node.log_prob)}`;
-      group.append(title, svg("rect", { x, y, width: NODE.width, height: NODE.height, rx: 5 }), name, score);
+      const name = node.token.length > 11 ? `${node.token.slice(0, 10)}…` : node.token;
+      group.append(
+        svg("title", {}, `${textOf(node, nodes)}: ${node.fate}, log p = ${format(node.log_prob)}`),
+        svg("rect", { x, y, width: NODE.width, height: NODE.height, rx: 5 }),
+        svg("text", { x: x + 6, y: y + 14, class: "name" }, (node.fate === "finished" ? "■ " : "") + name),
+        svg("text", { x: x + 6, y: y + 28 }, format(node.log_prob)),
+      );
       texts.push(group);
     }
   });
