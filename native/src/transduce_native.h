@@ -101,7 +101,8 @@ typedef struct {
 
 /* The ids of sentence i are ids[offsets[i]] to ids[offsets[i + 1] - 1]. Its output starts with its prefix, likewise in `prefixes`
  * (null: no prefixes), and has at most limits[i] tokens, the prefix and the end included. It consists of the tokens `allowed`,
- * likewise, in ascending order and with those of the prefix; others have no probability. None, or null: all tokens. */
+ * likewise, in ascending order and with those of the prefix; others have no probability. None, or null: all tokens. A source of a model
+ * with an encoder has no padding inside. */
 typedef struct {
     const int32_t* ids;
     const int64_t* offsets;
@@ -146,7 +147,7 @@ TRANSDUCE_API int32_t transduce_results(transduce_client* client, int64_t* ticke
 
 /* Pairs of a source and a target. Source i: sources[source_offsets[i]] to sources[source_offsets[i + 1] - 1], with its end; null in a
  * model without an encoder. The model reads inputs[offsets[i]] to inputs[offsets[i + 1] - 1]; after each of them, `tokens` has the
- * token whose log-probability is wanted, or -1. */
+ * token whose log-probability is wanted, or -1. Sources and `tokens` are without padding. */
 typedef struct {
     const int32_t* sources;
     const int64_t* source_offsets;

@@ -6,6 +6,7 @@ A user's mistake is reported in one line: what was given, what is allowed, what 
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Collection, Iterable
 
 
@@ -87,7 +88,9 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, PyTorch, oneDNN or a CUDA library ran out of memory."""
+    """Whether Python, PyTorch, oneDNN, a CUDA library or the system ran out of memory."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in _OUT_OF_MEMORY)
     )

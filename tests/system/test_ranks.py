@@ -202,6 +202,26 @@ def test_a_user_mistake_is_reported_once_and_stops_all_processes(team: Team) -> 
     assert "is finished" in team.said("again", 0)
 
 
+def test_an_interruption_is_reported_once(team: Team) -> None:
+    src, tgt = write_corpus(team.path, "long", 60)
+    asked = [
+        "train",
+        "--src",
+        src,
+        "--tgt",
+        tgt,
+        *small("training.max_updates=100000", "training.valid_updates=100000"),
+    ]
+    members = team.command("interrupted", 2, *asked, "--run", team.path / "interrupted")
+    team.wait_for_log("interrupted", members[0], '"update": 20')
+    for member in members:  # as a terminal does
+        assert member.pid is not None
+        os.kill(member.pid, signal.SIGINT)
+    team.finish(members, 130, 130)
+    assert "SIGINT: stopped after update" in team.said("interrupted", 0)
+    assert "transduce" not in team.said("interrupted", 1)
+
+
 def test_a_process_that_cannot_write_its_shard_is_named_and_stops_all(team: Team) -> None:
     """Its thread fails while both train on; the checkpoint before remains."""
     src, tgt = write_corpus(team.path, "full", 60)

@@ -71,7 +71,7 @@ def test_every_damaged_file_is_named(tmp_path: Path) -> None:
         (run / name).write_bytes(whole)
     (run / "notes.txt").write_text("mine")
     done = command("verify", run, "--files")
-    assert done.code == 0 and "unknown   notes.txt" in done.out and "; 1 unknown, " in done.out
+    assert done.code == 0 and "unchecked notes.txt" in done.out and "; 2 unchecked" in done.out
 
 
 def test_a_damaged_record_is_named_when_it_is_read(tmp_path: Path) -> None:

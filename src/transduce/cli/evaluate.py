@@ -23,7 +23,7 @@ _NAMES = {
 
 
 def _options_of_all_tasks() -> Iterator[inspect.Parameter]:
-    """They are None unless given."""
+    """The evaluation options of all tasks; None unless given."""
     hints: dict[str, Any] = {}
     for options in EVALUATION_OPTIONS.values():
         hints |= get_type_hints(options, include_extras=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -39,11 +40,13 @@ def train(
     transduce train --src a.en --tgt a.de --run runs/x --processes 2
     """
     from transduce.distributed import launch
+    from transduce.distributed.environment import this_process
 
-    if launch.is_worker():
+    launch.stop_with_launcher()
+    if this_process().rank > 0:
         from transduce.pipeline import run_worker
 
-        raise typer.Exit(run_worker())
+        sys.exit(run_worker())
     settings, folder = request.settings(), request.run_folder()
     launch.launch_if_asked(1 if dry_run else processes, max_restarts=max_restarts)
 
@@ -132,7 +135,7 @@ def doctor(
 def report(run: Run) -> None:
     """Write report.html of a run from what it has measured so far, also while it is trained.
 
-    Of a finished run, a missing model card (README.md) is written too.
+    Also writes the model card (README.md) of a finished training if it is missing.
 
     \b
     transduce report runs/mine

@@ -107,7 +107,7 @@ class TokenizerSettings(Section):
     mask: bool = Field(False, description="Include a <mask> token, as masked models need.")
     exact: bool = Field(False, description="Make decoding reproduce the text: line ends, spaces, rare characters.")
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = Field(
-        "nmt_nfkc", description="Unicode normalization; cf: folds case too, identity: none."
+        "nmt_nfkc", description="Unicode normalization; those with _cf also fold case, identity changes nothing."
     )
     start: Path | None = Field(None, description="Run folder whose tokenizer to use, instead of training one.")
 

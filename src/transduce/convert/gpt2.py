@@ -70,6 +70,8 @@ EXPRESSIBLE: Expressible = {**EXPRESSIBLE_IN_TRANSFORMERS, "residual": ("pre",),
 BUFFERS = (".attn.bias", ".attn.masked_bias")
 """Ends of the names of tensors in older files that are not weights: causal masks."""
 
+_DEFAULT_END = 50256  # GPT-2's own end, which many smaller models keep in config.json as the default
+
 
 # -- config.json and weights
 
@@ -150,12 +152,25 @@ def import_gpt2(folder: Path) -> Imported:
     tokenizer, rows = hub_folder.make_vocabulary(
         content, ids, [*pad_and_unknown, begin, end], n=config["vocab_size"], origin=folder
     )
+    notes = [type_note(tensors), *_differing_ends(config, rows, (begin, end))]
     state, bias = read(tensors, entries(model, rows=rows, names=tensors), origin=folder), fixed_bias(rows)
     if bool(bias.any()):
         state["output_bias"] = bias
-    notes, same_end = [type_note(tensors)], int(rows.index[BOS]) == int(rows.index[EOS])
+    same_end = int(rows.index[BOS]) == int(rows.index[EOS])
     changes = {"output_bias": "fixed" if "output_bias" in state else False, "one_end": same_end}
     return hub_folder.make_imported(model.model_copy(update=changes), tokenizer, state, notes, exact=True)
+
+
+def _differing_ends(config: Mapping[str, Any], rows: Rows, names: tuple[str, str]) -> list[str]:
+    """Notes where config.json names other ids for the ends of a text than the vocabulary, which is followed."""
+    notes = []
+    for key, name, ours in zip(("bos_token_id", "eos_token_id"), names, (BOS, EOS), strict=True):
+        value, there = config.get(key), int(rows.index[ours])
+        if value not in (None, there, _DEFAULT_END):
+            notes.append(
+                f"{key} = {repr(value)[:40]} in config.json is not followed: {name} of the vocabulary, {there}, is used"
+            )
+    return notes
 
 
 # -- export

@@ -56,7 +56,7 @@ PAIR_FORMATS: dict[str, PairReader] = {
     ".parquet": read_parquet,
     ".arrow": read_arrow,
 }
-"""By suffix. A new format is a module with such a function, and an entry here."""
+"""By suffix. A new format is a module with such a function, an entry here and, perhaps, in `NOT_BY_LINE`."""
 NOT_BY_LINE = (".tmx", ".parquet", ".arrow")
 """Formats in which the first lines of a file are not a shorter file of the format."""
 

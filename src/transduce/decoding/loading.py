@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from transduce.decoding.engine import Engine
 from transduce.decoding.native_engine import native_engine
@@ -46,8 +47,10 @@ GIVEN = EngineChoice()
 """Of an engine that the caller has made."""
 
 
-class EngineModel:
+class EngineModel(ABC):
     """A model and its engine: what `Translator` and `Generator` share."""
+
+    task: ClassVar[str]
 
     def __init__(self, engine: Engine, choice: EngineChoice) -> None:
         self.engine, self.choice = engine, choice

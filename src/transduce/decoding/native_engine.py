@@ -18,7 +18,7 @@ from transduce.data.examples import Example, RowExample
 from transduce.decoding.alignment import guided_head
 from transduce.decoding.engine import BATCH_TOKENS, Batcher, DecodingInput, Deliver, Hypothesis, OnToken
 from transduce.decoding.native_decoder import NativeBatcher, NativeDecoder
-from transduce.decoding.native_model import MOST_TOKENS, NativeModel, NativePrecision, NativeSettings, why_not
+from transduce.decoding.native_model import LONGEST_TEXT, NativeModel, NativePrecision, NativeSettings, why_not
 from transduce.decoding.native_scoring import Head, NativeScorer
 from transduce.errors import SettingsError
 from transduce.native.library import load_library
@@ -42,7 +42,7 @@ class NativeEngine:
 
         Args:
             native: The model.
-            pytorch_model: Gives the same model in PyTorch, which is looked into; called once, if it is needed.
+            pytorch_model: Gives the same model in PyTorch, for inspection; called when it is first asked for.
             n_threads: All cores, if not given.
         """
         n_threads = n_threads or n_threads_to_use()
@@ -89,7 +89,7 @@ def native_engine(
         return f"the native library does not support model.kind = '{settings.kind}'"
     if reason := why_not(settings):
         return f"the native library does not support {reason}"
-    if (context := folder.settings.data.context or 0) > MOST_TOKENS:
+    if (context := folder.settings.data.context or 0) > LONGEST_TEXT:
         return f"the native library does not support data.context = {context}"
     sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
     try:

@@ -17,8 +17,8 @@ NativePrecision = Literal["float32", "float32-fast", "int8"]
 PRECISIONS: tuple[NativePrecision, ...] = ("float32", "float32-fast", "int8")
 """The fastest last. The order is that of the codes of the native library."""
 
-MOST_TOKENS = 1 << 16
-"""Of a source or of a row of text, with its end."""
+LONGEST_TEXT = 1 << 16
+"""Tokens of a source or of a row of text, with its end."""
 
 _NORMS, _ACTIVATIONS = ("layer", "rms"), ("relu", "gelu", "gelu_tanh", "silu")
 _POSITIONS = ("none", "sinusoidal", "sinusoidal_halves", "learned", "rotary")

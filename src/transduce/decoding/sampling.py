@@ -1,4 +1,4 @@
-"""Sampling (ancestral, with temperature, top-k and top-p) over any model that `beam_search` can search.
+"""Sampling (ancestral, with temperature, top-k and top-p) with translators and language models.
 
 Each sample has its own generator and draws one number per token, so that it does not depend on the rest of its batch.
 """

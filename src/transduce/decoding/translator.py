@@ -77,7 +77,8 @@ class Translator(EngineModel):
         """Load the model of a run folder.
 
         On a CPU the native library decodes, where it is built and supports the model; else PyTorch does, and
-        `choice.slow_because` has the reason. PyTorch is imported and given the weights when it is first needed.
+        `choice.slow_because` has the reason. With the library, PyTorch is imported and given the weights when
+        `model` is first asked for.
 
         Args:
             path: The run folder.
@@ -253,11 +254,12 @@ class Translator(EngineModel):
             elif not len(ids):
                 yield _EMPTY
             else:
-                limit = min(options.most_output(len(ids)), self.position_limit or MAX_TOKENS)
+                asked = options.most_output(len(ids))
+                limit = min(asked, (self.position_limit or MAX_TOKENS) - 1)  # as many as can be scored and aligned
                 if len(prefix) > limit:
                     raise DataError(
                         f"line {place + 1}: a prefix of {len(prefix)} tokens; its output may have {limit}; "
-                        "shorten the prefix or raise max_length"
+                        f"shorten the prefix{' or raise max_length' if limit == asked else ''}"
                     )
                 allowed = None if shortlist is None else shortlist.tokens(ids, prefix)
                 yield DecodingInput((place,), ids, limit, tuple(prefix), allowed)

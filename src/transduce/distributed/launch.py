@@ -18,12 +18,10 @@ _CONSEQUENCES = (RankExited.exit_code, -signal.SIGTERM, *_SAVED)
 """Exit codes of a process that stopped because another one did: torchrun sends SIGTERM to those that remain."""
 
 
-def is_worker() -> bool:
-    """Whether this process is a worker. One that `--processes` started saves and stops when the launcher dies."""
-    process = this_process()
-    if process.launched:
+def stop_with_launcher() -> None:
+    """Let a process that `--processes` started save and stop when the launcher dies."""
+    if this_process().launched:
         send_at_parent_exit(signal.SIGTERM)
-    return process.rank > 0
 
 
 def launch_if_asked(n: int, *, max_restarts: int) -> None:

@@ -78,13 +78,17 @@ def measure(folder: Path, *, seconds: float, processes: int = 1, limit: float = 
 def why_it_crashed(code: int, err: bytes) -> str:
     """The reason why a trial ended that could not report its error; "" if it did not crash.
 
-    >>> why_it_crashed(-6, b"terminate called ... std::bad_alloc"), why_it_crashed(3, b"")
-    ('out of memory', 'exit code 3')
+    >>> why_it_crashed(-6, b"terminate called ... std::bad_alloc"), why_it_crashed(3, b"ImportError: no libc")
+    ('out of memory', 'exit code 3: ImportError: no libc')
     """
-    # -9: the system's OOM killer; the messages: of C++, and of the loader of libraries.
-    if code == -9 or (code and (b"bad_alloc" in err or b"failed to map segment" in err)):
+    if not code:
+        return ""
+    # -9: the system's OOM killer; the messages: of C++, of Python, and two of the loader of libraries.
+    marks = b"bad_alloc", b"memoryerror", b"failed to map segment", b"cannot allocate memory"
+    if code == -9 or any(mark in err.lower() for mark in marks):
         return FULL
-    return f"exit code {code}" if code else ""
+    last = err.decode("utf-8", errors="replace").strip().rpartition("\n")[2]
+    return f"exit code {code}" + (f": {last}" if last else "")
 
 
 class Rehearsal:

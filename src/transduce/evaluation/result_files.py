@@ -146,11 +146,15 @@ class Wording:
 def render_record(run: RunFolder, render: Callable[[Record], T]) -> T:
     """Return `render` of the record of a run. Raises `RunFolderError` for unexpected content of its files."""
     with expecting(f"a record of {run.path} (see transduce verify {run.path} --files)", UndefinedError):
-        return render(read_record(run))
+        return render(_read_record(run))
 
 
 def read_record(run: RunFolder) -> Record:
-    """Read the record of a run. `RunFolderError` names a file that is not as it was written."""
+    """Read the record of a run; errors as for `render_record`."""
+    return render_record(run, lambda record: record)
+
+
+def _read_record(run: RunFolder) -> Record:
     read = run.read_record
     scores, samples, attention = read("scores.json"), read("samples.json"), read("attention.json")
     events = MetricsFile(run.path / "metrics.jsonl").read()

@@ -20,7 +20,6 @@ from transduce.nn.bias import Bias, CausalBias, attended, dense_bias, fuses_on_c
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear, batched_product, wide
-from transduce.nn.masks import HIDDEN
 from transduce.nn.positions import Relations, Rotate
 
 _GPU_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -279,7 +278,7 @@ class MultiHeadAttention(Attention):
     ) -> Float[Tensor, "B H T S"]:
         matrix = dense_bias(bias, query)
         weights = attention_weights(query, self._of_each_head(key), matrix)
-        return weights if matrix is None else weights.masked_fill((matrix < HIDDEN / 2).all(-1, keepdim=True), 0.0)
+        return weights if matrix is None else weights.masked_fill(matrix.isneginf().any(-1, keepdim=True), 0.0)
 
     def raw_scores(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,10 +85,10 @@ class EmptyRows(SpecialBias):
         return attended(attend, query, key, value, bias=self.bias).masked_fill(~self.some, 0.0)
 
     def dense(self, query: Tensor) -> Tensor:
-        """[..., T, S]: those rows hide everything."""
+        """[..., T, S]: the other rows are minus infinity."""
         bias = dense_bias(self.bias, query)
         assert bias is not None
-        return bias
+        return bias.masked_fill(~self.some, -math.inf)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -44,10 +44,10 @@ class LayerCache:
         self.values[:, :, known.stop : end] = values
         return self.keys[:, :, known.start : end], self.values[:, :, known.start : end]
 
-    def change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace everything that is kept per row by what `change` makes of it."""
-        self.history = [change(kept) for kept in self.history]
-        self.recurrent = None if self.recurrent is None else change(self.recurrent)
+    def take(self, rows: Int[Tensor, " N"]) -> None:
+        """Of all that is kept per row, row r becomes what rows[r] was."""
+        self.history = [kept.index_select(0, rows) for kept in self.history]
+        self.recurrent = None if self.recurrent is None else self.recurrent.index_select(0, rows)
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class DecoderState:
             beams = rows.view(-1, self.n_beams, 1) % self.n_beams
             self.ancestry = self.ancestry.gather(1, beams.expand(self.ancestry.shape))
         for layer in self.layers:
-            layer.change_rows(lambda kept: kept.index_select(0, rows))
+            layer.take(rows)
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
         rows = rows_of(sentences, self.n_beams)
@@ -145,7 +145,7 @@ class DecoderState:
             if layer.cross_keys is not None and layer.cross_values is not None:
                 layer.cross_keys = layer.cross_keys.index_select(0, sentences)
                 layer.cross_values = layer.cross_values.index_select(0, sentences)
-            layer.change_rows(lambda kept: kept.index_select(0, rows))
+            layer.take(rows)
         self.memory_bias = self.memory_bias.index_select(0, sentences)
         if self.ancestry is not None:
             self.ancestry = self.ancestry.index_select(0, sentences)

@@ -160,7 +160,7 @@ def _is_wanted(name: str, patterns: tuple[str, ...]) -> bool:
 
 @cache
 def _arguments(kind: type[Attention]) -> tuple[str, ...]:
-    """The names of the arguments of `attend`."""
+    """The names of the arguments of `attend`, which `weights` spells out in every class."""
     return tuple(inspect.signature(kind.weights).parameters)[1:]
 
 

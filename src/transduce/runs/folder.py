@@ -26,6 +26,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     import torch
 
     import transduce.runs.checkpoints
+
+_WRITTEN = ("*", "checkpoints/*", "averaging/*", "preparation/*", "tokens/*")
+"""What training writes below a run folder, trackers aside."""
 
 
 class RunFolder:
@@ -250,7 +254,7 @@ def _make_and_lock(path: Path) -> FolderLock:
 
 def _refuse_links(run: Path) -> None:
     """Refuse links out of a run folder. Training in a downloaded folder would overwrite their targets."""
-    for path in (*run.iterdir(), *run.glob("checkpoints/*"), *run.glob("averaging/*")):
+    for path in chain.from_iterable(map(run.glob, _WRITTEN)):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run)):
             raise RunFolderError(f"{path} is a link that leads out of the run folder; replace it by its target")
 

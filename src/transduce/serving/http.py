@@ -221,7 +221,7 @@ def header_key(call: Call) -> str | None:
 async def read_body(call: Call) -> bytes:
     """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
     limits, length = call.service.limits, call.header("content-length")
-    announced = int(length) if length.isdecimal() and len(length) <= 20 else -1  # digits; -1: unknown
+    announced = int(length) if length.isdecimal() and len(length) <= 20 else -1  # -1: unknown
     body, size, is_last = bytearray(), 0, announced == 0
     try:
         async with asyncio.timeout(limits.body_seconds):

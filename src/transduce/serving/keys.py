@@ -14,7 +14,7 @@ from transduce.data.lines import read_lines
 from transduce.errors import SettingsError, TransduceError
 from transduce.serving.limits import OverloadedError
 
-_LINE = re.compile(r"(\S+)\s+([0-9a-fA-F]{64})(?:\s+([1-9]\d{0,8}))?")
+_SHA256, _LIMIT = re.compile(r"[0-9a-fA-F]{64}"), re.compile(r"[1-9]\d{0,8}")
 
 
 class UnauthorizedError(TransduceError):
@@ -54,12 +54,15 @@ class ApiKeys:
         """Read a file with a line NAME SHA256 [REQUESTS_PER_MINUTE] per key; empty lines and # comments are skipped."""
         keys = []
         for number, line in enumerate(read_lines(path), 1):
-            if not line.strip() or line.startswith("#"):
-                continue
-            if (found := _LINE.fullmatch(line.strip())) is None:
-                raise SettingsError(f"{path}:{number}: not a key; a line is NAME SHA256 [REQUESTS_PER_MINUTE]")
-            name, digest, limit = found.groups()
-            keys.append(ApiKey(name, digest.lower(), int(limit) if limit else None))
+            match [] if line.startswith("#") else line.split():
+                case []:
+                    pass
+                case [name, digest] if _SHA256.fullmatch(digest):
+                    keys.append(ApiKey(name, digest.lower()))
+                case [name, digest, limit] if _SHA256.fullmatch(digest) and _LIMIT.fullmatch(limit):
+                    keys.append(ApiKey(name, digest.lower(), int(limit)))
+                case _:
+                    raise SettingsError(f"{path}:{number}: not a key; a line is NAME SHA256 [REQUESTS_PER_MINUTE]")
         if not keys:
             raise SettingsError(f"{path}: contains no key; make one with new_key")
         return cls(tuple(keys))

@@ -117,15 +117,14 @@ class Service:
                     if await asyncio.to_thread(_identity, spec.path) == old.identity:
                         continue
                     new = await self._load(spec)
+                    self._use(tuple(new if run is old else run for run in self.runs))
+                    names.append(new.name)
+                    try:
+                        await self._requests_ended()  # they may still need the old run
+                    finally:
+                        await old.model.close()
                 except Exception as error:  # whatever is wrong with the new folder
                     errors.append(error)
-                    continue
-                self._use(tuple(new if run is old else run for run in self.runs))
-                names.append(new.name)
-                try:
-                    await self._requests_ended()  # they may still need the old run
-                finally:
-                    await old.model.close()
         return names, errors
 
     def route(self, source: str | None = None, target: str | None = None, *, name: str | None = None) -> Route:

@@ -10,7 +10,8 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `sources` and `read_texts` open and count the text, so that every error in the files is found before anything is made;
 - `lines` yields the text that a vocabulary is trained on;
 - `encode` writes stores of class `store` to `tokens/` in the run folder, seals it, and at the very end writes
-  `data.json` with its `fingerprint`, so that a killed run can resume;
+  `data.json` with the `fingerprint`, so that a killed run can resume; the settings that decide what is stored are in
+  STORED;
 - `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
 - `reads` is the form of its rows, by which the doctor checks files; `longest_rows` makes its largest batch;
 - `validation` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
@@ -101,7 +102,7 @@ class Task(ABC, Generic[TextsT, StoreT]):
 
     name: ClassVar[str]
     wording: ClassVar[Wording]
-    """What its models are for."""
+    """How its models are described."""
     defaults: ClassVar[Defaults]
     """Values of unset settings."""
     uses: ClassVar[frozenset[str]]

@@ -25,7 +25,7 @@ WORDINGS: dict[str, Wording] = {name: task.wording for name, task in TASKS.items
         shape="text encoder · {model}",
     )
 }
-"""What models are for: those of TASKS, and imported encoders, which other runs are fine-tuned from."""
+"""Descriptions of models by task; `encoding` is that of imported encoders, from which other runs are fine-tuned."""
 
 
 def find_task(name: str) -> AnyTask:

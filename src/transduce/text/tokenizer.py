@@ -66,7 +66,7 @@ class SentencePieceVocabulary(Vocabulary):
 
     @cached_property
     def algorithm(self) -> str:
-        """unigram, bpe or char."""
+        """unigram, bpe, char or word."""
         spec = parse_model(self.model).trainer_spec
         return str(spec.ModelType.Name(spec.model_type)).lower()
 

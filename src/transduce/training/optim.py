@@ -166,7 +166,9 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
             raise ValueError(f"{name} is {list(value.shape)}, not {list(p.shape)}")
         # A copy, so that training does not change `tensors`. Fused Adam keeps its step count on the device too.
         optimizer.state[p][key] = value.to(p.device, copy=True)
+    parts: dict[frozenset[str], list[set[str]]] = {}  # by the names of the options, which differ between optimizers
     for group in optimizer.param_groups:
-        known = [set(optimizer.state[p]) for p in group["params"] if p in optimizer.state]
-        if any(keys != known[0] for keys in known):
-            raise ValueError("a part of the optimizer's state is missing")
+        found = parts.setdefault(frozenset(group), [])
+        found += [set(optimizer.state[p]) for p in group["params"] if p in optimizer.state]
+    if any(keys != known[0] for known in parts.values() for keys in known):
+        raise ValueError("a part of the optimizer's state is missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,9 @@ def _has_had_a_model(path: Path, manifest: Manifest) -> bool:
         return False
     if not (path / "tokens").exists():
         return True
-    return any(event["event"] == "validation" for event in MetricsFile(path / "metrics.jsonl").read())
+    with contextlib.suppress(RunFolderError):
+        return any(event["event"] == "validation" for event in MetricsFile(path / "metrics.jsonl").read())
+    return False
 
 
 def _sealed(path: Path, folder: Path, required: Sequence[str] = ()) -> Iterator[FileStatus]:
@@ -98,9 +101,12 @@ def _sealed(path: Path, folder: Path, required: Sequence[str] = ()) -> Iterator[
     prefix = folder.relative_to(path).as_posix()
     found = _checked(path, f"{prefix}/manifest.json", sealed_files, folder, required)
     yield found
-    if not found.is_error:
-        for name, expected in sealed_files(folder).items():
-            yield _checked(path, f"{prefix}/{name}", check_file, folder / name, expected)
+    if found.is_error:
+        for file in sorted(one for one in folder.rglob("*") if one.is_file() and one.name != "manifest.json"):
+            yield FileStatus(file.relative_to(path).as_posix(), "unchecked", f"{prefix}/manifest.json is damaged")
+        return
+    for name, expected in sealed_files(folder).items():
+        yield _checked(path, f"{prefix}/{name}", check_file, folder / name, expected)
 
 
 def _checked(path: Path, name: str, check: Callable[..., object], *arguments: Any) -> FileStatus:

@@ -113,7 +113,9 @@ def not_verified(settings: Settings, trial: Settings) -> str:
     """
     both = zip(settings.training, trial.training, strict=True)
     changed = [
-        (name, *("none" if value is None else value for value in (a, b))) for (name, a), (_, b) in both if a != b
+        (name, *("none" if value is None else value for value in (a, b)))
+        for (name, a), (_, b) in both
+        if a != b and name != "track"  # trackers change nothing
     ]
     parts = [f"training.{name} = {before} (trial: {after})" for name, before, after in changed]
     if settings.data.train != trial.data.train:

@@ -135,7 +135,10 @@ def test_an_output_is_cut_off_at_the_learned_positions(make_run: Callable[..., P
     options = DecodingOptions(max_length=2000, no_repeat_ngram=1)  # what repeats nothing is long
     for translator in (learned, Translator(TorchEngine(learned.model), learned.tokenizers, position_limit=61)):
         (found,) = translator.translate(["A dog."], options)
-        assert len(found.ids) == 61 and found.note == "output cut off at 61 tokens"
+        assert len(found.ids) == 60 and found.note == "output cut off at 60 tokens"
+        assert translator.score(["A dog."], [found]) and translator.align(["A dog."], [found])
+        with pytest.raises(DataError, match=r"its output may have 60; shorten the prefix$"):
+            translator.translate(["A dog."], options, prefixes=["dog " * 61])
 
 
 def test_text_of_any_size_streams(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from transduce.data.tmx import read_units
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError
 from transduce.evaluation.report import report_html
-from transduce.evaluation.result_files import render_record, save_set
+from transduce.evaluation.result_files import read_record, render_record, save_set
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import MOST_JSON, expecting, read_bytes, read_json
 from transduce.runs.folder import RunFolder
@@ -81,7 +81,16 @@ def test_a_value_of_an_unexpected_form_is_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("link", ["victim", ".", "new"])
 @pytest.mark.parametrize(
-    "place", ["metrics.jsonl", ".lock", "tokenizer.model", "checkpoints", "checkpoints/u00000001", "averaging/u"]
+    "place",
+    [
+        "metrics.jsonl",
+        ".lock",
+        "tokenizer.model",
+        "checkpoints",
+        "checkpoints/u00000001",
+        "averaging/u",
+        "preparation/x",
+    ],
 )
 def test_training_does_not_write_through_a_link_out_of_the_run_folder(
     run: Path, outside: Path, place: str, link: str
@@ -289,6 +298,7 @@ def test_the_run_of_a_malformed_record_is_named(run: Path, name: str, value: obj
     before = render_record(folder, PAGE)
     (run / name).write_text(json.dumps(value))
     try:
+        read_record(folder)
         assert render_record(folder, PAGE) and before
     except RunFolderError as error:  # if it is not left out
         assert "is damaged" in str(error) and f"transduce verify {run} --files" in str(error)

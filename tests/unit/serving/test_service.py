@@ -203,9 +203,10 @@ async def test_a_run_that_cannot_be_loaded_does_not_keep_others_from_being_repla
         page._models["y"] = object()  # type: ignore[assignment]
         hangup.set()
         reloading = asyncio.ensure_future(_reload_when_asked(service, hangup, 0.0, Log(), page))
-        while "new model in service: y" not in log:
-            await asyncio.sleep(0.01)
-            log += capsys.readouterr().err
+        async with asyncio.timeout(60):
+            while "new model in service: y" not in log:
+                await asyncio.sleep(0.01)
+                log += capsys.readouterr().err
         reloading.cancel()
         page.close()
         assert "the old model stays in service: MemoryError" in log and not page._models

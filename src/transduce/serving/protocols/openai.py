@@ -151,7 +151,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Texts
     logprobs: Annotated[bool, BeforeValidator(lambda value: value is not None and value is not False)] = False
-    """A number of alternatives; 0 asks for the log-probabilities of the tokens themselves."""
+    """Whether log-probabilities are asked for: by a number of alternatives, of which 0 asks for those of the tokens."""
 
 
 class TextPart(BaseModel):
