@@ -136,7 +136,7 @@ def test_an_output_is_cut_off_at_the_learned_positions(make_run: Callable[..., P
     for translator in (learned, Translator(TorchEngine(learned.model), learned.tokenizers, position_limit=61)):
         (found,) = translator.translate(["A dog."], options)
         assert len(found.ids) == 60 and found.note == "output cut off at 60 tokens"
-        assert translator.score(["A dog."], [found]) and translator.align(["A dog."], [found])
+        assert translator.score(["A dog."], [found.ids]) and translator.align(["A dog."], [found])
         with pytest.raises(DataError, match=r"its output may have 60; shorten the prefix$"):
             translator.translate(["A dog."], options, prefixes=["dog " * 61])
 
