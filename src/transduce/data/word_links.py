@@ -77,7 +77,12 @@ def with_links(source: Source[Pair], path: Path) -> Source[Pair]:
             _checked(line, pair.src, pair.tgt, f"{path}, line {number}")
             yield pair._replace(links=line)
 
-    return Source(source.name, read, (*source.files, path.name), lambda: source.mark() + content_mark(path))
+    return Source(source.name, read, (*source.files, path.name), lambda: mark_with_links(source.mark(), path))
+
+
+def mark_with_links(mark: bytes, path: Path) -> bytes:
+    """The mark of pairs with the links of a file, from that of the pairs."""
+    return mark + content_mark(path)
 
 
 def _checked(line: str, src: str, tgt: str, place: str) -> GoldLinks:

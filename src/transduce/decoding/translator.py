@@ -68,7 +68,8 @@ class Translator(EngineModel):
         super().__init__(engine, choice)
         self.tokenizers, self.settings = tokenizers, settings
         self.trained_length, self.position_limit, self.guided_head = trained_length, position_limit, guided_head
-        self.longest = min(MAX_SOURCE, (position_limit or MAX_TOKENS) - 1)
+        self._longest_output = (position_limit or MAX_TOKENS) - 1  # as many as can be scored and aligned
+        self.longest = min(MAX_SOURCE, self._longest_output)
         """Most tokens of a source, without its end."""
         self._load_shortlist = None if shortlist is None else cache(shortlist)
 
@@ -255,7 +256,7 @@ class Translator(EngineModel):
                 yield _EMPTY
             else:
                 asked = options.most_output(len(ids))
-                limit = min(asked, (self.position_limit or MAX_TOKENS) - 1)  # as many as can be scored and aligned
+                limit = min(asked, self._longest_output)
                 if len(prefix) > limit:
                     raise DataError(
                         f"line {place + 1}: a prefix of {len(prefix)} tokens; its output may have {limit}; "

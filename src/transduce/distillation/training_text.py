@@ -9,8 +9,9 @@ from typing import Any
 
 from transduce.config.settings import DataSettings, Settings, is_remote
 from transduce.data.corpus import text_files
-from transduce.data.lines import content_mark, is_missing
+from transduce.data.lines import is_missing
 from transduce.data.preparation import PairTexts
+from transduce.data.word_links import mark_with_links
 from transduce.data.workers import Workplace
 from transduce.errors import DataError
 from transduce.logging import Log
@@ -67,7 +68,7 @@ def read_training_text(
     if not check or (links is not None and is_missing(links)):
         return texts
     then = run.read_record("data.json").get("fingerprint")
-    marks = texts.marks if links is None else [mark + content_mark(links) for mark in texts.marks]
+    marks = texts.marks if links is None else [mark_with_links(mark, links) for mark in texts.marks]
     if then not in (None, task.fingerprint(run.settings, load_tokenizers(run), marks)):
         raise DataError(
             f"the training text of {run.path} has changed since its training; restore the files, or name other text "
