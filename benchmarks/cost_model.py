@@ -5,7 +5,9 @@
 The machine is described as a GPU is. A large product in the training's precision is measured here, so what it reaches
 is `PRODUCTS` of the peak. The numbers kept for the gradient pass through the memory of a GPU, and through the cache of
 a CPU, because one layer's numbers fit in it.
-The updates are of one process, on random sentences without padding. Run it on an otherwise idle machine.
+The updates are of one process, on random sentences without padding. The speed of a shared machine varies, so it is
+measured beside every update; printed are medians, and the smallest and the largest error. Run it on an otherwise idle
+machine.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ import argparse
 import statistics
 import time
 import timeit
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
 import torch
 from training import peak_flops
@@ -41,39 +46,40 @@ def this_machine(d_model: int, precision: str) -> Gpu:
     return Gpu(peak_flops(precision) / PRODUCTS, kept.element_size(), 0.0, bandwidth, bandwidth)
 
 
-def seconds_per_update(size: str, n: int, precision: str) -> float:
-    """The median of n updates after two others."""
+def updates(settings: Any, precision: str) -> Iterator[float]:
+    """Make updates, and yield the seconds of each."""
     torch.manual_seed(1)
-    settings = resolve_preset(model_settings(preset=size))
     model = build_model(settings, n_src=VOCABULARY, n_tgt=VOCABULARY)
     updater = Updater(model, TrainingSettings(optimizer="adam", lr=1e-3), device=CPU, precision=precision)
-    found = []
-    for _ in range(n + 2):
+    while True:
         ids = torch.randint(4, VOCABULARY, (2, ROWS, SENTENCE - 1)).tolist()
         batch = collate([Example(src=src, tgt=tgt) for src, tgt in zip(*ids, strict=True)])
         began = time.perf_counter()
         updater.update([batch], 1.0)
-        found.append(time.perf_counter() - began)
-    return statistics.median(found[2:])
+        yield time.perf_counter() - began
 
 
 def main() -> None:
     """Print a line for each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "base"])
-    parser.add_argument("--updates", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=10)
     parser.add_argument("--precision", choices=PRECISIONS, default=choose_precision(CPU), help="by default %(default)s")
     args = parser.parse_args()
     keep_freed_memory()
     print("| model | peak | cache | seconds per update | predicted | error |\n|---|---|---|---|---|---|")
     for size in args.sizes:
-        settings = resolve_preset(model_settings(preset=size))
-        GPUS["here"] = here = this_machine(settings.d_model, args.precision)
-        cluster = Cluster("here", n_gpus=1)
-        predicted = forecast(settings, cluster, vocab_size=VOCABULARY, targets=ROWS * SENTENCE).seconds_per_update
-        measured = seconds_per_update(size, args.updates, args.precision)
-        speeds = f"{here.operations / 1e9:,.0f} GFLOP/s | {here.bandwidth / 1e9:,.0f} GB/s"
-        print(f"| {size} | {speeds} | {measured:.3f} | {predicted:.3f} | {predicted / measured - 1:+.0%} |")
+        settings, found = resolve_preset(model_settings(preset=size)), list[tuple[float, ...]]()
+        for measured in islice(updates(settings, args.precision), 2, args.updates + 2):
+            GPUS["here"] = here = this_machine(settings.d_model, args.precision)
+            cluster = Cluster("here", n_gpus=1)
+            predicted = forecast(settings, cluster, vocab_size=VOCABULARY, targets=ROWS * SENTENCE).seconds_per_update
+            error = predicted / measured - 1
+            found.append((here.operations / 1e9, here.bandwidth / 1e9, measured, predicted, error))
+        peak, cache, measured, predicted, error = map(statistics.median, zip(*found, strict=True))
+        errors = [error for *_, error in found]
+        speeds = f"{peak:,.0f} GFLOP/s | {cache:,.0f} GB/s | {measured:.3f} | {predicted:.3f}"
+        print(f"| {size} | {speeds} | {error:+.0%} ({min(errors):+.0%} to {max(errors):+.0%}) |")
 
 
 if __name__ == "__main__":

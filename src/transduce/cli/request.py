@@ -44,7 +44,7 @@ Files = list[Path] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The options that `train` and `doctor` share. Files named here replace those of the recipe.
+    """The options that `train`, `prepare` and `doctor` share. Files named here replace those of the recipe.
 
     Paths given here are relative to the working directory. Relative paths in a recipe are relative to `data` if given,
     else to the recipe's `data.root`, else to the folder of the recipe.

@@ -122,7 +122,7 @@ class Batcher(Protocol):
         """Amount of work at hand: at least `n_waiting`, inputs of which nothing is decoded yet."""
 
     async def close(self) -> None:
-        """Cancel all, deliver their ends, and end the threads. Nothing may be submitted after it."""
+        """Cancel all, and deliver their ends. Nothing may be submitted after it."""
 
 
 def sample_numbers(seed: Sequence[int], sample: int, n: int) -> np.ndarray:

@@ -113,7 +113,7 @@ class DecodingQueue:
         return {**self._batcher.workload(), "n_open": len(self._calls)}
 
     async def close(self) -> None:
-        """Cancel what is open, and end the threads."""
+        """Cancel what is open. Nothing may be submitted after it."""
         self._closed = True
         await self._batcher.close()
 
