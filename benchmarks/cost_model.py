@@ -18,12 +18,12 @@ import time
 import timeit
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import torch
 from training import peak_flops
 
 from transduce.config.kinds import model_settings, resolve_preset
+from transduce.config.model import ModelSettings
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import collate
 from transduce.data.examples import Example
@@ -46,7 +46,7 @@ def this_machine(d_model: int, precision: str) -> Gpu:
     return Gpu(peak_flops(precision) / PRODUCTS, kept.element_size(), 0.0, bandwidth, bandwidth)
 
 
-def updates(settings: Any, precision: str) -> Iterator[float]:
+def updates(settings: ModelSettings, precision: str) -> Iterator[float]:
     """Make updates, and yield the seconds of each."""
     torch.manual_seed(1)
     model = build_model(settings, n_src=VOCABULARY, n_tgt=VOCABULARY)
@@ -67,12 +67,12 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default=choose_precision(CPU), help="by default %(default)s")
     args = parser.parse_args()
     keep_freed_memory()
+    cluster = Cluster("here", n_gpus=1)
     print("| model | peak | cache | seconds per update | predicted | error |\n|---|---|---|---|---|---|")
     for size in args.sizes:
         settings, found = resolve_preset(model_settings(preset=size)), list[tuple[float, ...]]()
-        for measured in islice(updates(settings, args.precision), 2, args.updates + 2):
+        for measured in islice(updates(settings, args.precision), 2, args.updates + 2):  # the first two are slower
             GPUS["here"] = here = this_machine(settings.d_model, args.precision)
-            cluster = Cluster("here", n_gpus=1)
             predicted = forecast(settings, cluster, vocab_size=VOCABULARY, targets=ROWS * SENTENCE).seconds_per_update
             error = predicted / measured - 1
             found.append((here.operations / 1e9, here.bandwidth / 1e9, measured, predicted, error))
