@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -16,7 +17,7 @@ inline void pause() {
 #endif
 }
 
-constexpr auto kSpin = std::chrono::microseconds(100);
+constexpr auto kSpin = std::chrono::microseconds(300);
 
 // Waits a moment for what usually comes soon: to fall asleep and wake up takes longer.
 template <class Ready>
@@ -37,10 +38,19 @@ Pool& Pool::get() {
     return *pool;
 }
 
-// Does the next piece, if there is one.
-bool Pool::take(std::unique_lock<std::mutex>& lock) {
-    if (next_ == n_pieces_) return false;
-    const int piece = next_++;
+// The next of the thread's own pieces, or the last one of the thread that has most left.
+int Pool::next_piece(int thread) {
+    Range& own = ranges_[thread];
+    if (own.first < own.end) return own.first++;
+    const auto left = [](const Range& range) { return range.end - range.first; };
+    return --std::max_element(ranges_.begin(), ranges_.end(), [&](const Range& a, const Range& b) { return left(a) < left(b); })->end;
+}
+
+// Does a piece, if there is one for this thread.
+bool Pool::take(int thread, std::unique_lock<std::mutex>& lock) {
+    if (n_taken_ == n_pieces_ || thread >= int(ranges_.size())) return false;
+    n_taken_++;
+    const int piece = next_piece(thread);
     lock.unlock();
     std::exception_ptr error;
     try {
@@ -54,20 +64,18 @@ bool Pool::take(std::unique_lock<std::mutex>& lock) {
     return true;
 }
 
-void Pool::serve() {
+void Pool::serve(int thread) {
     const FlushDenormals flush;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-        if (next_ == n_pieces_) {
-            const unsigned seen = n_runs_;
+        unsigned seen = n_runs_;
+        while (take(thread, lock)) continue;
+        if (n_runs_ == seen) {
             lock.unlock();
             await([&] { return n_runs_ != seen; });
             lock.lock();
         }
-        while (next_ == n_pieces_ || n_helping_ >= n_helpers_) more_.wait(lock);
-        n_helping_++;
-        while (take(lock)) continue;
-        n_helping_--;
+        while (n_runs_ == seen) more_.wait(lock);
     }
 }
 
@@ -76,13 +84,15 @@ void Pool::run(int n_threads, int n_pieces, Function function, void* work) {
     const std::lock_guard<std::mutex> only(one_caller_);
     std::unique_lock<std::mutex> lock(mutex_);
     while (int(threads_.size()) < n_threads - 1) {
-        threads_.emplace_back([this] { serve(); });
+        threads_.emplace_back([this, thread = int(threads_.size()) + 1] { serve(thread); });
         threads_.back().detach();
     }
     n_runs_++;
-    function_ = function, work_ = work, n_pieces_ = n_pieces, next_ = n_done_ = 0, n_helpers_ = n_threads - 1;
+    function_ = function, work_ = work, n_pieces_ = n_pieces, n_taken_ = n_done_ = 0;
+    ranges_.resize(n_threads);
+    for (int t = 0; t < n_threads; t++) ranges_[t] = {int(int64_t(n_pieces) * t / n_threads), int(int64_t(n_pieces) * (t + 1) / n_threads)};
     if (n_threads > 1 && n_pieces > 1) more_.notify_all();
-    while (take(lock)) continue;
+    while (take(0, lock)) continue;
     if (n_done_ < n_pieces_) {
         lock.unlock();
         await([&] { return n_done_ == n_pieces_; });

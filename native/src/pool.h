@@ -1,5 +1,6 @@
-// Threads that share the pieces of a piece of work. A piece goes to the thread that is free: one that is slow, or whose core another
-// process uses, takes fewer. Which thread takes a piece must not change a result.
+// Threads that share the pieces of a piece of work. Each has a range of them, the same one in every call with as many pieces, so that it
+// reads what its own core has written; then it takes pieces of others. So a thread that is slow, or whose core another process uses, takes
+// fewer. Which thread takes a piece must not change a result.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,9 @@ private:
     using Function = void (*)(void*, int);
     Pool() = default;
     void run(int n_threads, int n_pieces, Function function, void* work);
-    void serve();
-    bool take(std::unique_lock<std::mutex>& lock);
+    void serve(int thread);
+    bool take(int thread, std::unique_lock<std::mutex>& lock);
+    int next_piece(int thread);
 
     std::mutex one_caller_, mutex_;
     Condition more_, done_;
@@ -37,7 +39,11 @@ private:
     Function function_ = nullptr;
     void* work_ = nullptr;
     std::exception_ptr error_;
-    int n_pieces_ = 0, next_ = 0, n_helpers_ = 0, n_helping_ = 0;
+    struct Range {
+        int first = 0, end = 0;
+    };
+    std::vector<Range> ranges_;  // of pieces that no thread has taken, for each thread, the calling one first
+    int n_pieces_ = 0, n_taken_ = 0;
     std::atomic<int> n_done_{0};
     std::atomic<unsigned> n_runs_{0};
 };
