@@ -2,8 +2,6 @@
 
 namespace {
 
-using LinearCall = transduce::LinearCall<Number>;
-
 // Rows of numbers of either type, rounded, `width` apart, with zeros behind them.
 void round_rows(const void* from, bool is_number, int64_t first, int rows, int n, int width, Number* to) {
     for (int r = 0; r < rows; r++, to += width) {
@@ -57,6 +55,18 @@ void activation_gradient(const LinearCall& call, int64_t first, int rows, int wi
     }
 }
 
+// The sum of rows of `width` numbers, a multiple of 32.
+void add_rows(const Number* from, int width, int rows, float* sum) {
+    for (int n = 0; n < width; n += 2 * W) {
+        Vec even[2] = {zero(), zero()}, odd[2] = {zero(), zero()};
+        const Number* row = from + n;
+        int r = 0;
+        for (; r + 2 <= rows; r += 2, row += 2 * width)
+            for (int i = 0; i < 2; i++) even[i] = even[i] + load(row + i * W), odd[i] = odd[i] + load(row + width + i * W);
+        for (int i = 0; i < 2; i++) store(sum + n + i * W, (r < rows ? even[i] + load(row + i * W) : even[i]) + odd[i]);
+    }
+}
+
 // Calls `work` with a constant for the call's activation.
 template <class Work>
 void with_activation(const LinearCall& call, Work work) {
@@ -105,11 +115,7 @@ void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int p
     else if (call.grad_is_number && width == call.outputs) grad = static_cast<const Number*>(call.grad_output) + first * call.outputs;
     else round_rows(call.grad_output, call.grad_is_number, first, rows, call.outputs, width, rounded);
     pack_operands(call, grad, width, first, rows, padded, left, right);
-    for (int n = 0; n < call.outputs; n += W) {
-        Vec sum = zero();
-        for (int r = 0; r < rows; r++) sum = sum + load(grad + size_t(r) * width + n);
-        store(grad_bias + n, sum);
-    }
+    add_rows(grad, width, rows, grad_bias);
     for (int part = 0; call.grad_x && part < call.inputs; part += kPanelColumns) {
         const int n = call.inputs - part < kPanelColumns ? call.inputs - part : kPanelColumns;
         multiply_panel(grad, width, rows, weight_rows + size_t(part) * call.padded_outputs, width, product, kPanelColumns, false);
@@ -118,12 +124,12 @@ void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int p
     }
 }
 
-// The gradient of the weights: of `rows` outputs from `first` on, and of up to kGradientColumns inputs from `column` on.
-void weight_rows_gradient(const LinearCall& call, int first, int rows, int column, const Number* left, const Number* right, float* product) {
+// What some rows add to the gradient of the weights: of `rows` outputs from `first` on, and of up to kGradientColumns inputs from `column` on.
+void weight_rows_gradient(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, float* product, float* grad_weight) {
     const Products products;
     const int n = call.inputs - column < kGradientColumns ? call.inputs - column : kGradientColumns;
-    multiply_operands(call, first, rows, column, n, left, right, product);
-    write_rows(product, kGradientColumns, rows, n, nullptr, call.grad_weight + size_t(first) * call.inputs + column, false, call.inputs);
+    multiply_operands(call, operands, first, rows, column, n, product);
+    write_rows(product, kGradientColumns, rows, n, nullptr, grad_weight + size_t(first) * call.inputs + column, false, call.inputs);
 }
 
 }  // namespace

@@ -27,25 +27,33 @@ void pack_panel(const LossSizes& s, const float* weight, int panel, Number* colu
     }
 }
 
-// Logits [rows, padded vocabulary] of a block, and the largest of each row.
-void block_logits(const LossSizes& s, const LossBlock& b) {
-    const size_t stride = s.padded_vocabulary();
+// Logits of a block and the panel whose first column is v, [rows, 64].
+void panel_logits(const LossSizes& s, const LossBlock& b, int v, float* logits, size_t stride) {
+    multiply_panel(b.hidden, s.padded_width(), b.rows, b.columns + size_t(v) * s.padded_width(), s.padded_width(), logits, stride, false);
+    if (!b.bias && s.vocabulary - v >= kPanelColumns) return;
+    for (int r = 0; r < b.rows; r++, logits += stride)
+        for (int c = 0; c < kPanelColumns; c += W) {
+            const int left = s.vocabulary - v - c;
+            const Vec x = b.bias ? load(logits + c) + load_part(b.bias + v + c, left) : load(logits + c);
+            store(logits + c, first_lanes(x, left, splat(-1e30f)));
+        }
+}
+
+// Of each row, the largest logit and that of the gold token. All logits [rows, padded vocabulary] are kept, or none: see kKeepsLogits.
+void look_over_logits(const LossSizes& s, const LossBlock& b) {
+    const size_t stride = kKeepsLogits ? s.padded_vocabulary() : kPanelColumns;
     for (int r = 0; r < b.rows * W; r += W) store(b.largest + r, splat(-HUGE_VALF));
     for (int v = 0; v < s.padded_vocabulary(); v += kPanelColumns) {
-        multiply_panel(b.hidden, s.padded_width(), b.rows, b.columns + size_t(v) * s.padded_width(), s.padded_width(), b.logits + v, stride, false);
-        for (int r = 0; r < b.rows; r++) {
-            float* logits = b.logits + r * stride + v;
+        const float* logits = b.logits + (kKeepsLogits ? v : 0);
+        panel_logits(s, b, v, b.logits + (kKeepsLogits ? v : 0), stride);
+        for (int r = 0; r < b.rows; r++, logits += stride) {
             Vec most = load(b.largest + r * W);
-            for (int c = 0; c < kPanelColumns; c += W) {
-                const int left = s.vocabulary - v - c;
-                Vec x = b.bias ? load(logits + c) + load_part(b.bias + v + c, left) : load(logits + c);
-                if (left < W) x = first_lanes(x, left, splat(-1e30f));
-                if (b.bias || left < W) store(logits + c, x);
-                most = max(most, x);
-            }
+            for (int c = 0; c < kPanelColumns; c += W) most = max(most, load(logits + c));
             store(b.largest + r * W, most);
+            if (b.gold[r] >= v && b.gold[r] < v + kPanelColumns) b.gold_logits[r] = logits[b.gold[r] - v];
         }
     }
+    for (int r = 0; r < b.rows; r++) b.largest[r] = max_of(load(b.largest + r * W));
 }
 
 // The exponential of an even row and a column in the panels of the chunk; the other row's: see place_in_rows.
@@ -54,20 +62,23 @@ Number* place(const LossBlock& b, int r, int column) {
     return b.panels + panel + size_t(b.first + r) * kPanelColumns + place_in_rows(0, column % kPanelColumns);
 }
 
-// Rows r and r + 1 of the exponentials of columns [first, last): rounded, as rows and in panels, and their sums.
-void exponentials(const LossSizes& s, const LossBlock& b, int r, int first, int last, Vec* sums) {
-    const size_t stride = s.padded_vocabulary();
+// The exponentials of a panel whose first column is v: rounded, as rows (`to`) and in panels, and their sums.
+void exponentials(const LossBlock& b, int v, const float* logits, size_t stride, Number* to) {
     const Vec scale = splat(kLog2E);
-    Vec largest[2];
-    for (int i = 0; i < 2; i++) largest[i] = splat(max_of(load(b.largest + (r + i) * W)));
-    for (int v = first; v < last; v += W) {
-        Vec e[2];
-        for (int i = 0; i < 2; i++) {
-            e[i] = exp2((load(b.logits + (r + i) * stride + v) - largest[i]) * scale);
-            sums[i] = sums[i] + e[i];
-            if (b.exponentials) store(b.exponentials + size_t(r + i) * kLossColumns + (v - first), e[i]);
+    Number* panel = to ? place(b, 0, v) : nullptr;
+    for (int r = 0; r < b.rows; r += 2, logits += 2 * stride) {
+        const Vec largest[2] = {splat(b.largest[r]), splat(b.largest[r + 1])};
+        Vec sums[2] = {load(b.sums + r * W), load(b.sums + (r + 1) * W)};
+        for (int c = 0; c < kPanelColumns; c += W) {
+            Vec e[2];
+            for (int i = 0; i < 2; i++) {
+                e[i] = exp2((load(logits + i * stride + c) - largest[i]) * scale);
+                sums[i] = sums[i] + e[i];
+            }
+            if (to) store_rows(to + c, to + kLossColumns + c, panel + place_in_rows(0, c), e[0], e[1]);
         }
-        if (b.exponentials) store_rows(place(b, r, v), e[0], e[1]);
+        for (int i = 0; i < 2; i++) store(b.sums + (r + i) * W, sums[i]);
+        if (to) to += 2 * kLossColumns, panel += 2 * kPanelColumns;
     }
 }
 
@@ -81,14 +92,14 @@ void remove_gold(const LossBlock& b, int r, int first, int last) {
 // A block of rows: normalizers, exponentials, and the products of these with the weights.
 void loss_block(const LossSizes& s, const LossBlock& b) {
     const Products products;
-    block_logits(s, b);
-    for (int r = 0; r < b.rows; r++) b.sums[r] = 0;
+    look_over_logits(s, b);
+    for (int r = 0; r < b.rows * W; r += W) store(b.sums + r, zero());
     for (int first = 0; first < s.padded_vocabulary(); first += kLossColumns) {
         const int last = first + kLossColumns < s.padded_vocabulary() ? first + kLossColumns : s.padded_vocabulary();
-        for (int r = 0; r < b.rows; r += 2) {
-            Vec sums[2] = {zero(), zero()};
-            exponentials(s, b, r, first, last, sums);
-            for (int i = 0; i < 2; i++) b.sums[r + i] += sum_of(sums[i]);
+        for (int v = first; v < last; v += kPanelColumns) {
+            if (!kKeepsLogits) panel_logits(s, b, v, b.logits, kPanelColumns);
+            Number* to = b.exponentials ? b.exponentials + (v - first) : nullptr;
+            exponentials(b, v, b.logits + (kKeepsLogits ? v : 0), kKeepsLogits ? s.padded_vocabulary() : kPanelColumns, to);
         }
         if (!b.exponentials) continue;
         for (int r = 0; r < b.rows; r++) remove_gold(b, r, first, last);
@@ -98,7 +109,7 @@ void loss_block(const LossSizes& s, const LossBlock& b) {
                     first > 0);
         }
     }
-    for (int r = 0; r < b.rows; r++) b.largest[r] = max_of(load(b.largest + r * W));
+    for (int r = 0; r < b.rows; r++) b.sums[r] = sum_of(load(b.sums + r * W));
 }
 
 // grad [width + 1, 64] of a panel, transposed, += hidden [width + 1, rows] times the exponentials.

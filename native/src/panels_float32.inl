@@ -8,6 +8,7 @@ namespace {
 using transduce::kPackedRows, transduce::kPanelColumns;
 using Number = float;
 
+constexpr bool kKeepsLogits = true;
 constexpr int kColumnsAtOnce = kMostVecs * W;  // that a product keeps in registers
 
 struct Products {
@@ -43,8 +44,11 @@ void pack_rows(const float* from, size_t stride, int rows, int padded, int n, fl
         round_row(from + size_t(r) * stride, r < rows ? (n < kPanelColumns ? n : kPanelColumns) : 0, kPanelColumns, to);
 }
 
-// Two rows of numbers in a panel, of which `to` is the first number in the first row.
-inline void store_rows(float* to, Vec a, Vec b) { store(to, a), store(to + kPanelColumns, b); }
+// Parts of two rows, and the same in a panel, of which `in_panel` is the first number in the first row.
+inline void store_rows(float* row, float* next, float* in_panel, Vec a, Vec b) {
+    store(row, a), store(next, b);
+    store(in_panel, a), store(in_panel + kPanelColumns, b);
+}
 // The place of a number of two such rows.
 inline size_t place_in_rows(int row, int column) { return size_t(row) * kPanelColumns + column; }
 
@@ -59,13 +63,16 @@ void pack_transposed(const float* from, size_t stride, int rows, int n, int widt
         }
 }
 
+using LinearCall = transduce::LinearCall<float>;
+using OperandRows = transduce::OperandRows<float>;
+
 // The gradient of a layer's weights is A^T B over all rows. A, the gradient of the outputs, is read as rows. B, the inputs, is packed:
 // for each chunk of rows, the columns that a product takes at once are side by side, [kPackedRows][kColumnsAtOnce].
 constexpr bool kPacksLeft = false;
 constexpr int kGradientRows = 48, kGradientColumns = 128;  // computed at once: 8 times the 6 rows of a product
 
 // Packs rows [first, first + rows) of B.
-void pack_operands(const transduce::LinearCall<float>& call, const float*, int, int64_t first, int rows, int, float*, float* right) {
+void pack_operands(const LinearCall& call, const float*, int, int64_t first, int rows, int, float*, float* right) {
     const int n = call.inputs;
     for (int r = 0; r < rows; r++) {
         const float* from = static_cast<const float*>(call.x) + (first + r) * n;
@@ -76,16 +83,18 @@ void pack_operands(const transduce::LinearCall<float>& call, const float*, int, 
 }
 
 // product [rows, kGradientColumns]: `rows` outputs from `first` on, and `columns` inputs from `column` on.
-void multiply_operands(const transduce::LinearCall<float>& call, int first, int rows, int column, int columns, const float* left, const float* right,
+void multiply_operands(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, int columns,
                        float* product) {
     alignas(64) float some[kPackedRows * kGradientRows];  // of A, close together
-    const float* a = (call.activates ? left : static_cast<const float*>(call.grad_output)) + first;
+    const float* a = (call.activates ? operands.left : static_cast<const float*>(call.grad_output)) + first;
     const size_t stride = call.activates ? (call.outputs + 31) / 32 * 32 : call.outputs;
-    for (int64_t r = 0; r < call.rows; r += kPackedRows, right += kPackedRows * call.padded_inputs()) {
-        const int depth = int(call.rows - r < kPackedRows ? call.rows - r : kPackedRows);
+    const int64_t end = operands.first + operands.rows;
+    for (int64_t r = operands.first; r < end; r += kPackedRows) {
+        const float* right = operands.right + r * call.padded_inputs();
+        const int depth = int(end - r < kPackedRows ? end - r : kPackedRows);
         for (int k = 0; k < depth; k++) std::memcpy(some + k * kGradientRows, a + (r + k) * stride, size_t(rows) * sizeof(float));
         for (int c = 0; c < columns; c += kColumnsAtOnce)
-            product_columns<kMostVecs>(some, 1, kGradientRows, rows, right + (column + c) * kPackedRows, kColumnsAtOnce, depth, product + c, kGradientColumns, r > 0);
+            product_columns<kMostVecs>(some, 1, kGradientRows, rows, right + (column + c) * kPackedRows, kColumnsAtOnce, depth, product + c, kGradientColumns, r > operands.first);
     }
 }
 

@@ -10,10 +10,10 @@ using Number = uint16_t;
 
 inline __m512bh pairs_of(Vec low, Vec high) { return _mm512_cvtne2ps_pbh(high, low); }
 // Numbers of two rows side by side: a0 b0 a1 b1 ...
-inline __m512i interleaved(Vec a, Vec b) {
+inline __m512i interleaved(__m512i pairs) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
                                            18, 2, 17, 1, 16, 0);
-    return _mm512_permutexvar_epi16(order, (__m512i)pairs_of(a, b));
+    return _mm512_permutexvar_epi16(order, pairs);
 }
 inline void store(Number* to, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(a)); }
 inline Vec widened(__m256i a) { return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16); }
@@ -22,6 +22,8 @@ inline Vec load_part(const Number* p, int n) { return widened(_mm256_maskz_loadu
 inline void store_part(Number* p, int n, Vec a) { _mm256_mask_storeu_epi16(p, lanes(n), (__m256i)_mm512_cvtneps_pbh(a)); }
 
 #if defined(__AMX_BF16__)
+
+constexpr bool kKeepsLogits = false;  // a second product takes less time than writing and reading them outside the first cache
 
 // Tiles: 0 to 3 sums (rows 0-15 and 16-31, columns 0-15 and 16-31), 4 and 5 of A, 6 and 7 of B.
 void configure_tiles(int rows, int more_rows) {
@@ -43,9 +45,9 @@ struct Products {
     ~Products() { _tile_release(); }
 };
 
-// C [32 or 16 rows, 32 columns] = A B.
+// C [32 or 16 rows, 32 columns] = A B. The next 32 numbers of each row of A are `step` further.
 template <bool TWO>
-void tile_block(const Number* a, size_t stride, const Number* b, int pairs, float* c, size_t c_stride, bool add) {
+void tile_block(const Number* a, size_t stride, size_t step, const Number* b, int pairs, float* c, size_t c_stride, bool add) {
     float* below = c + 16 * c_stride;
     if (add) {
         _tile_loadd(0, c, c_stride * 4);
@@ -62,7 +64,7 @@ void tile_block(const Number* a, size_t stride, const Number* b, int pairs, floa
             _tile_zero(3);
         }
     }
-    for (int p = 0; p < pairs; p += 16, a += 32, b += 32 * kPanelColumns) {
+    for (int p = 0; p < pairs; p += 16, a += step, b += 32 * kPanelColumns) {
         _tile_loadd(4, a, stride * 2);
         _tile_loadd(6, b, 4 * kPanelColumns);
         _tile_dpbf16ps(0, 4, 6);
@@ -83,23 +85,26 @@ void tile_block(const Number* a, size_t stride, const Number* b, int pairs, floa
 }
 
 // C [rows, 64] = A [rows, depth] times a panel, added to C if `add`. A depth that is a multiple of 32.
-void multiply_panel(const Number* a, size_t stride, int rows, const Number* b, int depth, float* c, size_t c_stride, bool add) {
+void multiply_tiles(const Number* a, size_t stride, size_t step, int rows, const Number* b, int depth, float* c, size_t c_stride, bool add) {
     constexpr int kPairs = 256;  // of half a panel, which stay in the first cache
     const int pairs = depth / 2;
-    for (int p = 0; p < pairs; p += kPairs) {
+    for (int p = 0; p < pairs; p += kPairs, a += kPairs / 16 * step) {
         const int some = pairs - p < kPairs ? pairs - p : kPairs;
         for (int half = 0; half < kPanelColumns; half += 32) {
             const Number* columns = b + size_t(p) * 2 * kPanelColumns + 2 * half;
             int r = 0;
-            for (; r + 32 <= rows; r += 32) tile_block<true>(a + r * stride + 2 * p, stride, columns, some, c + r * c_stride + half, c_stride, add || p);
+            for (; r + 32 <= rows; r += 32) tile_block<true>(a + r * stride, stride, step, columns, some, c + r * c_stride + half, c_stride, add || p);
             const int left = rows - r;
             if (!left) continue;
             configure_tiles(left < 16 ? left : 16, left > 16 ? left - 16 : 16);
             const auto block = left > 16 ? tile_block<true> : tile_block<false>;
-            block(a + r * stride + 2 * p, stride, columns, some, c + r * c_stride + half, c_stride, add || p);
+            block(a + r * stride, stride, step, columns, some, c + r * c_stride + half, c_stride, add || p);
             configure_tiles(16, 16);
         }
     }
+}
+void multiply_panel(const Number* a, size_t stride, int rows, const Number* b, int depth, float* c, size_t c_stride, bool add) {
+    multiply_tiles(a, stride, 32, rows, b, depth, c, c_stride, add);
 }
 
 #else
@@ -107,6 +112,7 @@ void multiply_panel(const Number* a, size_t stride, int rows, const Number* b, i
 struct Products {
     Products() {}  // not an unused variable
 };
+constexpr bool kKeepsLogits = true;
 constexpr int kVecs = kPanelColumns / W, kMostRows = 6;  // 24 sums in registers
 
 // Pair p of row r of A is at r * stride + p * next.
@@ -166,7 +172,7 @@ void round_row(const float* from, int n, int width, Number* to) {
 // Two rows of at most 64 numbers as one row of pairs of a panel.
 void interleave_rows(const float* a, const float* b, int n, Number* to) {
     for (int c = 0; c < kPanelColumns; c += W)
-        _mm512_storeu_si512(to + 2 * c, interleaved(load_part(a + c, n - c > 0 ? n - c : 0), b ? load_part(b + c, n - c > 0 ? n - c : 0) : zero()));
+        _mm512_storeu_si512(to + 2 * c, interleaved((__m512i)pairs_of(load_part(a + c, n - c > 0 ? n - c : 0), b ? load_part(b + c, n - c > 0 ? n - c : 0) : zero())));
 }
 
 // Numbers of two rows side by side: the first 16 of at most 32, and the rest. b: null: zeros.
@@ -198,8 +204,13 @@ void pack_rows(const T* from, size_t stride, int rows, int padded, int n, Number
         interleave_rows(from + size_t(r) * stride, r + 1 < rows ? from + size_t(r + 1) * stride : nullptr, r < rows ? n : 0, to);
 }
 
-// Two rows of numbers in a panel, of which `to` is the first number in the first row.
-inline void store_rows(Number* to, Vec a, Vec b) { _mm512_storeu_si512(to, interleaved(a, b)); }
+// Parts of two rows, and the same in a panel, of which `in_panel` is the first number in the first row.
+inline void store_rows(Number* row, Number* next, Number* in_panel, Vec a, Vec b) {
+    const __m512i both = (__m512i)pairs_of(a, b);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), _mm512_castsi512_si256(both));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(next), _mm512_extracti64x4_epi64(both, 1));
+    _mm512_storeu_si512(in_panel, interleaved(both));
+}
 // The place of a number of two such rows.
 inline size_t place_in_rows(int row, int column) { return size_t(column) * 2 + row; }
 
@@ -221,12 +232,15 @@ void pack_transposed(const float* from, size_t stride, int rows, int n, int widt
     }
 }
 
+using LinearCall = transduce::LinearCall<Number>;
+using OperandRows = transduce::OperandRows<Number>;
+
 // The left operand of a product A^T B over `all` rows of A, in parts: rows [first, first + padded) of `columns` numbers, of which `rows`
 // are known and the others zero. `padded` is a multiple of 32.
 #if defined(__AMX_BF16__)
 
-// [columns, all]: rows of A^T.
-void pack_left(const Number* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t all, Number* to) {
+// [all / 32][columns][32]: rows of A^T, so that a tile is a piece of memory.
+void pack_left(const Number* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t, Number* to) {
     for (int r = 0; r < padded; r += 32)
         for (int k = 0; k < columns; k += 32) {
             __m512i part[2][W];
@@ -239,14 +253,14 @@ void pack_left(const Number* from, size_t stride, int rows, int padded, int colu
             for (int half = 0; half < 2; half++) {
                 transpose(part[half]);
                 for (int i = 0, column = k + half * W; i < W && column + i < columns; i++)
-                    _mm512_storeu_si512(to + (column + i) * all + first + r, part[half][i]);
+                    _mm512_storeu_si512(to + (first + r) * columns + 32 * (column + i), part[half][i]);
             }
         }
 }
 
 // C [columns, 64] = A^T B for columns of A from `column` on, and `rows` rows from row `first` on, which b begins with.
-void product_over_rows(const Number* left, int64_t all, int column, int columns, int64_t first, const Number* b, int rows, float* c, bool add) {
-    multiply_panel(left + column * all + first, all, columns, b, rows, c, kPanelColumns, add);
+void product_over_rows(const LinearCall& call, const Number* left, int column, int columns, int64_t first, const Number* b, int rows, float* c, bool add) {
+    multiply_tiles(left + first * call.outputs + 32 * column, 32, size_t(32) * call.outputs, columns, b, rows, c, kPanelColumns, add);
 }
 
 #else
@@ -257,9 +271,9 @@ void pack_left(const Number* from, size_t stride, int rows, int padded, int colu
 }
 
 // C [columns, 64] = A^T B for columns of A from `column` on, of one panel, and `rows` rows from row `first` on, which b begins with.
-void product_over_rows(const Number* left, int64_t all, int column, int columns, int64_t first, const Number* b, int rows, float* c, bool add) {
+void product_over_rows(const LinearCall& call, const Number* left, int column, int columns, int64_t first, const Number* b, int rows, float* c, bool add) {
     const int in_panel = column % kPanelColumns;
-    const Number* a = left + size_t(column - in_panel) * all + first * kPanelColumns + in_panel * 2;
+    const Number* a = left + size_t(column - in_panel) * call.padded_rows + first * kPanelColumns + in_panel * 2;
     product_pairs(a, 2, 2 * kPanelColumns, columns, b, rows / 2, c, kPanelColumns, add);
 }
 
@@ -270,7 +284,7 @@ constexpr bool kPacksLeft = true;
 constexpr int kGradientRows = kPanelColumns, kGradientColumns = kPanelColumns;  // computed at once
 
 // Rows [first, first + padded) of both, of which `rows` are known. Those of A are `width` apart.
-void pack_operands(const transduce::LinearCall<Number>& call, const Number* a, int width, int64_t first, int rows, int padded, Number* left,
+void pack_operands(const LinearCall& call, const Number* a, int width, int64_t first, int rows, int padded, Number* left,
                    Number* right) {
     pack_left(a, width, rows, padded, call.outputs, first, call.padded_rows, left);
     for (int part = 0; part < call.inputs; part += kPanelColumns) {
@@ -282,13 +296,13 @@ void pack_operands(const transduce::LinearCall<Number>& call, const Number* a, i
 }
 
 // product [rows, kGradientColumns]: `rows` outputs from `first` on, and inputs from `column` on.
-void multiply_operands(const transduce::LinearCall<Number>& call, int first, int rows, int column, int, const Number* left, const Number* right,
-                       float* product) {
+void multiply_operands(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, int, float* product) {
     constexpr int kRows = 512;  // that stay in the cache
-    right += size_t(column) * call.padded_rows;
-    for (int64_t r = 0; r < call.padded_rows; r += kRows) {
-        const int some = int(call.padded_rows - r < kRows ? call.padded_rows - r : kRows);
-        product_over_rows(left, call.padded_rows, first, rows, r, right + r * kPanelColumns, some, product, r > 0);
+    const Number* right = operands.right + size_t(column) * call.padded_rows;
+    const int64_t end = transduce::round_up(operands.first + operands.rows, transduce::kRowStep);
+    for (int64_t r = operands.first; r < end; r += kRows) {
+        const int some = int(end - r < kRows ? end - r : kRows);
+        product_over_rows(call, operands.left, first, rows, r, right + r * kPanelColumns, some, product, r > operands.first);
     }
 }
 

@@ -51,8 +51,9 @@ struct LossBlock {
     const int64_t* gold;             // [rows]; -1: none
     const Number *columns, *rows_of_weight;  // packed weights
     const float* bias;
-    float* logits;                   // [rows, padded vocabulary]
-    float *largest, *sums;           // [16 rows], [rows]: the largest logits, the sums of exponentials
+    float* logits;                   // [rows, padded vocabulary], or [rows, 64] if the kernels keep none
+    float *largest, *sums;           // [16 rows]; in the end [rows]: the largest logits, the sums of exponentials
+    float* gold_logits;              // [rows]
     Number* exponentials;            // [rows, loss_columns]; null: no gradients
     Number* panels;                  // of the chunk's exponentials
     float* products;                 // [rows, width panels * 64]: exponentials times weights
@@ -139,6 +140,13 @@ struct LinearCall {
     int64_t padded_inputs() const { return round_up(inputs, kPanelColumns); }
 };
 
+// Some rows of the packed operands of a gradient of weights.
+template <class Number>
+struct OperandRows {
+    int64_t first, rows;
+    const Number *left, *right;  // of all rows
+};
+
 template <class Number>
 void linear(const LinearCall<Number>& call, int n_threads);
 template <class Number>
@@ -157,6 +165,7 @@ void orthogonalize(const OrthogonalizeCall& call, int n_threads);
 
 template <class Number>
 struct TrainingKernels {
+    bool keeps_logits;
     int loss_columns;
     int gradient_rows, gradient_columns;  // of a layer's weights, computed at once
     void (*round_row)(const float* from, int n, int width, Number* to);
@@ -172,7 +181,8 @@ struct TrainingKernels {
     void (*linear_rows)(const LinearCall<Number>& call, int64_t first, int rows, const Number* columns, Number* rounded, float* product);
     void (*linear_rows_backward)(const LinearCall<Number>& call, int64_t first, int rows, int padded, const Number* weight_rows, Number* left,
                                  Number* right, float* grad_bias, Number* rounded, float* product);
-    void (*weight_rows_gradient)(const LinearCall<Number>& call, int first, int rows, int column, const Number* left, const Number* right, float* product);
+    void (*weight_rows_gradient)(const LinearCall<Number>& call, const OperandRows<Number>& operands, int first, int rows, int column, float* product,
+                                 float* grad_weight);
     // Rows [first, last); the gradients of gain and shift are added to [padded width].
     void (*residual_rows)(const ResidualCall<Number>& call, int64_t first, int64_t last);
     void (*residual_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);

@@ -25,11 +25,15 @@ int panels(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; 
 template <class Work>
 void share(int n_threads, int n_pieces, Work work) { Pool::get().run(n_threads, n_pieces, work); }
 
+constexpr int64_t kGroupRows = 1024;       // of the operands of a weight's gradient: a thread's own are in its cache
+constexpr int64_t kGroupedWeights = 1 << 17;  // at most; the gradients of groups are added afterwards, which takes longer for more
+constexpr int64_t kSummed = 8192;          // of them at once
+
 // Operands, kept from call to call. One caller at a time: see `Pool`.
 template <class Number>
 struct Operands {
     Buffer<Number> weight, left, right;
-    Buffer<float> bias;
+    Buffer<float> bias, gradients;
 };
 template <class Number>
 thread_local Operands<Number> kept_operands;
@@ -59,7 +63,7 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
     LinearCall<Number> call = given;
     const int block = rows_at_once(call.rows), blocks = int((call.rows + block - 1) / block);
     call.padded_rows = round_up(call.rows, kRowStep), call.padded_outputs = int(round_up(call.outputs, 32));
-    const size_t width = round_up(call.outputs, 32), n_bias = round_up(call.outputs, 16);
+    const size_t width = round_up(call.outputs, 32), n_bias = width;
     operands.weight.reserve(size_t(panels(call.inputs)) * kPanelColumns * call.padded_outputs);
     operands.left.reserve(size_t(panels(call.outputs)) * kPanelColumns * call.padded_rows);
     operands.right.reserve(round_up(call.rows, kPackedRows) * call.padded_inputs());
@@ -76,12 +80,25 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
     });
     const int n_rows = kernels.gradient_rows, n_columns = kernels.gradient_columns;
     const int across = (call.inputs + n_columns - 1) / n_columns, down = (call.outputs + n_rows - 1) / n_rows;
-    share(n_threads, across * down, [&](int piece) {
-        const int first = piece % down * n_rows;
+    const int64_t size = int64_t(call.outputs) * call.inputs, group = size <= kGroupedWeights ? kGroupRows : std::max<int64_t>(call.rows, 1);
+    const int groups = int(std::max<int64_t>((call.rows + group - 1) / group, 1));
+    if (groups > 1) operands.gradients.reserve(groups * size);
+    float* gradients = groups > 1 ? operands.gradients.data() : call.grad_weight;
+    share(n_threads, groups * across * down, [&](int piece) {
+        const int of_group = piece % (across * down), first = of_group % down * n_rows;
+        const int64_t begin = piece / (across * down) * group;
         auto& product = scratch<Number>(0, 0).product;
         product.reserve(n_rows * n_columns);
-        kernels.weight_rows_gradient(call, first, std::min(n_rows, call.outputs - first), piece / down * n_columns, left, right, product.data());
+        kernels.weight_rows_gradient(call, {begin, std::min(group, call.rows - begin), left, right}, first, std::min(n_rows, call.outputs - first),
+                                     of_group / down * n_columns, product.data(), gradients + begin / group * size);
     });
+    if (groups > 1)
+        share(n_threads, int((size + kSummed - 1) / kSummed), [&](int piece) {
+            const int64_t first = piece * kSummed, n = std::min(kSummed, size - first);
+            std::copy_n(gradients + first, n, call.grad_weight + first);
+            for (int g = 1; g < groups; g++)
+                for (int64_t i = first; i < first + n; i++) call.grad_weight[i] += gradients[g * size + i];
+        });
     for (int n = 0; call.grad_bias && n < call.outputs; n++) {
         double sum = 0;
         for (int b = 0; b < blocks; b++) sum += bias[b * n_bias + n];

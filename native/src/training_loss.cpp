@@ -98,10 +98,10 @@ private:
             if (r < n) kernels_.round_row(hidden_row(first + start + r), sizes_.width, stride, hidden + r * stride);
             else std::fill_n(hidden + r * stride, stride, 0);
         }
-        float largest[kMostRows * 16], sums[kMostRows], inverse[kMostRows];
-        scratch.logits.reserve(size_t(block_rows_) * sizes_.padded_vocabulary());
+        float largest[kMostRows * 16], sums[kMostRows * 16], gold_logits[kMostRows], inverse[kMostRows];
+        scratch.logits.reserve(size_t(block_rows_) * (kernels_.keeps_logits ? sizes_.padded_vocabulary() : kPanelColumns));
         LossBlock<Number> block{start, block_rows_, chunk_rows_, hidden, gold, columns_.data(), rows_.data(), call_.bias, scratch.logits.data(),
-                        largest, sums, nullptr, nullptr, nullptr};
+                        largest, sums, gold_logits, nullptr, nullptr, nullptr};
         if (call_.grad_hidden) {
             scratch.exponentials.reserve(size_t(block_rows_) * kernels_.loss_columns);
             scratch.products.reserve(size_t(block_rows_) * product_stride);
@@ -111,7 +111,7 @@ private:
         // The factors 1 / z belong to the rows of the exponentials, and to the sums of these (the gradient of the bias).
         for (int r = 0; r < block_rows_; r++) {
             inverse[r] = r < n ? 1 / sums[r] : 0;
-            if (r < n) finish_row(first + start + r, block.logits[size_t(r) * sizes_.padded_vocabulary() + gold[r]], largest[r], sums[r]);
+            if (r < n) finish_row(first + start + r, gold_logits[r], largest[r], sums[r]);
             if (r < n && call_.grad_hidden) hidden_gradient(first + start + r, gold[r], scratch.products.data() + r * product_stride, inverse[r]);
         }
         if (call_.grad_hidden) transpose_rows(first, start, n, inverse);
