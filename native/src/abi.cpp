@@ -246,6 +246,16 @@ transduce::ResidualCall<Number> checked(const transduce_residual_call* call, int
             c.statistics, c.grad_output, c.normed, c.grad_x, out<Number>(c.grad_update), c.grad_gain, c.grad_shift};
 }
 
+transduce::EmbeddingCall checked(const transduce_embedding_call* call, int32_t n_threads) {
+    const transduce_embedding_call& c = *call;
+    require_kernels<float>(n_threads);
+    require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 16 && 1 <= c.vocabulary && 1 <= c.length && c.length <= INT32_MAX,
+            "rows, width, vocabulary or length: out of range");
+    require(std::all_of(c.ids, c.ids + c.rows, [&](int64_t id) { return 0 <= id && id < c.vocabulary; }), "ids: out of range");
+    return {c.rows, c.length, c.width, c.vocabulary, c.ids, c.table, c.positions, c.scale, dropout_of(c.p, c.seed), c.output, c.grad_output,
+            c.grad_table, c.grad_positions};
+}
+
 template <class Number>
 transduce::LinearCall<Number> checked(const transduce_linear_call* call, int32_t n_threads) {
     const transduce_linear_call& c = *call;
@@ -475,6 +485,20 @@ int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t
         require(call && call->grad_output && (call->grad_x ? call->gain && call->statistics && call->normed && call->grad_gain : call->grad_update != nullptr),
                 "what is read and written must not be null");
         with_numbers(call, [&](auto number) { transduce::residual_backward(checked<decltype(number)>(call, n_threads), n_threads); });
+    });
+}
+
+int32_t transduce_embedding(const transduce_embedding_call* call, int32_t n_threads) {
+    return guarded([&] {
+        require(call && call->ids && call->table && call->output, "ids, table and output must not be null");
+        transduce::embedding(checked(call, n_threads), n_threads);
+    });
+}
+
+int32_t transduce_embedding_backward(const transduce_embedding_call* call, int32_t n_threads) {
+    return guarded([&] {
+        require(call && call->ids && call->grad_output, "ids and grad_output must not be null");
+        transduce::embedding_backward(checked(call, n_threads), n_threads);
     });
 }
 

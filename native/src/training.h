@@ -93,6 +93,22 @@ void attend(const HeadsCall<Number>& call, int n_threads);
 template <class Number>
 void attend_backward(const HeadsCall<Number>& call, int n_threads);
 
+// dropout(table[ids] * scale + positions), in float32. Row r is at position r % length.
+struct EmbeddingCall {
+    int64_t rows, length;
+    int width, vocabulary;
+    const int64_t* ids;          // [rows]
+    const float *table, *positions;  // [vocabulary, width]; [length, width], or null
+    float scale;
+    Dropout dropout;
+    float* output;
+    const float* grad_output;    // backward
+    float *grad_table, *grad_positions;  // null: not wanted
+};
+
+void embedding(const EmbeddingCall& call, int n_threads);
+void embedding_backward(const EmbeddingCall& call, int n_threads);
+
 // x + dropout(update), and its norm: LayerNorm, or RMSNorm (rms). Rows of `width` numbers.
 template <class Number>
 struct ResidualCall {
@@ -187,6 +203,9 @@ struct TrainingKernels {
     void (*residual_rows)(const ResidualCall<Number>& call, int64_t first, int64_t last);
     void (*residual_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);
     void (*dropout_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last);
+    void (*embedding_rows)(const EmbeddingCall& call, int64_t first, int64_t last);
+    void (*embedding_gradient)(const EmbeddingCall& call, int first, int step);
+    void (*position_gradient)(const EmbeddingCall& call, int64_t position);
     void (*orthogonalize_matrix)(const OrthogonalizeCall& call, int64_t matrix, float* memory);
 };
 #if defined(__x86_64__)

@@ -14,6 +14,7 @@
 
 #include "activations.inl"
 #include "dropout.inl"
+#include "embedding_training.inl"
 #include "attention_training.inl"
 #include "linear_training.inl"
 #include "loss_training.inl"
@@ -25,7 +26,7 @@ namespace {
 constexpr transduce::TrainingKernels<Number> kTraining = {
     kKeepsLogits, kLossColumns, kGradientRows, kGradientColumns, round_row, pack_panel, loss_block, weight_gradient, unpack_gradient, attend_group, attend_group_backward,
     pack_weight_columns, pack_weight_rows, linear_rows, linear_rows_backward, weight_rows_gradient,
-    residual_rows, residual_rows_backward, dropout_rows_backward, orthogonalize_matrix,
+    residual_rows, residual_rows_backward, dropout_rows_backward, embedding_rows, embedding_gradient, position_gradient, orthogonalize_matrix,
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 16
+#define TRANSDUCE_ABI_VERSION 17
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -225,6 +225,22 @@ typedef struct {
 
 TRANSDUCE_API int32_t transduce_residual(const transduce_residual_call* call, int32_t n_threads);
 TRANSDUCE_API int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t n_threads);
+
+/* dropout(table[ids] * scale + positions), in float32. Row r is at position r % length. */
+typedef struct {
+    int64_t rows, length;
+    int32_t width, vocabulary;
+    const int64_t* ids;        /* [rows] */
+    const float *table, *positions; /* [vocabulary, width]; null, or [length, width] */
+    float scale, p;            /* p: of dropping */
+    uint64_t seed;
+    float* output;
+    const float* grad_output;  /* backward */
+    float *grad_table, *grad_positions; /* null: not wanted */
+} transduce_embedding_call;
+
+TRANSDUCE_API int32_t transduce_embedding(const transduce_embedding_call* call, int32_t n_threads);
+TRANSDUCE_API int32_t transduce_embedding_backward(const transduce_embedding_call* call, int32_t n_threads);
 
 /* x weight^T + bias, with an activation and dropout after it, and its gradients. */
 typedef struct {

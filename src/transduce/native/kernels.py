@@ -135,6 +135,13 @@ def norms(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.numel() > 0 and dtype_in_use() is not None
 
 
+def embeds(table: nn.Module, ids: Tensor) -> TypeGuard[nn.Embedding]:
+    """Whether `embedding` computes this table's vectors."""
+    weight = table.weight
+    on_cpu = isinstance(weight, Tensor) and weight.device.type == "cpu" and weight.dtype == torch.float32
+    return on_cpu and ids.numel() > 0 and dtype_in_use() is not None and not _has_hooks(table)
+
+
 def activates(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:
     """Whether `activated_linear` computes this layer, its activation and dropout."""
     return isinstance(layer, nn.Linear) and not _has_hooks(layer) and multiplies(x, layer.weight)

@@ -17,7 +17,7 @@ import numpy as np
 
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 16
+_ABI_VERSION = 17
 _INVALID = 1
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
@@ -55,6 +55,8 @@ def load_library() -> ctypes.CDLL | str:
         "score": [*[pointer] * 4, int32, pointer],
         "loss": [pointer, int32, pointer, pointer],
         "attend": [pointer, int32],
+        "embedding": [pointer, int32],
+        "embedding_backward": [pointer, int32],
         "linear": [pointer, int32],
         "linear_backward": [pointer, int32],
         "residual": [pointer, int32],

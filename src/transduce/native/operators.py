@@ -146,6 +146,57 @@ class _Residual(torch.autograd.Function):
         return of_x, grad_update, grads[1], grads[2], None, None, None, None
 
 
+class _EmbeddingCall(ctypes.Structure):
+    """`transduce_embedding_call`."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "length")),
+        *((name, ctypes.c_int32) for name in ("width", "vocabulary")),
+        *((name, ctypes.c_void_p) for name in ("ids", "table", "positions")),
+        *((name, ctypes.c_float) for name in ("scale", "p")),
+        ("seed", ctypes.c_uint64),
+        *((name, ctypes.c_void_p) for name in ("output", "grad_output", "grad_table", "grad_positions")),
+    ]
+
+
+def embedding(
+    ids: Int[Tensor, "B T"], table: Float[Tensor, "V D"], positions: Float[Tensor, "T D"] | None, scale: float, p: float
+) -> Float[Tensor, "B T D"]:
+    """dropout(table[ids] * scale + positions)."""
+    return _Embedding.apply(ids, table, positions, scale, p, new_seed() if p else 0)
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, ids, table, positions, scale, p, seed):  # type: ignore[no-untyped-def]
+        ids, table = ids.contiguous(), table.contiguous()
+        positions = None if positions is None else positions.contiguous()
+        output = table.new_empty(*ids.shape, table.shape[1])
+        ctx.save_for_backward(ids, table, positions)
+        ctx.options = scale, p, seed
+        call = _embedding_call(ctx.options, ids, table, positions, output)
+        loaded_library().transduce_embedding(ctypes.byref(call), n_threads())
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        read, grad = ctx.saved_tensors, grad.contiguous()
+        wanted = zip(read[1:], ctx.needs_input_grad[1:], strict=False)
+        grads = [torch.empty_like(x) if is_wanted else None for x, is_wanted in wanted]
+        call = _embedding_call(ctx.options, *read, None, grad, *grads)
+        loaded_library().transduce_embedding_backward(ctypes.byref(call), n_threads())
+        return None, *grads, None, None, None
+
+
+def _embedding_call(
+    options: tuple[float, float, int], ids: Tensor, table: Tensor, *others: Tensor | None
+) -> _EmbeddingCall:
+    """`others`: positions, output and so on, as the structure has them."""
+    sizes = ids.numel(), ids.shape[1], table.shape[1], len(table)
+    return _EmbeddingCall(*sizes, *_pointers(ids, table, others[0]), *options, *_pointers(*others[1:]))
+
+
 class _LinearCall(ctypes.Structure):
     """`transduce_linear_call`."""
 

@@ -7,6 +7,7 @@ import math
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.native import kernels, operators
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear
 from transduce.nn.positions import Positions
@@ -57,6 +58,10 @@ class TokenEmbedding(nn.Module):
         """
         if self.alias is not None:
             ids = ids.masked_fill(ids == self.alias[0], self.alias[1])
+        is_plain = more is None and positions is None and isinstance(self.norm, nn.Identity)
+        if is_plain and kernels.embeds(self.table, ids):
+            vectors = self.positions.vectors(ids.shape[1], offset=offset, device=ids.device)
+            return operators.embedding(ids, self.table.weight, vectors, self.scale, self.dropout.rate)
         x = self.table(ids) * self.scale
         x = x if more is None else x + more
         x = self.positions.add(x, offset, positions)

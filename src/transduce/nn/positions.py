@@ -79,11 +79,18 @@ class Positions(nn.Module):
         """What is wrong with the widths of a head's queries and keys and of its values, if anything."""
         return None
 
+    def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Float[Tensor, "N D"] | None:
+        """Embeddings of the positions offset .. offset + n, which are added to those of tokens; None for none."""
+        return None
+
     def add(
         self, x: Float[Tensor, "B T D"], offset: int = 0, positions: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """Embeddings of the positions offset .. offset + T, or of `positions`, all below T."""
-        return x
+        """x plus the embeddings of the positions offset .. offset + T, or of `positions`, all below T."""
+        vectors = self.vectors(x.shape[1], offset=offset, device=x.device)
+        if vectors is None:
+            return x
+        return x + (vectors if positions is None else vectors[positions]).to(x.dtype)
 
     def rotation(self, positions: Int[Tensor, " T"]) -> Rotate:
         """A function that rotates queries or keys [B, H, T, K] at these positions."""
@@ -147,11 +154,9 @@ class SinusoidalPositions(Positions):
         """The vectors of positions offset .. offset + n, [n, D]."""
         return sinusoids(n, self.d_model, offset=offset, device=device)
 
-    def add(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
-        end = offset + x.shape[1]
-        known = not torch.compiler.is_exporting() and end <= len(self.table)  # a graph for export computes all
-        rows = self.table[offset:end] if known else self._rows(x.shape[1], offset=offset, device=x.device)
-        return x + (rows if positions is None else rows[positions]).to(x.dtype)
+    def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
+        known = not torch.compiler.is_exporting() and offset + n <= len(self.table)  # a graph for export computes all
+        return self.table[offset : offset + n] if known else self._rows(n, offset=offset, device=device)
 
 
 class HalvedSinusoidalPositions(SinusoidalPositions):
@@ -171,14 +176,11 @@ class LearnedPositions(Positions):
     def setup(self) -> None:
         self.embedding = nn.Embedding(self.max_positions, self.d_model)
 
-    def add(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
-        """x plus the vectors of its positions; ValueError past `max_positions`."""
-        if positions is not None:
-            return x + self.embedding(positions).to(x.dtype)
-        end = offset + x.shape[1]
-        if end > self.max_positions:
-            raise ValueError(f"a sequence of {end} tokens; there are {self.max_positions} learned positions")
-        return x + self.embedding.weight[offset:end].to(x.dtype)
+    def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
+        """ValueError past `max_positions`."""
+        if offset + n > self.max_positions:
+            raise ValueError(f"a sequence of {offset + n} tokens; there are {self.max_positions} learned positions")
+        return self.embedding.weight[offset : offset + n]
 
 
 N_BUCKETS = 32

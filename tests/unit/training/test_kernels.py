@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import toys
 from transduce.config.settings import Settings
 from transduce.data.batch import collate
+from transduce.errors import SettingsError
 from transduce.models.registry import build_model
 from transduce.native import kernels as native
 from transduce.native import operators
@@ -385,3 +386,39 @@ def test_whole_models_are_as_near_to_float64_as_with_pytorch(name: str, dtype: t
         exact = gradient("torch")
     assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm() + 1e-6 * exact.norm()
     assert not torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("has_positions", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (5, 13, 70, 40), (9, 31, 33, 128)])
+def test_embeddings_with_positions_and_dropout(shape: tuple[int, int, int, int], has_positions: bool, p: float) -> None:
+    torch.manual_seed(7)
+    batch, length, vocabulary, width = shape
+    ids, grad = torch.randint(vocabulary, (batch, length)), torch.randn(batch, length, width)
+    table, positions = torch.randn(vocabulary, width), torch.randn(length, width) if has_positions else None
+    generator = torch.get_rng_state()
+    found = []
+    for n_threads in (1, 3):
+        torch.set_rng_state(generator)
+        given = [x.clone().requires_grad_() for x in (table, positions) if x is not None]
+        before = torch.get_num_threads()
+        torch.set_num_threads(n_threads)
+        output = operators.embedding(ids, given[0], given[1] if has_positions else None, 1.7, p)
+        output.backward(grad)
+        torch.set_num_threads(before)
+        found.append([output, *(x.grad for x in given)])
+    torch.set_rng_state(generator)
+    factors = operators.embedding(ids, torch.ones(vocabulary, width), None, 1.0, p).double()
+    assert set(factors.unique().tolist()) <= {0.0, float(torch.tensor(1 / (1 - p)))}
+    exact = [x.double().requires_grad_() for x in (table, positions) if x is not None]
+    expected = (exact[0][ids] * 1.7 + sum(exact[1:])) * factors
+    expected.backward(grad.double())
+    for ours, again, right in zip(*found, [expected, *(x.grad for x in exact)], strict=True):
+        assert torch.equal(ours, again)
+        torch.testing.assert_close(ours.double(), right, rtol=1e-5, atol=1e-5)
+
+
+def test_an_id_outside_the_table_is_refused() -> None:
+    for wrong in (-1, 4):
+        with pytest.raises(SettingsError, match="ids: out of range"):
+            operators.embedding(torch.tensor([[0, wrong]]), torch.zeros(4, 3), None, 1.0, 0.0)
