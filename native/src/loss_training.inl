@@ -11,8 +11,14 @@ using transduce::LossSizes;
 
 constexpr int kLossColumns = 512;  // of the vocabulary, whose exponentials are multiplied at once
 
-// A panel of the weights: as columns, as rows, and their sum.
-void pack_panel(const LossSizes& s, const float* weight, int panel, Number* columns, Number* rows, float* sum) {
+float square_of(const float* x, int n) {
+    Vec sum = zero();
+    for (int k = 0; k < n; k += W) sum = fma(load_part(x + k, n - k), load_part(x + k, n - k), sum);
+    return sum_of(sum);
+}
+
+// A panel of the weights: as columns, as rows, and their sum. Returns the largest square of a token's norm.
+float pack_panel(const LossSizes& s, const float* weight, int panel, Number* columns, Number* rows, float* sum) {
     const int first = panel * kPanelColumns, n = s.vocabulary - first < kPanelColumns ? s.vocabulary - first : kPanelColumns;
     weight += size_t(first) * s.width;
     pack_transposed(weight, s.width, n, s.width, s.padded_width(), columns);
@@ -25,6 +31,9 @@ void pack_panel(const LossSizes& s, const float* weight, int panel, Number* colu
         const int k = part * kPanelColumns;
         pack_rows(weight + k, s.width, n, kPanelColumns, s.width - k, rows + (size_t(part) * s.padded_vocabulary() + first) * kPanelColumns);
     }
+    float most = 0;
+    for (int i = 0; i < n; i++) most = std::max(most, square_of(weight + size_t(i) * s.width, s.width));
+    return most;
 }
 
 // Logits of a block and the panel whose first column is v, [rows, 64].
@@ -39,18 +48,17 @@ void panel_logits(const LossSizes& s, const LossBlock& b, int v, float* logits, 
         }
 }
 
-// Of each row, the largest logit and that of the gold token. All logits [rows, padded vocabulary] are kept, or none: see kKeepsLogits.
-void look_over_logits(const LossSizes& s, const LossBlock& b) {
+// The largest logit of each row. All logits [rows, padded vocabulary] are kept, or none: see kKeepsLogits.
+void find_largest(const LossSizes& s, const LossBlock& b) {
     const size_t stride = kKeepsLogits ? s.padded_vocabulary() : kPanelColumns;
     for (int r = 0; r < b.rows * W; r += W) store(b.largest + r, splat(-HUGE_VALF));
     for (int v = 0; v < s.padded_vocabulary(); v += kPanelColumns) {
-        const float* logits = b.logits + (kKeepsLogits ? v : 0);
-        panel_logits(s, b, v, b.logits + (kKeepsLogits ? v : 0), stride);
+        float* logits = b.logits + (kKeepsLogits ? v : 0);
+        panel_logits(s, b, v, logits, stride);
         for (int r = 0; r < b.rows; r++, logits += stride) {
             Vec most = load(b.largest + r * W);
             for (int c = 0; c < kPanelColumns; c += W) most = max(most, load(logits + c));
             store(b.largest + r * W, most);
-            if (b.gold[r] >= v && b.gold[r] < v + kPanelColumns) b.gold_logits[r] = logits[b.gold[r] - v];
         }
     }
     for (int r = 0; r < b.rows; r++) b.largest[r] = max_of(load(b.largest + r * W));
@@ -89,17 +97,18 @@ void remove_gold(const LossBlock& b, int r, int first, int last) {
     place(b, r - r % 2, int(gold))[place_in_rows(r % 2, 0)] = 0;
 }
 
-// A block of rows: normalizers, exponentials, and the products of these with the weights.
-void loss_block(const LossSizes& s, const LossBlock& b) {
-    const Products products;
-    look_over_logits(s, b);
+// Normalizers, exponentials, and the products of these with the weights.
+void weigh_tokens(const LossSizes& s, const LossBlock& b) {
+    const size_t stride = kKeepsLogits ? s.padded_vocabulary() : kPanelColumns;
     for (int r = 0; r < b.rows * W; r += W) store(b.sums + r, zero());
     for (int first = 0; first < s.padded_vocabulary(); first += kLossColumns) {
         const int last = first + kLossColumns < s.padded_vocabulary() ? first + kLossColumns : s.padded_vocabulary();
         for (int v = first; v < last; v += kPanelColumns) {
-            if (!kKeepsLogits) panel_logits(s, b, v, b.logits, kPanelColumns);
-            Number* to = b.exponentials ? b.exponentials + (v - first) : nullptr;
-            exponentials(b, v, b.logits + (kKeepsLogits ? v : 0), kKeepsLogits ? s.padded_vocabulary() : kPanelColumns, to);
+            float* logits = b.logits + (kKeepsLogits ? v : 0);
+            if (!kKeepsLogits) panel_logits(s, b, v, logits, stride);
+            for (int r = 0; r < b.rows; r++)
+                if (b.gold[r] >= v && b.gold[r] < v + kPanelColumns) b.gold_logits[r] = logits[r * stride + (b.gold[r] - v)];
+            exponentials(b, v, logits, stride, b.exponentials ? b.exponentials + (v - first) : nullptr);
         }
         if (!b.exponentials) continue;
         for (int r = 0; r < b.rows; r++) remove_gold(b, r, first, last);
@@ -110,6 +119,18 @@ void loss_block(const LossSizes& s, const LossBlock& b) {
         }
     }
     for (int r = 0; r < b.rows; r++) b.sums[r] = sum_of(load(b.sums + r * W));
+}
+
+// A block of rows. In bfloat16, exponentials are of the differences from a bound of the logits, and only if the bound was far too
+// high from those from the largest logit: so the logits are looked at once, while they are in the cache.
+void loss_block(const LossSizes& s, const LossBlock& b) {
+    constexpr float kLeast = 0x1p-60f;  // sum of exponentials that are as exact as larger ones
+    const Products products;
+    if (kKeepsLogits) find_largest(s, b);
+    weigh_tokens(s, b);
+    if (kKeepsLogits || std::all_of(b.sums, b.sums + b.rows, [](float sum) { return sum >= kLeast; })) return;
+    find_largest(s, b);
+    weigh_tokens(s, b);
 }
 
 // grad [width + 1, 64] of a panel, transposed, += hidden [width + 1, rows] times the exponentials.

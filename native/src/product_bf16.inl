@@ -7,6 +7,7 @@ namespace {
 
 using transduce::kPanelColumns;
 using Number = uint16_t;
+constexpr bool kKeepsLogits = false;
 
 inline __m512bh pairs_of(Vec low, Vec high) { return _mm512_cvtne2ps_pbh(high, low); }
 // Numbers of two rows side by side: a0 b0 a1 b1 ...
@@ -22,8 +23,6 @@ inline Vec load_part(const Number* p, int n) { return widened(_mm256_maskz_loadu
 inline void store_part(Number* p, int n, Vec a) { _mm256_mask_storeu_epi16(p, lanes(n), (__m256i)_mm512_cvtneps_pbh(a)); }
 
 #if defined(__AMX_BF16__)
-
-constexpr bool kKeepsLogits = false;  // a second product takes less time than writing and reading them outside the first cache
 
 // Tiles: 0 to 3 sums (rows 0-15 and 16-31, columns 0-15 and 16-31), 4 and 5 of A, 6 and 7 of B.
 void configure_tiles(int rows, int more_rows) {
@@ -112,7 +111,6 @@ void multiply_panel(const Number* a, size_t stride, int rows, const Number* b, i
 struct Products {
     Products() {}  // not an unused variable
 };
-constexpr bool kKeepsLogits = true;
 constexpr int kVecs = kPanelColumns / W, kMostRows = 6;  // 24 sums in registers
 
 // Pair p of row r of A is at r * stride + p * next.

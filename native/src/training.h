@@ -52,7 +52,8 @@ struct LossBlock {
     const Number *columns, *rows_of_weight;  // packed weights
     const float* bias;
     float* logits;                   // [rows, padded vocabulary], or [rows, 64] if the kernels keep none
-    float *largest, *sums;           // [16 rows]; in the end [rows]: the largest logits, the sums of exponentials
+    float *largest, *sums;           // [16 rows]; in the end [rows]: what logits are compared with, the sums of exponentials. The first
+                                     // `rows` of `largest` are bounds, if the kernels keep no logits
     float* gold_logits;              // [rows]
     Number* exponentials;            // [rows, loss_columns]; null: no gradients
     Number* panels;                  // of the chunk's exponentials
@@ -185,7 +186,8 @@ struct TrainingKernels {
     int loss_columns;
     int gradient_rows, gradient_columns;  // of a layer's weights, computed at once
     void (*round_row)(const float* from, int n, int width, Number* to);
-    void (*pack_panel)(const LossSizes& sizes, const float* weight, int panel, Number* columns, Number* rows, float* sum);
+    float (*square_of)(const float* x, int n);
+    float (*pack_panel)(const LossSizes& sizes, const float* weight, int panel, Number* columns, Number* rows, float* sum);
     void (*loss_block)(const LossSizes& sizes, const LossBlock<Number>& block);
     void (*weight_gradient)(const Number* hidden, size_t stride, int width, const Number* exponentials, int rows, float* grad, bool add);
     void (*unpack_gradient)(const LossSizes& sizes, const float* grad, int panel, const float* less, float* to);

@@ -67,14 +67,16 @@ private:
         columns_.reset(size_t(sizes_.padded_vocabulary()) * sizes_.padded_width());
         rows_.reset(size_t(sizes_.padded_vocabulary()) * sizes_.width_panels() * kPanelColumns);
         Buffer<float> sums(size_t(panels) * padded);
+        std::vector<float> squares(panels);
         share(panels, [&](int p) {
-            kernels_.pack_panel(sizes_, call_.weight, p, columns_.data() + size_t(p) * kPanelColumns * sizes_.padded_width(), rows_.data(),
-                                sums.data() + size_t(p) * padded);
+            squares[p] = kernels_.pack_panel(sizes_, call_.weight, p, columns_.data() + size_t(p) * kPanelColumns * sizes_.padded_width(), rows_.data(),
+                                             sums.data() + size_t(p) * padded);
         });
+        largest_norm_ = std::sqrt(*std::max_element(squares.begin(), squares.end()));
         weight_sum_.assign(sizes_.width, 0);
         for (int p = 0; p < panels; p++)
             for (int k = 0; k < sizes_.width; k++) weight_sum_[k] += sums[size_t(p) * padded + k];
-        for (int v = 0; call_.bias && v < sizes_.vocabulary; v++) bias_sum_ += call_.bias[v];
+        for (int v = 0; call_.bias && v < sizes_.vocabulary; v++) bias_sum_ += call_.bias[v], largest_bias_ = std::max(largest_bias_, call_.bias[v]);
     }
 
     void run_chunk(int first, int n) {
@@ -82,7 +84,7 @@ private:
         share(blocks, [&](int b) { run_block(first, b * block_rows_, std::min(block_rows_, n - b * block_rows_)); });
         if (!call_.grad_hidden) return;
         share(sizes_.panels(), [&](int p) {
-            kernels_.weight_gradient(transposed_.data(), chunk_rows_, sizes_.width + 1, exponentials_.data() + size_t(p) * chunk_rows_ * kPanelColumns,
+            kernels_.weight_gradient(transposed_.data(), chunk_rows_, sizes_.width + (call_.grad_bias ? 1 : 0), exponentials_.data() + size_t(p) * chunk_rows_ * kPanelColumns,
                                      rows, grad_.data() + size_t(p) * (sizes_.width + 1) * kPanelColumns, first > 0);
         });
     }
@@ -93,12 +95,14 @@ private:
         const int stride = sizes_.padded_width(), product_stride = sizes_.width_panels() * kPanelColumns;
         Number* hidden = hidden_.data() + size_t(start) * stride;
         int64_t gold[kMostRows];
+        float largest[kMostRows * 16], sums[kMostRows * 16], gold_logits[kMostRows], inverse[kMostRows];
         for (int r = 0; r < block_rows_; r++) {
             gold[r] = r < n ? call_.gold[kept_[first + start + r]] : -1;
             if (r < n) kernels_.round_row(hidden_row(first + start + r), sizes_.width, stride, hidden + r * stride);
             else std::fill_n(hidden + r * stride, stride, 0);
+            // Cauchy-Schwarz; rounding to bfloat16 adds less than 1 %
+            largest[r] = r < n ? 1.01f * std::sqrt(kernels_.square_of(hidden_row(first + start + r), sizes_.width)) * largest_norm_ + largest_bias_ : largest_bias_;
         }
-        float largest[kMostRows * 16], sums[kMostRows * 16], gold_logits[kMostRows], inverse[kMostRows];
         scratch.logits.reserve(size_t(block_rows_) * (kernels_.keeps_logits ? sizes_.padded_vocabulary() : kPanelColumns));
         LossBlock<Number> block{start, block_rows_, chunk_rows_, hidden, gold, columns_.data(), rows_.data(), call_.bias, scratch.logits.data(),
                         largest, sums, gold_logits, nullptr, nullptr, nullptr};
@@ -171,6 +175,7 @@ private:
     std::vector<int64_t> kept_;
     std::vector<Row> results_;
     std::vector<float> weight_sum_;
+    float largest_norm_ = 0, largest_bias_ = 0;
     double bias_sum_ = 0;
     int block_rows_ = 0, chunk_rows_ = 0;
     Buffer<Number> columns_, rows_, hidden_, exponentials_, transposed_;

@@ -422,3 +422,23 @@ def test_an_id_outside_the_table_is_refused() -> None:
     for wrong in (-1, 4):
         with pytest.raises(SettingsError, match="ids: out of range"):
             operators.embedding(torch.tensor([[0, wrong]]), torch.zeros(4, 3), None, 1.0, 0.0)
+
+
+def test_a_loss_whose_logits_are_far_below_their_bound(dtype: torch.dtype) -> None:
+    """The hidden states and the weights have large norms in dimensions that the others lack."""
+    torch.manual_seed(8)
+    hidden, weight, gold = torch.randn(40, 64), torch.randn(200, 64), torch.randint(1, 200, (40,))
+    hidden[::2, 0], weight[:, 0], weight[5, 1] = 100.0, 0.0, 100.0
+    hidden[:, 1] = 0.0
+    exact = [x.to(dtype).double().requires_grad_() for x in (hidden, weight)]
+    given = [x.to(dtype).float().requires_grad_() for x in (hidden, weight)]
+    loss, nll = operators.LinearCrossEntropy.apply(*given, None, gold, 0, 0.1, dtype, True)
+    loss.backward()
+    logits = exact[0] @ exact[1].t()
+    right = nn.functional.cross_entropy(logits, gold, label_smoothing=0.1, reduction="sum")
+    right.backward()
+    assert loss.item() == pytest.approx(right.item(), rel=1e-4)
+    assert nll.item() == pytest.approx(nn.functional.cross_entropy(logits, gold, reduction="sum").item(), rel=1e-4)
+    for ours, exactly in zip(given, exact, strict=True):
+        assert ours.grad is not None and exactly.grad is not None
+        assert (ours.grad.double() - exactly.grad).norm() <= 2 * rounding(dtype) * exactly.grad.norm()
