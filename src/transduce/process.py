@@ -15,6 +15,7 @@ from transduce.errors import Interrupted
 
 _PARENT = "TRANSDUCE_PARENT"
 _MOST_FILES = 4096
+_HUGE = 3 << 29  # bytes: less than the threshold from which malloc returns memory
 
 
 class _Signalled(BaseException):
@@ -118,21 +119,31 @@ def send_at_parent_exit(number: signal.Signals) -> None:
         call_c("prctl", 1, int(number))  # PR_SET_PDEATHSIG
 
 
-def call_c(name: str, *arguments: int) -> None:
-    """Call a function of the C library. Does nothing if it has none of this name, or cannot be looked up (Windows)."""
+def call_c(name: str, *arguments: int) -> int:
+    """Call a function of the C library with 64-bit numbers.
+
+    Does nothing and returns 0 if it has none of this name, or cannot be looked up (Windows).
+    """
     function = getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
-    if function is not None:
-        function(*arguments)
+    if function is None:
+        return 0
+    function.restype = ctypes.c_int64
+    return int(function(*map(ctypes.c_int64, arguments)))
 
 
 def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory instead of returning it to the system.
 
     Otherwise large tensors are mapped and unmapped in every update, which takes a fifth of the time of a small model.
-    Peak memory does not change.
+    Peak memory does not change. Where the system allows it, the next 1.5 GiB of memory are huge pages (Linux): an
+    update passes over all its activations, whose addresses take a twentieth of its time to translate.
     """
     for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 1 << 26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
         call_c("mallopt", option, value)
+    if sys.platform == "linux" and (start := call_c("malloc", _HUGE)):
+        page = 1 << 21
+        call_c("madvise", -(-start // page) * page, _HUGE - page, 14)  # MADV_HUGEPAGE
+        call_c("free", start)
 
 
 def limit_kernel_cache() -> None:
