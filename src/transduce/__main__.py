@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print_error(
             "out of memory; smaller batches may help: --set training.micro_batch_tokens=... for training, "
-            "--batch-tokens for translation"
+            "--batch-tokens for translation with PyTorch"
         )
         sys.exit(1)
 

@@ -33,7 +33,7 @@ def align(
         str | None,
         opt.option(
             help="guided (a head trained to align), attention (average of a layer) or leave-out (loss of probability "
-            "without a source word) (default: guided if both runs have it, else leave-out)."
+            "without a source word); default: guided if RUN, and with --reverse both runs, have it, else leave-out."
         ),
     ] = None,
     layer: Annotated[

@@ -19,8 +19,8 @@ def import_model(
     """Create a run folder from a Hugging Face transformers model.
 
     A model folder contains config.json, model.safetensors (or pytorch_model.bin) and the vocabulary: source.spm,
-    target.spm and vocab.json for marian, tokenizer.json (or the older files) for bert and gpt2. OWNER/NAME is
-    downloaded from the Hugging Face Hub unless a folder of that name exists; only safetensors are.
+    target.spm and vocab.json for marian, tokenizer.json (or the older files) for bert and gpt2. Unless there is a
+    folder OWNER, OWNER/NAME is downloaded from the Hugging Face Hub, with weights from model.safetensors only.
 
     \b
     transduce import gpt2 openai-community/gpt2 runs/gpt2

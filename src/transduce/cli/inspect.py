@@ -36,7 +36,12 @@ def inspect(
     json: Annotated[bool, Option("--json", help="Print all values as JSON; with --compare, one line a run.")] = False,
     svg: Annotated[
         Path | None,
-        opt.option("--svg", "--png", metavar="FILE", help="Write the first attention map (.svg or .png)."),
+        opt.option(
+            "--svg",
+            "--png",
+            metavar="FILE",
+            help="Draw the attention of the last layer, averaged over heads (.svg or .png).",
+        ),
     ] = None,
     port: Annotated[int, Option(help="Port of the live page; 0 takes a free one.", min=0, max=65535)] = 0,
     browser: Annotated[bool, Option("--browser/--no-browser", help="Open the live page in a browser.")] = True,

@@ -80,7 +80,9 @@ def expand_decoding(
 Run = Annotated[Path, argument("RUN", "Run folder.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print warnings only.")]
 Device = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
-Precision = Annotated[str, Option(help="Precision: float32, float32-fast (on CPUs with AMX), int8 or bfloat16.")]
+Precision = Annotated[
+    str, Option(help="Precision: float32, bfloat16, or on CPUs int8 or float32-fast (for CPUs with AMX).")
+]
 Json = Annotated[bool, Option("--json", help="Print JSON, one object per line.")]
 Overrides = Annotated[
     list[str] | None,

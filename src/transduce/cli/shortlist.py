@@ -14,8 +14,8 @@ from transduce.cli.output import print_lines
 def shortlist(
     run: Run,
     data: Annotated[Path | None, option(metavar="FOLDER", help="Folder of the training text, if it was moved.")] = None,
-    n_best: Annotated[int, Option(help="Target tokens per source token.", min=1)] = 50,
-    n_frequent: Annotated[int, Option(help="Most frequent target tokens, in every list.", min=1)] = 100,
+    n_best: Annotated[int, Option(help="Target tokens per source token, up to 512.", min=1)] = 50,
+    n_frequent: Annotated[int, Option(help="Most frequent target tokens, in every list, up to 65,536.", min=1)] = 100,
     max_loss: Annotated[float, Option(help="BLEU that it may lose on the validation text.", min=0.0)] = 0.1,
     overrides: Annotated[
         list[str] | None,

@@ -98,12 +98,12 @@ def doctor(
     nodes: Annotated[int, Option(help="Machines of the forecast.", min=1)] = 1,
     gpu: Annotated[str, Option(help="Kind of GPU of the forecast: p100, v100, a100, h100 or h200.")] = "h100",
     as_json: Annotated[bool, Option("--json", help="Print all findings and measurements as one JSON object.")] = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the result.")] = False,
 ) -> None:
     """Check text, memory and time before training. Takes the options of train.
 
-    Reads the text, runs a few updates in a separate process and keeps nothing. Prints "ready", or one line per problem
-    and exits with code 2.
+    Reads the text, runs a few updates in a separate process and keeps nothing. Prints "ready", or one line per obstacle
+    and exits with code 2. Warnings do not change the exit code.
 
     \b
     transduce doctor --src train.en --tgt train.de
@@ -149,7 +149,8 @@ def verify(
     path: Annotated[Path, argument("RUN|RECIPE", "A run folder, or a recipe.")],
     files: Annotated[bool, Option("--files", help="Only check the files of the run; train nothing.")] = False,
     updates: Annotated[
-        int | None, option(help="Number of updates of a trial training (default: about 20 seconds).", min=20)
+        int | None,
+        option(help="Number of updates of a trial training (default: 40 to 300, about 20 seconds).", min=20),
     ] = None,
     kills: Annotated[int, Option(help="Number of kills.", min=1)] = 3,
     seed: Annotated[int, Option(help="Random seed for the moments of the kills.", min=0)] = 1,
@@ -163,7 +164,7 @@ def verify(
 
     Trains briefly with the run's settings and text in a temporary folder next to the run, then again with SIGKILL at
     random moments, and compares losses and weights bit for bit. The run is not changed. Exit code 1: a file is damaged
-    or missing, or the trainings differ.
+    or missing, or the trainings differ by more than ten times what two without kills do.
 
     \b
     transduce verify runs/mine

@@ -160,8 +160,8 @@ class ConvS2SSettings(OutputSettings, PositionSettings):
 class StarSettings(DecoderSettings):
     """The encoder of Guo et al. 2019 with a Transformer's decoder.
 
-    The form of the encoder is fixed: norm, residual connections, key widths, numbers of key heads and feed-forward
-    networks are the decoder's.
+    The form of the encoder is fixed: norm and its epsilon, residual connections, key widths, numbers of key heads,
+    projections and feed-forward networks are the decoder's.
     """
 
     task = "translation"
@@ -174,6 +174,7 @@ class StarSettings(DecoderSettings):
         "star",
         description="Architecture: a Star-Transformer encoder, of fixed form, and a decoder.",
     )
+    positions: str = Field("sinusoidal", description="Positional scheme: sinusoidal, learned or none.")
     n_encoder_layers: Blocks = Field(6, description="Number of rounds of the encoder.")
     n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
 

@@ -1,8 +1,8 @@
 """Decoding options. These two classes are the only list of them.
 
-The `[decoding]` settings of a run, the options of `transduce translate`, `generate` and `evaluate`, the fields of
-`POST /v1/translate`, the bounds and what the native library is given are made from their fields. A new option is a
-field here and its implementation in the search.
+The `[decoding]` settings of a run, the options of `transduce translate`, `generate`, `evaluate` and `inspect`, the
+fields of `POST /v1/translate`, the bounds and what the native library is given are made from their fields. A new option
+is a field here and its implementation in the search.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ class DecodingSettings(Section):
 
     beam: int = Field(5, ge=1, le=MAX_BEAM, description="Number of beams; 1 is greedy search.")
     length_penalty: float = Field(1.0, ge=0, le=MAX_PENALTY, description="Exponent of the length normalization.")
-    max_length: int = Field(256, ge=1, le=MAX_TOKENS, description="Maximum output length in tokens.")
+    max_length: int = Field(
+        256,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Maximum output length in tokens; a translation of n source tokens also has at most 2 n + 16, "
+        "unless the call gives a maximum.",
+    )
     no_repeat_ngram: int = Field(
         0, ge=0, le=MAX_TOKENS, description="No sequence of this many tokens occurs twice in an output; 0: off."
     )
@@ -36,7 +42,9 @@ class DecodingSettings(Section):
     top_p: float = Field(
         1.0, ge=0, le=1, description="Sample from the fewest most likely tokens of total probability p."
     )
-    batch_tokens: int = Field(4096, ge=1, le=MAX_BATCH, description="Source tokens per batch, padding included.")
+    batch_tokens: int = Field(
+        4096, ge=1, le=MAX_BATCH, description="Source tokens per batch where PyTorch decodes, padding included."
+    )
 
 
 class DecodingOptions(DecodingSettings):
@@ -51,7 +59,9 @@ class DecodingOptions(DecodingSettings):
     sample: bool = Field(False, description="Draw outputs instead of searching for the best ones.")
     seed: int = Field(1, ge=0, le=MAX_SEED, description="Seed of what is drawn.")
     shortlist: bool = Field(
-        False, description="Only tokens of a sentence's shortlist have a probability; faster (see transduce shortlist)."
+        False,
+        description="Only tokens of a sentence's shortlist have a probability; faster with beams (see transduce "
+        "shortlist).",
     )
     scores: bool = Field(True, description="If false, log-probabilities may be left out; greedy search is faster.")
 

@@ -68,13 +68,23 @@ class DataSettings(Section):
     valid: tuple[Corpus, ...] = Field((), description="Validation corpora (default: a held-out part of train).")
     test: tuple[Corpus, ...] = Field((), description="Test corpora: evaluated, and checked for overlap with train.")
     demo: int = Field(0, ge=0, le=1 << 31, description="Pairs of the built-in corpus to train on, instead of files.")
-    max_length: int = Field(256, ge=1, le=MAX_TOKENS, description="Drop pairs with more tokens than this on a side.")
+    max_length: int = Field(
+        256,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Drop pairs with more tokens than this on a side; a classifier cuts longer texts (at least 8).",
+    )
     max_ratio: float = Field(9.0, gt=1, description="Drop pairs above this length ratio (sides over 10 tokens).")
     deduplicate: bool = Field(False, description="Keep only the first of identical training pairs.")
     drop_copies: bool = Field(False, description="Drop pairs whose source and target are identical.")
     workers: int = Field(0, ge=0, le=4096, description="Processes that clean and encode pairs; 0: one per core.")
     documents: Literal["file", "blank_line", "line"] = Field("file", description="What separates text documents.")
-    context: int | None = Field(None, ge=2, le=MAX_TOKENS, description="Context length in tokens of text models.")
+    context: int | None = Field(
+        None,
+        ge=2,
+        le=MAX_TOKENS,
+        description="Context length of text models in tokens; at least 8 for masked ones (default: from the data).",
+    )
     masked: float = Field(0.15, gt=0, lt=1, description="Fraction of tokens to mask (BERT).")
     whole_words: bool = Field(False, description="Mask all subwords of a word together.")
     labels: tuple[str, ...] | None = Field(None, description="Labels in order (default: those of the training data).")
@@ -120,9 +130,17 @@ class TrainingSettings(Section):
         None, ge=1, le=MAX_BATCH, description="Tokens per update, padding included, on the longer side."
     )
     micro_batch_tokens: int | None = Field(None, ge=1, le=MAX_BATCH, description="Tokens per forward pass.")
-    optimizer: str | None = Field(None, description="adam, adamw or muon (default: by device and model width).")
-    lr: float | None = Field(None, gt=0, description="Peak learning rate (default: by optimizer and width).")
-    matrix_lr: float | None = Field(None, gt=0, description="Peak learning rate of matrices under muon.")
+    optimizer: str | None = Field(
+        None,
+        description="adam, adamw or muon (default: by device and model width; adamw for fine-tuning and with "
+        "parallel = shard).",
+    )
+    lr: float | None = Field(
+        None, gt=0, description="Peak learning rate (default: by task and width; lower for fine-tuning)."
+    )
+    matrix_lr: float | None = Field(
+        None, gt=0, description="Peak learning rate of matrices under muon (default: twice the default of lr)."
+    )
     betas: tuple[Decay, Decay] = Field((0.9, 0.98), description="Adam's decay rates (paper 5.3).")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (adamw, muon).")
     schedule: str | None = Field(None, description="After warmup: inverse_sqrt (paper 5.3), linear, cosine, constant.")
@@ -136,13 +154,17 @@ class TrainingSettings(Section):
     guided_weight: float = Field(0.05, gt=0, le=1e3, description="Weight of the loss of guided alignment.")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Label smoothing (paper 5.4).")
     clip_norm: float = Field(1.0, ge=0, description="Maximum gradient norm; 0: no clipping.")
-    max_updates: Steps | None = Field(None, description="Stop after this many updates (default: from the data).")
-    max_epochs: float | None = Field(None, gt=0, description="Stop after this many passes over the data.")
+    max_updates: Steps | None = Field(None, description="Stop after this many updates (default: no limit).")
+    max_epochs: float | None = Field(
+        None,
+        gt=0,
+        description="Stop after this many passes over the data (default: from the amount of data, if no limit is set).",
+    )
     max_minutes: float | None = Field(
         None,
         gt=0,
-        description="Time limit in minutes. Once the speed is measured it becomes a number of updates, which the "
-        "schedule and the end follow; the clock is a safety net.",
+        description="Time limit in minutes (default: from the amount of data, if no limit is set). Once the speed is "
+        "measured it becomes a number of updates, which the schedule and the end follow; the clock is a safety net.",
     )
     precision: TrainingPrecision = Field(
         "auto", description="Precision of matrix products; auto: bfloat16 where hardware has it."
@@ -151,7 +173,7 @@ class TrainingSettings(Section):
     kernels: Literal["auto", "torch"] = Field(
         "auto",
         description="What computes in training: torch (PyTorch only), or auto: our own kernels where there are any, on "
-        "CPUs with AVX2 or AVX-512 and on GPUs with Triton.",
+        "CPUs with AVX2 or AVX-512 and, with Triton, on GPUs that have bfloat16.",
     )
     parallel: Literal["replicate", "shard"] = Field(
         "replicate", description="Several processes: replicate the model, or shard weights and optimizer state (FSDP)."

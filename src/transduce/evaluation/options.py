@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from transduce.config.decoding import DecodingOptions
 
-BatchTokens = Annotated[int | None, "Tokens per batch (default: the run's setting).", 1]
+BatchTokens = Annotated[int | None, "Tokens per batch where PyTorch computes (default: the run's setting).", 1]
 PlainText = Annotated[Path, "Plain text, for a language model or a masked language model."]
 
 
@@ -30,7 +30,8 @@ class TranslationEvaluation:
     decoding: DecodingOptions = field(default_factory=DecodingOptions)
     batch_tokens: BatchTokens = None
     precision: Annotated[
-        str | None, "Precision: float32, float32-fast (on CPUs with AMX), int8 or bfloat16 (default: float32)."
+        str | None,
+        "Precision: float32, bfloat16, or on CPUs int8 or float32-fast (for CPUs with AMX) (default: float32).",
     ] = None
     measure_precisions: Annotated[bool, "Also compute BLEU and speed of RUN on these files with each precision."] = (
         False
