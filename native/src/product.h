@@ -36,7 +36,7 @@ struct PackedMatrix {
     Buffer<uint16_t> high, low;
     Buffer<int8_t> quantized;
     Buffer<int32_t> correction;
-    Buffer<float> error, norm;  // int8: of each column, the norm of what quantisation changed and of the quantised column
+    Buffer<float> error, norm;  // int8: of each column, the norm of what quantization changed and of the quantized column
 };
 
 // Weights before packing, [columns, depth] row by row as in PyTorch, with zeros where nothing was placed.

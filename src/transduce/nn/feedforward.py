@@ -78,8 +78,8 @@ class GatedFeedForward(FeedForward):
 class ConvFeedForward(FeedForward):
     """The feed-forward as two convolutions over positions (paper 3.3: "two convolutions with kernel size 1").
 
-    With kernel size 1 it equals the plain one. A wider kernel sees neighbors: on both sides in an encoder, only earlier
-    ones in a decoder. Padding and positions outside the sequence count as zero.
+    With kernel size 1 it equals the plain one. A wider kernel sees neighbours: on both sides in an encoder, only
+    earlier ones in a decoder. Padding and positions outside the sequence count as zero.
     """
 
     convolves = True

@@ -48,7 +48,7 @@ class Pooler(nn.Module):
 class ConvPooler(nn.Module):
     """Each column the largest value of max(0, W [x_t-1; x_t; x_t+1] + b) over the tokens t (Kim 2014, section 2).
 
-    Three neighboring tokens at a time: what short phrases say is learned from far less text than attention needs.
+    Three neighbouring tokens at a time: what short phrases say is learned from far less text than attention needs.
     """
 
     def __init__(self, d_model: int, *, bias: bool) -> None:
