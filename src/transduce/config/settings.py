@@ -158,12 +158,13 @@ class TrainingSettings(Section):
     max_epochs: float | None = Field(
         None,
         gt=0,
-        description="Stop after this many passes over the data (default: from the amount of data, if no limit is set).",
+        description="Stop after this many passes over the data (default, if no limit is set: from the amount of data; "
+        "3 for fine-tuning).",
     )
     max_minutes: float | None = Field(
         None,
         gt=0,
-        description="Time limit in minutes (default: from the amount of data, if no limit is set). Once the speed is "
+        description="Time limit in minutes (default, if no limit is set: from the amount of data). Once the speed is "
         "measured it becomes a number of updates, which the schedule and the end follow; the clock is a safety net.",
     )
     precision: TrainingPrecision = Field(
