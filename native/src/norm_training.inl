@@ -28,10 +28,18 @@ void residual_rows(const ResidualCall& call, int64_t first, int64_t last) {
         const float inverse = 1 / std::sqrt(sum_of(squares) / float(n) + call.epsilon);
         for (int k = 0; k < n; k += W) {
             const Vec h = (load_part(z + k, n - k) - splat(mean)) * splat(inverse) * load_part(call.gain + k, n - k);
-            store_part(call.output + at + k, n - k, call.shift ? h + load_part(call.shift + k, n - k) : h);
+            const Vec shifted = call.shift ? h + load_part(call.shift + k, n - k) : h;
+            store_part(call.output + at + k, n - k, shifted);
+            if (call.rounded) store_part(call.rounded + at + k, n - k, shifted);
         }
         call.statistics[2 * r] = mean, call.statistics[2 * r + 1] = inverse;
     }
+}
+
+// The gradient of the norm and of its rounded copy: up to `n` numbers from number `at` on.
+Vec norm_gradient(const ResidualCall& call, uint64_t at, int n) {
+    const Vec grad = call.grad_output ? load_part(call.grad_output + at, n) : zero();
+    return call.grad_rounded ? grad + load_part(call.grad_rounded + at, n) : grad;
 }
 
 // grad_gain, grad_shift [width, padded]: of these rows.
@@ -39,10 +47,10 @@ void residual_rows_backward(const ResidualCall& call, int64_t first, int64_t las
     const int n = call.width;
     for (int64_t r = first; r < last; r++) {
         const uint64_t at = uint64_t(r) * n;
-        const float *grad = call.grad_output + at, *z = call.normed + at, mean = call.statistics[2 * r], inverse = call.statistics[2 * r + 1];
+        const float *z = call.normed + at, mean = call.statistics[2 * r], inverse = call.statistics[2 * r + 1];
         Vec sum = zero(), product = zero();
         for (int k = 0; k < n; k += W) {
-            const Vec h = first_lanes((load_part(z + k, n - k) - splat(mean)) * splat(inverse), n - k), g = load_part(grad + k, n - k);
+            const Vec h = first_lanes((load_part(z + k, n - k) - splat(mean)) * splat(inverse), n - k), g = norm_gradient(call, at + k, n - k);
             const Vec d = g * load_part(call.gain + k, n - k);
             sum = sum + d, product = fma(d, h, product);
             store(grad_gain + k, fma(g, h, load(grad_gain + k)));
@@ -51,7 +59,7 @@ void residual_rows_backward(const ResidualCall& call, int64_t first, int64_t las
         const Vec a = splat(call.rms ? 0 : sum_of(sum) / float(n)), b = splat(sum_of(product) / float(n));
         for (int k = 0; k < n; k += W) {
             const Vec h = (load_part(z + k, n - k) - splat(mean)) * splat(inverse);
-            const Vec e = (load_part(grad + k, n - k) * load_part(call.gain + k, n - k) - a - h * b) * splat(inverse);
+            const Vec e = (norm_gradient(call, at + k, n - k) * load_part(call.gain + k, n - k) - a - h * b) * splat(inverse);
             store_part(call.grad_x + at + k, n - k, e);
             if (call.grad_update) store_part(call.grad_update + at + k, n - k, dropped(call.dropout, e, at + k));
         }

@@ -123,7 +123,9 @@ struct ResidualCall {
     Dropout dropout;
     float* sum;                  // x + dropout(update); null: not wanted, without an update
     float *output, *statistics;  // the norm, and [rows, 2]: mean and 1 / deviation; null: no norm
+    Number* rounded;             // the norm once more; null: not wanted
     const float *grad_output, *normed;  // backward: `normed` is what the norm has read
+    const Number* grad_rounded;  // this or grad_output may be null
     float* grad_x;               // null: without a norm, where it is grad_output
     Number* grad_update;
     float *grad_gain, *grad_shift;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 17
+#define TRANSDUCE_ABI_VERSION 18
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -210,14 +210,16 @@ TRANSDUCE_API int32_t transduce_attend_backward(const transduce_heads_call* call
  * is a function of the seed and of the number of the element. */
 typedef struct {
     int64_t rows;
-    int32_t width, rms, is_bf16; /* is_bf16: the update */
+    int32_t width, rms, is_bf16; /* is_bf16: the update, and `rounded` */
     float epsilon, p;          /* p: of dropping */
     uint64_t seed;
     const float* x;
     const void* update;        /* null: none */
     const float *gain, *shift; /* of the norm; shift: null: none */
     float *sum, *output, *statistics; /* sum: null without an update; output and statistics [rows, 2]: null without a norm */
+    void* rounded;             /* the norm in bfloat16, if is_bf16; null: not wanted */
     const float *grad_output, *normed; /* backward: the rest; `normed`: what the norm has read */
+    const void* grad_rounded;  /* null: none; then also grad_output may be null */
     float* grad_x;             /* null without a norm, where it is grad_output */
     void* grad_update;
     float *grad_gain, *grad_shift;

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.native.kernels import n_threads, new_seed
+from transduce.native.kernels import dtype_in_use, n_threads, new_seed
 from transduce.native.library import loaded_library
+from transduce.native.operators import LinearProduct, take_rounded
 
 
 class _HeadsCall(ctypes.Structure):
@@ -84,29 +86,40 @@ def _empty_gradients(*tensors: Tensor) -> list[Tensor]:
     return found
 
 
-class SplitHeads(torch.autograd.Function):
-    """Views of the heads of several projections [B, T, sum of heads * width]: of each [B, H_i, T, K_i]."""
+def projected_heads(
+    x: Float[Tensor, "*B T D"], layer: nn.Linear, heads: Sequence[int], widths: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """Several projections of x in one product, x W^T + b; of each a view [B, H_i, T, K_i]."""
+    rows = [n * width for n, width in zip(heads, widths, strict=True)]
+    return _ProjectedHeads.apply(take_rounded(x), layer.weight, layer.bias, dtype_in_use(), rows, heads)
 
+
+class _ProjectedHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Float[Tensor, "B T D"], heads: Sequence[int], widths: Sequence[int]):  # type: ignore[no-untyped-def]
-        ctx.shape, ctx.heads = x.shape, heads
-        ctx.rows = [n * width for n, width in zip(heads, widths, strict=True)]
-        return heads_of(x, ctx.rows, ctx.heads)
+    def forward(ctx, x, weight, bias, dtype, rows, heads):  # type: ignore[no-untyped-def]
+        whole = LinearProduct.forward(ctx, x, weight, bias, dtype, -1, 0.0, 0)
+        ctx.shape, ctx.rows, ctx.heads = whole.shape, rows, heads
+        return heads_of(whole, rows, heads)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor):  # type: ignore[no-untyped-def]
-        storage, n = grads[0].untyped_storage(), math.prod(ctx.shape)
-        if storage.nbytes() == n * grads[0].element_size():  # perhaps of `_empty_gradients`, already in their places
-            whole = grads[0].as_strided((n,), (1,), 0).view(ctx.shape)
-            parts = heads_of(whole, ctx.rows, ctx.heads)
-            same = (grad.untyped_storage().data_ptr() == storage.data_ptr() for grad in grads)
-            if all(same) and list(map(_place, grads)) == list(map(_place, parts)):
-                return whole, None, None
-        whole = grads[0].new_empty(ctx.shape)
-        for part, grad in zip(heads_of(whole, ctx.rows, ctx.heads), grads, strict=True):
-            part.copy_(grad)
-        return whole, None, None
+        return *LinearProduct.backward(ctx, _merged(ctx, grads))[:3], None, None, None
+
+
+def _merged(ctx: Any, grads: Sequence[Tensor]) -> Float[Tensor, "B T D"]:
+    """The gradients of all heads side by side, without a copy if they are in their places."""
+    storage, n = grads[0].untyped_storage(), math.prod(ctx.shape)
+    if storage.nbytes() == n * grads[0].element_size():  # perhaps of `_empty_gradients`
+        whole = grads[0].as_strided((n,), (1,), 0).view(ctx.shape)
+        parts = heads_of(whole, ctx.rows, ctx.heads)
+        same = (grad.untyped_storage().data_ptr() == storage.data_ptr() for grad in grads)
+        if all(same) and list(map(_place, grads)) == list(map(_place, parts)):
+            return whole
+    whole = grads[0].new_empty(ctx.shape)
+    for part, grad in zip(heads_of(whole, ctx.rows, ctx.heads), grads, strict=True):
+        part.copy_(grad)
+    return whole
 
 
 def heads_of(x: Float[Tensor, "B T D"], rows: Sequence[int], heads: Sequence[int]) -> tuple[Tensor, ...]:

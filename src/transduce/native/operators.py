@@ -74,10 +74,8 @@ class _ResidualCall(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("epsilon", "p")),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_void_p) for name in ("x", "update", "gain", "shift", "sum", "output", "statistics")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("grad_output", "normed", "grad_x", "grad_update", "grad_gain", "grad_shift")
-        ),
+        *((name, ctypes.c_void_p) for name in ("rounded", "grad_output", "normed", "grad_rounded", "grad_x")),
+        *((name, ctypes.c_void_p) for name in ("grad_update", "grad_gain", "grad_shift")),
     ]
 
 
@@ -95,7 +93,7 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
 
         return triton_residual.add_and_norm(x, update, norm, p)
     seed = new_seed() if p else 0
-    return _Residual.apply(x, update, *norm_arguments(norm), p, seed)
+    return _with_rounded(*_Residual.apply(x, update, *norm_arguments(norm), p, seed, dtype_in_use()))
 
 
 def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[Tensor, "*B D"]:
@@ -104,7 +102,23 @@ def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[T
         from transduce.native import triton_residual
 
         return triton_residual.normed(x, norm)
-    return _Residual.apply(x, None, *norm_arguments(norm), 0.0, 0)
+    return _with_rounded(*_Residual.apply(x, None, *norm_arguments(norm), 0.0, 0, dtype_in_use()))
+
+
+def _with_rounded(x: Tensor, rounded: Tensor | None) -> Tensor:
+    """x, which keeps its rounded copy until a linear layer takes it.
+
+    Of a residual stream's two gradients one comes in bfloat16 and both are added here, not by PyTorch's engine in a
+    pass of its own.
+    """
+    if rounded is not None:
+        vars(x)["_rounded"] = rounded
+    return x
+
+
+def take_rounded(x: Tensor) -> Tensor:
+    """The rounded copy of x, if it has one; x, for all that read it later."""
+    return vars(x).pop("_rounded", x)
 
 
 def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
@@ -116,34 +130,39 @@ def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
 
 class _Residual(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, update, gain, shift, epsilon, is_rms, p, seed):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, update, gain, shift, epsilon, is_rms, p, seed, dtype):  # type: ignore[no-untyped-def]
+        """The sum or its norm; and that of type `dtype`, if it has a gradient and is not float32."""
         x = x.contiguous()
         rows, total = x.numel() // x.shape[-1], x
         if update is not None:
             update, total = update.contiguous(), torch.empty_like(x)
-        output = statistics = None
+        output = statistics = rounded = None
         if gain is not None:
             output, statistics = torch.empty_like(x), x.new_empty(rows, 2)
-        dtype = None if update is None else update.dtype
-        ctx.dtype, ctx.options = dtype, (rows, x.shape[-1], is_rms, dtype == torch.bfloat16, epsilon, p, seed)
-        written = None if update is None else total, output, statistics
+            if dtype == torch.bfloat16 and any(ctx.needs_input_grad):
+                rounded = torch.empty_like(x, dtype=dtype)
+        is_bf16 = (dtype if update is None else update.dtype) == torch.bfloat16
+        ctx.updates, ctx.options = update is not None, (rows, x.shape[-1], is_rms, is_bf16, epsilon, p, seed)
+        ctx.set_materialize_grads(False)
+        written = None if update is None else total, output, statistics, rounded
         call = _ResidualCall(*ctx.options, *_pointers(x, update, gain, shift, *written))
         loaded_library().transduce_residual(ctypes.byref(call), n_threads())
         ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
-        return total if output is None else output
+        return (total if output is None else output), rounded
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad, grad_rounded):  # type: ignore[no-untyped-def]
         normed, gain, shift, statistics = ctx.saved_tensors
-        grad = grad.contiguous()
-        grad_update = None if ctx.dtype is None else torch.empty_like(grad, dtype=ctx.dtype)
+        grad, grad_rounded = (None if one is None else one.contiguous() for one in (grad, grad_rounded))
+        like, dtype = grad_rounded if grad is None else grad, torch.bfloat16 if ctx.options[3] else torch.float32
+        grad_update = torch.empty_like(like, dtype=dtype) if ctx.updates else None
         grads = [None if like is None else torch.empty_like(like) for like in (normed, gain, shift)]
-        read = None, None, gain, shift, None, None, statistics, grad, normed  # in the order of the structure
+        read = None, None, gain, shift, None, None, statistics, None, grad, normed, grad_rounded
         call = _ResidualCall(*ctx.options, *_pointers(*read, grads[0], grad_update, *grads[1:]))
         loaded_library().transduce_residual_backward(ctypes.byref(call), n_threads())
         of_x = grad if normed is None else grads[0]
-        return of_x, grad_update, grads[1], grads[2], None, None, None, None
+        return of_x, grad_update, grads[1], grads[2], None, None, None, None, None
 
 
 class _EmbeddingCall(ctypes.Structure):
@@ -217,16 +236,16 @@ _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")  # by their numbers in tran
 
 def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None) -> Tensor:
     """x W^T + b, of the type of the products in use."""
-    return _Linear.apply(x, weight, bias, dtype_in_use(), -1, 0.0, 0)
+    return LinearProduct.apply(take_rounded(x), weight, bias, dtype_in_use(), -1, 0.0, 0)
 
 
 def activated_linear(x: Float[Tensor, "*B I"], layer: nn.Linear, activation: str, p: float) -> Float[Tensor, "*B O"]:
     """dropout(activation(x W^T + b)), of the type of the products in use."""
     options = _ACTIVATIONS.index(activation), p, new_seed() if p else 0
-    return _Linear.apply(x, layer.weight, layer.bias, dtype_in_use(), *options)
+    return LinearProduct.apply(take_rounded(x), layer.weight, layer.bias, dtype_in_use(), *options)
 
 
-class _Linear(torch.autograd.Function):
+class LinearProduct(torch.autograd.Function):
     """From x in bfloat16 or float32, with float32 weights and gradients of them."""
 
     @staticmethod

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transduce.native import kernels
-from transduce.native.attention import SplitHeads, attend, heads_of
+from transduce.native.attention import attend, heads_of, projected_heads
 from transduce.nn.bias import Bias, CausalBias, attended, dense_bias, fuses_on_cpu, relations_of
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
@@ -157,9 +157,9 @@ class FullProjection(Linear):
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """One [B, H_i, T, K_i] for each of `heads`."""
+        if kernels.multiplies(x, self.weight):
+            return projected_heads(x, self, self.heads, self.widths)
         y = super().forward(x)
-        if kernels.in_use_for(y):
-            return SplitHeads.apply(y, self.heads, self.widths)
         if y.is_cuda and y.dtype != torch.float32:  # PyTorch's kernels for float32 get copies
             return heads_of(y, self.rows or (y.shape[-1],), self.heads)
         if len(set(self.heads)) == len(set(self.widths)) == 1:
