@@ -95,13 +95,14 @@ class SubwordSampling:
 
 
 class Feeder(ABC):
-    """Batches for the training loop. The plan of an epoch is a pure function of (settings, seed, epoch).
+    """Batches for the training loop. The plan of an epoch is a pure function of (settings, seed, epoch, variant).
 
     A feeder yields the share of `rank` among `n_ranks` of each batch. `plans`: where ranks share their plans.
     """
 
     rank, n_ranks = 0, 1
     plans: Path | None = None
+    variant = ""  # of the plans, where they depend on the number of ranks
     unit = "text"  # what to call missing examples
 
     def __init__(self, settings: TrainingSettings, *, device: torch.device) -> None:
@@ -112,7 +113,10 @@ class Feeder(ABC):
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The batches of an epoch, as indices of examples; a `DataError` if there are none."""
-        batches = self._plan(epoch) if self.plans is None else shared_plan(self.plans, epoch, self._plan)
+        if self.plans is None:
+            batches = self._plan(epoch)
+        else:
+            batches = shared_plan(self.plans, epoch, self._plan, variant=self.variant)
         if not batches:
             raise DataError(f"there is no {self.unit} to train on, or to validate with")
         return batches

@@ -191,7 +191,10 @@ class Session:
     def _restore_carry(self, tensors: Mapping[str, Tensor], n: int) -> list[str]:
         if n and len(tensors) != n * self.ranks.size:
             self.carry = ()
-            return ["the run had another number of processes: the state carried between batches starts anew"]
+            return [
+                "the run had another number of processes: the state carried between batches starts anew, and the rest "
+                "of this epoch reads the text in other streams, some of it twice or not at all"
+            ]
         names = [name_on_rank(f"{i}", self.ranks.rank) for i in range(n)]
         # Copied, because MKL rounds some products differently if the operands are not aligned.
         self.carry = tuple(tensors[name].to(self.updater.device, copy=True) for name in names)

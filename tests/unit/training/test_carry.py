@@ -102,6 +102,19 @@ def test_streams_are_contiguous_and_cover_the_text() -> None:
     assert resumed.position == DataPosition(0, 3) and resumed.indices.tolist() == batches[3].tolist()
 
 
+def test_another_number_of_ranks_does_not_reuse_the_plan_of_other_streams(tmp_path: Path) -> None:
+    lengths, names = [], []
+    for n_ranks in (2, 3):
+        data = feeder(periodic(500, seed=1))
+        data.n_ranks, data.plans = n_ranks, tmp_path
+        n_batches = len(data.plan(0))
+        feeds = data.feeds(DataPosition())
+        lengths.append(sum(next(feeds).n_tokens for _ in range(n_batches)))
+        names.append([path.name for path in tmp_path.glob("epoch*")])
+    assert lengths == [499 // 4 * 4, 499 // 3 * 3], "each target once; what streams leave over is left out"
+    assert names == [["epoch0-streams4"], ["epoch0-streams3"]]
+
+
 def test_resume_with_a_carry_is_bit_identical_after_sigkill_in_mid_epoch(tmp_path: Path) -> None:
     offsets: list[int] = []
 
