@@ -76,6 +76,10 @@ def prepare(
     transduce prepare recipe.toml --run runs/x --ray auto
     """
     settings, folder = request.settings(), request.run_folder()
+    if ray is not None and settings.task != "translation":
+        raise SettingsError(
+            f"--ray with task = '{settings.task}': a cluster prepares task = 'translation'; leave --ray out"
+        )
 
     from transduce.bulk.ray_cluster import RayCluster
     from transduce.logging import Log
@@ -95,8 +99,10 @@ def doctor(
     gpus: Annotated[
         int | None, option(help="GPUs of each machine, for a forecast of a training on GPUs that are not here.", min=1)
     ] = None,
-    nodes: Annotated[int, Option(help="Machines of the forecast.", min=1)] = 1,
-    gpu: Annotated[str, Option(help="Kind of GPU of the forecast: p100, v100, a100, h100 or h200.")] = "h100",
+    nodes: Annotated[int | None, option(help="Machines of the forecast (default: 1).", min=1)] = None,
+    gpu: Annotated[
+        str | None, option(help="Kind of GPU of the forecast: p100, v100, a100, h100 or h200 (default: h100).")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print all findings and measurements as one JSON object.")] = False,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the result.")] = False,
 ) -> None:
@@ -114,6 +120,8 @@ def doctor(
     """
     if request.recipe is not None and request.recipe.is_dir():
         raise SettingsError(f"{request.recipe} is a folder; doctor checks a training before it starts: name a recipe")
+    if gpus is None and (given := [name for name, one in (("--nodes", nodes), ("--gpu", gpu)) if one is not None]):
+        raise SettingsError(f"{', '.join(given)}: only for the forecast of --gpus N; add --gpus N, or leave it out")
     if request.run is None and request.recipe is None:
         request = replace(request, run=Path("runs") / "new")
     settings = request.settings()
@@ -123,8 +131,8 @@ def doctor(
     from transduce.logging import Log
     from transduce.process import exit_on_signals
 
-    check_known("--gpu", gpu, GPUS)
-    cluster = None if gpus is None else Cluster(gpu, gpus, nodes)
+    check_known("--gpu", kind := gpu or "h100", GPUS)
+    cluster = None if gpus is None else Cluster(kind, gpus, nodes or 1)
     with exit_on_signals():
         found = diagnose(settings, log=Log(quiet=quiet or as_json), processes=processes, cluster=cluster)
     print_lines([to_json(found.to_json())] if as_json else format_diagnosis(found))

@@ -33,9 +33,9 @@ class TranslationEvaluation:
         str | None,
         "Precision: float32, bfloat16, or on CPUs int8 or float32-fast (for CPUs with AMX) (default: float32).",
     ] = None
-    measure_precisions: Annotated[bool, "Also compute BLEU and speed of RUN on these files with each precision."] = (
-        False
-    )
+    measure_precisions: Annotated[
+        bool, "Also compute BLEU and speed of RUN with each precision, with the run's search and scoring settings."
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

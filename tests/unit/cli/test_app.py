@@ -75,6 +75,12 @@ def test_version_with_the_engine(transduce: Callable[..., Result]) -> None:
         (["train", "no.toml"], "cannot read recipe no.toml: No such file or directory"),
         (["train", "--src", "no.en", "--tgt", "no.de", "--run", "r"], "there is no file"),
         (["train", "--src", "a", "--run", "r"], "the number of --src is 1 and of --tgt 0"),
+        (
+            ["doctor", "--src", "a", "--tgt", "b", "--nodes", "2", "--gpu", "a100"],
+            "--nodes, --gpu: only for the forecast of --gpus N; add --gpus N, or leave it out",
+        ),
+        (["doctor", "--gpu", "h100"], "error: --gpu: only for the forecast of --gpus N; add --gpus N, or leave it out"),
+        (["prepare", "--text", __file__, "--run", "r", "--ray", "auto"], "--ray with task = 'causal': "),
     ],
 )
 def test_user_errors_are_one_line_with_exit_code_2(
