@@ -16,7 +16,7 @@ from collections.abc import Sequence
 try:
     import typer
 
-    from transduce.cli.app import app
+    from transduce.cli.app import app, options_of
     from transduce.cli.output import print_lines
     from transduce.cli.request import with_flags
     from transduce.distributed.environment import this_process
@@ -58,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (TransduceError, typer.TyperException) as error:
         if debug:
             print_exception(error)
-        print_error(error.format_message() if isinstance(error, typer.TyperException) else with_flags(str(error)))
+        if isinstance(error, typer.TyperException):
+            print_error(error.format_message())
+        else:
+            print_error(with_flags(str(error), options_of(given)))
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:

@@ -6,7 +6,7 @@ A command has one parameter per option, which can be more than eight.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import typer
@@ -75,6 +75,13 @@ def _all(
     transduce train --src a.en --tgt a.de --run runs/x  train on your own text
     echo "A dog." | transduce translate runs/x
     """
+
+
+def options_of(arguments: Collection[str]) -> set[str]:
+    """The options of the command that is the first of the arguments that name one."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group
+    command = next((commands[one] for one in arguments if one in commands), None)
+    return {name for parameter in command.params for name in parameter.opts} if command is not None else set()
 
 
 def _with_checked_text(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,29 +16,37 @@ from transduce.errors import DataError, RunFolderError, SettingsError
 if TYPE_CHECKING:
     from transduce.config.settings import DataSettings, Settings
 
-FLAGS = {
-    "data.train": "--src and --tgt, --path, or --text",
-    "data.valid": "--valid-src and --valid-tgt, or --valid-text",
-    "data.test": "--test-src and --test-tgt, or --test-text",
-    "data.root": "--data",
-    "training.start": "--from",
-    "output_dir": "--output-dir",
-    "another run folder": "--run FOLDER",
-    "override": "--set KEY=VALUE",
-    "tokenizer.extend": "--extend-vocabulary",
-    "sample = true": "--sample",
-    "cut_prompt": "--cut-prompt",
-    "new_key": "transduce serve --new-api-key NAME",
-}
-"""Options by the names of settings and parameters in the library's errors."""
+FLAGS = (
+    ("data.train", "--src and --tgt, --path, or --text"),
+    ("data.valid", "--valid-src and --valid-tgt, or --valid-text"),
+    ("data.test", "--test-src and --test-tgt, or --test-text"),
+    ("data.root", "--data"),
+    ("training.start", "--from"),
+    ("output_dir", "--output-dir"),
+    ("another run folder", "--run FOLDER"),
+    ("override", "--set KEY=VALUE"),
+    ("tokenizer.extend", "--extend-vocabulary"),
+    ("sample = true", "--sample"),
+    ("n_best", "--nbest"),
+    ("n_best", "--n-best"),
+    ("n_best", "--samples"),
+    ("cut_prompt", "--cut-prompt"),
+    ("new_key", "transduce serve --new-api-key NAME"),
+)
+"""Names of settings and parameters in the library's errors, and their options."""
 
 
-def with_flags(message: str) -> str:
-    """An error message and the options for the settings that it names."""
-    named = [f"{name}: {flags}" for name, flags in FLAGS.items() if re.search(rf"\b{re.escape(name)}\b(?!\.)", message)]
+def with_flags(message: str, options: Collection[str]) -> str:
+    """An error message and those `options`, of the command, that stand for the settings that it names."""
+    named = [
+        f"{name}: {flags}"
+        for name, flags in FLAGS
+        if re.search(rf"\b{re.escape(name)}\b(?!\.)", message) and all(f in options for f in _FLAG.findall(flags))
+    ]
     return f"{message} ({'; '.join(named)})" if named else message
 
 
+_FLAG = re.compile(r"--[\w-]+")
 _files = functools.partial(option, metavar="FILE")
 Files = list[Path] | None
 

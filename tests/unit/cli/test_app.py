@@ -15,6 +15,7 @@ import transduce as package
 from native_engines import library_missing
 from transduce.__main__ import main
 from transduce.cli import app as cli
+from transduce.cli.request import with_flags
 from transduce.errors import Interrupted, SettingsError, TrainingError
 from transduce.native.library import instruction_set
 
@@ -121,6 +122,21 @@ def test_exit_codes(
     assert found == code
     assert err.count("\n") == 1 and err.startswith("transduce: ")
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "advice"),
+    [
+        ("train", "data.train: empty", " (data.train: --src and --tgt, --path, or --text)"),
+        ("distill", "data.train: empty", ""),
+        ("compare", "training.start: gone", ""),
+        ("translate", "n_best = 3: too many", " (n_best: --nbest)"),
+        ("generate", "n_best = 3: too many", " (n_best: --samples)"),
+        ("shortlist", "n_best = 3: too many", " (n_best: --n-best)"),
+    ],
+)
+def test_errors_name_only_options_of_the_command(command: str, error: str, advice: str) -> None:
+    assert with_flags(error, cli.options_of(["--quiet", command, "train"])) == error + advice
 
 
 def test_debug_prints_a_traceback(transduce: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
