@@ -112,7 +112,7 @@ class OutputSettings(ModelSettings):
     """What architectures that predict tokens share."""
 
     tie: Tie = Field("three_way", description="Shared embeddings: three_way (source, target, output), two_way or none.")
-    output_bias: bool | Literal["fixed"] = Field(
+    output_bias: Literal[True, False, "fixed"] = Field(
         False, description="Add a bias to the logits; fixed: one that is not trained."
     )
 

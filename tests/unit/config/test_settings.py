@@ -33,6 +33,7 @@ def test_every_setting_is_explained_in_a_sentence(section: type[BaseModel]) -> N
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"model": {"output_bias": "fix"}}, "model.output_bias = 'fix': input should be True, False or 'fixed'"),
         ({"model": {"droput": 0.1}}, "unknown key 'model.droput'; did you mean 'dropout'?"),
         ({"modle": {}}, "unknown key 'modle'; did you mean 'model'?"),
         ({"modle": {"dropout": 0.1}}, "unknown key 'modle'; did you mean 'model'?"),
