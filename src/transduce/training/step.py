@@ -24,8 +24,12 @@ from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
 from transduce.native.kernels import all_threads_for_kernels, choose_kernels, kernels_in_use, on_gpu
 from transduce.nn.attention import Attention, CrossAttention, SelfAttention
+from transduce.nn.feedforward import ConvFeedForward
+from transduce.nn.patterns import HeadsPattern, SparsePattern
 from transduce.nn.positions import LearnedPositions
 from transduce.nn.ssru import SSRU
+from transduce.nn.stack import Decoder, Encoder
+from transduce.nn.star import SatelliteAttention
 from transduce.training.graphs import GraphedPasses
 from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -69,11 +73,19 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
-def _is_covered(model: nn.Module) -> bool:
-    """Whether the native kernels do nearly all of a model's work: a Transformer's."""
-    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+def _is_covered(model: nn.Module, device: torch.device) -> bool:
+    """Whether the kernels of a device do nearly all of a model's work: a Transformer's.
+
+    Those for CPUs do not convolve, nor attend in the blocks of sparse patterns. A GPU's are used there too, in graphs.
+    """
+    modules = list(model.modules())
+    attentions = [one for one in modules if isinstance(one, Attention)]
     plain = all(isinstance(one, (SelfAttention, CrossAttention)) for one in attentions)
-    return bool(attentions) and plain and not any(isinstance(module, SSRU) for module in model.modules())
+    if not attentions or not plain or any(isinstance(one, (SSRU, SatelliteAttention)) for one in modules):
+        return False
+    patterns = [pattern for one in modules if isinstance(one, (Encoder, Decoder)) for pattern in one.patterns]
+    sparse = any(isinstance(pattern, (SparsePattern, HeadsPattern)) for pattern in patterns)
+    return device.type != "cpu" or not (sparse or any(isinstance(one, ConvFeedForward) for one in modules))
 
 
 class Updater:
@@ -99,7 +111,7 @@ class Updater:
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
         ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
         self._parameters = [*model.parameters()]
-        is_covered = _is_covered(model)
+        is_covered = _is_covered(model, device)
         # In float32 a CPU's kernels gain less than a change of thread pools costs where PyTorch computes the rest.
         choose_kernels(settings.kernels if precision != "float32" or is_covered else "torch")
         if device.type == "cpu":
