@@ -26,7 +26,7 @@ from transduce.native.kernels import all_threads_for_kernels, choose_kernels, ke
 from transduce.nn.attention import Attention, CrossAttention, SelfAttention
 from transduce.nn.feedforward import ConvFeedForward
 from transduce.nn.patterns import HeadsPattern, SparsePattern
-from transduce.nn.positions import LearnedPositions
+from transduce.nn.positions import LearnedPositions, ShawPositions, T5Positions
 from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Decoder, Encoder
 from transduce.nn.star import SatelliteAttention
@@ -73,10 +73,14 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
+_NOT_ON_CPUS = (ConvFeedForward, ShawPositions, T5Positions)
+
+
 def _is_covered(model: nn.Module, device: torch.device) -> bool:
     """Whether the kernels of a device do nearly all of a model's work: a Transformer's.
 
-    Those for CPUs do not convolve, nor attend in the blocks of sparse patterns. A GPU's are used there too, in graphs.
+    Those for CPUs do not convolve, nor attend in the blocks of sparse patterns or with learned relative positions. On a
+    GPU such models are captured in graphs nevertheless.
     """
     modules = list(model.modules())
     attentions = [one for one in modules if isinstance(one, Attention)]
@@ -85,7 +89,7 @@ def _is_covered(model: nn.Module, device: torch.device) -> bool:
         return False
     patterns = [pattern for one in modules if isinstance(one, (Encoder, Decoder)) for pattern in one.patterns]
     sparse = any(isinstance(pattern, (SparsePattern, HeadsPattern)) for pattern in patterns)
-    return device.type != "cpu" or not (sparse or any(isinstance(one, ConvFeedForward) for one in modules))
+    return device.type != "cpu" or not (sparse or any(isinstance(one, _NOT_ON_CPUS) for one in modules))
 
 
 class Updater:

@@ -34,6 +34,8 @@ def chosen() -> Iterator[None]:
         ({"kind": "bert"}, True),
         ({"decoder_self": "ssru"}, False),
         ({"feed_forward": "conv"}, False),
+        ({"positions": "shaw"}, False),
+        ({"positions": "t5"}, False),
         ({"encoder_pattern": "local", "window": 4}, False),
         ({"kind": "gpt", "decoder_pattern": "fixed", "window": 4, "summary": 2}, False),
         ({"kind": "star"}, False),
