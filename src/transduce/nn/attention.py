@@ -172,7 +172,7 @@ class FullProjection(Linear):
 class SharedProjection(nn.Module):
     """One d_head x d_head weight for all heads of a projection: each head projects its own slice of the input.
 
-    Some textbooks teach this form; it has H times fewer weights than the paper's.
+    Some textbooks teach this form; it has H^2 times fewer weights than the paper's, for H heads.
     """
 
     def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int | tuple[int, ...], bias: bool) -> None:
