@@ -83,11 +83,11 @@ def parse_budget(given: str) -> Budget:
             hint = nearest(name, Budget.__slots__)
             raise SettingsError(f"--budget '{text}'{hint}; allowed: minutes=10, updates=2000, params=2.6M")
         if name in found:
-            raise SettingsError(f"--budget {text}: {name} is given twice")
+            raise SettingsError(f"--budget {text}: {name} is given twice; give it once")
         if (match := _NUMBER.fullmatch(number)) is None:
-            raise SettingsError(f"--budget {text}: '{number}' is not a number such as 10, 2000 or 2.6M")
+            raise SettingsError(f"--budget {text}: '{number}' is not a number; give one such as 10, 2000 or 2.6M")
         value = Decimal(match[1]) * _UNITS[match[2]]
         if name != "minutes" and value % 1:
-            raise SettingsError(f"--budget {text}: {name} must be a whole number")
+            raise SettingsError(f"--budget {text}: {name} must be a whole number, such as {name}=2000")
         found[name] = float(value) if name == "minutes" else int(value)
     return Budget(**found)

@@ -77,7 +77,9 @@ def inspect(
     if ablate_heads is not None:
         _refuse({"TEXT": text, "--compare": compare, **for_text, **for_page, **for_search}, "with --ablate-heads")
         if src is None or ref is None:
-            raise SettingsError("ablate_heads needs src and ref: files with sources and their reference translations")
+            raise SettingsError(
+                "--ablate-heads needs --src and --ref: files with sources and their reference translations"
+            )
         _ablate_heads(run, src, ref, ablate_heads, device)
     elif text is None:
         _refuse(for_text, "without TEXT")

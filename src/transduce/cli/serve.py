@@ -84,6 +84,8 @@ def serve(request: ServeRequest) -> None:
         return
     if not request.runs:
         raise SettingsError("no run folder is given; transduce serve RUN")
+    if request.inspect and request.api_key_file is not None:
+        raise SettingsError("--inspect: its page has no API key; leave out --api-key-file, or --inspect")
     options = ServerOptions(
         host=request.host,
         port=request.port,
@@ -105,8 +107,6 @@ def serve(request: ServeRequest) -> None:
         pivot=request.pivot,
         glossaries=Glossaries(request.glossary_file),
     )
-    if request.inspect and request.api_key_file is not None:
-        raise SettingsError("inspect = true: its page has no API key; leave out api_key_file, or inspect")
     runs = named_runs([spec.path for spec in specs])
     inspection = InspectionPage(runs, device=request.device) if request.inspect else None
     raise_file_limit()

@@ -111,7 +111,9 @@ def check_precision(precision: str, *, on_cpu: bool) -> None:
     if precision not in (allowed := (*PRECISIONS, "bfloat16")):
         raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
     if not on_cpu and precision not in ("float32", "bfloat16"):
-        raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
+        raise SettingsError(
+            f"precision = {precision!r}: only on a CPU; use float32 or bfloat16, or device = 'cpu' if that is a choice"
+        )
 
 
 def _with_memory(folder: RunFolder, memory: int) -> RunFolder:

@@ -24,7 +24,6 @@ from transduce.errors import SettingsError
 from transduce.native.library import load_library
 from transduce.process import n_threads_to_use
 from transduce.runs.folder import RunFolder
-from transduce.runs.tensor_file import load_arrays
 from transduce.text.tokenizer import Tokenizers
 
 
@@ -94,7 +93,7 @@ def native_engine(
     sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
     try:
         native = NativeModel(
-            load_arrays(folder.path / "model.safetensors"),
+            folder.load_arrays(),
             settings,
             precision=precision,
             guided_head=guided_head(folder.settings),

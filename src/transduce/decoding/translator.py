@@ -59,7 +59,7 @@ class Translator(EngineModel):
             engine: What decodes.
             tokenizers: The model's vocabularies.
             settings: The values of options that are not given.
-            trained_length: Tokens of the longest source seen in training. Longer ones get a note.
+            trained_length: Most tokens of a source in training (`data.max_length`). Longer ones get a note.
             position_limit: Number of positions that the model can represent, if they are limited.
             choice: Why it is this engine.
             shortlist: Gives the run's shortlist; called once, if it is needed.
@@ -272,7 +272,7 @@ class Translator(EngineModel):
         decode = self.tokenizers.tgt.decode
         notes = []
         if self.trained_length is not None and len(source.ids) > self.trained_length:
-            notes.append(f"source of {len(source.ids)} tokens; the longest in training had {self.trained_length}")
+            notes.append(f"source of {len(source.ids)} tokens; in training data.max_length was {self.trained_length}")
         if not hypotheses[0].finished:
             notes.append(f"output cut off at {source.limit} tokens")
         candidates = (Candidate(decode(h.ids), h.ids, h.log_prob, h.score, h.finished, h.attention) for h in hypotheses)

@@ -59,7 +59,7 @@ class DistillationOptions:
 
     def __post_init__(self) -> None:
         if self.mix and not 0 < self.mix <= 1e6:
-            raise SettingsError(f"mix = {self.mix}: must be 0 or more; 1 mixes equal parts")
+            raise SettingsError(f"mix = {self.mix}: must be from 0 to 1,000,000; 1 mixes equal parts")
         if self.rerank and self.beam < 2:
             raise SettingsError(f"rerank needs several translations: beam = {self.beam} must be at least 2")
         check_precision(self.precision, on_cpu=is_cpu("auto"))

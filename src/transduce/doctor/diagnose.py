@@ -185,7 +185,7 @@ def _try_training(
     if start is not None:
         extended = extend_vocabulary(start, *task.lines(texts), _QUIET).tokenizers
     settings, tokenizers = resolve(task, asked, texts, machine, _QUIET, known=extended, scale=scale)
-    found.findings += _unknown_characters(sample, tokenizers)
+    found.findings += _unknown_characters(sample, tokenizers, coverage=settings.tokenizer.character_coverage)
     log.say("trying some updates ...")
     with tempfile.TemporaryDirectory(prefix="transduce-doctor-") as temporary:
         with RunFolder.create(Path(temporary) / "run", settings, "") as run:
@@ -223,15 +223,15 @@ def _too_long(facts: Any) -> Iterator[Finding]:
             yield note_or_warning(share > 0.02, "lengths", text, advice, {"share": round(share, 4)})
 
 
-def _unknown_characters(sample: Sample[Any], tokenizers: Tokenizers) -> Iterator[Finding]:
+def _unknown_characters(sample: Sample[Any], tokenizers: Tokenizers, *, coverage: float) -> Iterator[Finding]:
     """Characters of the training text and of the held-out sets that are not in the vocabulary."""
     for corpus in (*sample.train, *sample.valid, *sample.tests):
         records = [texts_of(record) for record in corpus.some(ENCODED).read()]
         for texts, vocabulary in zip(zip(*records, strict=True), (tokenizers.src, tokenizers.tgt), strict=False):
-            yield from _unknown(corpus.name, texts, vocabulary)
+            yield from _unknown(corpus.name, texts, vocabulary, coverage=coverage)
 
 
-def _unknown(name: str, texts: Sequence[str], vocabulary: Vocabulary) -> Iterator[Finding]:
+def _unknown(name: str, texts: Sequence[str], vocabulary: Vocabulary, *, coverage: float) -> Iterator[Finding]:
     encoded = vocabulary.encode_batch(list(texts))
     hit = [text for text, ids in zip(texts, encoded, strict=True) if UNK in ids]
     if not hit:
@@ -240,7 +240,9 @@ def _unknown(name: str, texts: Sequence[str], vocabulary: Vocabulary) -> Iterato
     shown = " ".join(f"{part} (U+{ord(part[0]):04X})" if len(part) == 1 else part for part, _ in missing.most_common(8))
     share = len(hit) / len(texts)
     text = f"{percent(share)} of the lines of {name} have characters that are not in the vocabulary: {shown}"
-    advice = "tokenizer.character_coverage = 1 includes all characters of the training text"
+    advice = "clean these lines, or train the vocabulary on text that has them"
+    if coverage < 1:
+        advice = "tokenizer.character_coverage = 1 includes all characters of the training text"
     yield note_or_warning(share > 0.005, "vocabulary", text, advice, {"share": round(share, 5)})
 
 
@@ -252,7 +254,9 @@ def memory_findings(settings: Settings, trial: Trial, available: int, processes:
         fits = min(fits, int(micro * max(0.0, ROOM * available - trial.base) / max(1, trial.peak - trial.base)))
     advice = f"training.micro_batch_tokens = {fits} splits updates into parts that fit, with the same gradient"
     if fits < max(FEWEST_TOKENS, settings.data.context or 0):
-        advice = "use a smaller model (model.preset = tiny) or shorter texts"
+        smallest = next(iter(settings.model.presets), None)
+        named = "" if smallest in (None, settings.model.preset) else f" (model.preset = {smallest})"
+        advice = f"use a smaller model{named} or shorter texts"
     if trial.died == FULL:
         yield Finding("memory", "obstacle", f"the trial ran out of memory, with batches of {micro:,} tokens", advice)
     elif trial.died:

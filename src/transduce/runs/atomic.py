@@ -107,7 +107,7 @@ def reading(path: Path) -> Iterator[None]:
     """Inside, a file is read: a missing or unreadable one becomes a one-line `RunFolderError`."""
     try:
         if path.exists() and not path.is_file():  # reading would wait for a pipe, and not end at a device
-            raise RunFolderError(f"{path} is no regular file")
+            raise RunFolderError(f"{path} is no regular file; replace it by one")
         yield
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
@@ -123,6 +123,15 @@ def expecting(what: object, *errors: type[Exception]) -> Iterator[None]:
     except _WRONG_FORM + errors as error:
         detail = message_of(error)[:100]
         raise RunFolderError(f"{what} is damaged: its content has an unexpected form ({detail})") from error
+
+
+@contextlib.contextmanager
+def advising(advice: str) -> Iterator[None]:
+    """Inside, the message of a `RunFolderError` gets this advice at its end."""
+    try:
+        yield
+    except RunFolderError as error:
+        raise RunFolderError(f"{error}; {advice}") from error
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -33,12 +33,13 @@ from typing import TYPE_CHECKING, Any
 import transduce
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import read_json, remove_leftovers, write_json, write_text
+from transduce.runs.atomic import advising, read_json, remove_leftovers, write_json, write_text
 from transduce.runs.lock import FolderLock
-from transduce.runs.manifest import Manifest, check_file
-from transduce.runs.tensor_file import load_metadata
+from transduce.runs.manifest import RESTORE, Manifest, check_file
+from transduce.runs.tensor_file import load_arrays, load_metadata
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     import transduce.runs.checkpoints
@@ -108,12 +109,14 @@ class RunFolder:
         manifest.check()
         if model:
             if not run.has_tokenizers:
-                raise RunFolderError(f"{path} has no tokenizer yet: its training has not got that far")
+                raise RunFolderError(f"{path} has no tokenizer yet: its training has not got that far; resume it")
             if not (path / "model.safetensors").exists():
                 raise RunFolderError(
-                    f"{path / 'model.safetensors'} is missing: it was removed, or training has not got that far"
+                    f"{path / 'model.safetensors'} is missing: it was removed, or training has not got that far; "
+                    "restore it from a copy of the run, or resume the training"
                 )
-            load_metadata(path / "model.safetensors")  # finds a truncated file; `load_model` checks every byte
+            with advising(RESTORE):  # finds a truncated file; `load_model` checks every byte
+                load_metadata(path / "model.safetensors")
         return run
 
     @classmethod
@@ -195,7 +198,13 @@ class RunFolder:
         """The weights for translation; every byte of the file is checked."""
         from transduce.runs.tensors import load_tensors  # imports torch
 
-        return load_tensors(self.path / "model.safetensors")
+        with advising(RESTORE):
+            return load_tensors(self.path / "model.safetensors")
+
+    def load_arrays(self) -> dict[str, np.ndarray]:
+        """The same as arrays in float32, without importing PyTorch; see `tensor_file.load_arrays`."""
+        with advising(RESTORE):
+            return load_arrays(self.path / "model.safetensors")
 
     def weights_digest(self) -> str:
         """The checksum of the weights, from the header of their file."""
@@ -249,7 +258,9 @@ def _make_and_lock(path: Path) -> FolderLock:
         raise RunFolderError(f"{path} is a file; name a folder") from None
     except OSError as error:
         what = "write to" if path.is_dir() else "make"
-        raise RunFolderError(f"cannot {what} the run folder {path}: {error.strerror or error}") from error
+        raise RunFolderError(
+            f"cannot {what} the run folder {path}: {error.strerror or error}; name another run folder"
+        ) from error
 
 
 def _refuse_links(run: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import transduce
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError, SettingsError
-from transduce.runs.atomic import read_json, reading, write_json
+from transduce.runs.atomic import advising, read_json, reading, write_json
 from transduce.runs.identity import difference, with_changeable
 
 Fingerprint = Mapping[str, Any]
@@ -26,6 +26,8 @@ Fingerprint = Mapping[str, Any]
 NAME, CONFIG = "manifest.json", "config.json"
 FORMAT = 1
 """The format of run folders. Raise it if another version of transduce would misread them."""
+RESTORE = "restore it from a copy of the run, or train again in another run folder"
+"""Advice for a damaged or missing file of a run."""
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -85,12 +87,13 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest:
         """The manifest of a run folder; a `RunFolderError` if the folder is no run, damaged or of another format."""
         if not folder.is_dir():
-            raise RunFolderError(f"there is no run folder {folder}")
+            raise RunFolderError(f"there is no run folder {folder}; check its path")
         if not (folder / NAME).exists():
-            raise RunFolderError(f"{folder} is no run folder: {NAME} is missing")
-        values = read_json(folder / NAME)
-        if not _is_valid(values):
-            raise RunFolderError(f"{folder / NAME} is damaged: it does not describe a run")
+            raise RunFolderError(f"{folder} is no run folder: {NAME} is missing; name a folder that a training wrote")
+        with advising(RESTORE):
+            values = read_json(folder / NAME)
+            if not _is_valid(values):
+                raise RunFolderError(f"{folder / NAME} is damaged: it does not describe a run")
         _check_format(values.get("format"), folder)
         version = str(values.get("transduce", ""))
         return cls(folder, values["asked"], version=version, files=values["files"], records=values["records"])
@@ -111,7 +114,7 @@ class Manifest:
         """The resolved settings of the run; changeable ones as they were asked for last. Raises `RunFolderError`."""
         path = self.folder / CONFIG
         if CONFIG not in self.files:
-            raise RunFolderError(f"{self.folder} has no {CONFIG} yet: its training has not got that far")
+            raise RunFolderError(f"{self.folder} has no {CONFIG} yet: its training has not got that far; resume it")
         self.check(CONFIG)
         return with_changeable(self._validated(read_json(path)), self.asked_settings())
 
@@ -119,7 +122,7 @@ class Manifest:
         try:
             return Settings.from_mapping(values, origin=str(self.folder))
         except SettingsError as error:
-            raise RunFolderError(f"{error}; the run was made by another version of transduce") from error
+            raise RunFolderError(f"{error}; another version of transduce made the run: use that version") from error
 
     @property
     def tokenizers(self) -> dict[str, Fingerprint]:
@@ -148,9 +151,10 @@ class Manifest:
 
     def check(self, prefix: str = "") -> None:
         """Compare the model's files whose names begin with `prefix` with their checksums. Raises `RunFolderError`."""
-        for name, expected in self.files.items():
-            if name.startswith(prefix):
-                check_file(self.folder / name, expected)
+        with advising(RESTORE):
+            for name, expected in self.files.items():
+                if name.startswith(prefix):
+                    check_file(self.folder / name, expected)
 
 
 def _check_format(found: Any, path: Path) -> None:

@@ -132,7 +132,10 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
     def check_set(self, store: LabelStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
         if cut := store.facts["longest"]:
             longest = longest_of(settings.model, settings.data.max_length)
-            log.say(f"{name}: {cut:,} texts fill or exceed data.max_length = {longest}; the rest of them is cut off")
+            limit = "data.max_length" if longest == settings.data.max_length else "model.max_positions"
+            log.say(
+                f"{name}: {cut:,} texts fill or exceed {limit} = {longest}; the rest is cut off; raise it to read more"
+            )
 
     def text_of(self, record: Labelled) -> str:
         return " ".join(record.texts)

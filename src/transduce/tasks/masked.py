@@ -251,8 +251,8 @@ def _longest(settings: Settings) -> int:
 def _check_documents(name: str, n: int) -> None:
     if n < 2:
         raise DataError(
-            f"{name} text has {n} document: model.next_sentence = true needs two or more, as half of the pairs "
-            "combine two; set data.documents, which says what ends one, or model.next_sentence = false"
+            f"{name} text has {n} document{'' if n else 's'}: model.next_sentence = true needs two or more, as half "
+            "of the pairs combine two; set data.documents, which says what ends one, or model.next_sentence = false"
         )
 
 

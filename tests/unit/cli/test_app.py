@@ -81,6 +81,8 @@ def test_version_with_the_engine(transduce: Callable[..., Result]) -> None:
             "--nodes, --gpu: only for the forecast of --gpus N; add --gpus N, or leave it out",
         ),
         (["doctor", "--gpu", "h100"], "error: --gpu: only for the forecast of --gpus N; add --gpus N, or leave it out"),
+        (["inspect", "r", "--ablate-heads", "heads"], "--ablate-heads needs --src and --ref"),
+        (["serve", "r", "--inspect", "--api-key-file", "k"], "leave out --api-key-file, or --inspect"),
         (["prepare", "--text", __file__, "--run", "r", "--ray", "auto"], "--ray with task = 'causal': "),
     ],
 )

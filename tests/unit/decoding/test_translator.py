@@ -112,7 +112,7 @@ def test_a_source_longer_than_in_training_is_translated_whole_and_noted(translat
     text = " ".join(["dog"] * 200)
     assert len(translator.tokenizers.src.encode(text)) > 60
     plain, noted = translator.translate(["A dog.", text], DecodingOptions(max_length=5))
-    assert "longest in training had 60" in noted.note
+    assert "in training data.max_length was 60" in noted.note
     assert "training" not in plain.note
 
 

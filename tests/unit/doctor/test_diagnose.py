@@ -9,17 +9,19 @@ from unittest import mock
 
 import pytest
 
+from transduce.config.kinds import model_settings
 from transduce.config.settings import Settings
 from transduce.data.batch import collate
 from transduce.data.examples import Example
 from transduce.data.sources import Sources
-from transduce.doctor.diagnose import TRAINED, _for_trial, diagnose, memory_findings, time_findings, time_of
+from transduce.doctor.diagnose import TRAINED, _for_trial, _unknown, diagnose, memory_findings, time_findings, time_of
 from transduce.doctor.findings import Finding
 from transduce.doctor.resources import tokens_at_once
 from transduce.doctor.trial import FULL, TIMEOUT, Trial, measure, rehearse, why_it_crashed
 from transduce.errors import DataError
 from transduce.logging import Log
 from transduce.tasks.registry import TASKS, find_task
+from transduce.text.special import UNK, Vocabulary
 from transduce.training.step import DoesNotFit
 from unit.doctor.corpora import good, sample_of, settings, write
 
@@ -108,7 +110,27 @@ def test_too_little_memory_is_an_obstacle_with_advice() -> None:
     assert one.level == "obstacle"
     assert GIB + tokens / 4096 * 8 * GIB == pytest.approx(4 * GIB, rel=0.05)  # 0.8 of what is free
     (one,) = _memory(Trial(base=8 * GIB, peak=9 * GIB), GIB)
-    assert one.level == "obstacle" and "smaller model" in one.advice
+    assert one.level == "obstacle" and "smaller model (model.preset = tiny)" in one.advice
+
+
+def test_a_smaller_model_is_one_of_the_same_architecture() -> None:
+    trial = Trial(base=8 * GIB, peak=9 * GIB)
+    for model, advice in (
+        ({"kind": "gpt", "preset": "gpt-small"}, "use a smaller model (model.preset = gpt-tiny) or shorter texts"),
+        ({"kind": "gpt", "preset": "gpt-tiny"}, "use a smaller model or shorter texts"),
+    ):
+        chosen = _settings().model_copy(update={"model": model_settings(**model)})
+        (one,) = memory_findings(chosen, trial, GIB)
+        assert one.advice == advice
+
+
+@pytest.mark.parametrize(
+    ("coverage", "advice"), [(0.99, "character_coverage = 1"), (1.0, "train the vocabulary on text")]
+)
+def test_a_higher_coverage_is_advised_only_where_there_is_one(coverage: float, advice: str) -> None:
+    vocabulary = mock.Mock(spec=Vocabulary, encode_batch=lambda texts: [[UNK]] * len(texts), unknown=list)
+    (one,) = _unknown("valid", ["é"], vocabulary, coverage=coverage)
+    assert "é (U+00E9)" in one.text and advice in one.advice
 
 
 @pytest.mark.parametrize(

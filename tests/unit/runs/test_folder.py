@@ -167,7 +167,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path, name: str) -> None:
         changes += [content[:i] + bytes([content[i] ^ bit]) + content[i + 1 :] for i, bit in places]
     for changed in changes:
         (path / name).write_bytes(changed)
-        with pytest.raises(RunFolderError, match=f"{name} is damaged"):
+        with pytest.raises(RunFolderError, match=f"{name} is damaged.*; restore it from a copy"):
             RunFolder.open(path).load_model()
     (path / name).unlink()
     with pytest.raises(RunFolderError, match=f"{name} is missing"):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from typing import Any, get_type_hints
+from unittest import mock
 
 import pytest
 
 from transduce.config.kinds import MODEL_SETTINGS, kinds_for, resolve_preset
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
+from transduce.data.store import LabelStore
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.options import EVALUATION_OPTIONS
 from transduce.logging import Log
@@ -21,6 +23,7 @@ from transduce.runs.folder import RunFolder
 from transduce.tasks.defaults import choose
 from transduce.tasks.registry import TASKS, WORDINGS, find_task
 from transduce.tasks.resolve import check, learn_vocabulary
+from transduce.text.special import Vocabulary
 from transduce.verification.resume import shortened
 
 QUIET = Log(quiet=True)
@@ -260,6 +263,17 @@ def test_settings_of_a_trial_training_are_accepted(task: str, more: dict[str, An
     assert (asked.training.max_updates, asked.training.valid_updates, asked.training.track) == (30, 10, ())
     assert asked.tokenizer.vocab_size == (None if more else 305)
     assert asked.training.valid_bleu_sentences == (8 if task == "translation" else 200)
+
+
+def test_cut_texts_are_reported_with_the_limit_that_cuts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for positions, limit in ((16, "model.max_positions = 16"), (64, "data.max_length = 32")):
+        model = {"positions": "learned", "max_positions": positions, "d_model": 8, "d_ff": 8, "n_heads": 2}
+        asked = asked_for("classification", tmp_path, max_length=32).with_values("model", **model)
+        store = mock.Mock(spec=LabelStore, facts={"longest": 3})
+        TASKS["classification"].check_set(store, "train text", mock.Mock(spec=Vocabulary), asked, Log())
+        assert f"3 texts fill or exceed {limit};" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_no_unreadable_text_of_a_trial_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
