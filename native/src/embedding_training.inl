@@ -28,11 +28,11 @@ void add_gradient(const EmbeddingCall& call, int64_t r, Vec factor, float* to) {
     }
 }
 
-// The gradients of tokens `first`, `first` + `step`, ...; frequent tokens, which often have the lowest ids, are not together.
-void embedding_gradient(const EmbeddingCall& call, int first, int step) {
-    for (int64_t v = first; v < call.vocabulary; v += step) std::memset(call.grad_table + v * call.width, 0, call.width * sizeof(float));
+// The gradients of the tokens whose id is `rest` modulo kEmbeddingShares: frequent tokens, which often have the lowest ids, are not together.
+void embedding_gradient(const EmbeddingCall& call, int rest) {
+    for (int64_t v = rest; v < call.vocabulary; v += transduce::kEmbeddingShares) std::memset(call.grad_table + v * call.width, 0, call.width * sizeof(float));
     for (int64_t r = 0; r < call.rows; r++)
-        if (call.ids[r] % step == first) add_gradient(call, r, splat(call.scale), call.grad_table + call.ids[r] * call.width);
+        if (call.ids[r] % transduce::kEmbeddingShares == rest) add_gradient(call, r, splat(call.scale), call.grad_table + call.ids[r] * call.width);
 }
 
 void position_gradient(const EmbeddingCall& call, int64_t position) {

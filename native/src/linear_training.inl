@@ -124,12 +124,12 @@ void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int p
     }
 }
 
-// What some rows add to the gradient of the weights: of `rows` outputs from `first` on, and of up to kGradientColumns inputs from `column` on.
-void weight_rows_gradient(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, float* product, float* grad_weight) {
+// The part of the weights' gradient that some rows contribute: of `rows` outputs from `first` on, and of `columns` inputs from `column` on.
+void weight_rows_gradient(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, int columns, float* product,
+                          float* grad_weight) {
     const Products products;
-    const int n = call.inputs - column < kGradientColumns ? call.inputs - column : kGradientColumns;
-    multiply_operands(call, operands, first, rows, column, n, product);
-    write_rows(product, kGradientColumns, rows, n, nullptr, grad_weight + size_t(first) * call.inputs + column, false, call.inputs);
+    multiply_operands(call, operands, first, rows, column, columns, product);
+    write_rows(product, kGradientColumns, rows, columns, nullptr, grad_weight + size_t(first) * call.inputs + column, false, call.inputs);
 }
 
 }  // namespace

@@ -97,8 +97,11 @@ void remove_gold(const LossBlock& b, int r, int first, int last) {
     place(b, r - r % 2, int(gold))[place_in_rows(r % 2, 0)] = 0;
 }
 
-// Normalizers, exponentials, and the products of these with the weights.
-void weigh_tokens(const LossSizes& s, const LossBlock& b) {
+constexpr float kLeast = 0x1p-60f;  // sums below this lose precision: exponentials are at least 2^-126
+
+// Normalizers, exponentials, and the products of these with the weights. Stops and returns false if the sums of the first columns are too
+// small and `checks`.
+bool weigh_tokens(const LossSizes& s, const LossBlock& b, bool checks) {
     const size_t stride = kKeepsLogits ? s.padded_vocabulary() : kPanelColumns;
     for (int r = 0; r < b.rows * W; r += W) store(b.sums + r, zero());
     for (int first = 0; first < s.padded_vocabulary(); first += kLossColumns) {
@@ -110,6 +113,9 @@ void weigh_tokens(const LossSizes& s, const LossBlock& b) {
                 if (b.gold[r] >= v && b.gold[r] < v + kPanelColumns) b.gold_logits[r] = logits[r * stride + (b.gold[r] - v)];
             exponentials(b, v, logits, stride, b.exponentials ? b.exponentials + (v - first) : nullptr);
         }
+        for (int r = 0; checks && r < b.rows; r++)
+            if (!(sum_of(load(b.sums + r * W)) >= kLeast)) return false;
+        checks = false;
         if (!b.exponentials) continue;
         for (int r = 0; r < b.rows; r++) remove_gold(b, r, first, last);
         for (int part = 0; part < s.width_panels(); part++) {
@@ -119,18 +125,16 @@ void weigh_tokens(const LossSizes& s, const LossBlock& b) {
         }
     }
     for (int r = 0; r < b.rows; r++) b.sums[r] = sum_of(load(b.sums + r * W));
+    return true;
 }
 
-// A block of rows. In bfloat16, exponentials are of the differences from a bound of the logits, and only if the bound was far too
-// high from those from the largest logit: so the logits are looked at once, while they are in the cache.
+// A block of rows. In bfloat16, exponentials are of the differences from a bound of the logits, and only if the bound is far too high
+// of those from the largest logit: so the logits are looked at once, while they are in the cache.
 void loss_block(const LossSizes& s, const LossBlock& b) {
-    constexpr float kLeast = 0x1p-60f;  // sum of exponentials that are as exact as larger ones
     const Products products;
-    if (kKeepsLogits) find_largest(s, b);
-    weigh_tokens(s, b);
-    if (kKeepsLogits || std::all_of(b.sums, b.sums + b.rows, [](float sum) { return sum >= kLeast; })) return;
+    if (!kKeepsLogits && weigh_tokens(s, b, true)) return;
     find_largest(s, b);
-    weigh_tokens(s, b);
+    weigh_tokens(s, b, false);
 }
 
 // grad [width + 1, 64] of a panel, transposed, += hidden [width + 1, rows] times the exponentials.

@@ -69,7 +69,7 @@ using OperandRows = transduce::OperandRows<float>;
 // The gradient of a layer's weights is A^T B over all rows. A, the gradient of the outputs, is read as rows. B, the inputs, is packed:
 // for each chunk of rows, the columns that a product takes at once are side by side, [kPackedRows][kColumnsAtOnce].
 constexpr bool kPacksLeft = false;
-constexpr int kGradientRows = 48, kGradientColumns = 128;  // computed at once: 8 times the 6 rows of a product
+constexpr int kGradientRows = 48, kGradientColumns = 128, kGradientStep = 128;  // computed at once: 8 times the 6 rows of a product
 
 // Packs rows [first, first + rows) of B.
 void pack_operands(const LinearCall& call, const float*, int, int64_t first, int rows, int, float*, float* right) {

@@ -70,7 +70,7 @@ void Pool::serve(int thread) {
     while (true) {
         unsigned seen = n_runs_;
         while (take(thread, lock)) continue;
-        if (n_runs_ == seen) {
+        if (thread < int(ranges_.size()) && n_runs_ == seen) {
             lock.unlock();
             await([&] { return n_runs_ != seen; });
             lock.lock();
@@ -87,9 +87,9 @@ void Pool::run(int n_threads, int n_pieces, Function function, void* work) {
         threads_.emplace_back([this, thread = int(threads_.size()) + 1] { serve(thread); });
         threads_.back().detach();
     }
+    ranges_.resize(n_threads);
     n_runs_++;
     function_ = function, work_ = work, n_pieces_ = n_pieces, n_taken_ = n_done_ = 0;
-    ranges_.resize(n_threads);
     for (int t = 0; t < n_threads; t++) ranges_[t] = {int(int64_t(n_pieces) * t / n_threads), int(int64_t(n_pieces) * (t + 1) / n_threads)};
     if (n_threads > 1 && n_pieces > 1) more_.notify_all();
     while (take(0, lock)) continue;

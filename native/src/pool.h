@@ -1,4 +1,4 @@
-// Threads that share the pieces of a piece of work. Each has a range of them, the same one in every call with as many pieces, so that it
+// Threads that share the pieces of a task. Each has a range of them, the same one in every call with as many pieces, so that it
 // reads what its own core has written; then it takes pieces of others. So a thread that is slow, or whose core another process uses, takes
 // fewer. Which thread takes a piece must not change a result.
 #pragma once

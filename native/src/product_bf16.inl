@@ -230,6 +230,7 @@ void pack_transposed(const float* from, size_t stride, int rows, int n, int widt
     }
 }
 
+constexpr int kGradientRows = 256, kGradientColumns = 128, kGradientStep = kPanelColumns;  // computed at once, or for few, half as many and so on
 using LinearCall = transduce::LinearCall<Number>;
 using OperandRows = transduce::OperandRows<Number>;
 
@@ -237,8 +238,8 @@ using OperandRows = transduce::OperandRows<Number>;
 // are known and the others zero. `padded` is a multiple of 32.
 #if defined(__AMX_BF16__)
 
-// [all / 32][columns][32]: rows of A^T, so that a tile is a piece of memory.
-void pack_left(const Number* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t, Number* to) {
+// Panels of 64 columns, [all / 32][64][32]: rows of A^T in the order in which tiles are read.
+void pack_left(const Number* from, size_t stride, int rows, int padded, int columns, int64_t first, int64_t all, Number* to) {
     for (int r = 0; r < padded; r += 32)
         for (int k = 0; k < columns; k += 32) {
             __m512i part[2][W];
@@ -250,15 +251,18 @@ void pack_left(const Number* from, size_t stride, int rows, int padded, int colu
             }
             for (int half = 0; half < 2; half++) {
                 transpose(part[half]);
-                for (int i = 0, column = k + half * W; i < W && column + i < columns; i++)
-                    _mm512_storeu_si512(to + (first + r) * columns + 32 * (column + i), part[half][i]);
+                const int column = k + half * W, in_panel = column % kPanelColumns;
+                Number* tile = to + (column - in_panel) * all + (first + r) * kPanelColumns + 32 * in_panel;
+                for (int i = 0; i < W && column + i < columns; i++) _mm512_storeu_si512(tile + 32 * i, part[half][i]);
             }
         }
 }
 
-// C [columns, 64] = A^T B for columns of A from `column` on, and `rows` rows from row `first` on, which b begins with.
+// C [columns, 64] = A^T B for columns of A from `column` on, of one panel, and `rows` rows from row `first` on, which b begins with.
 void product_over_rows(const LinearCall& call, const Number* left, int column, int columns, int64_t first, const Number* b, int rows, float* c, bool add) {
-    multiply_tiles(left + first * call.outputs + 32 * column, 32, size_t(32) * call.outputs, columns, b, rows, c, kPanelColumns, add);
+    const int in_panel = column % kPanelColumns;
+    const Number* a = left + (column - in_panel) * call.padded_rows + first * kPanelColumns + 32 * in_panel;
+    multiply_tiles(a, 32, 32 * kPanelColumns, columns, b, rows, c, kGradientColumns, add);
 }
 
 #else
@@ -272,14 +276,13 @@ void pack_left(const Number* from, size_t stride, int rows, int padded, int colu
 void product_over_rows(const LinearCall& call, const Number* left, int column, int columns, int64_t first, const Number* b, int rows, float* c, bool add) {
     const int in_panel = column % kPanelColumns;
     const Number* a = left + size_t(column - in_panel) * call.padded_rows + first * kPanelColumns + in_panel * 2;
-    product_pairs(a, 2, 2 * kPanelColumns, columns, b, rows / 2, c, kPanelColumns, add);
+    product_pairs(a, 2, 2 * kPanelColumns, columns, b, rows / 2, c, kGradientColumns, add);
 }
 
 #endif
 
 // The gradient of a layer's weights is A^T B over all rows: of the gradient of the outputs, and of the inputs.
 constexpr bool kPacksLeft = true;
-constexpr int kGradientRows = kPanelColumns, kGradientColumns = kPanelColumns;  // computed at once
 
 // Rows [first, first + padded) of both, of which `rows` are known. Those of A are `width` apart.
 void pack_operands(const LinearCall& call, const Number* a, int width, int64_t first, int rows, int padded, Number* left,
@@ -293,14 +296,18 @@ void pack_operands(const LinearCall& call, const Number* a, int width, int64_t f
     }
 }
 
-// product [rows, kGradientColumns]: `rows` outputs from `first` on, and inputs from `column` on.
-void multiply_operands(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, int, float* product) {
+// product [rows, kGradientColumns]: `rows` outputs from `first` on, and `columns` inputs from `column` on.
+void multiply_operands(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, int columns, float* product) {
     constexpr int kRows = 512;  // that stay in the cache
-    const Number* right = operands.right + size_t(column) * call.padded_rows;
     const int64_t end = transduce::round_up(operands.first + operands.rows, transduce::kRowStep);
     for (int64_t r = operands.first; r < end; r += kRows) {
         const int some = int(end - r < kRows ? end - r : kRows);
-        product_over_rows(call, operands.left, first, rows, r, right + r * kPanelColumns, some, product, r > operands.first);
+        for (int c = 0; c < columns; c += kPanelColumns)
+            for (int i = 0; i < rows; i += kPanelColumns) {
+                const Number* right = operands.right + (column + c) * call.padded_rows + r * kPanelColumns;
+                const int n = rows - i < kPanelColumns ? rows - i : kPanelColumns;
+                product_over_rows(call, operands.left, first + i, n, r, right, some, product + i * kGradientColumns + c, r > operands.first);
+            }
     }
 }
 

@@ -52,8 +52,8 @@ struct LossBlock {
     const Number *columns, *rows_of_weight;  // packed weights
     const float* bias;
     float* logits;                   // [rows, padded vocabulary], or [rows, 64] if the kernels keep none
-    float *largest, *sums;           // [16 rows]; in the end [rows]: what logits are compared with, the sums of exponentials. The first
-                                     // `rows` of `largest` are bounds, if the kernels keep no logits
+    float* largest;                  // [16 rows], of which the first `rows` are given: bounds of the logits
+    float* sums;                     // [16 rows], of which the first `rows` are the sums of exponentials in the end
     float* gold_logits;              // [rows]
     Number* exponentials;            // [rows, loss_columns]; null: no gradients
     Number* panels;                  // of the chunk's exponentials
@@ -106,6 +106,8 @@ struct EmbeddingCall {
     const float* grad_output;    // backward
     float *grad_table, *grad_positions;  // null: not wanted
 };
+
+constexpr int kEmbeddingShares = 32;  // of the vocabulary: pieces of work
 
 void embedding(const EmbeddingCall& call, int n_threads);
 void embedding_backward(const EmbeddingCall& call, int n_threads);
@@ -186,7 +188,8 @@ template <class Number>
 struct TrainingKernels {
     bool keeps_logits;
     int loss_columns;
-    int gradient_rows, gradient_columns;  // of a layer's weights, computed at once
+    int gradient_rows, gradient_columns;  // of a layer's weights, computed at once, or half of them and so on
+    int gradient_step;           // but no fewer
     void (*round_row)(const float* from, int n, int width, Number* to);
     float (*square_of)(const float* x, int n);
     float (*pack_panel)(const LossSizes& sizes, const float* weight, int panel, Number* columns, Number* rows, float* sum);
@@ -201,14 +204,14 @@ struct TrainingKernels {
     void (*linear_rows)(const LinearCall<Number>& call, int64_t first, int rows, const Number* columns, Number* rounded, float* product);
     void (*linear_rows_backward)(const LinearCall<Number>& call, int64_t first, int rows, int padded, const Number* weight_rows, Number* left,
                                  Number* right, float* grad_bias, Number* rounded, float* product);
-    void (*weight_rows_gradient)(const LinearCall<Number>& call, const OperandRows<Number>& operands, int first, int rows, int column, float* product,
-                                 float* grad_weight);
+    void (*weight_rows_gradient)(const LinearCall<Number>& call, const OperandRows<Number>& operands, int first, int rows, int column, int columns,
+                                 float* product, float* grad_weight);
     // Rows [first, last); the gradients of gain and shift are added to [padded width].
     void (*residual_rows)(const ResidualCall<Number>& call, int64_t first, int64_t last);
     void (*residual_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);
     void (*dropout_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last);
     void (*embedding_rows)(const EmbeddingCall& call, int64_t first, int64_t last);
-    void (*embedding_gradient)(const EmbeddingCall& call, int first, int step);
+    void (*embedding_gradient)(const EmbeddingCall& call, int rest);
     void (*position_gradient)(const EmbeddingCall& call, int64_t position);
     void (*orthogonalize_matrix)(const OrthogonalizeCall& call, int64_t matrix, float* memory);
 };

@@ -7,7 +7,6 @@ namespace transduce {
 namespace {
 
 constexpr int64_t kPieceRows = 128;
-constexpr int kShares = 32;  // of the vocabulary
 
 }  // namespace
 
@@ -20,9 +19,9 @@ void embedding(const EmbeddingCall& call, int n_threads) {
 
 void embedding_backward(const EmbeddingCall& call, int n_threads) {
     const auto& kernels = *training_kernels<float>();
-    const int shares = call.grad_table ? kShares : 0;
+    const int shares = call.grad_table ? kEmbeddingShares : 0;
     Pool::get().run(n_threads, shares + (call.grad_positions ? int(call.length) : 0), [&](int piece) {
-        if (piece < shares) kernels.embedding_gradient(call, piece, shares);
+        if (piece < shares) kernels.embedding_gradient(call, piece);
         else kernels.position_gradient(call, piece - shares);
     });
 }

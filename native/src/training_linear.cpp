@@ -25,9 +25,9 @@ int panels(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; 
 template <class Work>
 void share(int n_threads, int n_pieces, Work work) { Pool::get().run(n_threads, n_pieces, work); }
 
-constexpr int64_t kGroupRows = 1024;       // of the operands of a weight's gradient: a thread's own are in its cache
-constexpr int64_t kGroupedWeights = 1 << 17;  // at most; the gradients of groups are added afterwards, which takes longer for more
-constexpr int64_t kSummed = 8192;          // of them at once
+// The gradient of a small weight is computed in groups of rows, whose operands fit into a cache, and the groups are added.
+constexpr int64_t kGroupRows = 1024, kSmallWeight = 1 << 17;
+constexpr int64_t kSummed = 8192;  // numbers that a thread adds up at once
 
 // Operands, kept from call to call. One caller at a time: see `Pool`.
 template <class Number>
@@ -78,19 +78,22 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
         auto& own = scratch<Number>(width, block);
         kernels.linear_rows_backward(call, first, rows, padded, weight, left, right, bias + piece * n_bias, own.rounded.data(), own.product.data());
     });
-    const int n_rows = kernels.gradient_rows, n_columns = kernels.gradient_columns;
-    const int across = (call.inputs + n_columns - 1) / n_columns, down = (call.outputs + n_rows - 1) / n_rows;
-    const int64_t size = int64_t(call.outputs) * call.inputs, group = size <= kGroupedWeights ? kGroupRows : std::max<int64_t>(call.rows, 1);
+    const int64_t size = int64_t(call.outputs) * call.inputs, group = size <= kSmallWeight ? kGroupRows : std::max<int64_t>(call.rows, 1);
     const int groups = int(std::max<int64_t>((call.rows + group - 1) / group, 1));
+    int n_rows = kernels.gradient_rows, n_columns = kernels.gradient_columns, across, down;
+    for (;; n_rows > n_columns ? n_rows /= 2 : n_columns /= 2) {  // until there is enough for all threads
+        across = (call.inputs + n_columns - 1) / n_columns, down = (call.outputs + n_rows - 1) / n_rows;
+        if (groups * across * down >= 4 * n_threads || n_columns <= kernels.gradient_step) break;
+    }
     if (groups > 1) operands.gradients.reserve(groups * size);
     float* gradients = groups > 1 ? operands.gradients.data() : call.grad_weight;
     share(n_threads, groups * across * down, [&](int piece) {
-        const int of_group = piece % (across * down), first = of_group % down * n_rows;
+        const int of_group = piece % (across * down), first = of_group % down * n_rows, column = of_group / down * n_columns;
         const int64_t begin = piece / (across * down) * group;
         auto& product = scratch<Number>(0, 0).product;
-        product.reserve(n_rows * n_columns);
-        kernels.weight_rows_gradient(call, {begin, std::min(group, call.rows - begin), left, right}, first, std::min(n_rows, call.outputs - first),
-                                     of_group / down * n_columns, product.data(), gradients + begin / group * size);
+        product.reserve(n_rows * kernels.gradient_columns);
+        kernels.weight_rows_gradient(call, {begin, std::min(group, call.rows - begin), left, right}, first, std::min(n_rows, call.outputs - first), column,
+                                     std::min(n_columns, call.inputs - column), product.data(), gradients + begin / group * size);
     });
     if (groups > 1)
         share(n_threads, int((size + kSummed - 1) / kSummed), [&](int piece) {

@@ -76,7 +76,8 @@ private:
         weight_sum_.assign(sizes_.width, 0);
         for (int p = 0; p < panels; p++)
             for (int k = 0; k < sizes_.width; k++) weight_sum_[k] += sums[size_t(p) * padded + k];
-        for (int v = 0; call_.bias && v < sizes_.vocabulary; v++) bias_sum_ += call_.bias[v], largest_bias_ = std::max(largest_bias_, call_.bias[v]);
+        for (int v = 0; call_.bias && v < sizes_.vocabulary; v++) bias_sum_ += call_.bias[v];
+        if (call_.bias) largest_bias_ = *std::max_element(call_.bias, call_.bias + sizes_.vocabulary);
     }
 
     void run_chunk(int first, int n) {
@@ -101,7 +102,8 @@ private:
             if (r < n) kernels_.round_row(hidden_row(first + start + r), sizes_.width, stride, hidden + r * stride);
             else std::fill_n(hidden + r * stride, stride, 0);
             // Cauchy-Schwarz; rounding to bfloat16 adds less than 1 %
-            largest[r] = r < n ? 1.01f * std::sqrt(kernels_.square_of(hidden_row(first + start + r), sizes_.width)) * largest_norm_ + largest_bias_ : largest_bias_;
+            const float square = r < n ? kernels_.square_of(hidden_row(first + start + r), sizes_.width) : 0;
+            largest[r] = 1.01f * std::sqrt(square) * largest_norm_ + largest_bias_;
         }
         scratch.logits.reserve(size_t(block_rows_) * (kernels_.keeps_logits ? sizes_.padded_vocabulary() : kPanelColumns));
         LossBlock<Number> block{start, block_rows_, chunk_rows_, hidden, gold, columns_.data(), rows_.data(), call_.bias, scratch.logits.data(),

@@ -15,6 +15,7 @@ from transduce.errors import Interrupted
 
 _PARENT = "TRANSDUCE_PARENT"
 _MOST_FILES = 4096
+_keeps_memory = False
 _HUGE = 3 << 29  # bytes: less than the threshold from which malloc returns memory
 
 
@@ -120,26 +121,35 @@ def send_at_parent_exit(number: signal.Signals) -> None:
 
 
 def call_c(name: str, *arguments: int) -> int:
-    """Call a function of the C library with 64-bit numbers.
+    """Call a function of the C library whose arguments are numbers or addresses.
 
     Does nothing and returns 0 if it has none of this name, or cannot be looked up (Windows).
     """
     function = getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
     if function is None:
         return 0
-    function.restype = ctypes.c_int64
-    return int(function(*map(ctypes.c_int64, arguments)))
+    function.restype = ctypes.c_ssize_t
+    return int(function(*map(ctypes.c_ssize_t, arguments)))
 
 
 def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory instead of returning it to the system.
 
     Otherwise large tensors are mapped and unmapped in every update, which takes a fifth of the time of a small model.
-    Peak memory does not change. Where the system allows it, the next 1.5 GiB of memory are huge pages (Linux): an
-    update passes over all its activations, whose addresses take a twentieth of its time to translate.
+    Peak memory does not change.
     """
+    global _keeps_memory
+    _keeps_memory = True
     for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 1 << 26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
         call_c("mallopt", option, value)
+    _use_huge_pages()
+
+
+def _use_huge_pages() -> None:
+    """Make the next 1.5 GiB of malloc's memory huge pages, where Linux allows it.
+
+    An update passes over all its activations; to translate their addresses takes a twentieth of its time.
+    """
     if sys.platform == "linux" and (start := call_c("malloc", _HUGE)):
         page = 1 << 21
         call_c("madvise", -(-start // page) * page, _HUGE - page, 14)  # MADV_HUGEPAGE
@@ -182,3 +192,5 @@ def release_memory() -> None:
     `keep_freed_memory` would fragment.
     """
     call_c("malloc_trim", 0)
+    if _keeps_memory:
+        _use_huge_pages()

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from transduce.native.kernels import dtype_in_use, n_threads, new_seed
 from transduce.native.library import loaded_library
-from transduce.native.operators import LinearProduct, take_rounded
+from transduce.native.operators import LinearProduct, rounded
 
 
 class _HeadsCall(ctypes.Structure):
@@ -91,7 +91,7 @@ def projected_heads(
 ) -> tuple[Tensor, ...]:
     """Several projections of x in one product, x W^T + b; of each a view [B, H_i, T, K_i]."""
     rows = [n * width for n, width in zip(heads, widths, strict=True)]
-    return _ProjectedHeads.apply(take_rounded(x), layer.weight, layer.bias, dtype_in_use(), rows, heads)
+    return _ProjectedHeads.apply(rounded(x), layer.weight, layer.bias, dtype_in_use(), rows, heads)
 
 
 class _ProjectedHeads(torch.autograd.Function):

@@ -138,8 +138,9 @@ def norms(x: Tensor) -> bool:
 def embeds(table: nn.Module, ids: Tensor) -> TypeGuard[nn.Embedding]:
     """Whether `embedding` computes this table's vectors."""
     weight = table.weight
-    on_cpu = isinstance(weight, Tensor) and weight.device.type == "cpu" and weight.dtype == torch.float32
-    return on_cpu and ids.numel() > 0 and dtype_in_use() is not None and not _has_hooks(table)
+    fits = isinstance(weight, Tensor) and weight.device.type == "cpu" and weight.dtype == torch.float32
+    reads = ids.dtype == torch.int64 and ids.numel() > 0
+    return fits and reads and dtype_in_use() is not None and not _has_hooks(table)
 
 
 def activates(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:

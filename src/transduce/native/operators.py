@@ -93,7 +93,7 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
 
         return triton_residual.add_and_norm(x, update, norm, p)
     seed = new_seed() if p else 0
-    return _with_rounded(*_Residual.apply(x, update, *norm_arguments(norm), p, seed, dtype_in_use()))
+    return _with_rounded(*_Residual.apply(x, update, *norm_arguments(norm), p, seed, _copied_as()))
 
 
 def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[Tensor, "*B D"]:
@@ -102,23 +102,29 @@ def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[T
         from transduce.native import triton_residual
 
         return triton_residual.normed(x, norm)
-    return _with_rounded(*_Residual.apply(x, None, *norm_arguments(norm), 0.0, 0, dtype_in_use()))
+    return _with_rounded(*_Residual.apply(x, None, *norm_arguments(norm), 0.0, 0, _copied_as()))
 
 
-def _with_rounded(x: Tensor, rounded: Tensor | None) -> Tensor:
-    """x, which keeps its rounded copy until a linear layer takes it.
+def _copied_as() -> torch.dtype | None:
+    """The type of the copy of a norm that the next linear layers read; None: they read the norm."""
+    dtype = dtype_in_use() if torch.is_grad_enabled() else None
+    return None if dtype == torch.float32 else dtype
 
-    Of a residual stream's two gradients one comes in bfloat16 and both are added here, not by PyTorch's engine in a
-    pass of its own.
+
+def _with_rounded(x: Tensor, copy: Tensor | None) -> Tensor:
+    """x, which keeps a rounded copy for linear layers.
+
+    The gradients of both are added where the norm's is computed, and not by PyTorch's engine in a pass of its own.
     """
-    if rounded is not None:
-        vars(x)["_rounded"] = rounded
+    if copy is not None:
+        vars(x)["_rounded"] = copy, x._version
     return x
 
 
-def take_rounded(x: Tensor) -> Tensor:
-    """The rounded copy of x, if it has one; x, for all that read it later."""
-    return vars(x).pop("_rounded", x)
+def rounded(x: Tensor) -> Tensor:
+    """The copy of x in the type of the products in use, if it has one and has not been changed since; otherwise x."""
+    copy, version = vars(x).get("_rounded", (x, 0))
+    return copy if copy.dtype == dtype_in_use() and version == x._version else x
 
 
 def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
@@ -131,24 +137,23 @@ def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
 class _Residual(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, update, gain, shift, epsilon, is_rms, p, seed, dtype):  # type: ignore[no-untyped-def]
-        """The sum or its norm; and that of type `dtype`, if it has a gradient and is not float32."""
+        """Return the sum, or its norm and, unless `dtype` is None, a copy of the norm in this type."""
         x = x.contiguous()
         rows, total = x.numel() // x.shape[-1], x
         if update is not None:
             update, total = update.contiguous(), torch.empty_like(x)
-        output = statistics = rounded = None
+        output = statistics = copy = None
         if gain is not None:
             output, statistics = torch.empty_like(x), x.new_empty(rows, 2)
-            if dtype == torch.bfloat16 and any(ctx.needs_input_grad):
-                rounded = torch.empty_like(x, dtype=dtype)
+            copy = None if dtype is None else torch.empty_like(x, dtype=dtype)
         is_bf16 = (dtype if update is None else update.dtype) == torch.bfloat16
         ctx.updates, ctx.options = update is not None, (rows, x.shape[-1], is_rms, is_bf16, epsilon, p, seed)
         ctx.set_materialize_grads(False)
-        written = None if update is None else total, output, statistics, rounded
+        written = None if update is None else total, output, statistics, copy
         call = _ResidualCall(*ctx.options, *_pointers(x, update, gain, shift, *written))
         loaded_library().transduce_residual(ctypes.byref(call), n_threads())
         ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
-        return (total if output is None else output), rounded
+        return (total if output is None else output), copy
 
     @staticmethod
     @once_differentiable
@@ -236,13 +241,13 @@ _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")  # by their numbers in tran
 
 def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None) -> Tensor:
     """x W^T + b, of the type of the products in use."""
-    return LinearProduct.apply(take_rounded(x), weight, bias, dtype_in_use(), -1, 0.0, 0)
+    return LinearProduct.apply(rounded(x), weight, bias, dtype_in_use(), -1, 0.0, 0)
 
 
 def activated_linear(x: Float[Tensor, "*B I"], layer: nn.Linear, activation: str, p: float) -> Float[Tensor, "*B O"]:
     """dropout(activation(x W^T + b)), of the type of the products in use."""
     options = _ACTIVATIONS.index(activation), p, new_seed() if p else 0
-    return LinearProduct.apply(take_rounded(x), layer.weight, layer.bias, dtype_in_use(), *options)
+    return LinearProduct.apply(rounded(x), layer.weight, layer.bias, dtype_in_use(), *options)
 
 
 class LinearProduct(torch.autograd.Function):

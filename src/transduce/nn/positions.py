@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float, Int
@@ -49,14 +49,14 @@ class Relations:
 class Positions(nn.Module):
     """A positional scheme. This one does nothing; a subclass overrides at most one hook, and `setup` if it has weights.
 
-    add: changes the embeddings.
+    vectors: are added to the embeddings.
     rotation: changes queries and keys of self-attention.
     score_bias: is added to the scores of self-attention.
     relations: add vectors to the keys and values of self-attention.
 
     trains_in_attention: whether it has weights that only self-attention uses.
 
-    All but `add` must depend on relative distances only. A scheme belongs to one stack; all its layers
+    All but `vectors` must depend on relative distances only. A scheme belongs to one stack; all its layers
     share the scheme's weights. The hooks are called once per forward.
     """
 
@@ -83,6 +83,7 @@ class Positions(nn.Module):
         """Embeddings of the positions offset .. offset + n, which are added to those of tokens; None for none."""
         return None
 
+    @final
     def add(
         self, x: Float[Tensor, "B T D"], offset: int = 0, positions: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
@@ -90,7 +91,7 @@ class Positions(nn.Module):
         vectors = self.vectors(x.shape[1], offset=offset, device=x.device)
         if vectors is None:
             return x
-        return x + (vectors if positions is None else vectors[positions]).to(x.dtype)
+        return x + (vectors if positions is None else F.embedding(positions, vectors)).to(x.dtype)
 
     def rotation(self, positions: Int[Tensor, " T"]) -> Rotate:
         """A function that rotates queries or keys [B, H, T, K] at these positions."""

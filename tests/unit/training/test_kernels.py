@@ -164,7 +164,18 @@ def test_weights_of_attention_are_dropped_independently(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("is_rounded", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (5, 40, 70), (97, 33, 65), (300, 128, 384), (193, 96, 96), (700, 520, 40), (513, 200, 70)]
+    "shape",
+    [
+        (1, 1, 1),
+        (5, 40, 70),
+        (97, 33, 65),
+        (300, 128, 384),
+        (193, 96, 96),
+        (700, 520, 40),
+        (513, 200, 70),
+        (1025, 40, 17),
+        (2100, 64, 130),
+    ],
 )
 def test_linear_layers(shape: tuple[int, int, int], has_bias: bool, is_rounded: bool, dtype: torch.dtype) -> None:
     rows, n_in, n_out = shape
@@ -413,6 +424,7 @@ def test_embeddings_with_positions_and_dropout(shape: tuple[int, int, int, int],
     torch.set_rng_state(generator)
     factors = operators.embedding(ids, torch.ones(vocabulary, width), None, 1.0, p).double()
     assert set(factors.unique().tolist()) <= {0.0, float(torch.tensor(1 / (1 - p)))}
+    assert abs((factors == 0).double().mean() - p) <= 4 / factors.numel() ** 0.5
     exact = [x.double().requires_grad_() for x in (table, positions) if x is not None]
     expected = (exact[0][ids] * 1.7 + sum(exact[1:])) * factors
     expected.backward(grad.double())
@@ -445,3 +457,25 @@ def test_a_loss_whose_logits_are_far_below_their_bound(dtype: torch.dtype) -> No
     for ours, exactly in zip(given, exact, strict=True):
         assert ours.grad is not None and exactly.grad is not None
         assert (ours.grad.double() - exactly.grad).norm() <= 2 * rounding(dtype) * exactly.grad.norm()
+
+
+def test_linear_layers_read_the_rounded_copy_of_a_norm_unless_it_has_changed() -> None:
+    norm, layer, x = nn.LayerNorm(8), nn.Linear(8, 4), torch.randn(3, 8, requires_grad=True)
+    exact, weights = x.detach().double().requires_grad_(), copy.deepcopy(layer).double()
+    with autocast(torch.device("cpu"), "bfloat16"):
+        if native.dtype_in_use() is None:
+            pytest.skip("this CPU has no kernels in bfloat16")
+        y = operators.normed(x, norm)
+        assert operators.rounded(y).dtype == torch.bfloat16
+        (operators.linear(y, layer.weight, layer.bias).sum() + 2 * y[:, 1].sum()).backward()
+        y.detach().zero_()
+        assert operators.rounded(y) is y, "changed in its place"
+        with torch.no_grad():
+            z = operators.normed(x, norm)
+            assert operators.rounded(z) is z
+        y = operators.normed(x, norm)
+    assert operators.linear(y, layer.weight, layer.bias).dtype == torch.float32, "read in float32"
+    y = nn.functional.layer_norm(exact, (8,))
+    (weights(y).sum() + 2 * y[:, 1].sum()).backward()
+    assert x.grad is not None and exact.grad is not None
+    assert (x.grad.double() - exact.grad).norm() <= 0.02 * exact.grad.norm()
