@@ -243,7 +243,8 @@ transduce::ResidualCall<Number> checked(const transduce_residual_call* call, int
     require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 16, "rows or width: out of range");
     require(c.epsilon >= 0, "epsilon: out of range");
     return {c.rows, c.width, c.x, in<Number>(c.update), c.gain, c.shift, c.epsilon, c.rms != 0, dropout_of(c.p, c.seed), c.sum, c.output,
-            c.statistics, out<Number>(c.rounded), c.grad_output, c.normed, in<Number>(c.grad_rounded), c.grad_x, out<Number>(c.grad_update), c.grad_gain, c.grad_shift};
+            c.statistics, out<Number>(c.rounded), c.grad_output, c.normed, in<Number>(c.grad_rounded), c.grad_x,
+            out<Number>(c.grad_update), c.grad_gain, c.grad_shift};
 }
 
 transduce::EmbeddingCall checked(const transduce_embedding_call* call, int32_t n_threads) {

@@ -94,7 +94,8 @@ void multiply_operands(const LinearCall& call, const OperandRows& operands, int 
         const int depth = int(end - r < kPackedRows ? end - r : kPackedRows);
         for (int k = 0; k < depth; k++) std::memcpy(some + k * kGradientRows, a + (r + k) * stride, size_t(rows) * sizeof(float));
         for (int c = 0; c < columns; c += kColumnsAtOnce)
-            product_columns<kMostVecs>(some, 1, kGradientRows, rows, right + (column + c) * kPackedRows, kColumnsAtOnce, depth, product + c, kGradientColumns, r > operands.first);
+            product_columns<kMostVecs>(some, 1, kGradientRows, rows, right + (column + c) * kPackedRows, kColumnsAtOnce, depth, product + c,
+                                       kGradientColumns, r > operands.first);
     }
 }
 

@@ -92,7 +92,8 @@ void multiply_tiles(const Number* a, size_t stride, size_t step, int rows, const
         for (int half = 0; half < kPanelColumns; half += 32) {
             const Number* columns = b + size_t(p) * 2 * kPanelColumns + 2 * half;
             int r = 0;
-            for (; r + 32 <= rows; r += 32) tile_block<true>(a + r * stride, stride, step, columns, some, c + r * c_stride + half, c_stride, add || p);
+            for (; r + 32 <= rows; r += 32)
+                tile_block<true>(a + r * stride, stride, step, columns, some, c + r * c_stride + half, c_stride, add || p);
             const int left = rows - r;
             if (!left) continue;
             configure_tiles(left < 16 ? left : 16, left > 16 ? left - 16 : 16);
@@ -169,8 +170,10 @@ void round_row(const float* from, int n, int width, Number* to) {
 
 // Two rows of at most 64 numbers as one row of pairs of a panel.
 void interleave_rows(const float* a, const float* b, int n, Number* to) {
-    for (int c = 0; c < kPanelColumns; c += W)
-        _mm512_storeu_si512(to + 2 * c, interleaved((__m512i)pairs_of(load_part(a + c, n - c > 0 ? n - c : 0), b ? load_part(b + c, n - c > 0 ? n - c : 0) : zero())));
+    for (int c = 0; c < kPanelColumns; c += W) {
+        const Vec next = b ? load_part(b + c, n - c) : zero();
+        _mm512_storeu_si512(to + 2 * c, interleaved((__m512i)pairs_of(load_part(a + c, n - c), next)));
+    }
 }
 
 // Numbers of two rows side by side: the first 16 of at most 32, and the rest. b: null: zeros.
@@ -259,7 +262,8 @@ void pack_left(const Number* from, size_t stride, int rows, int padded, int colu
 }
 
 // C [columns, 64] = A^T B for columns of A from `column` on, of one panel, and `rows` rows from row `first` on, which b begins with.
-void product_over_rows(const LinearCall& call, const Number* left, int column, int columns, int64_t first, const Number* b, int rows, float* c, bool add) {
+void product_over_rows(const LinearCall& call, const Number* left, int column, int columns, int64_t first, const Number* b, int rows, float* c,
+                       bool add) {
     const int in_panel = column % kPanelColumns;
     const Number* a = left + (column - in_panel) * call.padded_rows + first * kPanelColumns + 32 * in_panel;
     multiply_tiles(a, 32, 32 * kPanelColumns, columns, b, rows, c, kGradientColumns, add);
@@ -273,7 +277,8 @@ void pack_left(const Number* from, size_t stride, int rows, int padded, int colu
 }
 
 // C [columns, 64] = A^T B for columns of A from `column` on, of one panel, and `rows` rows from row `first` on, which b begins with.
-void product_over_rows(const LinearCall& call, const Number* left, int column, int columns, int64_t first, const Number* b, int rows, float* c, bool add) {
+void product_over_rows(const LinearCall& call, const Number* left, int column, int columns, int64_t first, const Number* b, int rows, float* c,
+                       bool add) {
     const int in_panel = column % kPanelColumns;
     const Number* a = left + size_t(column - in_panel) * call.padded_rows + first * kPanelColumns + in_panel * 2;
     product_pairs(a, 2, 2 * kPanelColumns, columns, b, rows / 2, c, kGradientColumns, add);

@@ -92,8 +92,9 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
         const int64_t begin = piece / (across * down) * group;
         auto& product = scratch<Number>(0, 0).product;
         product.reserve(n_rows * kernels.gradient_columns);
-        kernels.weight_rows_gradient(call, {begin, std::min(group, call.rows - begin), left, right}, first, std::min(n_rows, call.outputs - first), column,
-                                     std::min(n_columns, call.inputs - column), product.data(), gradients + begin / group * size);
+        const OperandRows<Number> rows{begin, std::min(group, call.rows - begin), left, right};
+        const int outputs = std::min(n_rows, call.outputs - first), inputs = std::min(n_columns, call.inputs - column);
+        kernels.weight_rows_gradient(call, rows, first, outputs, column, inputs, product.data(), gradients + begin / group * size);
     });
     if (groups > 1)
         share(n_threads, int((size + kSummed - 1) / kSummed), [&](int piece) {

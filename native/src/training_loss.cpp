@@ -69,8 +69,8 @@ private:
         Buffer<float> sums(size_t(panels) * padded);
         std::vector<float> squares(panels);
         share(panels, [&](int p) {
-            squares[p] = kernels_.pack_panel(sizes_, call_.weight, p, columns_.data() + size_t(p) * kPanelColumns * sizes_.padded_width(), rows_.data(),
-                                             sums.data() + size_t(p) * padded);
+            Number* columns = columns_.data() + size_t(p) * kPanelColumns * sizes_.padded_width();
+            squares[p] = kernels_.pack_panel(sizes_, call_.weight, p, columns, rows_.data(), sums.data() + size_t(p) * padded);
         });
         largest_norm_ = std::sqrt(*std::max_element(squares.begin(), squares.end()));
         weight_sum_.assign(sizes_.width, 0);
@@ -85,7 +85,8 @@ private:
         share(blocks, [&](int b) { run_block(first, b * block_rows_, std::min(block_rows_, n - b * block_rows_)); });
         if (!call_.grad_hidden) return;
         share(sizes_.panels(), [&](int p) {
-            kernels_.weight_gradient(transposed_.data(), chunk_rows_, sizes_.width + (call_.grad_bias ? 1 : 0), exponentials_.data() + size_t(p) * chunk_rows_ * kPanelColumns,
+            const int width = sizes_.width + (call_.grad_bias ? 1 : 0);
+            kernels_.weight_gradient(transposed_.data(), chunk_rows_, width, exponentials_.data() + size_t(p) * chunk_rows_ * kPanelColumns,
                                      rows, grad_.data() + size_t(p) * (sizes_.width + 1) * kPanelColumns, first > 0);
         });
     }
