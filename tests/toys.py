@@ -382,6 +382,7 @@ def validate(arguments: list[str], errors: Path, process: Mapping[str, str]) -> 
     except RankExited as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    assert_group_has_ended()
 
 
 def assert_group_has_ended() -> None:

@@ -61,7 +61,8 @@ class Team:
         for member in members:
             member.join(timeout=120)
         errors = "".join(path.read_text() for path in sorted(self.path.glob("*.err")))
-        assert [member.exitcode for member in members] == list(codes), errors
+        found = [member.exitcode for member in members]
+        assert found == list(codes), f"exit codes {found}, not {list(codes)}\n{errors}"
 
     def train(self, name: str, n: int, *arguments: str, kill: tuple[int, str] | None = None) -> Path:
         codes = [0 if kill is None else -signal.SIGKILL if rank == kill[0] else LEFT for rank in range(n)]
