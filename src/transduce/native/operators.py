@@ -93,7 +93,7 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
 
         return triton_residual.add_and_norm(x, update, norm, p)
     seed = new_seed() if p else 0
-    return _with_rounded(*_Residual.apply(x, update, *norm_arguments(norm), p, seed, _copied_as()))
+    return _with_rounded(*_Residual.apply(x, update, *norm_arguments(norm), (p, seed), _copied_as()))
 
 
 def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[Tensor, "*B D"]:
@@ -102,7 +102,7 @@ def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[T
         from transduce.native import triton_residual
 
         return triton_residual.normed(x, norm)
-    return _with_rounded(*_Residual.apply(x, None, *norm_arguments(norm), 0.0, 0, _copied_as()))
+    return _with_rounded(*_Residual.apply(x, None, *norm_arguments(norm), (0.0, 0), _copied_as()))
 
 
 def _copied_as() -> torch.dtype | None:
@@ -136,8 +136,11 @@ def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
 
 class _Residual(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, update, gain, shift, epsilon, is_rms, p, seed, dtype):  # type: ignore[no-untyped-def]
-        """Return the sum, or its norm and, unless `dtype` is None, a copy of the norm in this type."""
+    def forward(ctx, x, update, gain, shift, epsilon, is_rms, dropout, dtype):  # type: ignore[no-untyped-def]
+        """Return the sum, or its norm and, unless `dtype` is None, a copy of the norm in this type.
+
+        `dropout`: the rate of that of the update, and its seed.
+        """
         x = x.contiguous()
         rows, total = x.numel() // x.shape[-1], x
         if update is not None:
@@ -147,7 +150,7 @@ class _Residual(torch.autograd.Function):
             output, statistics = torch.empty_like(x), x.new_empty(rows, 2)
             copy = None if dtype is None else torch.empty_like(x, dtype=dtype)
         is_bf16 = (dtype if update is None else update.dtype) == torch.bfloat16
-        ctx.updates, ctx.options = update is not None, (rows, x.shape[-1], is_rms, is_bf16, epsilon, p, seed)
+        ctx.updates, ctx.options = update is not None, (rows, x.shape[-1], is_rms, is_bf16, epsilon, *dropout)
         ctx.set_materialize_grads(False)
         written = None if update is None else total, output, statistics, copy
         call = _ResidualCall(*ctx.options, *_pointers(x, update, gain, shift, *written))
@@ -167,7 +170,7 @@ class _Residual(torch.autograd.Function):
         call = _ResidualCall(*ctx.options, *_pointers(*read, grads[0], grad_update, *grads[1:]))
         loaded_library().transduce_residual_backward(ctypes.byref(call), n_threads())
         of_x = grad if normed is None else grads[0]
-        return of_x, grad_update, grads[1], grads[2], None, None, None, None, None
+        return of_x, grad_update, grads[1], grads[2], None, None, None, None
 
 
 class _EmbeddingCall(ctypes.Structure):
