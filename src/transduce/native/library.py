@@ -18,7 +18,7 @@ import numpy as np
 from transduce.errors import SettingsError, TransduceError
 
 _ABI_VERSION = 18
-_INVALID = 1
+_INVALID, _MEMORY = 1, 2
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
 
@@ -89,10 +89,14 @@ def loaded_library() -> ctypes.CDLL:
 
 
 def _raise_error(library: ctypes.CDLL, code: int, _function: object, _arguments: object) -> None:
-    """Raise the error that a function of the library has returned: `SettingsError` for arguments out of range."""
+    """Raise the error that a function of the library has returned.
+
+    `SettingsError` for arguments out of range, `MemoryError` if there is too little memory.
+    """
     if code:
         message = library.transduce_last_error().decode(errors="replace")
-        raise SettingsError(message) if code == _INVALID else TransduceError(f"native library: {message}")
+        errors: dict[int, type[Exception]] = {_INVALID: SettingsError, _MEMORY: MemoryError}
+        raise errors.get(code, TransduceError)(message if code == _INVALID else f"native library: {message}")
 
 
 def packed(rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[array, array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +20,7 @@ from transduce.models.registry import build_model
 from transduce.native import kernels as native
 from transduce.native import operators
 from transduce.native.attention import attend, projected_heads
+from transduce.native.library import loaded_library
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.masks import HIDDEN
 from transduce.training.loss import predict_tokens
@@ -479,3 +481,13 @@ def test_linear_layers_read_the_rounded_copy_of_a_norm_unless_it_has_changed() -
     (weights(y).sum() + 2 * y[:, 1].sum()).backward()
     assert x.grad is not None and exact.grad is not None
     assert (x.grad.double() - exact.grad).norm() <= 0.02 * exact.grad.norm()
+
+
+def test_too_little_memory_is_a_memory_error() -> None:
+    """A training then divides the batch."""
+    numbers = torch.zeros(4)
+    call = operators._ResidualCall(2**31 - 1, 1 << 16, False, False, 1e-5, 0.0, 0, *[numbers.data_ptr()] * 7)
+    for name in ("grad_output", "normed", "grad_x", "grad_gain", "grad_shift"):
+        setattr(call, name, numbers.data_ptr())
+    with pytest.raises(MemoryError, match="out of memory"):
+        loaded_library().transduce_residual_backward(ctypes.byref(call), 1)
