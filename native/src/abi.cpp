@@ -486,7 +486,7 @@ int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t
     return guarded([&] {
         require(call && (call->grad_output || call->grad_rounded), "a gradient must not be null");
         require(!call->grad_rounded || (call->is_bf16 && call->grad_x), "grad_rounded: only of a norm in bfloat16");
-        require((call->grad_x ? call->gain && call->statistics && call->normed && call->grad_gain : call->grad_update != nullptr),
+        require(call->grad_x ? call->gain && call->statistics && call->normed && call->grad_gain : call->grad_update != nullptr,
                 "what is read and written must not be null");
         with_numbers(call, [&](auto number) { transduce::residual_backward(checked<decltype(number)>(call, n_threads), n_threads); });
     });

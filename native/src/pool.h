@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -23,6 +24,15 @@ public:
     template <class Work>
     void run(int n_threads, int n_pieces, Work&& work) {
         run(n_threads, n_pieces, [](void* w, int piece) { (*static_cast<std::remove_reference_t<Work>*>(w))(piece); }, &work);
+    }
+
+    // Calls `work(piece, first, n)` for pieces of `at_once` rows; the last one may have fewer.
+    template <class Work>
+    void run_rows(int n_threads, int64_t rows, int64_t at_once, Work&& work) {
+        run(n_threads, int((rows + at_once - 1) / at_once), [&](int piece) {
+            const int64_t first = piece * at_once, left = rows - first;
+            work(piece, first, left < at_once ? left : at_once);
+        });
     }
 
 private:

@@ -11,10 +11,10 @@ constexpr bool kKeepsLogits = false;
 
 inline __m512bh pairs_of(Vec low, Vec high) { return _mm512_cvtne2ps_pbh(high, low); }
 // Numbers of two rows side by side: a0 b0 a1 b1 ...
-inline __m512i interleaved(__m512i pairs) {
+inline __m512i interleaved(__m512bh pairs) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
                                            18, 2, 17, 1, 16, 0);
-    return _mm512_permutexvar_epi16(order, pairs);
+    return _mm512_permutexvar_epi16(order, (__m512i)pairs);
 }
 inline void store(Number* to, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(a)); }
 inline Vec widened(__m256i a) { return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16); }
@@ -172,7 +172,7 @@ void round_row(const float* from, int n, int width, Number* to) {
 void interleave_rows(const float* a, const float* b, int n, Number* to) {
     for (int c = 0; c < kPanelColumns; c += W) {
         const Vec next = b ? load_part(b + c, n - c) : zero();
-        _mm512_storeu_si512(to + 2 * c, interleaved((__m512i)pairs_of(load_part(a + c, n - c), next)));
+        _mm512_storeu_si512(to + 2 * c, interleaved(pairs_of(load_part(a + c, n - c), next)));
     }
 }
 
@@ -207,9 +207,9 @@ void pack_rows(const T* from, size_t stride, int rows, int padded, int n, Number
 
 // Parts of two rows, and the same in a panel, of which `in_panel` is the first number in the first row.
 inline void store_rows(Number* row, Number* next, Number* in_panel, Vec a, Vec b) {
-    const __m512i both = (__m512i)pairs_of(a, b);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), _mm512_castsi512_si256(both));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(next), _mm512_extracti64x4_epi64(both, 1));
+    const __m512bh both = pairs_of(a, b);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), _mm512_castsi512_si256((__m512i)both));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(next), _mm512_extracti64x4_epi64((__m512i)both, 1));
     _mm512_storeu_si512(in_panel, interleaved(both));
 }
 // The place of a number of two such rows.

@@ -11,6 +11,7 @@ namespace transduce {
 constexpr int kPanelColumns = 64;
 constexpr int kRowStep = 32;   // products over rows take so many at a time
 constexpr int kMostRows = 96;  // that a thread takes at once
+constexpr int kPieceRows = 128;  // of what is computed row by row
 constexpr int kPackedRows = 256;  // of the input of a layer, in float32: see panels_float32.inl
 
 // Rows that a thread takes at once: fewer of few rows, so that all threads have work. No function of the number of threads, so that no

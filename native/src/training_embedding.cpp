@@ -1,20 +1,11 @@
-#include <algorithm>
-
 #include "pool.h"
 #include "training.h"
 
 namespace transduce {
-namespace {
-
-constexpr int64_t kPieceRows = 128;
-
-}  // namespace
 
 void embedding(const EmbeddingCall& call, int n_threads) {
-    const auto& kernels = *training_kernels<float>();
-    Pool::get().run(n_threads, int((call.rows + kPieceRows - 1) / kPieceRows), [&](int piece) {
-        kernels.embedding_rows(call, piece * kPieceRows, std::min(call.rows, (piece + 1) * kPieceRows));
-    });
+    const auto kernel = training_kernels<float>()->embedding_rows;
+    Pool::get().run_rows(n_threads, call.rows, kPieceRows, [&](int, int64_t first, int64_t n) { kernel(call, first, first + n); });
 }
 
 void embedding_backward(const EmbeddingCall& call, int n_threads) {

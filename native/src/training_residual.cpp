@@ -1,40 +1,26 @@
-#include <algorithm>
-
 #include "buffer.h"
 #include "pool.h"
 #include "training.h"
 
 namespace transduce {
-namespace {
-
-constexpr int64_t kPieceRows = 128;
-
-template <class Call, class Work>
-void share_rows(const Call& call, int n_threads, Work work) {
-    Pool::get().run(n_threads, int((call.rows + kPieceRows - 1) / kPieceRows), [&](int piece) {
-        work(piece, piece * kPieceRows, std::min(call.rows, (piece + 1) * kPieceRows));
-    });
-}
-
-}  // namespace
-
 template <class Number>
 void residual(const ResidualCall<Number>& call, int n_threads) {
     const auto kernel = training_kernels<Number>()->residual_rows;
-    share_rows(call, n_threads, [&](int, int64_t first, int64_t last) { kernel(call, first, last); });
+    Pool::get().run_rows(n_threads, call.rows, kPieceRows, [&](int, int64_t first, int64_t n) { kernel(call, first, first + n); });
 }
 
 template <class Number>
 void residual_backward(const ResidualCall<Number>& call, int n_threads) {
     const auto& kernels = *training_kernels<Number>();
     if (!call.grad_x)
-        return share_rows(call, n_threads, [&](int, int64_t first, int64_t last) { kernels.dropout_rows_backward(call, first, last); });
+        return Pool::get().run_rows(n_threads, call.rows, kPieceRows,
+                                    [&](int, int64_t first, int64_t n) { kernels.dropout_rows_backward(call, first, first + n); });
     // Sums of each piece, which are then added in their order, whichever thread they are from.
     const size_t width = round_up(call.width, 16), pieces = (call.rows + kPieceRows - 1) / kPieceRows;
     Buffer<float> sums(pieces * 2 * width);
-    share_rows(call, n_threads, [&](int piece, int64_t first, int64_t last) {
+    Pool::get().run_rows(n_threads, call.rows, kPieceRows, [&](int piece, int64_t first, int64_t n) {
         float* own = sums.data() + size_t(piece) * 2 * width;
-        kernels.residual_rows_backward(call, first, last, own, own + width);
+        kernels.residual_rows_backward(call, first, first + n, own, own + width);
     });
     for (int k = 0; k < call.width; k++) {
         double gain = 0, shift = 0;

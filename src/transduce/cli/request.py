@@ -34,6 +34,7 @@ FLAGS = (
     ("new_key", "transduce serve --new-api-key NAME"),
 )
 """Names of settings and parameters in the library's errors, and their options."""
+_FLAG = re.compile(r"--[\w-]+")
 
 
 def with_flags(message: str, options: Collection[str]) -> str:
@@ -46,7 +47,6 @@ def with_flags(message: str, options: Collection[str]) -> str:
     return f"{message} ({'; '.join(named)})" if named else message
 
 
-_FLAG = re.compile(r"--[\w-]+")
 _files = functools.partial(option, metavar="FILE")
 Files = list[Path] | None
 

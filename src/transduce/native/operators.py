@@ -163,8 +163,8 @@ class _Residual(torch.autograd.Function):
     def backward(ctx, grad, grad_rounded):  # type: ignore[no-untyped-def]
         normed, gain, shift, statistics = ctx.saved_tensors
         grad, grad_rounded = (None if one is None else one.contiguous() for one in (grad, grad_rounded))
-        like, dtype = grad_rounded if grad is None else grad, torch.bfloat16 if ctx.options[3] else torch.float32
-        grad_update = torch.empty_like(like, dtype=dtype) if ctx.updates else None
+        dtype = torch.bfloat16 if ctx.options[3] else torch.float32
+        grad_update = torch.empty_like(grad_rounded if grad is None else grad, dtype=dtype) if ctx.updates else None
         grads = [None if like is None else torch.empty_like(like) for like in (normed, gain, shift)]
         read = None, None, gain, shift, None, None, statistics, None, grad, normed, grad_rounded
         call = _ResidualCall(*ctx.options, *_pointers(*read, grads[0], grad_update, *grads[1:]))

@@ -102,7 +102,6 @@ class Feeder(ABC):
 
     rank, n_ranks = 0, 1
     plans: Path | None = None
-    variant = ""  # of the plans, where they depend on the number of ranks
     unit = "text"  # what to call missing examples
 
     def __init__(self, settings: TrainingSettings, *, device: torch.device) -> None:
@@ -110,6 +109,11 @@ class Feeder(ABC):
         self.device, self.seed = device, settings.seed
         self.budget = resolved(settings.batch_tokens, "training.batch_tokens")
         self.micro_budget = settings.micro_batch_tokens or self.budget
+
+    @property
+    def variant(self) -> str:
+        """Part of the names of stored plans, where these depend on the number of ranks."""
+        return ""
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The batches of an epoch, as indices of examples; a `DataError` if there are none."""

@@ -87,7 +87,7 @@ class StreamFeeder(RowFeeder):
         return max(1, n // self.n_ranks) * self.n_ranks
 
     @property
-    def variant(self) -> str:  # type: ignore[override]  # computed here
+    def variant(self) -> str:
         """The plan depends on the number of streams."""
         return f"-streams{self.n_streams}"
 
