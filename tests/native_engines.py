@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from torch import nn
 
 from oracle.stand_in import untrained
@@ -18,8 +19,12 @@ from transduce.config.settings import Settings
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import NativeModel, NativePrecision
 from transduce.decoding.torch_engine import TorchEngine
+from transduce.native.kernels import kernels_in_use
 from transduce.native.library import instruction_set, load_library
 
+needs_training_kernels = pytest.mark.skipif(
+    kernels_in_use(torch.float32) == "torch", reason="this CPU has no kernels of training"
+)
 needs_library = pytest.mark.skipif(isinstance(load_library(), str), reason="the native library is not built")
 
 N_TOKENS = 700

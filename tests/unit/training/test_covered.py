@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from native_engines import needs_training_kernels
 from oracle.adapter import fitting
 from transduce.config.settings import TrainingSettings
 from transduce.models.registry import build_model
-from transduce.native import kernels as native
 from transduce.training.step import Updater
 
-pytestmark = pytest.mark.skipif(
-    native.kernels_in_use(torch.float32) == "torch", reason="this CPU has no kernels of training"
-)
-
-
-@pytest.fixture(autouse=True)
-def chosen() -> Iterator[None]:
-    yield
-    native.choose_kernels("auto")
+pytestmark = needs_training_kernels
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
@@ -159,11 +158,10 @@ def test_gradients_are_computed_in_training_only(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture(params=["auto", "torch"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+def kernels(request: pytest.FixtureRequest) -> str:
     """What computes."""
     native.choose_kernels(request.param)
-    yield request.param
-    native.choose_kernels("auto")
+    return request.param
 
 
 def test_bfloat16_products_stay_near(kernels: str) -> None:
