@@ -469,7 +469,11 @@ int32_t transduce_attend(const transduce_heads_call* call, int32_t n_threads) {
 int32_t transduce_attend_backward(const transduce_heads_call* call, int32_t n_threads) {
     return guarded([&] {
         const bool fine = call && call->grad_output && call->grad_query && call->grad_key && call->grad_value;
-        with_numbers(call, [&](auto number) { transduce::attend_backward(checked<decltype(number)>(call, n_threads, fine), n_threads); });
+        with_numbers(call, [&](auto number) {
+            auto found = checked<decltype(number)>(call, n_threads, fine);
+            found.output = nullptr;
+            transduce::attend(found, n_threads);
+        });
     });
 }
 

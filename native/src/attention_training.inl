@@ -1,21 +1,13 @@
-// Attention and its gradients for training: float32 inside. Included after dropout.inl.
+// Attention and its gradients for training. Included after dropout.inl.
 //
-// The heads of one group, which share keys and values, at a time, and of each head a block of queries, whose scores stay in the cache.
+// The heads of one group, which share keys and values, at a time, and of each head a block of queries, whose scores stay in the cache. They
+// are computed as [queries / W, keys, W]: a vector has a key's scores for W queries, and nothing is summed over lanes.
 
 namespace {
 
 using HeadsCall = transduce::HeadsCall<Number>;
 
 inline int padded(int n) { return (n + W - 1) / W * W; }
-
-// Rows of numbers as float32, `stride` apart, with zeros behind them up to a multiple of W.
-void widen(const Number* from, int64_t from_stride, int rows, int n, float* to, size_t stride) {
-    for (int r = 0; r < rows; r++, from += from_stride, to += stride) {
-        int k = 0;
-        for (; k + W <= n; k += W) store(to + k, load(from + k));
-        if (k < n) store(to + k, load_part(from + k, n - k));
-    }
-}
 
 void narrow(const float* from, size_t stride, int rows, int n, Number* to, int64_t to_stride) {
     for (int r = 0; r < rows; r++, from += stride, to += to_stride) {
@@ -30,11 +22,34 @@ void flip(const float* from, size_t from_stride, int rows, int n, float* to, siz
     for (int r = 0; r < rows; r += W)
         for (int k = 0; k < n; k += W) {
             Ints part[W];
-            for (int i = 0; i < W; i++) part[i] = r + i < rows ? (Ints)load(from + (r + i) * from_stride + k) : Ints{};
+            const int known = std::min(rows - r, W);
+            for (int i = 0; i < known; i++) part[i] = (Ints)load_part(from + (r + i) * from_stride + k, n - k);
+            for (int i = known; i < W; i++) part[i] = Ints{};
             transpose(part);
             for (int i = 0; i < W; i++) store(to + (k + i) * stride + r, (Vec)part[i]);
         }
 }
+
+struct Memory {
+    float* at;
+
+    template <class T>
+    T* take(size_t n) {
+        T* from = reinterpret_cast<T*>(at);
+        at += (transduce::round_up(int64_t(n * sizeof(T)), 64) + 192) / int64_t(sizeof(float));
+        return from;
+    }
+};
+
+}  // namespace
+
+#if defined(__AVX512BF16__)
+#include "attention_bf16.inl"
+#else
+#include "attention_float32.inl"
+#endif
+
+namespace {
 
 // Queries [first, first + rows) of a head. `keys`: those before the last that one of them sees.
 struct QueryBlock {
@@ -48,131 +63,196 @@ struct QueryBlock {
     // Rows of the block in numbers with these strides.
     template <class T>
     T* of(T* numbers, const int64_t* strides) const { return numbers + batch * strides[0] + head * strides[1] + first * strides[2]; }
-    // The number of the weight of row t and key 0, from which its dropout follows.
-    uint64_t weight(const HeadsCall& call, int t) const { return ((batch * call.heads + head) * uint64_t(call.queries) + first + t) * call.keys; }
+    // The number of the weight of key 0 and query `at`; the next key's is `queries` further.
+    uint64_t weight(const HeadsCall& call, int at) const {
+        return (batch * call.heads + head) * uint64_t(call.keys) * call.queries + first + at;
+    }
 };
 
-// Softmax of each row of scale * scores + bias, with dropout if `drops`; keys that a query does not see have weight zero.
-void softmax_rows(const HeadsCall& call, const QueryBlock& block, bool drops, float* scores, size_t stride) {
-    const float* bias = call.bias ? block.of(call.bias, call.bias_strides) : nullptr;
-    const Vec scale = splat(call.scale * kLog2E), log2_e = splat(kLog2E);
-    const int end = padded(block.keys);
-    for (int t = 0; t < block.rows; t++, scores += stride) {
-        const float* row = bias ? bias + t * call.bias_strides[2] : nullptr;
-        const int seen = call.causal ? block.first + t + 1 : block.keys;
-        Vec most = splat(-HUGE_VALF), sum = zero();
-        for (int s = 0; s < seen; s += W) {
-            const int left = seen - s;
-            Vec x = load(scores + s) * scale;
-            if (row) x = fma(load_part(row + s, left), log2_e, x);
-            if (left < W) x = first_lanes(x, left, splat(-HUGE_VALF));
-            store(scores + s, x);
-            most = max(most, x);
-        }
-        const Vec largest = splat(max_of(most));
-        for (int s = 0; s < seen; s += W) {
-            const int left = seen - s;
-            Vec e = exp2(load(scores + s) - largest);
-            if (left < W) e = first_lanes(e, left);
-            sum = sum + e;
-            store(scores + s, e);
-        }
-        const Vec inverse = splat(1 / sum_of(sum));
-        const uint64_t at = block.weight(call, t);
-        for (int s = 0; s < seen; s += W) {
-            const Vec weight = load(scores + s) * inverse;
-            store(scores + s, drops ? dropped(call.dropout, weight, at + s) : weight);
-        }
-        for (int s = padded(seen); s < end; s += W) store(scores + s, zero());
+struct HeadScratch {
+    HeadRows key, value, query, grad_output;
+    int keys, queries;  // padded
+    Weights weights, grad_scores;
+    float *scores, *bias, *grad_weights, *output, *grad_query, *grad_key, *grad_value;
+
+    HeadScratch(const HeadsCall& call, Memory memory)
+        : key(memory, call.keys, call.width, !call.output, false), value(memory, call.keys, call.value_width, call.output, false),
+          query(memory, call.block(), call.width, !call.output, true), grad_output(memory, call.block(), call.value_width, true, true), keys(key.height), queries(query.height), weights(memory, keys, queries),
+          grad_scores(memory, keys, queries) {
+        const auto take = [&](int rows, int columns) { return memory.take<float>(size_t(rows) * columns); };
+        scores = take(keys, queries), bias = take(keys, queries), grad_weights = take(keys, queries), output = take(queries, value.width);
+        grad_query = take(queries, key.width), grad_key = take(keys, key.width), grad_value = take(keys, value.width);
+    }
+};
+
+// Begins to load what a group of short sequences reads. The rows of a head are far apart: one after the other, they would be waited for.
+void fetch_group(const HeadsCall& call, int64_t i) {
+    const int64_t batch = i / call.kv_heads, group = i % call.kv_heads;
+    const auto fetch = [](const Number* from, const int64_t* strides, int64_t batch, int64_t head, int rows, int n) {
+        from += batch * strides[0] + head * strides[1];
+        for (int r = 0; r < rows && r < 64; r++, from += strides[2])
+            for (int k = 0; k < n; k += 64 / int(sizeof(Number))) __builtin_prefetch(from + k);
+    };
+    fetch(call.key, call.key_strides, batch, group, call.keys, call.width);
+    fetch(call.value, call.value_strides, batch, group, call.keys, call.value_width);
+    const int n = call.heads / call.kv_heads;
+    for (int64_t head = group * n; head < (group + 1) * n; head++) {
+        fetch(call.query, call.query_strides, batch, head, call.queries, call.width);
+        if (!call.output) fetch(call.grad_output, call.grad_strides, batch, head, call.queries, call.value_width);
     }
 }
-
-// Keys and values of a head and a block of its queries in float32, with padded rows, and transposed keys.
-struct HeadScratch {
-    int width, value_width, keys;  // padded
-    float *query, *key, *value, *key_columns, *weights, *output;
-    float *value_columns, *grad_output, *grad_weights, *grad_query, *grad_key, *grad_value;
-
-    HeadScratch(const HeadsCall& call, float* memory) : width(padded(call.width)), value_width(padded(call.value_width)), keys(padded(call.keys)) {
-        const auto take = [&](size_t rows, size_t columns) { float* from = memory; memory += rows * columns; return from; };
-        const size_t t = call.block(), s = keys;
-        query = take(t, width), key = take(s, width), value = take(s, value_width), key_columns = take(width, s), weights = take(t, s);
-        output = take(t, value_width);
-        value_columns = take(value_width, s), grad_output = take(t, value_width), grad_weights = take(t, s), grad_query = take(t, width);
-        grad_key = take(s, width), grad_value = take(s, value_width);
-    }
-};
 
 void read_group(const HeadsCall& call, const HeadScratch& h, int64_t batch, int group) {
-    widen(call.key + batch * call.key_strides[0] + group * call.key_strides[1], call.key_strides[2], call.keys, call.width, h.key, h.width);
-    widen(call.value + batch * call.value_strides[0] + group * call.value_strides[1], call.value_strides[2], call.keys, call.value_width, h.value, h.value_width);
-    flip(h.key, h.width, call.keys, h.width, h.key_columns, h.keys);
+    const int64_t *key = call.key_strides, *value = call.value_strides;
+    h.key.read(call.key + batch * key[0] + group * key[1], key[2], call.keys, call.width);
+    h.value.read(call.value + batch * value[0] + group * value[1], value[2], call.keys, call.value_width);
 }
 
-void weigh_block(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block, bool drops) {
-    widen(block.of(call.query, call.query_strides), call.query_strides[2], block.rows, call.width, h.query, h.width);
-    product_float32(h.query, h.width, 1, block.rows, h.key_columns, h.keys, call.width, padded(block.keys), h.weights, h.keys);
-    softmax_rows(call, block, drops, h.weights, h.keys);
+// Whether all queries have the same bias.
+bool is_shared(const HeadsCall& call) { return !call.bias_strides[2]; }
+
+// The scores of a block, and the bias in the same order.
+void score_block(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block) {
+    h.query.read(block.of(call.query, call.query_strides), call.query_strides[2], block.rows, call.width);
+    multiply(h.key.left(), block.keys, h.query.over_numbers(), call.width, padded(block.rows), h.scores, W, false, h.keys * W);
+    if (!call.bias || is_shared(call)) return;
+    const float* bias = block.of(call.bias, call.bias_strides);
+    for (int at = 0; at < block.rows; at += W)
+        flip(bias + at * call.bias_strides[2], call.bias_strides[2], std::min(block.rows - at, W), block.keys, h.bias + size_t(at) * h.keys, W);
 }
 
-void attend_group(const HeadsCall& call, int64_t batch, int group, float* memory) {
-    const HeadScratch h(call, memory);
+// W queries of a block. Its functions have copies of what they read: as far as the compiler knows, each store may change all else.
+struct QueryVector {
+    int keys, clear;  // `clear`: those that all of these queries see
+    float* scores;
+    const float* bias;  // null: none. One for each key if `shares_bias`
+    bool shares_bias;
+    uint64_t weight;  // the number of that of key 0, from which its dropout follows
+    int queries;
+
+    QueryVector(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block, int at)
+        : keys(block.keys), clear(call.causal ? std::min(block.first + at + 1, keys) : keys), scores(h.scores + size_t(at) * h.keys),
+          bias(!call.bias || is_shared(call) ? block.of(call.bias, call.bias_strides) : h.bias + size_t(at) * h.keys), shares_bias(is_shared(call)), weight(block.weight(call, at)), queries(call.queries) {}
+
+    // x, or `hidden` for queries that do not see key s.
+    Vec seen(int s, Vec x, Vec hidden) const { return s < clear ? x : first_lanes(hidden, s - clear + 1, x); }
+    uint64_t number(int s) const { return weight + uint64_t(s) * queries; }
+};
+
+// Replaces the scores by exponentials, and returns 1 / their sum. Those of hidden keys are zero.
+Vec exponentials(const QueryVector query, float score_scale) {
+    const Vec scale = splat(score_scale * kLog2E), log2_e = splat(kLog2E), hidden = splat(-HUGE_VALF);
+    Vec largest = hidden, sum = zero();
+    for (int s = 0; s < query.keys; s++) {
+        float* score = query.scores + s * W;
+        Vec x = load(score) * scale;
+        if (query.bias) x = fma(query.shares_bias ? splat(query.bias[s]) : load(query.bias + s * W), log2_e, x);
+        x = query.seen(s, x, hidden);
+        largest = max(largest, x);
+        store(score, x);
+    }
+    for (int s = 0; s < query.keys; s++) {
+        float* score = query.scores + s * W;
+        const Vec e = query.seen(s, exp2(load(score) - largest), zero());
+        sum = sum + e;
+        store(score, e);
+    }
+    return splat(1.f) / sum;
+}
+
+// Puts work(s) for each key s.
+template <class Work>
+void put_keys(const Weights to, int keys, int at, Work work) {
+    int s = 0;
+    for (; s + 2 <= keys; s += 2) {
+        const Vec one = work(s), next = work(s + 1);
+        to.put(s, at, one, next);
+    }
+    if (s < keys) to.put(s, at, work(s), zero());
+}
+
+void weigh_block(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block) {
+    for (int at = 0; at < block.rows; at += W) {
+        const QueryVector query(call, h, block, at);
+        const Vec inverse = exponentials(query, call.scale);
+        const Dropout dropout = call.dropout;
+        put_keys(h.weights, query.keys, at, [=](int s) { return dropped(dropout, load(query.scores + s * W) * inverse, query.number(s)); });
+    }
+    h.weights.finish(block.keys, block.rows, true);
+}
+
+void attend_group(const HeadsCall& call, const HeadScratch& h, int64_t batch, int group) {
     read_group(call, h, batch, group);
     const int n = call.heads / call.kv_heads;
     const int64_t row = int64_t(call.heads) * call.value_width, strides[3] = {call.queries * row, call.value_width, row};
     for (int head = group * n; head < (group + 1) * n; head++)
         for (int first = 0; first < call.queries; first += call.block()) {
             const QueryBlock block(call, batch, head, first);
-            weigh_block(call, h, block, true);
-            product_float32(h.weights, h.keys, 1, block.rows, h.value, h.value_width, block.keys, h.value_width, h.output, h.value_width);
-            narrow(h.output, h.value_width, block.rows, call.value_width, block.of(call.output, strides), row);
+            score_block(call, h, block);
+            weigh_block(call, h, block);
+            multiply(h.weights.by_queries(), block.rows, h.value.over_rows(), block.keys, padded(call.value_width), h.output, h.value.width);
+            narrow(h.output, h.value.width, block.rows, call.value_width, block.of(call.output, strides), row);
         }
 }
 
-// From weights before dropout and the gradients of those after it: the weights after it, and the gradients of the scores.
-void weights_gradient(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block) {
-    const int end = padded(block.keys);
-    for (int t = 0; t < block.rows; t++) {
-        float *p = h.weights + size_t(t) * h.keys, *d = h.grad_weights + size_t(t) * h.keys;
-        const uint64_t at = block.weight(call, t);
-        Vec sum = zero();
-        for (int s = 0; s < end; s += W) {
-            const Vec grad = dropped(call.dropout, load(d + s), at + s);
-            sum = fma(load(p + s), grad, sum);
-            store(d + s, grad);
-        }
-        const Vec mean = splat(sum_of(sum)), scale = splat(call.scale);
-        for (int s = 0; s < end; s += W) {
-            const Vec weight = load(p + s);
-            store(d + s, weight * (load(d + s) - mean) * scale);
-            store(p + s, dropped(call.dropout, weight, at + s));
-        }
+// From scores and gradients of the weights after dropout: these weights, and gradients of the scores.
+void weigh_block_backward(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block) {
+    for (int at = 0; at < block.rows; at += W) {
+        const QueryVector query(call, h, block, at);
+        const Vec inverse = exponentials(query, call.scale), scale = splat(call.scale);
+        const Dropout dropout = call.dropout;
+        float* const grads = h.grad_weights + size_t(at) * h.keys;
+        Vec mean = zero();
+        put_keys(h.weights, query.keys, at, [=, &mean](int s) {
+            float *p = query.scores + s * W, *d = grads + s * W;
+            const Vec weight = load(p) * inverse, grad = dropped(dropout, load(d), query.number(s));
+            mean = fma(weight, grad, mean);
+            store(p, weight);
+            store(d, grad);
+            return dropped(dropout, weight, query.number(s));
+        });
+        put_keys(h.grad_scores, query.keys, at, [=](int s) {
+            return load(query.scores + s * W) * (load(grads + s * W) - mean) * scale;
+        });
     }
+    h.weights.finish(block.keys, block.rows, false);
+    h.grad_scores.finish(block.keys, block.rows, true);
 }
 
 // The gradients of queries, keys and values, from that of the output; weights are computed again.
-void attend_group_backward(const HeadsCall& call, int64_t batch, int group, float* memory) {
-    const HeadScratch h(call, memory);
+void attend_group_backward(const HeadsCall& call, const HeadScratch& h, int64_t batch, int group) {
     read_group(call, h, batch, group);
-    flip(h.value, h.value_width, call.keys, h.value_width, h.value_columns, h.keys);
-    const int n = call.heads / call.kv_heads;
-    std::memset(h.grad_key, 0, size_t(h.keys) * h.width * sizeof(float));
-    std::memset(h.grad_value, 0, size_t(h.keys) * h.value_width * sizeof(float));
+    const int n = call.heads / call.kv_heads, width = padded(call.width), value_width = padded(call.value_width);
+    const size_t some = call.causal ? std::min(call.block(), call.keys) : call.keys;  // keys of the first block
+    std::memset(h.grad_key + some * h.key.width, 0, (h.keys - some) * h.key.width * sizeof(float));
+    std::memset(h.grad_value + some * h.value.width, 0, (h.keys - some) * h.value.width * sizeof(float));
     for (int head = group * n; head < (group + 1) * n; head++)
         for (int first = 0; first < call.queries; first += call.block()) {
             const QueryBlock block(call, batch, head, first);
-            weigh_block(call, h, block, false);
-            widen(block.of(call.grad_output, call.grad_strides), call.grad_strides[2], block.rows, call.value_width, h.grad_output, h.value_width);
-            product_float32(h.grad_output, h.value_width, 1, block.rows, h.value_columns, h.keys, call.value_width, padded(block.keys), h.grad_weights, h.keys);
-            weights_gradient(call, h, block);
-            product_float32(h.weights, 1, h.keys, block.keys, h.grad_output, h.value_width, block.rows, h.value_width, h.grad_value, h.value_width, true);
-            product_float32(h.grad_weights, h.keys, 1, block.rows, h.key, h.width, block.keys, h.width, h.grad_query, h.width);
-            product_float32(h.grad_weights, 1, h.keys, block.keys, h.query, h.width, block.rows, h.width, h.grad_key, h.width, true);
-            narrow(h.grad_query, h.width, block.rows, call.width, block.of(call.grad_query, call.grad_query_strides), call.grad_query_strides[2]);
+            const bool add = first > 0 || head > group * n;
+            score_block(call, h, block);
+            h.grad_output.read(block.of(call.grad_output, call.grad_strides), call.grad_strides[2], block.rows, call.value_width);
+            multiply(h.value.left(), block.keys, h.grad_output.over_numbers(), call.value_width, padded(block.rows), h.grad_weights, W, false, h.keys * W);
+            weigh_block_backward(call, h, block);
+            multiply(h.weights.by_keys(), block.keys, h.grad_output.over_rows(), block.rows, value_width, h.grad_value, h.value.width, add);
+            multiply(h.grad_scores.by_queries(), block.rows, h.key.over_rows(), block.keys, width, h.grad_query, h.key.width);
+            multiply(h.grad_scores.by_keys(), block.keys, h.query.over_rows(), block.rows, width, h.grad_key, h.key.width, add);
+            narrow(h.grad_query, h.key.width, block.rows, call.width, block.of(call.grad_query, call.grad_query_strides), call.grad_query_strides[2]);
         }
     const int64_t *key = call.grad_key_strides, *value = call.grad_value_strides;
-    narrow(h.grad_key, h.width, call.keys, call.width, call.grad_key + batch * key[0] + group * key[1], key[2]);
-    narrow(h.grad_value, h.value_width, call.keys, call.value_width, call.grad_value + batch * value[0] + group * value[1], value[2]);
+    narrow(h.grad_key, h.key.width, call.keys, call.width, call.grad_key + batch * key[0] + group * key[1], key[2]);
+    narrow(h.grad_value, h.value.width, call.keys, call.value_width, call.grad_value + batch * value[0] + group * value[1], value[2]);
+}
+
+// Groups [first, last), counted through all sequences.
+void attend_groups(const HeadsCall& call, int64_t first, int64_t last, float* memory) {
+    const Products products;
+    const HeadScratch h(call, Memory{memory});
+    for (int64_t i = first; i < last; i++) {
+        if (i + 1 < last) fetch_group(call, i + 1);
+        const auto attend = call.output ? attend_group : attend_group_backward;
+        attend(call, h, i / call.kv_heads, int(i % call.kv_heads));
+    }
 }
 
 }  // namespace

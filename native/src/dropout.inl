@@ -7,10 +7,9 @@ typedef uint32_t Bits __attribute__((vector_size(4 * W)));
 
 // One number of 32 random bits for each of W elements from number `first` on: a hash of the seed and the number (MurmurHash3's mixing).
 inline Bits random_bits(uint64_t seed, uint64_t first) {
-    constexpr uint32_t kLanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    Bits x;
-    std::memcpy(&x, kLanes, sizeof x);
-    x = ((x + uint32_t(first)) * 0x9e3779b1u) ^ (uint32_t(seed) ^ uint32_t(first >> 32));
+    Bits lanes;
+    for (int i = 0; i < W; i++) lanes[i] = uint32_t(i);
+    Bits x = ((lanes + uint32_t(first)) * 0x9e3779b1u) ^ (uint32_t(seed) ^ uint32_t(first >> 32));
     x ^= x >> 16;
     x = x * 0x85ebca6bu + uint32_t(seed >> 32);
     x ^= x >> 13;

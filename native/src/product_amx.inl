@@ -20,6 +20,7 @@ void configure_tiles(int rows) {
     std::memset(&config, 0, sizeof config);
     config.palette = 1;
     for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = uint8_t(i < 6 ? rows : 16);
+    asm volatile("" : : "r"(&config) : "memory");  // GCC before 14 believes that only 8 bytes are read (bug 114098)
     _tile_loadconfig(&config);
     configured_rows = rows;
 }

@@ -35,6 +35,7 @@ void configure_tiles(int rows, int more_rows) {
     config.palette = 1;
     for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
     for (int i = 0; i < 6; i++) config.rows[i] = uint8_t(i == 0 || i == 1 || i == 4 ? rows : more_rows);
+    asm volatile("" : : "r"(&config) : "memory");  // GCC before 14 believes that only 8 bytes are read (bug 114098)
     _tile_loadconfig(&config);
 }
 
@@ -44,43 +45,41 @@ struct Products {
     ~Products() { _tile_release(); }
 };
 
-// C [32 or 16 rows, 32 columns] = A B. The next 32 numbers of each row of A are `step` further.
-template <bool TWO>
-void tile_block(const Number* a, size_t stride, size_t step, const Number* b, int pairs, float* c, size_t c_stride, bool add) {
+// C [32 or 16 rows, 32 or 16 columns] = A B, of B [pairs][b_stride][2]. The next 32 numbers of each row of A are `step` further, and the second
+// 16 columns of C `c_next`.
+template <bool TWO, bool WIDE>
+void tile_block(const Number* a, size_t stride, size_t step, const Number* b, size_t b_stride, int pairs, float* c, size_t c_stride, bool add,
+                size_t c_next = 16) {
     float* below = c + 16 * c_stride;
     if (add) {
         _tile_loadd(0, c, c_stride * 4);
-        _tile_loadd(1, c + 16, c_stride * 4);
-        if (TWO) {
-            _tile_loadd(2, below, c_stride * 4);
-            _tile_loadd(3, below + 16, c_stride * 4);
-        }
+        if (WIDE) _tile_loadd(1, c + c_next, c_stride * 4);
+        if (TWO) _tile_loadd(2, below, c_stride * 4);
+        if (TWO && WIDE) _tile_loadd(3, below + c_next, c_stride * 4);
     } else {
         _tile_zero(0);
-        _tile_zero(1);
-        if (TWO) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
+        if (WIDE) _tile_zero(1);
+        if (TWO) _tile_zero(2);
+        if (TWO && WIDE) _tile_zero(3);
     }
-    for (int p = 0; p < pairs; p += 16, a += step, b += 32 * kPanelColumns) {
+    for (int p = 0; p < pairs; p += 16, a += step, b += 32 * b_stride) {
         _tile_loadd(4, a, stride * 2);
-        _tile_loadd(6, b, 4 * kPanelColumns);
+        _tile_loadd(6, b, b_stride * 4);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + 32, 4 * kPanelColumns);
-        _tile_dpbf16ps(1, 4, 7);
+        if (WIDE) {
+            _tile_loadd(7, b + 32, b_stride * 4);
+            _tile_dpbf16ps(1, 4, 7);
+        }
         if (TWO) {
             _tile_loadd(5, a + 16 * stride, stride * 2);
             _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            if (WIDE) _tile_dpbf16ps(3, 5, 7);
         }
     }
     _tile_stored(0, c, c_stride * 4);
-    _tile_stored(1, c + 16, c_stride * 4);
-    if (TWO) {
-        _tile_stored(2, below, c_stride * 4);
-        _tile_stored(3, below + 16, c_stride * 4);
-    }
+    if (WIDE) _tile_stored(1, c + c_next, c_stride * 4);
+    if (TWO) _tile_stored(2, below, c_stride * 4);
+    if (TWO && WIDE) _tile_stored(3, below + c_next, c_stride * 4);
 }
 
 // C [rows, 64] = A [rows, depth] times a panel, added to C if `add`. A depth that is a multiple of 32.
@@ -93,12 +92,12 @@ void multiply_tiles(const Number* a, size_t stride, size_t step, int rows, const
             const Number* columns = b + size_t(p) * 2 * kPanelColumns + 2 * half;
             int r = 0;
             for (; r + 32 <= rows; r += 32)
-                tile_block<true>(a + r * stride, stride, step, columns, some, c + r * c_stride + half, c_stride, add || p);
+                tile_block<true, true>(a + r * stride, stride, step, columns, kPanelColumns, some, c + r * c_stride + half, c_stride, add || p);
             const int left = rows - r;
             if (!left) continue;
             configure_tiles(left < 16 ? left : 16, left > 16 ? left - 16 : 16);
-            const auto block = left > 16 ? tile_block<true> : tile_block<false>;
-            block(a + r * stride, stride, step, columns, some, c + r * c_stride + half, c_stride, add || p);
+            const auto block = left > 16 ? tile_block<true, true> : tile_block<false, true>;
+            block(a + r * stride, stride, step, columns, kPanelColumns, some, c + r * c_stride + half, c_stride, add || p, 16);
             configure_tiles(16, 16);
         }
     }
@@ -107,51 +106,70 @@ void multiply_panel(const Number* a, size_t stride, int rows, const Number* b, i
     multiply_tiles(a, stride, 32, rows, b, depth, c, c_stride, add);
 }
 
+// C [rows, columns] = A B, of B [depth / 2][b_stride][2]. Rows, of A as well, up to a multiple of 16, of which columns are one and depth is one of 32.
+void multiply_pairs(const Number* a, size_t stride, int rows, const Number* b, size_t b_stride, int depth, int columns, float* c, size_t c_stride,
+                    bool add, size_t c_next) {
+    for (int n = 0; n < columns; n += 32)
+        for (int r = 0; r < rows; r += 32) {
+            constexpr decltype(&tile_block<true, true>) kBlocks[2][2] = {{tile_block<false, false>, tile_block<false, true>},
+                                                                         {tile_block<true, false>, tile_block<true, true>}};
+            const auto block = kBlocks[rows - r > 16][columns - n > 16];
+            block(a + r * stride, stride, 32, b + 2 * n, b_stride, depth / 2, c + r * c_stride + n / 16 * c_next, c_stride, add, c_next);
+        }
+}
+
 #else
 
 struct Products {
     Products() {}  // not an unused variable
 };
-constexpr int kVecs = kPanelColumns / W, kMostRows = 6;  // 24 sums in registers
+constexpr int kMostVecs = kPanelColumns / W, kMostRows = 6;  // 24 sums in registers
 
-// Pair p of row r of A is at r * stride + p * next.
-template <int ROWS>
-void product_rows(const Number* a, size_t stride, size_t next, const Number* b, int pairs, float* c, size_t c_stride, bool add) {
-    Vec sum[ROWS][kVecs];
+// C [ROWS, VECS vectors] = A B, of B [pairs][b_stride][2]. Pair p of row r of A is at r * stride + p * next. A row's vectors in C are `c_next` apart.
+template <int ROWS, int VECS>
+void product_rows(const Number* a, size_t stride, size_t next, const Number* b, size_t b_stride, int pairs, float* c, size_t c_stride, bool add,
+                  size_t c_next) {
+    Vec sum[ROWS][VECS];
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < kVecs; v++) sum[r][v] = add ? load(c + r * c_stride + v * W) : zero();
-    for (int p = 0; p < pairs; p++, a += next, b += 2 * kPanelColumns) {
-        __m512bh column[kVecs];
+        for (int v = 0; v < VECS; v++) sum[r][v] = add ? load(c + r * c_stride + v * c_next) : zero();
+    for (int p = 0; p < pairs; p++, a += next, b += 2 * b_stride) {
+        __m512bh column[VECS];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVecs; v++) column[v] = (__m512bh)_mm512_loadu_si512(b + v * 2 * W);
+        for (int v = 0; v < VECS; v++) column[v] = (__m512bh)_mm512_loadu_si512(b + v * 2 * W);
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
             int pair;
             std::memcpy(&pair, a + r * stride, 4);
             const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
 #pragma GCC unroll 4
-            for (int v = 0; v < kVecs; v++) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], x, column[v]);
+            for (int v = 0; v < VECS; v++) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], x, column[v]);
         }
     }
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < kVecs; v++) store(c + r * c_stride + v * W, sum[r][v]);
+        for (int v = 0; v < VECS; v++) store(c + r * c_stride + v * c_next, sum[r][v]);
 }
 
-void product_pairs(const Number* a, size_t stride, size_t next, int rows, const Number* b, int pairs, float* c, size_t c_stride, bool add) {
-    for (; rows >= kMostRows; rows -= kMostRows, a += kMostRows * stride, c += kMostRows * c_stride)
-        product_rows<kMostRows>(a, stride, next, b, pairs, c, c_stride, add);
-    switch (rows) {
-    case 5: return product_rows<5>(a, stride, next, b, pairs, c, c_stride, add);
-    case 4: return product_rows<4>(a, stride, next, b, pairs, c, c_stride, add);
-    case 3: return product_rows<3>(a, stride, next, b, pairs, c, c_stride, add);
-    case 2: return product_rows<2>(a, stride, next, b, pairs, c, c_stride, add);
-    case 1: return product_rows<1>(a, stride, next, b, pairs, c, c_stride, add);
-    }
+template <int VECS>
+void product_pairs(const Number* a, size_t stride, size_t next, int rows, const Number* b, size_t b_stride, int pairs, float* c, size_t c_stride, bool add,
+                   size_t c_next = W) {
+    constexpr decltype(&product_rows<1, VECS>) kRows[] = {nullptr, product_rows<1, VECS>, product_rows<2, VECS>, product_rows<3, VECS>,
+                                                          product_rows<4, VECS>, product_rows<5, VECS>, product_rows<6, VECS>};
+    for (int r = 0; r < rows; r += kMostRows)
+        kRows[rows - r < kMostRows ? rows - r : kMostRows](a + r * stride, stride, next, b, b_stride, pairs, c + r * c_stride, c_stride, add, c_next);
 }
 
 // C [rows, 64] = A [rows, depth] times a panel, added to C if `add`.
 void multiply_panel(const Number* a, size_t stride, int rows, const Number* b, int depth, float* c, size_t c_stride, bool add) {
-    product_pairs(a, stride, 2, rows, b, depth / 2, c, c_stride, add);
+    product_pairs<kMostVecs>(a, stride, 2, rows, b, kPanelColumns, depth / 2, c, c_stride, add);
+}
+
+// C [rows, columns] = A B, of B [depth / 2][b_stride][2]. Columns are a multiple of 16.
+void multiply_pairs(const Number* a, size_t stride, int rows, const Number* b, size_t b_stride, int depth, int columns, float* c, size_t c_stride,
+                    bool add, size_t c_next) {
+    int n = 0;
+    for (; n + 64 <= columns; n += 64) product_pairs<4>(a, stride, 2, rows, b + 2 * n, b_stride, depth / 2, c + n / W * c_next, c_stride, add, c_next);
+    for (; n + 32 <= columns; n += 32) product_pairs<2>(a, stride, 2, rows, b + 2 * n, b_stride, depth / 2, c + n / W * c_next, c_stride, add, c_next);
+    if (n < columns) product_pairs<1>(a, stride, 2, rows, b + 2 * n, b_stride, depth / 2, c + n / W * c_next, c_stride, add, c_next);
 }
 
 #endif
@@ -281,7 +299,7 @@ void product_over_rows(const LinearCall& call, const Number* left, int column, i
                        bool add) {
     const int in_panel = column % kPanelColumns;
     const Number* a = left + size_t(column - in_panel) * call.padded_rows + first * kPanelColumns + in_panel * 2;
-    product_pairs(a, 2, 2 * kPanelColumns, columns, b, rows / 2, c, kGradientColumns, add);
+    product_pairs<kMostVecs>(a, 2, 2 * kPanelColumns, columns, b, kPanelColumns, rows / 2, c, kGradientColumns, add);
 }
 
 #endif

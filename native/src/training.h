@@ -81,7 +81,7 @@ struct HeadsCall {
     int64_t query_strides[3], key_strides[3], value_strides[3];
     const float* bias;         // added to scores; null: none. Keys are side by side
     int64_t bias_strides[3];   // 0: the same for all
-    Number* output;            // forward
+    Number* output;            // forward; null: backward
     const Number* grad_output; // backward
     int64_t grad_strides[3];
     Number *grad_query, *grad_key, *grad_value;
@@ -90,10 +90,9 @@ struct HeadsCall {
     int block() const { return queries < 64 ? queries : 64; }  // queries at a time
 };
 
+// The output, or the gradients.
 template <class Number>
 void attend(const HeadsCall<Number>& call, int n_threads);
-template <class Number>
-void attend_backward(const HeadsCall<Number>& call, int n_threads);
 
 // dropout(table[ids] * scale + positions), in float32. Row r is at position r % length.
 struct EmbeddingCall {
@@ -197,9 +196,8 @@ struct TrainingKernels {
     void (*loss_block)(const LossSizes& sizes, const LossBlock<Number>& block);
     void (*weight_gradient)(const Number* hidden, size_t stride, int width, const Number* exponentials, int rows, float* grad, bool add);
     void (*unpack_gradient)(const LossSizes& sizes, const float* grad, int panel, const float* less, float* to);
-    // A group of heads of one sequence; `memory`: attention_scratch numbers.
-    void (*attend_group)(const HeadsCall<Number>& call, int64_t batch, int group, float* memory);
-    void (*attend_group_backward)(const HeadsCall<Number>& call, int64_t batch, int group, float* memory);
+    // Heads that share keys and values, of all sequences; `memory` as training_attention.cpp says.
+    void (*attend_groups)(const HeadsCall<Number>& call, int64_t first, int64_t last, float* memory);
     void (*pack_weight_columns)(const LinearCall<Number>& call, int panel, Number* to);
     void (*pack_weight_rows)(const LinearCall<Number>& call, int first, Number* to);
     void (*linear_rows)(const LinearCall<Number>& call, int64_t first, int rows, const Number* columns, Number* rounded, float* product);

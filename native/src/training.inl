@@ -5,10 +5,10 @@
 #include "training.h"
 #include "vec.h"
 
-#include "product_strided.inl"
 #if defined(__AVX512BF16__)
 #include "product_bf16.inl"
 #else
+#include "product_strided.inl"
 #include "panels_float32.inl"
 #endif
 
@@ -25,7 +25,7 @@ namespace {
 
 constexpr transduce::TrainingKernels<Number> kTraining = {
     kKeepsLogits, kLossColumns, kGradientRows, kGradientColumns, kGradientStep,
-    round_row, square_of, pack_panel, loss_block, weight_gradient, unpack_gradient, attend_group, attend_group_backward,
+    round_row, square_of, pack_panel, loss_block, weight_gradient, unpack_gradient, attend_groups,
     pack_weight_columns, pack_weight_rows, linear_rows, linear_rows_backward, weight_rows_gradient,
     residual_rows, residual_rows_backward, dropout_rows_backward, embedding_rows, embedding_gradient, position_gradient, orthogonalize_matrix,
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -378,23 +379,26 @@ MODELS: dict[str, dict[str, object]] = {
 def test_whole_models_are_as_near_to_float64_as_with_pytorch(name: str, dtype: torch.dtype) -> None:
     sizes = {"d_model": 32, "d_ff": 48, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
     settings = Settings.from_mapping({"model": sizes | MODELS[name]})
-    torch.manual_seed(1)
-    model = build_model(settings.model, n_src=40, n_tgt=40)
     batch = collate(toys.examples(12))
 
-    def gradient(kernels: native.Kernels) -> Tensor:
+    def gradient(model: nn.Module, kernels: native.Kernels) -> Tensor:
         native.choose_kernels(kernels)
         model.zero_grad()
         loss, _, _ = predict_tokens(model, batch, smoothing=0.1)
         loss.backward()
         return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
-    ours, theirs = (gradient(kernels) for kernels in ("auto", "torch"))
-    model.double()
-    with torch.autocast("cpu", enabled=False):
-        exact = gradient("torch")
-    assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm() + 1e-6 * exact.norm()
-    assert not torch.equal(ours, theirs)
+    ratios = []  # the error of one model is a matter of chance: it differs by a factor of two
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = build_model(settings.model, n_src=40, n_tgt=40)
+        ours, theirs = (gradient(model, kernels) for kernels in ("auto", "torch"))
+        assert not torch.equal(ours, theirs)
+        model.double()
+        with torch.autocast("cpu", enabled=False):
+            exact = gradient(model, "torch")
+        ratios.append(float((ours - exact).norm() / (theirs - exact).norm()))
+    assert statistics.geometric_mean(ratios) <= 1.2
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
