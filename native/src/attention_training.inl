@@ -223,9 +223,9 @@ void weigh_block_backward(const HeadsCall& call, const HeadScratch& h, const Que
 void attend_group_backward(const HeadsCall& call, const HeadScratch& h, int64_t batch, int group) {
     read_group(call, h, batch, group);
     const int n = call.heads / call.kv_heads, width = padded(call.width), value_width = padded(call.value_width);
-    const size_t some = call.causal ? std::min(call.block(), call.keys) : call.keys;  // keys of the first block
-    std::memset(h.grad_key + some * h.key.width, 0, (h.keys - some) * h.key.width * sizeof(float));
-    std::memset(h.grad_value + some * h.value.width, 0, (h.keys - some) * h.value.width * sizeof(float));
+    const size_t some = call.causal ? std::min(call.block(), call.keys) : call.keys, rest = call.keys - some;  // keys after the first block
+    std::memset(h.grad_key + some * h.key.width, 0, rest * h.key.width * sizeof(float));
+    std::memset(h.grad_value + some * h.value.width, 0, rest * h.value.width * sizeof(float));
     for (int head = group * n; head < (group + 1) * n; head++)
         for (int first = 0; first < call.queries; first += call.block()) {
             const QueryBlock block(call, batch, head, first);
