@@ -525,6 +525,30 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
     });
 }
 
+int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double lr, double beta1, double beta2, double epsilon, double weight_decay,
+                       int32_t n_threads) {
+    return guarded([&] {
+        require_kernels<float>(n_threads);
+        std::vector<transduce::AdamTensor> found;
+        for (int64_t i = 0; i < n; i++) {
+            const transduce_adam_tensor& t = tensors[i];
+            require(t.n == 0 || (t.n > 0 && t.weight && t.grad && t.mean && t.square && t.step), "tensors: numbers must not be null");
+            if (!t.n) continue;
+            found.push_back({t.weight, t.grad, t.mean, t.square, t.step, t.n});
+        }
+        transduce::adam(found.data(), int64_t(found.size()), {lr, beta1, beta2, epsilon, weight_decay}, n_threads);
+    });
+}
+
+int32_t transduce_norm(const float* const* tensors, const int64_t* sizes, int64_t n, int32_t n_threads, double* norm) {
+    return guarded([&] {
+        require_kernels<float>(n_threads);
+        require(norm, "norm must not be null");
+        for (int64_t i = 0; i < n; i++) require(sizes[i] == 0 || (sizes[i] > 0 && tensors[i]), "tensors: numbers must not be null");
+        *norm = transduce::norm(tensors, sizes, n, n_threads);
+    });
+}
+
 int32_t transduce_orthogonalize(float* matrices, int64_t n, int32_t rows, int32_t columns, const float* coefficients, int32_t steps,
                                 int32_t n_threads) {
     return guarded([&] {

@@ -184,6 +184,29 @@ struct OrthogonalizeCall {
 // In bfloat16 where the CPU has its products.
 void orthogonalize(const OrthogonalizeCall& call, int n_threads);
 
+// A tensor that Adam changes, the moments of its gradient, and the number of updates that have changed it.
+struct AdamTensor {
+    float* weight;
+    const float* grad;
+    float *mean, *square;  // running means of the gradient and of its square
+    float* step;
+    int64_t n;
+};
+
+struct AdamOptions {
+    double lr, beta1, beta2, epsilon, weight_decay;
+};
+
+// Of one update of a tensor, with the corrections of the moments' bias.
+struct AdamFactors {
+    float beta1, beta2, weight_kept, rate, root, epsilon;
+};
+
+void adam(const AdamTensor* tensors, int64_t n, const AdamOptions& options, int n_threads);
+
+// That of all numbers of `n` tensors.
+double norm(const float* const* tensors, const int64_t* sizes, int64_t n, int n_threads);
+
 template <class Number>
 struct TrainingKernels {
     bool keeps_logits;
@@ -213,6 +236,8 @@ struct TrainingKernels {
     void (*embedding_gradient)(const EmbeddingCall& call, int rest);
     void (*position_gradient)(const EmbeddingCall& call, int64_t position);
     void (*orthogonalize_matrix)(const OrthogonalizeCall& call, int64_t matrix, float* memory);
+    void (*adam_numbers)(const AdamTensor& tensor, const AdamFactors& factors, int64_t first, int64_t last);
+    double (*sum_of_squares)(const float* numbers, int64_t n);
 };
 #if defined(__x86_64__)
 extern const TrainingKernels<uint16_t> kBf16Kernels, kAmxBf16Kernels;

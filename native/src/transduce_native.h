@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 18
+#define TRANSDUCE_ABI_VERSION 19
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -268,6 +268,23 @@ TRANSDUCE_API int32_t transduce_linear_backward(const transduce_linear_call* cal
  * G = X X^T. */
 TRANSDUCE_API int32_t transduce_orthogonalize(float* matrices, int64_t n, int32_t rows, int32_t columns, const float* coefficients,
                                               int32_t steps, int32_t n_threads);
+
+/* A float32 tensor for transduce_adam: its weights, their gradient, the running means of the gradient and of its square, and the number
+ * of updates, which grows by one. */
+typedef struct transduce_adam_tensor {
+    float* weight;
+    const float* grad;
+    float *mean, *square;
+    float* step;
+    int64_t n;
+} transduce_adam_tensor;
+
+/* One update of Adam with decoupled weight decay. */
+TRANSDUCE_API int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double lr, double beta1, double beta2, double epsilon,
+                                     double weight_decay, int32_t n_threads);
+
+/* The norm of all numbers of `n` tensors. */
+TRANSDUCE_API int32_t transduce_norm(const float* const* tensors, const int64_t* sizes, int64_t n, int32_t n_threads, double* norm);
 
 #ifdef __cplusplus
 }

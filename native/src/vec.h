@@ -29,6 +29,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec abs(Vec a) { return _mm512_abs_ps(a); }
+inline Vec sqrt(Vec a) { return _mm512_sqrt_ps(a); }
 inline Vec nearest(Vec a) { return _mm512_roundscale_ps(a, 0); }
 inline Vec times_power_of_2(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
 inline float sum_of(Vec a) { return _mm512_reduce_add_ps(a); }
@@ -96,6 +97,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline Vec abs(Vec a) { return _mm256_andnot_ps(splat(-0.f), a); }
+inline Vec sqrt(Vec a) { return _mm256_sqrt_ps(a); }
 inline Vec nearest(Vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline Vec times_power_of_2(Vec a, Vec n) {
     const Ints exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));

@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 
 from transduce.distributed.environment import ProcessRank
 from transduce.errors import RankExited
-from transduce.training.ranks import gradients
+from transduce.training.ranks import gradient_norm
 
 BUCKET_BYTES = 25 << 20  # as in DistributedDataParallel
 
@@ -64,7 +64,7 @@ class Replicas:
             for parameter in bucket:
                 parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
                 start += parameter.numel()
-        norm = nn.utils.get_total_norm(gradients(parameters), foreach=True)
+        norm = gradient_norm(parameters)
         return [*self._flats[-1][-len(sums) :].clone().unbind(), norm]
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:

@@ -21,7 +21,7 @@ from transduce.distributed.replicate import check_equal
 from transduce.nn.attention import CrossAttention
 from transduce.nn.stack import Decoder, Encoder
 from transduce.runs.shards import gather
-from transduce.training.ranks import gradients
+from transduce.training.ranks import gradient_norm
 
 
 @final
@@ -64,7 +64,7 @@ class Shards:
 
     def finish(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Sum the `sums`; after them the norm of all shards."""
-        square = nn.utils.get_total_norm(gradients(parameters), foreach=True).square() / self._n_copies
+        square = gradient_norm(parameters).square() / self._n_copies
         total = torch.stack([*(value.detach().float() for value in sums), square])
         distributed.all_reduce(total)
         *summed, square = total.unbind()

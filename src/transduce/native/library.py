@@ -17,7 +17,7 @@ import numpy as np
 
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 18
+_ABI_VERSION = 19
 _INVALID, _MEMORY = 1, 2
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
@@ -63,6 +63,8 @@ def load_library() -> ctypes.CDLL | str:
         "residual_backward": [pointer, int32],
         "attend_backward": [pointer, int32],
         "orthogonalize": [pointer, int64, int32, int32, pointer, int32, int32],
+        "adam": [pointer, int64, *[double] * 5, int32],
+        "norm": [pointer, pointer, int64, int32, pointer],
     }
     for name, types in arguments.items():
         function = getattr(library, f"transduce_{name}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transduce.config.section import resolved
 from transduce.config.settings import TrainingSettings
 from transduce.native import operators
+from transduce.native import optimizer as native
 from transduce.native.kernels import kernels_in_use
 from transduce.nn.linear import Linear
 from transduce.runs.shards import sharded_like
@@ -38,6 +39,27 @@ def orthogonalize(matrices: Tensor) -> Tensor:
         gram = x @ x.transpose(1, 2)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
+
+
+class Adam(torch.optim.AdamW):
+    """PyTorch's AdamW, and with a weight decay of zero its Adam, by our library where it reaches the weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update the weights."""
+        known = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        if not native.reaches([x for params in known for p in params for x in (p, p.grad)]):
+            super().step()
+            return
+        for group, params in zip(self.param_groups, known, strict=True):
+            for p in params:
+                if not self.state[p]:
+                    zeros = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+                    self.state[p] = {"step": torch.zeros(()), **zeros}
+            moments = ([self.state[p][name] for name in ("exp_avg", "exp_avg_sq", "step")] for p in params)
+            tensors = [(p, p.grad, *state) for p, state in zip(params, moments, strict=True)]
+            options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+            native.adam(tensors, **options)
 
 
 class Muon(torch.optim.Optimizer):
@@ -100,7 +122,7 @@ def _build_adam(model: nn.Module, settings: TrainingSettings) -> torch.optim.Opt
     """Adam as in the paper (5.3): betas 0.9 and 0.98, epsilon 1e-9."""
     lr = resolved(settings.lr, "training.lr")
     groups = [{"params": list(model.parameters()), "peak_lr": lr}]
-    return torch.optim.Adam(groups, lr=lr, betas=settings.betas, eps=_EPS, fused=True)
+    return Adam(groups, lr=lr, betas=settings.betas, eps=_EPS, weight_decay=0.0, fused=True)
 
 
 def _build_adamw(
@@ -113,7 +135,7 @@ def _build_adamw(
         {"params": [p for p in params if p.ndim >= 2], "peak_lr": lr, "weight_decay": settings.weight_decay},
         {"params": [p for p in params if p.ndim < 2], "peak_lr": lr, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=settings.betas, eps=_EPS, fused=True)
+    return Adam([g for g in groups if g["params"]], lr=lr, betas=settings.betas, eps=_EPS, fused=True)
 
 
 def _build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:

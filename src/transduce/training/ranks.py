@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from transduce.native.optimizer import norm, reaches
 from transduce.runs.shards import shard_of
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class _SingleRank(Ranks):
         return contextlib.nullcontext()
 
     def finish_reduction(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        return [*sums, nn.utils.get_total_norm(gradients(parameters), foreach=True)]
+        return [*sums, gradient_norm(parameters)]
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
         return contextlib.nullcontext(model)
@@ -125,6 +126,12 @@ SINGLE_RANK = _SingleRank()
 def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The gradients that this rank has."""
     return [shard_of(p.grad) for p in parameters if p.grad is not None]
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The norm of all gradients that this rank has."""
+    found = gradients(parameters)
+    return norm(found) if reaches(found) else nn.utils.get_total_norm(found, foreach=True)
 
 
 def dropout_seed(seed: int, update: int, rank: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from native_engines import needs_training_kernels
 from oracle.cases import SINGLE, make
 from transduce.config.kinds import model_settings
 from transduce.config.settings import TrainingSettings
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model
+from transduce.native.kernels import choose_kernels
 from transduce.text.special import BOS, EOS
 from transduce.training.optim import (
     OPTIMIZERS,
@@ -23,6 +26,7 @@ from transduce.training.optim import (
     optimizer_tensors,
     orthogonalize,
 )
+from transduce.training.ranks import gradient_norm
 
 BFLOAT16 = 2**-8
 
@@ -57,9 +61,16 @@ def adam_by_hand(x: np.ndarray, gradients: list[np.ndarray], *, lr: float) -> np
     return x
 
 
-def test_adam_equals_the_papers_formula() -> None:
-    layer = nn.Linear(5, 3, bias=False)
-    start, gradients = layer.weight.detach().double().numpy(), [torch.randn(3, 5) for _ in range(6)]
+@pytest.fixture(params=["auto", "torch"])
+def kernels(request: pytest.FixtureRequest) -> None:
+    choose_kernels(request.param)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("shape", [(3, 5), (257, 300)], ids=str)
+def test_adam_equals_the_papers_formula(shape: tuple[int, int]) -> None:
+    layer = nn.Linear(*reversed(shape), bias=False)
+    start, gradients = layer.weight.detach().double().numpy(), [torch.randn(shape) for _ in range(6)]
     optimizer = build_optimizer(layer, settings(optimizer="adam", lr=0.01))
     for g in gradients:
         layer.weight.grad = g.clone()
@@ -68,6 +79,7 @@ def test_adam_equals_the_papers_formula() -> None:
     np.testing.assert_allclose(layer.weight.detach().numpy(), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_adam_and_adamw_equal_pytorchs_plain_ones(name: str) -> None:
     model, _ = make()
@@ -87,6 +99,42 @@ def test_adam_and_adamw_equal_pytorchs_plain_ones(name: str) -> None:
     walk(reference, theirs)
     for mine, other in zip(params, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+@needs_training_kernels
+def test_the_state_of_adam_is_that_of_pytorchs_with_either_kernels() -> None:
+    """A run that began with one may go on with the other; a parameter without a gradient keeps its state."""
+    params = [nn.Parameter(torch.randn(shape)) for shape in ((40, 70), (3,), (2, 5))]
+    pairs = []
+    for first, second in (("auto", "torch"), ("torch", "auto")):
+        given = copies(params)
+        optimizer = build_optimizer(nn.ParameterList(given), settings(optimizer="adam"))
+        choose_kernels(first)
+        walk(optimizer, given, n_steps=3)
+        saved = optimizer_tensors(optimizer)
+        resumed = build_optimizer(nn.ParameterList(given), settings(optimizer="adam"))
+        load_optimizer_tensors(resumed, saved)
+        choose_kernels(second)
+        given[1].grad = None
+        for p in (given[0], given[2]):
+            p.grad = torch.ones_like(p)
+        resumed.step()
+        pairs.append(given + list(optimizer_tensors(resumed).values()))
+        assert [int(optimizer_tensors(resumed)[f"{i}.step"]) for i in range(3)] == [4, 3, 4]
+    for mine, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (5, 40_000, 3), (32_768,), (0, 7)], ids=str)
+def test_the_norm_of_gradients(sizes: tuple[int, ...]) -> None:
+    params = [nn.Parameter(torch.zeros(n)) for n in sizes]
+    for p in params:
+        p.grad = torch.randn(p.shape)
+    exact = torch.cat([p.grad.double() for p in params if p.grad is not None]).norm()
+    assert abs(gradient_norm([*params, nn.Parameter(torch.zeros(2))]).double() - exact) <= 1e-6 * exact
+    for bad in (math.inf, math.nan):
+        params[-1].grad = torch.full((sizes[-1],), bad)
+        assert not gradient_norm(params).isfinite()
 
 
 # --- Muon -------------------------------------------------------------------------------------------------------------

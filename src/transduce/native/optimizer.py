@@ -1,0 +1,48 @@
+"""Adam and the norm of gradients by the C++ library: one pass over all numbers, divided among threads."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from transduce.native.kernels import kernels_in_use, n_threads
+from transduce.native.library import address, loaded_library
+
+
+def reaches(tensors: Sequence[Tensor]) -> bool:
+    """Whether the library computes with these."""
+    return kernels_in_use(torch.float32) != "torch" and all(
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and x.is_contiguous()
+        for x in tensors
+    )
+
+
+def adam(
+    tensors: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """An update in place; of each tensor: weights, gradient, its two moments, and the number of updates."""
+    numbers = array("q")
+    for group in tensors:
+        numbers.extend(x.data_ptr() for x in group)
+        numbers.append(group[0].numel())
+    loaded_library().transduce_adam(address(numbers), len(tensors), lr, *betas, eps, weight_decay, n_threads())
+
+
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The Euclidean norm of all numbers."""
+    pointers, sizes = array("q", (x.data_ptr() for x in tensors)), array("q", (x.numel() for x in tensors))
+    found = ctypes.c_double()
+    loaded_library().transduce_norm(address(pointers), address(sizes), len(tensors), n_threads(), ctypes.byref(found))
+    return torch.tensor(found.value)
