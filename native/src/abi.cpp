@@ -267,7 +267,7 @@ transduce::LinearCall<Number> checked(const transduce_linear_call* call, int32_t
     require(c.is_bf16 || (!c.x_is_bf16 && !c.grad_is_bf16), "float32 products take float32 numbers");
     require(-1 <= c.activation && c.activation <= int32_t(transduce::Activation::silu), "activation: out of range");
     return {c.rows, c.inputs, c.outputs, c.x, !c.x_is_bf16 == !c.is_bf16, !c.grad_is_bf16 == !c.is_bf16, c.weight, c.bias, c.activation >= 0,
-            transduce::Activation(std::max(c.activation, 0)), dropout_of(c.p, c.seed), out<Number>(c.output), out<Number>(c.before), c.grad_output, c.grad_x,
+            transduce::Activation(std::max(c.activation, 0)), dropout_of(c.p, c.seed), out<Number>(c.output), out<Number>(c.slope), c.grad_output, c.grad_x,
             c.grad_weight, c.grad_bias};
 }
 
@@ -520,7 +520,7 @@ int32_t transduce_linear(const transduce_linear_call* call, int32_t n_threads) {
 int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_threads) {
     return guarded([&] {
         require(call && call->grad_output && call->grad_weight, "call and gradients must not be null");
-        require(call->activation < 0 || (call->activation ? call->before : call->output), "activation: what it has read or written is null");
+        require(call->activation < 0 || (call->activation ? call->slope : call->output), "activation: its slope or output is null");
         with_numbers(call, [&](auto number) { transduce::linear_backward(checked<decltype(number)>(call, n_threads), n_threads); });
     });
 }

@@ -37,7 +37,7 @@ template <Activation KIND>
 void activate_rows(bool gated, float* x, size_t stride, int rows, int width) {
     for (int r = 0; r < rows; r++, x += stride) {
         for (int i = 0; i < width; i += W) {
-            const Vec y = activated<KIND>(load(x + i));
+            const Vec y = activated<KIND>(load(x + i)).value;
             store(x + i, gated ? y * load(x + width + i) : y);
         }
     }

@@ -33,8 +33,9 @@ void activate_rows(const LinearCall& call, int64_t first, int rows, int column, 
         for (int c = 0; c < n; c += W) {
             Vec x = load(product + c);
             if (call.bias) x = x + load_part(call.bias + column + c, n - c);
-            if (call.before) store_part(call.before + at + c, n - c, x);
-            store_part(call.output + at + c, n - c, dropped(call.dropout, activated<KIND>(x), uint64_t(at + c)));
+            const Activated y = activated<KIND>(x);
+            store_part(call.output + at + c, n - c, dropped(call.dropout, y.value, uint64_t(at + c)));
+            if (call.slope) store_part(call.slope + at + c, n - c, dropped(call.dropout, y.slope, uint64_t(at + c)));
         }
     }
 }
@@ -49,7 +50,7 @@ void activation_gradient(const LinearCall& call, int64_t first, int rows, int wi
             const int n = call.outputs - c;
             Vec grad = call.grad_is_number ? load_part(static_cast<const Number*>(call.grad_output) + at, n) : load_part(static_cast<const float*>(call.grad_output) + at, n);
             if constexpr (KIND == Activation::relu) grad = load_part(call.output + at, n) > zero() ? grad * scale : zero();
-            else grad = dropped(call.dropout, grad * slope<KIND>(load_part(call.before + at, n)), uint64_t(at));
+            else grad = grad * load_part(call.slope + at, n);
             store(to + c, grad);
         }
     }

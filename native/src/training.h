@@ -150,7 +150,7 @@ struct LinearCall {
     Activation activation;
     Dropout dropout;             // of what is activated
     Number* output;              // [rows, outputs]
-    Number* before;              // the output before the activation, for its gradient; null: not wanted. Of ReLU, `output` does
+    Number* slope;               // [rows, outputs]: the derivative of the output, for its gradient; null: not wanted. Of ReLU, `output` does
     const void* grad_output;     // backward
     void* grad_x;                // of the type of x; null: not wanted
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias

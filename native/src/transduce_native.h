@@ -255,7 +255,7 @@ typedef struct {
     uint64_t seed;
     const float *weight, *bias; /* [outputs, inputs]; null, or [outputs] */
     void* output;              /* [rows, outputs] */
-    void* before;              /* what the activation reads, for its gradient; null: not wanted, or ReLU, which reads `output` */
+    void* slope;               /* of the output, for the gradient; null: not wanted, or ReLU, whose gradient needs `output` */
     const void* grad_output;   /* backward */
     void* grad_x;              /* of the type of x; null: not wanted */
     float *grad_weight, *grad_bias; /* grad_bias: null without a bias */

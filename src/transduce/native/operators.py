@@ -234,7 +234,7 @@ class _LinearCall(ctypes.Structure):
         ("activation", ctypes.c_int32),
         ("p", ctypes.c_float),
         ("seed", ctypes.c_uint64),
-        *((name, ctypes.c_void_p) for name in ("weight", "bias", "output", "before")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "output", "slope")),
         *((name, ctypes.c_void_p) for name in ("grad_output", "grad_x", "grad_weight", "grad_bias")),
     ]
 
@@ -260,21 +260,21 @@ class LinearProduct(torch.autograd.Function):
     def forward(ctx, x, weight, bias, dtype, activation, p, seed):  # type: ignore[no-untyped-def]
         x, weight = x.contiguous(), weight.contiguous()
         output = x.new_empty(*x.shape[:-1], len(weight), dtype=dtype)
-        before = torch.empty_like(output) if activation > 0 else None
+        slope = torch.empty_like(output) if activation > 0 else None
         ctx.options = (dtype, activation, p, seed)
-        call = _linear_call(ctx.options, False, x, weight, bias, output, before)
+        call = _linear_call(ctx.options, False, x, weight, bias, output, slope)
         loaded_library().transduce_linear(ctypes.byref(call), n_threads())
-        ctx.save_for_backward(x, weight, bias, output if activation == 0 else None, before)
+        ctx.save_for_backward(x, weight, bias, output if activation == 0 else None, slope)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        x, weight, bias, output, before = ctx.saved_tensors
+        x, weight, bias, output, slope = ctx.saved_tensors
         grad = grad.contiguous()
         grads = [torch.empty_like(x) if ctx.needs_input_grad[0] else None, torch.empty_like(weight)]
         grads.append(None if bias is None else torch.empty_like(bias))
-        call = _linear_call(ctx.options, grad.dtype == torch.bfloat16, x, weight, None, output, before, grad, *grads)
+        call = _linear_call(ctx.options, grad.dtype == torch.bfloat16, x, weight, None, output, slope, grad, *grads)
         loaded_library().transduce_linear_backward(ctypes.byref(call), n_threads())
         return *grads, None, None, None, None
 
