@@ -526,7 +526,7 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
 }
 
 int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double lr, double beta1, double beta2, double epsilon, double weight_decay,
-                       int32_t n_threads) {
+                       double scale, int32_t n_threads) {
     return guarded([&] {
         require_kernels<float>(n_threads);
         std::vector<transduce::AdamTensor> found;
@@ -536,7 +536,7 @@ int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double l
             if (!t.n) continue;
             found.push_back({t.weight, t.grad, t.mean, t.square, t.step, t.n});
         }
-        transduce::adam(found.data(), int64_t(found.size()), {lr, beta1, beta2, epsilon, weight_decay}, n_threads);
+        transduce::adam(found.data(), int64_t(found.size()), {lr, beta1, beta2, epsilon, weight_decay, scale}, n_threads);
     });
 }
 

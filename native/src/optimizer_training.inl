@@ -8,10 +8,10 @@ using transduce::AdamTensor;
 // Numbers [first, last) of a tensor.
 void adam_numbers(const AdamTensor& tensor, const AdamFactors& f, int64_t first, int64_t last) {
     const Vec mean_kept = splat(f.beta1), mean_new = splat(1 - f.beta1), square_kept = splat(f.beta2), square_new = splat(1 - f.beta2);
-    const Vec weight_kept = splat(f.weight_kept), rate = splat(-f.rate), root = splat(f.root), epsilon = splat(f.epsilon);
+    const Vec weight_kept = splat(f.weight_kept), rate = splat(-f.rate), root = splat(f.root), epsilon = splat(f.epsilon), scale = splat(f.scale);
     for (int64_t i = first; i < last; i += W) {
         const int n = last - i < W ? int(last - i) : W;
-        const Vec grad = load_part(tensor.grad + i, n);
+        const Vec grad = load_part(tensor.grad + i, n) * scale;
         const Vec mean = fma(load_part(tensor.mean + i, n), mean_kept, grad * mean_new);
         const Vec square = fma(load_part(tensor.square + i, n), square_kept, grad * grad * square_new);
         const Vec weight = load_part(tensor.weight + i, n) * weight_kept;

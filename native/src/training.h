@@ -194,12 +194,12 @@ struct AdamTensor {
 };
 
 struct AdamOptions {
-    double lr, beta1, beta2, epsilon, weight_decay;
+    double lr, beta1, beta2, epsilon, weight_decay, scale;  // `scale`: of the gradients
 };
 
 // Of one update of a tensor, with the corrections of the moments' bias.
 struct AdamFactors {
-    float beta1, beta2, weight_kept, rate, root, epsilon;
+    float beta1, beta2, weight_kept, rate, root, epsilon, scale;
 };
 
 void adam(const AdamTensor* tensors, int64_t n, const AdamOptions& options, int n_threads);

@@ -29,7 +29,7 @@ void adam(const AdamTensor* tensors, int64_t n, const AdamOptions& options, int 
         const double step = *tensors[i].step += 1;
         factors[i] = {float(options.beta1), float(options.beta2), float(1 - options.lr * options.weight_decay),
                       float(options.lr / (1 - std::pow(options.beta1, step))), float(1 / std::sqrt(1 - std::pow(options.beta2, step))),
-                      float(options.epsilon)};
+                      float(options.epsilon), float(options.scale)};
     }
     const std::vector<Piece> pieces = pieces_of(n, [&](int64_t i) { return tensors[i].n; });
     const auto kernel = training_kernels<float>()->adam_numbers;

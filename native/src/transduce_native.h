@@ -279,9 +279,9 @@ typedef struct transduce_adam_tensor {
     int64_t n;
 } transduce_adam_tensor;
 
-/* One update of Adam with decoupled weight decay. */
+/* One update of Adam with decoupled weight decay, from gradients times `scale`. */
 TRANSDUCE_API int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double lr, double beta1, double beta2, double epsilon,
-                                     double weight_decay, int32_t n_threads);
+                                     double weight_decay, double scale, int32_t n_threads);
 
 /* The norm of all numbers of `n` tensors. */
 TRANSDUCE_API int32_t transduce_norm(const float* const* tensors, const int64_t* sizes, int64_t n, int32_t n_threads, double* norm);

@@ -63,7 +63,7 @@ def load_library() -> ctypes.CDLL | str:
         "residual_backward": [pointer, int32],
         "attend_backward": [pointer, int32],
         "orthogonalize": [pointer, int64, int32, int32, pointer, int32, int32],
-        "adam": [pointer, int64, *[double] * 5, int32],
+        "adam": [pointer, int64, *[double] * 6, int32],
         "norm": [pointer, pointer, int64, int32, pointer],
     }
     for name, types in arguments.items():

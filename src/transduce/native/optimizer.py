@@ -31,13 +31,17 @@ def adam(
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
+    scale: float,
 ) -> None:
-    """An update in place; of each tensor: weights, gradient, its two moments, and the number of updates."""
+    """An update in place; of each tensor: weights, gradient, its two moments, and the number of updates.
+
+    `scale`: factor of the gradients.
+    """
     numbers = array("q")
     for group in tensors:
         numbers.extend(x.data_ptr() for x in group)
         numbers.append(group[0].numel())
-    loaded_library().transduce_adam(address(numbers), len(tensors), lr, *betas, eps, weight_decay, n_threads())
+    loaded_library().transduce_adam(address(numbers), len(tensors), lr, *betas, eps, weight_decay, scale, n_threads())
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:

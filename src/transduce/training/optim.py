@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from transduce.native import operators
 from transduce.native import optimizer as native
 from transduce.native.kernels import kernels_in_use
 from transduce.nn.linear import Linear
-from transduce.runs.shards import sharded_like
+from transduce.runs.shards import shard_of, sharded_like
 
 _EPS = 1e-9  # the paper's
 # Newton-Schulz coefficients of Jordan et al. 2024, as in torch.optim.Muon
@@ -41,14 +41,20 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return x
 
 
+def _scale_gradients(params: Iterable[Tensor], scale: float) -> None:
+    if scale != 1.0:
+        torch._foreach_mul_([shard_of(p.grad) for p in params if p.grad is not None], scale)
+
+
 class Adam(torch.optim.AdamW):
     """PyTorch's AdamW, and with a weight decay of zero its Adam, by our library where it reaches the weights."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the weights."""
+    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
+        """Update the weights from `scale` times the gradients, which may be overwritten."""
         known = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         if not native.reaches([x for params in known for p in params for x in (p, p.grad)]):
+            _scale_gradients((p for params in known for p in params), scale)
             super().step()
             return
         for group, params in zip(self.param_groups, known, strict=True):
@@ -59,7 +65,7 @@ class Adam(torch.optim.AdamW):
             moments = ([self.state[p][name] for name in ("exp_avg", "exp_avg_sq", "step")] for p in params)
             tensors = [(p, p.grad, *state) for p, state in zip(params, moments, strict=True)]
             options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
-            native.adam(tensors, **options)
+            native.adam(tensors, scale=scale, **options)
 
 
 class Muon(torch.optim.Optimizer):
@@ -75,8 +81,9 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "rows": None})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the weights. Overwrites the gradients."""
+    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
+        """Update the weights from `scale` times the gradients, which are overwritten."""
+        _scale_gradients((p for group in self.param_groups for p in group["params"]), scale)
         stacks: dict[tuple[int, int], list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
@@ -105,29 +112,27 @@ class Muon(torch.optim.Optimizer):
 class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers with disjoint parameters as one."""
 
-    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, parts: Sequence[Adam | Muon]) -> None:
         self.parts = list(parts)
         super().__init__([group for part in parts for group in part.param_groups], {})
         self.param_groups = [group for part in parts for group in part.param_groups]
         for part in parts:
             part.state = self.state
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the weights."""
+    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
+        """Update the weights from `scale` times the gradients, which are overwritten."""
         for part in self.parts:
-            part.step()
+            part.step(scale=scale)
 
 
-def _build_adam(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+def _build_adam(model: nn.Module, settings: TrainingSettings) -> Adam:
     """Adam as in the paper (5.3): betas 0.9 and 0.98, epsilon 1e-9."""
     lr = resolved(settings.lr, "training.lr")
     groups = [{"params": list(model.parameters()), "peak_lr": lr}]
     return Adam(groups, lr=lr, betas=settings.betas, eps=_EPS, weight_decay=0.0, fused=True)
 
 
-def _build_adamw(
-    model: nn.Module, settings: TrainingSettings, *, without: Collection[int] = ()
-) -> torch.optim.Optimizer:
+def _build_adamw(model: nn.Module, settings: TrainingSettings, *, without: Collection[int] = ()) -> Adam:
     """AdamW with decoupled weight decay on all weights with at least two axes; `without`: ids of parameters."""
     lr = resolved(settings.lr, "training.lr")
     params = [p for p in model.parameters() if id(p) not in without]
@@ -138,7 +143,7 @@ def _build_adamw(
     return Adam([g for g in groups if g["params"]], lr=lr, betas=settings.betas, eps=_EPS, fused=True)
 
 
-def _build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+def _build_muon(model: nn.Module, settings: TrainingSettings) -> CombinedOptimizer:
     """Muon on the matrices of linear layers and recurrent units, AdamW on embeddings, norms and biases."""
     lr = resolved(settings.matrix_lr, "training.matrix_lr")
     by_rows: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
@@ -154,14 +159,14 @@ def _build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Opt
     return CombinedOptimizer([muon, _build_adamw(model, settings, without=taken)])
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingSettings], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingSettings], Adam | CombinedOptimizer]] = {
     "adam": _build_adam,
     "adamw": _build_adamw,
     "muon": _build_muon,
 }
 
 
-def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Adam | CombinedOptimizer:
     """Build `settings.optimizer`. Each parameter group has a `peak_lr`, which the schedule scales.
 
     The settings must be resolved (`transduce.tasks.defaults`).

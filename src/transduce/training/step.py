@@ -33,7 +33,7 @@ from transduce.nn.star import SatelliteAttention
 from transduce.training.graphs import GraphedPasses
 from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
-from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, gradients, name_on_rank
+from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
 
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -182,11 +182,10 @@ class Updater:
 
     def _step(self, grad_norm: float, lr_scale: float) -> None:
         """Clip the gradients and change the weights."""
-        if self.clip_norm and grad_norm > self.clip_norm:
-            torch._foreach_mul_(gradients(self._parameters), self.clip_norm / grad_norm)
+        clips = self.clip_norm and grad_norm > self.clip_norm
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_scale
-        self.optimizer.step()
+        self.optimizer.step(scale=self.clip_norm / grad_norm if clips else 1.0)
 
     def _gradients(
         self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry, dummies: Sequence[TrainingBatch]

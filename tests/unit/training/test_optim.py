@@ -101,6 +101,22 @@ def test_adam_and_adamw_equal_pytorchs_plain_ones(name: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_takes_scaled_gradients(name: str) -> None:
+    found = []
+    for scale in (0.25, 1.0):  # a power of two, which rounds nothing
+        torch.manual_seed(3)
+        model, _ = make()
+        optimizer = build_optimizer(model, settings(optimizer=name))
+        for p in model.parameters():
+            p.grad = torch.randn_like(p) * (0.25 / scale)
+        optimizer.step(scale=scale)
+        found.append([p.detach() for p in model.parameters()])
+    for mine, other in zip(*found, strict=True):
+        assert torch.equal(mine, other)
+
+
 @needs_training_kernels
 def test_the_state_of_adam_is_that_of_pytorchs_with_either_kernels() -> None:
     """A run that began with one may go on with the other; a parameter without a gradient keeps its state."""

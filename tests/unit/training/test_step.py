@@ -49,12 +49,18 @@ def test_an_update_does_not_depend_on_its_micro_batches(optimizer: str, sizes: l
     assert (weights_of(parted) - weights_of(whole)).norm() < (0.1 if optimizer == "muon" else 0.05) * way.norm()
 
 
+class Descent(torch.optim.SGD):
+    def step(self, closure: Any = None, *, scale: float = 1.0) -> None:
+        torch._foreach_mul_([p.grad for group in self.param_groups for p in group["params"]], scale)
+        super().step()
+
+
 def test_the_gradient_is_that_of_the_mean_loss_and_is_clipped_by_its_norm() -> None:
     """Plain gradient descent shows the gradient that the optimizer got."""
     batch = collate(examples(8))
     for clip_norm in (0.0, 0.5, 1e6):
         updater = toys.updater(clip_norm=clip_norm)
-        updater.optimizer = torch.optim.SGD([{"params": list(updater.model.parameters()), "peak_lr": 2.0}], lr=2.0)
+        updater.optimizer = Descent([{"params": list(updater.model.parameters()), "peak_lr": 2.0}], lr=2.0)
         before, model = weights_of(updater), toys.updater().model
         loss = reference(model, batch) / batch.n_targets
         loss.backward()
