@@ -137,6 +137,17 @@ void loss_block(const LossSizes& s, const LossBlock& b) {
     weigh_tokens(s, b, false);
 }
 
+void transpose_rows(const float* const* from, const float* factors, int rows, int width, size_t stride, Number* to) {
+    for (int r = 0; r < rows; r += W)
+        for (int k = 0; k < width; k += W) {
+            Ints part[W];
+            for (int i = 0; i < W; i++) part[i] = from[r + i] ? (Ints)(load_part(from[r + i] + k, width - k) * splat(factors[r + i])) : Ints{};
+            transpose(part);
+            for (int i = 0; i < W && k + i < width; i++) store(to + (k + i) * stride + r, (Vec)part[i]);
+        }
+    round_row(factors, rows, rows, to + width * stride);
+}
+
 // grad [width + 1, 64] of a panel, transposed, += hidden [width + 1, rows] times the exponentials.
 void weight_gradient(const Number* hidden, size_t stride, int width, const Number* exponentials, int rows, float* grad, bool add) {
     const Products products;

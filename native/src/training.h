@@ -217,6 +217,8 @@ struct TrainingKernels {
     float (*square_of)(const float* x, int n);
     float (*pack_panel)(const LossSizes& sizes, const float* weight, int panel, Number* columns, Number* rows, float* sum);
     void (*loss_block)(const LossSizes& sizes, const LossBlock<Number>& block);
+    // to [width + 1, stride]: rows times their factors as columns, and last the factors. `rows`, a multiple of 32, may be null: zeros.
+    void (*transpose_rows)(const float* const* from, const float* factors, int rows, int width, size_t stride, Number* to);
     void (*weight_gradient)(const Number* hidden, size_t stride, int width, const Number* exponentials, int rows, float* grad, bool add);
     void (*unpack_gradient)(const LossSizes& sizes, const float* grad, int panel, const float* less, float* to);
     // Heads that share keys and values, of all sequences; `memory` as training_attention.cpp says.

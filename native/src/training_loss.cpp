@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kChunkBytes = 8 << 20;     // of exponentials that are kept for the gradient of the weights
 constexpr int kChunkRows = 1536;            // at most, if all threads have a block
+constexpr int kSummedColumns = 64;          // of hidden rows, which a thread adds up at once
 
 template <class Number>
 struct Scratch {
@@ -27,8 +28,10 @@ public:
         : call_(call), kernels_(*training_kernels<Number>()), sizes_{call.width, call.vocabulary}, n_threads_(n_threads) {}
 
     Loss run() {
-        for (int64_t i = 0; i < call_.rows; i++)
+        for (int64_t i = 0; i < call_.rows; i++) {
             if (call_.gold[i] != call_.pad) kept_.push_back(i);
+            else if (call_.grad_hidden) std::fill_n(call_.grad_hidden + i * call_.width, call_.width, 0.f);
+        }
         pack_weight();
         const int n = int(kept_.size());
         block_rows_ = rows_at_once(n);
@@ -38,7 +41,6 @@ public:
         hidden_.reset(size_t(chunk_rows_) * sizes_.padded_width());
         results_.resize(kept_.size());
         if (call_.grad_hidden) {
-            std::fill_n(call_.grad_hidden, call_.rows * call_.width, 0.f);
             exponentials_.reset(size_t(chunk_rows_) * sizes_.padded_vocabulary());
             transposed_.reset(size_t(sizes_.width + 1) * chunk_rows_);
             grad_.reset(size_t(sizes_.panels()) * (sizes_.width + 1) * kPanelColumns);
@@ -98,6 +100,7 @@ private:
         Number* hidden = hidden_.data() + size_t(start) * stride;
         int64_t gold[kMostRows];
         float largest[kMostRows * 16], sums[kMostRows * 16], gold_logits[kMostRows], inverse[kMostRows];
+        const float* rows[kMostRows];
         for (int r = 0; r < block_rows_; r++) {
             gold[r] = r < n ? call_.gold[kept_[first + start + r]] : -1;
             if (r < n) kernels_.round_row(hidden_row(first + start + r), sizes_.width, stride, hidden + r * stride);
@@ -120,29 +123,19 @@ private:
             inverse[r] = r < n ? 1 / sums[r] : 0;
             if (r < n) finish_row(first + start + r, gold_logits[r], largest[r], sums[r]);
             if (r < n && call_.grad_hidden) hidden_gradient(first + start + r, gold[r], scratch.products.data() + r * product_stride, inverse[r]);
+            rows[r] = r < n ? hidden_row(first + start + r) : nullptr;
         }
-        if (call_.grad_hidden) transpose_rows(first, start, n, inverse);
+        if (call_.grad_hidden) kernels_.transpose_rows(rows, inverse, block_rows_, sizes_.width, chunk_rows_, transposed_.data() + start);
     }
 
     void finish_row(int row, float logit, float largest, float sum) {
         const double log_z = double(largest) + std::log(double(sum));
-        double mean = bias_sum_;
         const float* hidden = hidden_row(row);
-        for (int k = 0; k < sizes_.width; k++) mean += double(hidden[k]) * weight_sum_[k];
+        double sums[8] = {bias_sum_};
+        for (int k = 0; k < sizes_.width; k++) sums[k % 8] += double(hidden[k]) * weight_sum_[k];
+        const double mean = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
         const double nll = log_z - logit, s = call_.smoothing;
         results_[row] = {(1 - s) * nll - s * (mean / sizes_.vocabulary - log_z), nll, float(std::exp(-nll) - (1 - s))};
-    }
-
-    // Columns of the hidden rows of a block, and one of ones, each row times its factor, which is zero from row n on.
-    void transpose_rows(int first, int start, int n, const float* factors) {
-        float column[kMostRows];
-        for (int k = 0; k <= sizes_.width; k++) {
-            for (int r = 0; r < block_rows_; r++) {
-                const bool is_known = r < n && k < sizes_.width;
-                column[r] = is_known ? hidden_row(first + start + r)[k] * factors[r] : factors[r];
-            }
-            kernels_.round_row(column, block_rows_, block_rows_, &transposed_[size_t(k) * chunk_rows_ + start]);
-        }
     }
 
     void hidden_gradient(int row, int64_t gold, const float* product, float inverse) {
@@ -152,23 +145,29 @@ private:
     }
 
     void finish() {
+        const int padded = int(round_up(sizes_.width, kSummedColumns));
         const float even = call_.smoothing / float(sizes_.vocabulary);
-        std::vector<float> less(round_up(sizes_.width, 16));
-        for (size_t i = 0; i < kept_.size(); i++)
-            for (int k = 0; k < sizes_.width; k++) less[k] += even * hidden_row(int(i))[k];
+        std::vector<float> less(padded);
+        share(padded / kSummedColumns, [&](int part) {
+            const int from = part * kSummedColumns, end = std::min(from + kSummedColumns, sizes_.width);
+            for (size_t i = 0; i < kept_.size(); i++)
+                for (int k = from; k < end; k++) less[k] += even * hidden_row(int(i))[k];
+        });
+        std::vector<std::vector<int>> of_gold(sizes_.panels());
+        for (size_t i = 0; i < kept_.size(); i++) of_gold[call_.gold[kept_[i]] / kPanelColumns].push_back(int(i));
         share(sizes_.panels(), [&](int p) {
             const float* grad = grad_.data() + size_t(p) * (sizes_.width + 1) * kPanelColumns;
             kernels_.unpack_gradient(sizes_, grad, p, less.data(), call_.grad_weight);
             for (int v = p * kPanelColumns; call_.grad_bias && v < std::min((p + 1) * kPanelColumns, sizes_.vocabulary); v++)
                 call_.grad_bias[v] = grad[size_t(sizes_.width) * kPanelColumns + v % kPanelColumns] - even * float(kept_.size());
+            for (const int i : of_gold[p]) {
+                const int64_t gold = call_.gold[kept_[i]];
+                const float factor = results_[i].gold_factor, *hidden = hidden_row(i);
+                float* to = call_.grad_weight + gold * call_.width;
+                for (int k = 0; k < sizes_.width; k++) to[k] += factor * hidden[k];
+                if (call_.grad_bias) call_.grad_bias[gold] += factor;
+            }
         });
-        for (size_t i = 0; i < kept_.size(); i++) {
-            const int64_t gold = call_.gold[kept_[i]];
-            const float factor = results_[i].gold_factor, *hidden = hidden_row(int(i));
-            float* grad = call_.grad_weight + gold * call_.width;
-            for (int k = 0; k < sizes_.width; k++) grad[k] += factor * hidden[k];
-            if (call_.grad_bias) call_.grad_bias[gold] += factor;
-        }
     }
 
     const LossCall& call_;
