@@ -28,14 +28,18 @@ void write_rows(const float* from, size_t stride, int rows, int n, const float* 
 // What follows the product for `n` columns of a block of rows: bias, activation and dropout.
 template <Activation KIND>
 void activate_rows(const LinearCall& call, int64_t first, int rows, int column, int n, const float* product) {
+    const Dropout dropout = call.dropout;  // as far as the compiler knows, a store could change the call's
+    const float* const bias = call.bias ? call.bias + column : nullptr;
+    Number *const output = call.output, *const slope = call.slope;
     for (int r = 0; r < rows; r++, product += kPanelColumns) {
         const int64_t at = (first + r) * call.outputs + column;
         for (int c = 0; c < n; c += W) {
             Vec x = load(product + c);
-            if (call.bias) x = x + load_part(call.bias + column + c, n - c);
+            if (bias) x = x + load_part(bias + c, n - c);
             const Activated y = activated<KIND>(x);
-            store_part(call.output + at + c, n - c, dropped(call.dropout, y.value, uint64_t(at + c)));
-            if (call.slope) store_part(call.slope + at + c, n - c, dropped(call.dropout, y.slope, uint64_t(at + c)));
+            const Vec value = dropped(dropout, y.value, uint64_t(at + c)), change = dropped(dropout, y.slope, uint64_t(at + c));
+            store_part(output + at + c, n - c, value);
+            if (slope) store_part(slope + at + c, n - c, change);
         }
     }
 }
