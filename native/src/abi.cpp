@@ -243,7 +243,7 @@ transduce::ResidualCall<Number> checked(const transduce_residual_call* call, int
     require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 16, "rows or width: out of range");
     require(c.epsilon >= 0, "epsilon: out of range");
     return {c.rows, c.width, c.x, in<Number>(c.update), c.gain, c.shift, c.epsilon, c.rms != 0, dropout_of(c.p, c.seed), c.sum, c.output,
-            c.statistics, out<Number>(c.rounded), c.grad_output, c.normed, in<Number>(c.grad_rounded), c.grad_x,
+            c.statistics, out<Number>(c.rounded), c.grad_output, c.normed, in<Number>(c.grad_rounded), c.grad_kept, c.grad_x,
             out<Number>(c.grad_update), c.grad_gain, c.grad_shift};
 }
 
@@ -490,6 +490,7 @@ int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t
     return guarded([&] {
         require(call && (call->grad_output || call->grad_rounded), "a gradient must not be null");
         require(!call->grad_rounded || (call->is_bf16 && call->grad_x), "grad_rounded: only of a norm in bfloat16");
+        require(!call->grad_kept || call->grad_x, "grad_kept: only with a norm");
         require(call->grad_x ? call->gain && call->statistics && call->normed && call->grad_gain : call->grad_update != nullptr,
                 "what is read and written must not be null");
         with_numbers(call, [&](auto number) { transduce::residual_backward(checked<decltype(number)>(call, n_threads), n_threads); });

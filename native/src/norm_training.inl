@@ -60,7 +60,7 @@ void residual_rows_backward(const ResidualCall& call, int64_t first, int64_t las
         for (int k = 0; k < n; k += W) {
             const Vec h = (load_part(z + k, n - k) - splat(mean)) * splat(inverse);
             const Vec e = (norm_gradient(call, at + k, n - k) * load_part(call.gain + k, n - k) - a - h * b) * splat(inverse);
-            store_part(call.grad_x + at + k, n - k, e);
+            store_part(call.grad_x + at + k, n - k, call.grad_kept ? e + load_part(call.grad_kept + at + k, n - k) : e);
             if (call.grad_update) store_part(call.grad_update + at + k, n - k, dropped(call.dropout, e, at + k));
         }
     }

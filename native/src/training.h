@@ -128,6 +128,7 @@ struct ResidualCall {
     Number* rounded;             // the norm once more; null: not wanted
     const float *grad_output, *normed;  // backward: `normed` is what the norm has read
     const Number* grad_rounded;  // this or grad_output may be null
+    const float* grad_kept;      // of x where it is used beside the norm; null: it is not
     float* grad_x;               // null: without a norm, where it is grad_output
     Number* grad_update;
     float *grad_gain, *grad_shift;

@@ -220,6 +220,7 @@ typedef struct {
     void* rounded;             /* the norm in bfloat16, if is_bf16; null: not wanted */
     const float *grad_output, *normed; /* backward: the rest; `normed`: what the norm has read */
     const void* grad_rounded;  /* null: none; then also grad_output may be null */
+    const float* grad_kept;    /* added to grad_x: of x where it is used beside the norm. Null: it is not */
     float* grad_x;             /* null without a norm, where it is grad_output */
     void* grad_update;
     float *grad_gain, *grad_shift;

@@ -74,8 +74,8 @@ class _ResidualCall(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("epsilon", "p")),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_void_p) for name in ("x", "update", "gain", "shift", "sum", "output", "statistics")),
-        *((name, ctypes.c_void_p) for name in ("rounded", "grad_output", "normed", "grad_rounded", "grad_x")),
-        *((name, ctypes.c_void_p) for name in ("grad_update", "grad_gain", "grad_shift")),
+        *((name, ctypes.c_void_p) for name in ("rounded", "grad_output", "normed", "grad_rounded")),
+        *((name, ctypes.c_void_p) for name in ("grad_kept", "grad_x", "grad_update", "grad_gain", "grad_shift")),
     ]
 
 
@@ -93,16 +93,27 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
 
         return triton_residual.add_and_norm(x, update, norm, p)
     seed = new_seed() if p else 0
-    return _with_rounded(*_Residual.apply(x, update, *norm_arguments(norm), (p, seed), _copied_as()))
+    return _with_rounded(*_Residual.apply(x, update, *norm_arguments(norm), (p, seed), _copied_as())[:2])
 
 
 def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[Tensor, "*B D"]:
     """LayerNorm or RMSNorm of x."""
+    return normed_beside(x, norm)[1]
+
+
+def normed_beside(
+    x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm
+) -> tuple[Float[Tensor, "*B D"], Float[Tensor, "*B D"]]:
+    """x, and its LayerNorm or RMSNorm.
+
+    On a CPU, the gradients of the returned x and of the norm are added where the norm's is computed.
+    """
     if x.is_cuda:
         from transduce.native import triton_residual
 
-        return triton_residual.normed(x, norm)
-    return _with_rounded(*_Residual.apply(x, None, *norm_arguments(norm), (0.0, 0), _copied_as()))
+        return x, triton_residual.normed(x, norm)
+    output, copy, kept = _Residual.apply(x, None, *norm_arguments(norm), (0.0, 0), _copied_as())
+    return kept, _with_rounded(output, copy)
 
 
 def _copied_as() -> torch.dtype | None:
@@ -137,7 +148,7 @@ def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
 class _Residual(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, update, gain, shift, epsilon, is_rms, dropout, dtype):  # type: ignore[no-untyped-def]
-        """Return the sum, or its norm and, unless `dtype` is None, a copy of the norm in this type.
+        """Return the sum, or its norm and, unless `dtype` is None, a copy of the norm in this type; and x or its sum, unchanged.
 
         `dropout`: the rate of that of the update, and its seed.
         """
@@ -156,17 +167,20 @@ class _Residual(torch.autograd.Function):
         call = _ResidualCall(*ctx.options, *_pointers(x, update, gain, shift, *written))
         loaded_library().transduce_residual(ctypes.byref(call), n_threads())
         ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
-        return (total if output is None else output), copy
+        return (total if output is None else output), copy, x if update is None else None
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad, grad_rounded):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad, grad_rounded, grad_kept):  # type: ignore[no-untyped-def]
         normed, gain, shift, statistics = ctx.saved_tensors
-        grad, grad_rounded = (None if one is None else one.contiguous() for one in (grad, grad_rounded))
+        if grad is grad_rounded is None:  # the norm is not used
+            return grad_kept, *[None] * 7
+        given = (None if one is None else one.contiguous() for one in (grad, grad_rounded, grad_kept))
+        grad, grad_rounded, grad_kept = given
         dtype = torch.bfloat16 if ctx.options[3] else torch.float32
         grad_update = torch.empty_like(grad_rounded if grad is None else grad, dtype=dtype) if ctx.updates else None
         grads = [None if like is None else torch.empty_like(like) for like in (normed, gain, shift)]
-        read = None, None, gain, shift, None, None, statistics, None, grad, normed, grad_rounded
+        read = None, None, gain, shift, None, None, statistics, None, grad, normed, grad_rounded, grad_kept
         call = _ResidualCall(*ctx.options, *_pointers(*read, grads[0], grad_update, *grads[1:]))
         loaded_library().transduce_residual_backward(ctypes.byref(call), n_threads())
         of_x = grad if normed is None else grads[0]

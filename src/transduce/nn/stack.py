@@ -70,7 +70,8 @@ class PreNorm(PostNorm):
     final_norm = True
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return self._add(x, sublayer(self.norm(x)), None)
+        x, y = operators.normed_beside(x, self.norm) if kernels.computes(self.norm, x) else (x, self.norm(x))
+        return self._add(x, sublayer(y), None)
 
 
 RESIDUALS: dict[str, type[PostNorm]] = {"post": PostNorm, "pre": PreNorm}

@@ -320,6 +320,26 @@ def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float, 
         assert (ours.double() - exactly).norm() <= rounding(ours.dtype) * exactly.norm() + 1e-5
 
 
+@pytest.mark.parametrize("shape", [(1, 3), (7, 9, 40)])
+@pytest.mark.parametrize("of_norm", [0.0, 1.0])
+@pytest.mark.parametrize("name", [name for name in NORMS if name != "none"])
+def test_a_norm_beside_what_it_reads(name: str, of_norm: float, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """As before a sub-layer with a residual connection. Without a gradient of the norm, x has that of the other."""
+    torch.manual_seed(3)
+    norm, grads = NORMS[name](shape[-1]), torch.randn(2, *shape)
+    assert norm is not None
+    x = torch.randn(shape)
+    given, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    kept, output = operators.normed_beside(given, norm)
+    assert torch.equal(kept, x) and torch.equal(output, operators.normed(given, norm))
+    exactly = copy.deepcopy(norm).double()
+    loss = (kept * grads[0]).sum() + (of_norm * (output * grads[1]).sum() if of_norm else 0.0)
+    loss.backward()
+    ((exact * grads[0].double()).sum() + of_norm * (exactly(exact) * grads[1].double()).sum()).backward()
+    assert given.grad is not None and exact.grad is not None
+    torch.testing.assert_close(given.grad.double(), exact.grad, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", [name for name in NORMS if name != "none"])
 def test_norm_without_an_update(name: str) -> None:
     torch.manual_seed(3)
