@@ -479,7 +479,7 @@ int32_t transduce_attend_backward(const transduce_heads_call* call, int32_t n_th
 
 int32_t transduce_residual(const transduce_residual_call* call, int32_t n_threads) {
     return guarded([&] {
-        require(call && call->x && (call->update ? call->sum : call->output), "x, and what is written, must not be null");
+        require(call && (call->update ? call->sum != nullptr : call->x && call->output), "what is read and written must not be null");
         require(!call->output || (call->gain && call->statistics), "a norm needs gain and statistics");
         require(!call->rounded || (call->is_bf16 && call->output), "rounded: only of a norm in bfloat16");
         with_numbers(call, [&](auto number) { transduce::residual(checked<decltype(number)>(call, n_threads), n_threads); });

@@ -8,11 +8,11 @@ void residual_rows(const ResidualCall& call, int64_t first, int64_t last) {
     const int n = call.width;
     for (int64_t r = first; r < last; r++) {
         const uint64_t at = uint64_t(r) * n;
-        const float* x = call.x + at;
+        const float* x = call.x ? call.x + at : nullptr;
         float* sum = call.sum ? call.sum + at : nullptr;
         Vec total = zero();
         for (int k = 0; k < n; k += W) {
-            Vec z = load_part(x + k, n - k);
+            Vec z = x ? load_part(x + k, n - k) : zero();
             if (call.update) z = z + dropped(call.dropout, load_part(call.update + at + k, n - k), at + k);
             if (sum) store_part(sum + k, n - k, z);
             total = total + z;

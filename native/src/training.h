@@ -117,7 +117,7 @@ template <class Number>
 struct ResidualCall {
     int64_t rows;
     int width;
-    const float* x;
+    const float* x;              // null: zeros
     const Number* update;        // null: none
     const float *gain, *shift;   // shift: null: none
     float epsilon;

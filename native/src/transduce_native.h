@@ -213,7 +213,7 @@ typedef struct {
     int32_t width, rms, is_bf16; /* is_bf16: the update, and `rounded` */
     float epsilon, p;          /* p: of dropping */
     uint64_t seed;
-    const float* x;
+    const float* x;            /* null: zeros */
     const void* update;        /* null: none */
     const float *gain, *shift; /* of the norm; shift: null: none */
     float *sum, *output, *statistics; /* sum: null without an update; output and statistics [rows, 2]: null without a norm */

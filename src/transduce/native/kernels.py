@@ -135,6 +135,11 @@ def norms(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.numel() > 0 and dtype_in_use() is not None
 
 
+def drops(x: Tensor) -> bool:
+    """Whether `dropped` drops numbers of x."""
+    return x.device.type == "cpu" and norms(x)
+
+
 def computes(norm: nn.Module, x: Tensor) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
     """Whether `normed_beside` computes this norm."""
     return isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and not _has_hooks(norm) and norms(x)

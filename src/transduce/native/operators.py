@@ -96,6 +96,11 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
     return _with_rounded(*_Residual.apply(x, update, *norm_arguments(norm), (p, seed), _copied_as())[:2])
 
 
+def dropped(x: Float[Tensor, "*B D"], p: float) -> Float[Tensor, "*B D"]:
+    """dropout(x) of float32 numbers on a CPU."""
+    return _Residual.apply(None, x, *norm_arguments(None), (p, new_seed()), None)[0]
+
+
 def normed(x: Float[Tensor, "*B D"], norm: nn.LayerNorm | nn.RMSNorm) -> Float[Tensor, "*B D"]:
     """LayerNorm or RMSNorm of x."""
     return normed_beside(x, norm)[1]
@@ -148,20 +153,19 @@ def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
 class _Residual(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, update, gain, shift, epsilon, is_rms, dropout, dtype):  # type: ignore[no-untyped-def]
-        """Return the sum, or its norm and, unless `dtype` is None, a copy of the norm in this type; and x or its sum, unchanged.
+        """Return the sum, or its norm and, unless `dtype` is None, a copy of the norm in this type.
 
-        `dropout`: the rate of that of the update, and its seed.
+        Without an update, x is returned too. `dropout`: the rate of that of the update, and its seed.
         """
-        x = x.contiguous()
-        rows, total = x.numel() // x.shape[-1], x
-        if update is not None:
-            update, total = update.contiguous(), torch.empty_like(x)
+        x, update = (None if one is None else one.contiguous() for one in (x, update))
+        like = update if x is None else x
+        rows, total = like.numel() // like.shape[-1], x if update is None else torch.empty_like(like)
         output = statistics = copy = None
         if gain is not None:
-            output, statistics = torch.empty_like(x), x.new_empty(rows, 2)
-            copy = None if dtype is None else torch.empty_like(x, dtype=dtype)
+            output, statistics = torch.empty_like(like), like.new_empty(rows, 2)
+            copy = None if dtype is None else torch.empty_like(like, dtype=dtype)
         is_bf16 = (dtype if update is None else update.dtype) == torch.bfloat16
-        ctx.updates, ctx.options = update is not None, (rows, x.shape[-1], is_rms, is_bf16, epsilon, *dropout)
+        ctx.updates, ctx.options = update is not None, (rows, like.shape[-1], is_rms, is_bf16, epsilon, *dropout)
         ctx.set_materialize_grads(False)
         written = None if update is None else total, output, statistics, copy
         call = _ResidualCall(*ctx.options, *_pointers(x, update, gain, shift, *written))
@@ -183,7 +187,7 @@ class _Residual(torch.autograd.Function):
         read = None, None, gain, shift, None, None, statistics, None, grad, normed, grad_rounded, grad_kept
         call = _ResidualCall(*ctx.options, *_pointers(*read, grads[0], grad_update, *grads[1:]))
         loaded_library().transduce_residual_backward(ctypes.byref(call), n_threads())
-        of_x = grad if normed is None else grads[0]
+        of_x = (grad if ctx.needs_input_grad[0] else None) if normed is None else grads[0]
         return of_x, grad_update, grads[1], grads[2], None, None, None, None
 
 

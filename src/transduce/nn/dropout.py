@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from transduce.native import kernels, operators
+
 _BITS = 15  # resolution of the drop probability
 
 
@@ -38,10 +40,12 @@ class Dropout(nn.Dropout):
             return x
         if x.device.type != "cpu":  # where torch's own is faster
             return nn.functional.dropout(x, self.p)
+        if kernels.drops(x):
+            return operators.dropped(x, self.p)
         return x * keep_factors(x, self.p).to(x.dtype)
 
     def add(self, x: Tensor, update: Tensor) -> Tensor:
         """`x + dropout(update)` in one pass, with x's dtype, for residual connections."""
-        if not self.rate or x.device.type != "cpu":
+        if not self.rate or x.device.type != "cpu" or kernels.drops(update):
             return x + self(update)
         return torch.addcmul(x, update.to(x.dtype), keep_factors(update, self.p).to(x.dtype))

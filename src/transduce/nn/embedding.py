@@ -18,7 +18,11 @@ class SegmentEmbedding(nn.Embedding):
 
     def forward(self, segments: Int[Tensor, "B T"] | None) -> Float[Tensor, "*T D"]:
         """The vector of each token's segment; without segments that of segment 0, [D]."""
-        return self.weight[0] if segments is None else super().forward(segments)
+        if segments is None:
+            return self.weight[0]
+        if kernels.embeds(self, segments):
+            return operators.embedding(segments, self.weight, None, 1.0, 0.0)
+        return super().forward(segments)
 
 
 class TokenEmbedding(nn.Module):
@@ -58,14 +62,15 @@ class TokenEmbedding(nn.Module):
         """
         if self.alias is not None:
             ids = ids.masked_fill(ids == self.alias[0], self.alias[1])
-        is_plain = more is None and positions is None and isinstance(self.norm, nn.Identity)
-        if is_plain and kernels.embeds(self.table, ids):
+        if positions is None and kernels.embeds(self.table, ids):
             vectors = self.positions.vectors(ids.shape[1], offset=offset, device=ids.device)
-            return operators.embedding(ids, self.table.weight, vectors, self.scale, self.dropout.rate)
-        x = self.table(ids) * self.scale
-        x = x if more is None else x + more
-        x = self.positions.add(x, offset, positions)
-        return self.dropout(self.norm(x))
+            is_all = more is None and isinstance(self.norm, nn.Identity)
+            x = operators.embedding(ids, self.table.weight, vectors, self.scale, self.dropout.rate if is_all else 0.0)
+            if is_all:
+                return x
+        else:
+            x = self.positions.add(self.table(ids) * self.scale, offset, positions)
+        return self.dropout(self.norm(x if more is None else x + more))
 
 
 class VectorEmbedding(nn.Module):

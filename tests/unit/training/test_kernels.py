@@ -23,6 +23,7 @@ from transduce.native import kernels as native
 from transduce.native import operators
 from transduce.native.attention import attend, projected_heads
 from transduce.native.library import loaded_library
+from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.masks import HIDDEN
 from transduce.training.loss import predict_tokens
@@ -318,6 +319,21 @@ def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float, 
     for ours, again, exactly in zip(*found, [expected, *(one.grad for one in exact), *own], strict=True):
         assert torch.equal(ours, again)
         assert (ours.double() - exactly).norm() <= rounding(ours.dtype) * exactly.norm() + 1e-5
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 3), (7, 9, 40)])
+def test_dropout(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Of float32 numbers, whatever the products are of; the gradient is dropped in the same places."""
+    torch.manual_seed(4)
+    x, grad, dropout = torch.randn(shape, requires_grad=True), torch.randn(shape), Dropout(0.3)
+    state = torch.get_rng_state()
+    output = dropout(x)
+    output.backward(grad)
+    torch.set_rng_state(state)
+    factors = dropout(torch.ones(shape))
+    assert set(factors.unique().tolist()) <= {0.0, float(torch.tensor(1 / 0.7))}
+    assert output.dtype == torch.float32 and torch.equal(output, x * factors)
+    assert x.grad is not None and torch.equal(x.grad, grad * factors)
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (7, 9, 40)])
