@@ -42,13 +42,15 @@ _Options = tuple[bool, float, int]  # causal, dropout, and its seed
 
 
 def _heads_call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, options: _Options) -> _HeadsCall:
-    call = _HeadsCall(len(query), query.shape[1], key.shape[1], query.shape[2], key.shape[2])
-    call.width, call.value_width, call.scale = query.shape[3], value.shape[3], query.shape[3] ** -0.5
-    call.causal, call.p, call.seed = options
-    call.is_bf16 = query.dtype == torch.bfloat16
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        setattr(call, name, x.data_ptr())
-        setattr(call, f"{name}_strides", x.stride()[:3])
+    batch, n_heads, n_queries, width = query.shape
+    causal, p, seed = options
+    sizes = batch, n_heads, key.shape[1], n_queries, key.shape[2], width, value.shape[3]
+    given = query, key, value
+    call = _HeadsCall(
+        *(*sizes, causal, query.dtype == torch.bfloat16, width**-0.5, p, seed),
+        *(x.data_ptr() for x in given),
+        *(x.stride()[:3] for x in given),
+    )
     if bias is not None:
         call.bias = bias.data_ptr()
         shape = zip(bias.shape[:3], bias.stride()[:3], strict=True)
@@ -65,10 +67,6 @@ def empty_heads(like: Tensor, width: int) -> Tensor:
     """[B, H, T, width] in the order [B, T, H, width], in which heads are merged without a copy."""
     batch, heads, length = like.shape[:3]
     return like.new_empty(batch, length, heads, width).transpose(1, 2)
-
-
-def _place(x: Tensor) -> tuple[object, object]:
-    return x.storage_offset(), x.stride()
 
 
 def _empty_gradients(*tensors: Tensor) -> list[Tensor]:
@@ -98,8 +96,8 @@ class _ProjectedHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, dtype, rows, heads):  # type: ignore[no-untyped-def]
         whole = LinearProduct.forward(ctx, x, weight, bias, dtype, -1, 0.0, 0)
-        ctx.shape, ctx.rows, ctx.heads = whole.shape, rows, heads
-        return heads_of(whole, rows, heads)
+        ctx.shape, ctx.places = whole.shape, _places_of_heads(whole.shape, rows, heads)
+        return tuple(whole.as_strided(*place) for place in ctx.places)
 
     @staticmethod
     @once_differentiable
@@ -111,15 +109,26 @@ def _merged(ctx: Any, grads: Sequence[Tensor]) -> Float[Tensor, "B T D"]:
     """The gradients of all heads side by side, without a copy if they are in their places."""
     storage, n = grads[0].untyped_storage(), math.prod(ctx.shape)
     if storage.nbytes() == n * grads[0].element_size():  # perhaps of `_empty_gradients`
-        whole = grads[0].as_strided((n,), (1,), 0).view(ctx.shape)
-        parts = heads_of(whole, ctx.rows, ctx.heads)
-        same = (grad.untyped_storage().data_ptr() == storage.data_ptr() for grad in grads)
-        if all(same) and list(map(_place, grads)) == list(map(_place, parts)):
-            return whole
+        same = all(grad.untyped_storage().data_ptr() == storage.data_ptr() for grad in grads)
+        if same and [(grad.shape, grad.stride(), grad.storage_offset()) for grad in grads] == ctx.places:
+            return grads[0].as_strided((n,), (1,), 0).view(ctx.shape)
     whole = grads[0].new_empty(ctx.shape)
-    for part, grad in zip(heads_of(whole, ctx.rows, ctx.heads), grads, strict=True):
-        part.copy_(grad)
+    for place, grad in zip(ctx.places, grads, strict=True):
+        whole.as_strided(*place).copy_(grad)
     return whole
+
+
+def _places_of_heads(
+    shape: torch.Size, rows: Sequence[int], heads: Sequence[int]
+) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """Shape, strides and offset in a contiguous [B, T, D] of what `heads_of` returns: one call of PyTorch each."""
+    batch, length, width = shape
+    found: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
+    offset = 0
+    for n, part in zip(heads, rows, strict=True):
+        found.append(((batch, n, length, part // n), (length * width, part // n, width, 1), offset))
+        offset += part
+    return found
 
 
 def heads_of(x: Float[Tensor, "B T D"], rows: Sequence[int], heads: Sequence[int]) -> tuple[Tensor, ...]:
