@@ -541,6 +541,19 @@ int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double l
     });
 }
 
+int32_t transduce_momentum(const transduce_momentum_tensor* tensors, int64_t n, float momentum, float weight_kept, float scale, int32_t n_threads) {
+    return guarded([&] {
+        require_kernels<float>(n_threads);
+        std::vector<transduce::MomentumTensor> found;
+        for (int64_t i = 0; i < n; i++) {
+            const transduce_momentum_tensor& t = tensors[i];
+            require(t.n == 0 || (t.n > 0 && t.weight && t.grad && t.mean), "tensors: numbers must not be null");
+            found.push_back({t.weight, t.grad, t.mean, t.n});
+        }
+        transduce::momentum(found.data(), n, {momentum, weight_kept, scale}, n_threads);
+    });
+}
+
 int32_t transduce_norm(const float* const* tensors, const int64_t* sizes, int64_t n, int32_t n_threads, double* norm) {
     return guarded([&] {
         require_kernels<float>(n_threads);

@@ -205,6 +205,18 @@ struct AdamFactors {
 
 void adam(const AdamTensor* tensors, int64_t n, const AdamOptions& options, int n_threads);
 
+// A matrix that Muon changes: its gradient becomes (1 - momentum) gradient + momentum mean.
+struct MomentumTensor {
+    float *weight, *grad, *mean;
+    int64_t n;
+};
+
+struct MomentumCall {
+    float momentum, weight_kept, scale;  // `weight_kept`: factor of the weights; `scale`: of the gradients
+};
+
+void momentum(const MomentumTensor* tensors, int64_t n, const MomentumCall& call, int n_threads);
+
 // That of all numbers of `n` tensors.
 double norm(const float* const* tensors, const int64_t* sizes, int64_t n, int n_threads);
 
@@ -240,6 +252,7 @@ struct TrainingKernels {
     void (*position_gradient)(const EmbeddingCall& call, int64_t position);
     void (*orthogonalize_matrix)(const OrthogonalizeCall& call, int64_t matrix, float* memory);
     void (*adam_numbers)(const AdamTensor& tensor, const AdamFactors& factors, int64_t first, int64_t last);
+    void (*momentum_numbers)(const MomentumCall& call, const MomentumTensor& tensor, int64_t first, int64_t last);
     double (*sum_of_squares)(const float* numbers, int64_t n);
 };
 #if defined(__x86_64__)

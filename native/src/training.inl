@@ -29,7 +29,7 @@ constexpr transduce::TrainingKernels<Number> kTraining = {
     round_row, square_of, pack_panel, loss_block, transpose_rows, weight_gradient, unpack_gradient, attend_groups,
     pack_weight_columns, pack_weight_rows, linear_rows, linear_rows_backward, weight_rows_gradient,
     residual_rows, residual_rows_backward, dropout_rows_backward, embedding_rows, embedding_gradient, position_gradient, orthogonalize_matrix,
-    adam_numbers, sum_of_squares,
+    adam_numbers, momentum_numbers, sum_of_squares,
 };
 
 }  // namespace

@@ -284,6 +284,17 @@ typedef struct transduce_adam_tensor {
 TRANSDUCE_API int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double lr, double beta1, double beta2, double epsilon,
                                      double weight_decay, double scale, int32_t n_threads);
 
+/* A float32 matrix for transduce_momentum: its weights, its gradient, which becomes (1 - momentum) gradient + momentum mean, and the running
+ * mean of the gradient. */
+typedef struct transduce_momentum_tensor {
+    float *weight, *grad, *mean;
+    int64_t n;
+} transduce_momentum_tensor;
+
+/* Nesterov's momentum with gradients times `scale`; weights are multiplied by `weight_kept`. */
+TRANSDUCE_API int32_t transduce_momentum(const transduce_momentum_tensor* tensors, int64_t n, float momentum, float weight_kept, float scale,
+                                         int32_t n_threads);
+
 /* The norm of all numbers of `n` tensors. */
 TRANSDUCE_API int32_t transduce_norm(const float* const* tensors, const int64_t* sizes, int64_t n, int32_t n_threads, double* norm);
 

@@ -40,6 +40,7 @@ def load_library() -> ctypes.CDLL | str:
         return f"{path} is of another version; install transduce again"
     library.transduce_last_error.restype = library.transduce_isa.restype = ctypes.c_char_p
     pointer, int32, int64, double = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
+    real = ctypes.c_float
     arguments = {
         "model_new": [pointer, pointer, int64, pointer],
         "queue_new": [pointer, int32, double, pointer],
@@ -64,6 +65,7 @@ def load_library() -> ctypes.CDLL | str:
         "attend_backward": [pointer, int32],
         "orthogonalize": [pointer, int64, int32, int32, pointer, int32, int32],
         "adam": [pointer, int64, *[double] * 6, int32],
+        "momentum": [pointer, int64, real, real, real, int32],
         "norm": [pointer, pointer, int64, int32, pointer],
     }
     for name, types in arguments.items():

@@ -1,4 +1,4 @@
-"""Adam and the norm of gradients by the C++ library: one pass over all numbers, divided among threads."""
+"""Adam, Muon's momentum and the norm of gradients by the C++ library: one pass over all numbers, in all threads."""
 
 from __future__ import annotations
 
@@ -37,11 +37,29 @@ def adam(
 
     `scale`: factor of the gradients.
     """
-    numbers = array("q")
-    for group in tensors:
-        numbers.extend(x.data_ptr() for x in group)
-        numbers.append(group[0].numel())
+    numbers = _addresses(tensors)
     loaded_library().transduce_adam(address(numbers), len(tensors), lr, *betas, eps, weight_decay, scale, n_threads())
+
+
+def momentum(
+    tensors: Sequence[tuple[Tensor, Tensor, Tensor]], *, momentum: float, weight_kept: float, scale: float
+) -> None:
+    """Nesterov's momentum in place; of each matrix: weights, gradient and its running mean.
+
+    The gradient, times `scale`, becomes (1 - momentum) gradient + momentum mean. The weights are multiplied by
+    `weight_kept`.
+    """
+    numbers = _addresses(tensors)
+    loaded_library().transduce_momentum(address(numbers), len(tensors), momentum, weight_kept, scale, n_threads())
+
+
+def _addresses(tensors: Sequence[tuple[Tensor, ...]]) -> array[int]:
+    """Where the numbers of each tuple are, and how many."""
+    found = array("q")
+    for group in tensors:
+        found.extend(x.data_ptr() for x in group)
+        found.append(group[0].numel())
+    return found
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:

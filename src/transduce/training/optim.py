@@ -83,7 +83,6 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
         """Update the weights from `scale` times the gradients, which are overwritten."""
-        _scale_gradients((p for group in self.param_groups for p in group["params"]), scale)
         stacks: dict[tuple[int, int], list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
@@ -94,9 +93,15 @@ class Muon(torch.optim.Optimizer):
                 if not self.state[p]:
                     self.state[p]["momentum"] = torch.zeros_like(p)
             momenta = [self.state[p]["momentum"] for p in params]
-            torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
-            torch._foreach_lerp_(grads, momenta, group["momentum"])  # Nesterov; overwrites the gradients
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            kept = 1 - group["lr"] * group["weight_decay"]
+            if native.reaches([*params, *grads, *momenta]):
+                tensors = list(zip(params, grads, momenta, strict=True))
+                native.momentum(tensors, momentum=group["momentum"], weight_kept=kept, scale=scale)
+            else:
+                _scale_gradients(params, scale)
+                torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+                torch._foreach_lerp_(grads, momenta, group["momentum"])  # Nesterov; overwrites the gradients
+                torch._foreach_mul_(params, kept)
             for p, g in zip(params, grads, strict=True):
                 rows = group["rows"] or [p.shape[0]]
                 for weight, update in zip(p.split(rows), g.split(rows), strict=True):
