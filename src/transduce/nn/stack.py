@@ -70,8 +70,12 @@ class PreNorm(PostNorm):
     final_norm = True
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        x, y = operators.normed_beside(x, self.norm) if kernels.computes(self.norm, x) else (x, self.norm(x))
-        return self._add(x, sublayer(y), None)
+        x, normed = self._normed(x)
+        return self._add(x, sublayer(normed), None)
+
+    def _normed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x, and its norm."""
+        return operators.normed_beside(x, self.norm) if kernels.computes(self.norm, x) else (x, self.norm(x))
 
 
 RESIDUALS: dict[str, type[PostNorm]] = {"post": PostNorm, "pre": PreNorm}
