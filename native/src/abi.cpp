@@ -530,12 +530,12 @@ int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double l
                        double scale, int32_t n_threads) {
     return guarded([&] {
         require_kernels<float>(n_threads);
+        require(n >= 0 && (tensors || !n), "tensors: must not be null");
         std::vector<transduce::AdamTensor> found;
         for (int64_t i = 0; i < n; i++) {
             const transduce_adam_tensor& t = tensors[i];
             require(t.n == 0 || (t.n > 0 && t.weight && t.grad && t.mean && t.square && t.step), "tensors: numbers must not be null");
-            if (!t.n) continue;
-            found.push_back({t.weight, t.grad, t.mean, t.square, t.step, t.n});
+            if (t.n) found.push_back({t.weight, t.grad, t.mean, t.square, t.step, t.n});
         }
         transduce::adam(found.data(), int64_t(found.size()), {lr, beta1, beta2, epsilon, weight_decay, scale}, n_threads);
     });
@@ -544,20 +544,21 @@ int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double l
 int32_t transduce_momentum(const transduce_momentum_tensor* tensors, int64_t n, float momentum, float weight_kept, float scale, int32_t n_threads) {
     return guarded([&] {
         require_kernels<float>(n_threads);
+        require(n >= 0 && (tensors || !n), "tensors: must not be null");
         std::vector<transduce::MomentumTensor> found;
         for (int64_t i = 0; i < n; i++) {
             const transduce_momentum_tensor& t = tensors[i];
             require(t.n == 0 || (t.n > 0 && t.weight && t.grad && t.mean), "tensors: numbers must not be null");
-            found.push_back({t.weight, t.grad, t.mean, t.n});
+            if (t.n) found.push_back({t.weight, t.grad, t.mean, t.n});
         }
-        transduce::momentum(found.data(), n, {momentum, weight_kept, scale}, n_threads);
+        transduce::momentum(found.data(), int64_t(found.size()), {momentum, weight_kept, scale}, n_threads);
     });
 }
 
 int32_t transduce_norm(const float* const* tensors, const int64_t* sizes, int64_t n, int32_t n_threads, double* norm) {
     return guarded([&] {
         require_kernels<float>(n_threads);
-        require(norm, "norm must not be null");
+        require(norm && n >= 0 && ((tensors && sizes) || !n), "tensors, sizes and norm must not be null");
         for (int64_t i = 0; i < n; i++) require(sizes[i] == 0 || (sizes[i] > 0 && tensors[i]), "tensors: numbers must not be null");
         *norm = transduce::norm(tensors, sizes, n, n_threads);
     });

@@ -132,7 +132,7 @@ struct QueryVector {
 
     QueryVector(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block, int at)
         : keys(block.keys), clear(call.causal ? std::min(block.first + at + 1, keys) : keys), scores(h.scores + size_t(at) * h.keys),
-          bias(!call.bias || is_shared(call) ? block.of(call.bias, call.bias_strides) : h.bias + size_t(at) * h.keys), shares_bias(is_shared(call)), weight(block.weight(call, at)), queries(call.queries) {}
+          bias(!call.bias ? nullptr : is_shared(call) ? block.of(call.bias, call.bias_strides) : h.bias + size_t(at) * h.keys), shares_bias(is_shared(call)), weight(block.weight(call, at)), queries(call.queries) {}
 
     // x, or `hidden` for queries that do not see key s.
     Vec seen(int s, Vec x, Vec hidden) const { return s < clear ? x : first_lanes(hidden, s - clear + 1, x); }

@@ -136,13 +136,19 @@ def norms(x: Tensor) -> bool:
 
 
 def drops(x: Tensor) -> bool:
-    """Whether `dropped` drops numbers of x."""
-    return x.device.type == "cpu" and norms(x)
+    """Whether `dropped` drops numbers of x: in rows that a vector fills."""
+    return x.device.type == "cpu" and norms(x) and x.dim() > 0 and 16 <= x.shape[-1] <= 1 << 16
 
 
 def computes(norm: nn.Module, x: Tensor) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
-    """Whether `normed_beside` computes this norm."""
-    return isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and not _has_hooks(norm) and norms(x)
+    """Whether `normed_beside` computes this norm of x."""
+    return _has_gain(norm) and not _has_hooks(norm) and norms(x)
+
+
+def _has_gain(norm: nn.Module) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
+    """Whether this is a norm of one axis with a gain and an epsilon."""
+    is_norm = isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and len(norm.normalized_shape) == 1
+    return is_norm and norm.weight is not None and norm.eps is not None
 
 
 def embeds(table: nn.Module, ids: Tensor) -> TypeGuard[nn.Embedding]:
@@ -191,4 +197,4 @@ def _is_plain(bias: object, key: Tensor) -> bool:
 def residual_in_use(x: Tensor, update: Tensor, norm: nn.Module | None) -> bool:
     """Whether `add_and_norm` adds this update to x, and computes this norm of the sum."""
     in_use = norms(update) if x.is_cuda else x.dtype == torch.float32 and in_use_for(update)
-    return in_use and (norm is None or not _has_hooks(norm))
+    return in_use and (norm is None or (_has_gain(norm) and not _has_hooks(norm)))

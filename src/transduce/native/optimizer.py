@@ -14,7 +14,7 @@ from transduce.native.library import address, loaded_library
 
 
 def reaches(tensors: Sequence[Tensor]) -> bool:
-    """Whether the library computes with these."""
+    """Whether the library can read and change these tensors where they are."""
     return kernels_in_use(torch.float32) != "torch" and all(
         type(x) in (Tensor, torch.nn.Parameter)
         and x.dtype == torch.float32
@@ -33,7 +33,7 @@ def adam(
     weight_decay: float,
     scale: float,
 ) -> None:
-    """An update in place; of each tensor: weights, gradient, its two moments, and the number of updates.
+    """Update in place; each tuple: weights, gradient, its two moments, and the number of updates.
 
     `scale`: factor of the gradients.
     """
@@ -54,7 +54,8 @@ def momentum(
 
 
 def _addresses(tensors: Sequence[tuple[Tensor, ...]]) -> array[int]:
-    """Where the numbers of each tuple are, and how many."""
+    """Where the numbers of each tuple are, and how many. The first tensor will be changed."""
+    torch.autograd.graph.increment_version([group[0] for group in tensors])  # as other changes in place do
     found = array("q")
     for group in tensors:
         found.extend(x.data_ptr() for x in group)
@@ -67,4 +68,4 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
     pointers, sizes = array("q", (x.data_ptr() for x in tensors)), array("q", (x.numel() for x in tensors))
     found = ctypes.c_double()
     loaded_library().transduce_norm(address(pointers), address(sizes), len(tensors), n_threads(), ctypes.byref(found))
-    return torch.tensor(found.value)
+    return torch.tensor(found.value, dtype=torch.float32)

@@ -46,6 +46,8 @@ class Dropout(nn.Dropout):
 
     def add(self, x: Tensor, update: Tensor) -> Tensor:
         """`x + dropout(update)` in one pass, with x's dtype, for residual connections."""
-        if not self.rate or x.device.type != "cpu" or kernels.drops(update):
+        if not self.rate or x.device.type != "cpu":
             return x + self(update)
+        if kernels.drops(x) and kernels.drops(update):
+            return operators.add_and_norm(x, update, None, self.rate)
         return torch.addcmul(x, update.to(x.dtype), keep_factors(update, self.p).to(x.dtype))

@@ -42,6 +42,9 @@ NORMS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+_KNOWN = (LayerNorm, RMSNorm, nn.LayerNorm, nn.RMSNorm)  # a subclass may compute something else
+
+
 class PostNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))): the paper's (3.1, 5.4)."""
 
@@ -58,7 +61,7 @@ class PostNorm(nn.Module):
 
     def _add(self, x: Tensor, update: Tensor, norm: nn.Module | None) -> Tensor:
         """x + Dropout(update), and the norm of that, if there is one."""
-        if kernels.residual_in_use(x, update, norm):
+        if (norm is None or type(norm) in _KNOWN) and kernels.residual_in_use(x, update, norm):
             return operators.add_and_norm(x, update, norm, self.dropout.rate)
         total = self.dropout.add(x, update)
         return total if norm is None else norm(total)
@@ -75,7 +78,9 @@ class PreNorm(PostNorm):
 
     def _normed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x, and its norm."""
-        return operators.normed_beside(x, self.norm) if kernels.computes(self.norm, x) else (x, self.norm(x))
+        if type(self.norm) in _KNOWN and kernels.computes(self.norm, x):
+            return operators.normed_beside(x, self.norm)
+        return x, self.norm(x)
 
 
 RESIDUALS: dict[str, type[PostNorm]] = {"post": PostNorm, "pre": PreNorm}

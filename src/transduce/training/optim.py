@@ -42,8 +42,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def _scale_gradients(params: Iterable[Tensor], scale: float) -> None:
-    if scale != 1.0:
-        torch._foreach_mul_([shard_of(p.grad) for p in params if p.grad is not None], scale)
+    grads = [shard_of(p.grad) for p in params if p.grad is not None]
+    if scale != 1.0 and grads:
+        torch._foreach_mul_(grads, scale)
 
 
 class Adam(torch.optim.AdamW):
@@ -53,7 +54,8 @@ class Adam(torch.optim.AdamW):
     def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
         """Update the weights from `scale` times the gradients, which may be overwritten."""
         known = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        if not native.reaches([x for params in known for p in params for x in (p, p.grad)]):
+        has_more = any(group["amsgrad"] or group["maximize"] for group in self.param_groups)
+        if has_more or not native.reaches([x for params in known for p in params for x in (p, p.grad)]):
             _scale_gradients((p for params in known for p in params), scale)
             super().step()
             return
@@ -61,7 +63,7 @@ class Adam(torch.optim.AdamW):
             for p in params:
                 if not self.state[p]:
                     zeros = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
-                    self.state[p] = {"step": torch.zeros(()), **zeros}
+                    self.state[p] = {"step": torch.zeros((), dtype=torch.float32), **zeros}
             moments = ([self.state[p][name] for name in ("exp_avg", "exp_avg_sq", "step")] for p in params)
             tensors = [(p, p.grad, *state) for p, state in zip(params, moments, strict=True)]
             options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
@@ -194,8 +196,10 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
         p = params[int(index)]
         if value.shape == p.shape:
             value = sharded_like(value, p)
-        elif value.numel() != 1:
+        elif key != "step":
             raise ValueError(f"{name} is {list(value.shape)}, not {list(p.shape)}")
+        if value.dtype != (expected := torch.float32 if key == "step" else p.dtype):
+            raise ValueError(f"{name} is {value.dtype}, not {expected}")
         # A copy, so that training does not change `tensors`. Fused Adam keeps its step count on the device too.
         optimizer.state[p][key] = value.to(p.device, copy=True)
     parts: dict[frozenset[str], list[set[str]]] = {}  # by the names of the options, which differ between optimizers

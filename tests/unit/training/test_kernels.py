@@ -26,6 +26,7 @@ from transduce.native.library import loaded_library
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.masks import HIDDEN
+from transduce.nn.stack import RESIDUALS
 from transduce.training.loss import predict_tokens
 from transduce.training.step import PRECISIONS, autocast
 
@@ -321,7 +322,7 @@ def test_residual_dropout_and_norm(shape: tuple[int, ...], name: str, p: float, 
         assert (ours.double() - exactly).norm() <= rounding(ours.dtype) * exactly.norm() + 1e-5
 
 
-@pytest.mark.parametrize("shape", [(1,), (1, 3), (7, 9, 40)])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 3), (70, 9, 40), (2, 70_000)])
 def test_dropout(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Of float32 numbers, whatever the products are of; the gradient is dropped in the same places."""
     torch.manual_seed(4)
@@ -331,7 +332,11 @@ def test_dropout(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     output.backward(grad)
     torch.set_rng_state(state)
     factors = dropout(torch.ones(shape))
-    assert set(factors.unique().tolist()) <= {0.0, float(torch.tensor(1 / 0.7))}
+    if factors.numel() > 1000:
+        kept = float((factors != 0).double().mean())
+        assert (
+            abs(kept - 0.7) < 5 * (0.21 / factors.numel()) ** 0.5 + 0.004
+        )  # without kernels, p is met to within 0.4 %
     assert output.dtype == torch.float32 and torch.equal(output, x * factors)
     assert x.grad is not None and torch.equal(x.grad, grad * factors)
 
@@ -354,6 +359,26 @@ def test_a_norm_beside_what_it_reads(name: str, of_norm: float, shape: tuple[int
     ((exact * grads[0].double()).sum() + of_norm * (exactly(exact) * grads[1].double()).sum()).backward()
     assert given.grad is not None and exact.grad is not None
     torch.testing.assert_close(given.grad.double(), exact.grad, rtol=1e-4, atol=1e-5)
+
+
+class Doubled(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize(
+    "norm",
+    [nn.RMSNorm(32), nn.LayerNorm(32, elementwise_affine=False), nn.LayerNorm((3, 32)), Doubled(32), nn.Identity()],
+    ids=repr,
+)
+def test_other_norms_are_pytorchs(norm: nn.Module, residual: str) -> None:
+    layer, x = RESIDUALS[residual](norm), torch.randn(2, 3, 32)
+    found = []
+    for kernels in ("auto", "torch"):
+        native.choose_kernels(kernels)
+        found.append(layer(x, torch.sin))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("name", [name for name in NORMS if name != "none"])
@@ -434,7 +459,7 @@ def test_whole_models_are_as_near_to_float64_as_with_pytorch(name: str, dtype: t
         with torch.autocast("cpu", enabled=False):
             exact = gradient(model, "torch")
         ratios.append(float((ours - exact).norm() / (theirs - exact).norm()))
-    assert statistics.geometric_mean(ratios) <= 1.2
+    assert statistics.geometric_mean(ratios) <= 1.2 and max(ratios) <= 4
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])

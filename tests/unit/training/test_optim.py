@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from transduce.config.kinds import model_settings
 from transduce.config.settings import TrainingSettings
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model
+from transduce.native import optimizer as native
 from transduce.native.kernels import choose_kernels
 from transduce.text.special import BOS, EOS
 from transduce.training.optim import (
@@ -105,16 +107,47 @@ def test_adam_and_adamw_equal_pytorchs_plain_ones(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_takes_scaled_gradients(name: str) -> None:
     found = []
-    for scale in (0.25, 1.0):  # a power of two, which rounds nothing
+    for scales in ((1.0, 0.25), (1.0, 1.0)):  # powers of two, which round nothing
         torch.manual_seed(3)
         model, _ = make()
         optimizer = build_optimizer(model, settings(optimizer=name))
-        for p in model.parameters():
-            p.grad = torch.randn_like(p) * (0.25 / scale)
-        optimizer.step(scale=scale)
-        found.append([p.detach() for p in model.parameters()])
+        for wanted, scale in zip((1.0, 0.25), scales, strict=True):  # first moments do not depend on the scale
+            for p in model.parameters():
+                p.grad = torch.randn_like(p) * (wanted / scale)
+            optimizer.step(scale=scale)
+        found.append([p.detach() for p in model.parameters()] + list(optimizer_tensors(optimizer).values()))
     for mine, other in zip(*found, strict=True):
         assert torch.equal(mine, other)
+
+
+@needs_training_kernels
+def test_the_library_updates_plain_float32_weights() -> None:
+    x = torch.zeros(4, 6)
+    assert native.reaches([x, nn.Parameter(x)]) and native.reaches([])
+    assert not native.reaches([x, x.t()]) and not native.reaches([x.double()]) and not native.reaches([x.bfloat16()])
+    choose_kernels("torch")
+    assert not native.reaches([x])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_clipping_where_only_matrices_have_gradients() -> None:
+    model, _ = make()
+    optimizer = build_optimizer(model, settings(optimizer="muon"))
+    matrix = optimizer.param_groups[0]["params"][0]
+    matrix.grad, before = torch.randn_like(matrix), matrix.detach().clone()
+    optimizer.step(scale=0.5)
+    assert not torch.equal(matrix, before)
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:1].flatten()[:1], lambda x: x.double(), lambda x: x.int()])
+def test_moments_of_another_shape_or_type_are_refused(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model, _ = make()
+    optimizer = build_optimizer(model, settings(optimizer="adam"))
+    walk(optimizer, list(model.parameters()), n_steps=1)
+    saved = optimizer_tensors(optimizer)
+    saved["0.exp_avg"] = change(saved["0.exp_avg"])
+    with pytest.raises(ValueError, match=r"0\.exp_avg is .*, not "):
+        load_optimizer_tensors(optimizer, saved)
 
 
 @needs_training_kernels
