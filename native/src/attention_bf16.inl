@@ -13,7 +13,8 @@ struct Right {
     size_t stride;  // in columns
 };
 
-// c [rows, columns] = a b, added to c if `add`; each W columns of it are `c_next` after those before. Columns: a multiple of 16. On tiles, rows are written up to a multiple of 16.
+// c [rows, columns] = a b, added to c if `add`; each W columns of it are `c_next` after those before. Columns: a multiple of
+// 16. On tiles, rows are written up to a multiple of 16.
 void multiply(const Left& a, int rows, const Right& b, int depth, int columns, float* c, size_t c_stride, bool add = false, size_t c_next = W) {
     multiply_pairs(a.at, a.stride, rows, b.at, b.stride, (depth + 31) / 32 * 32, columns, c, c_stride, add, c_next);
 }

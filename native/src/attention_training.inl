@@ -77,7 +77,8 @@ struct HeadScratch {
 
     HeadScratch(const HeadsCall& call, Memory memory)
         : key(memory, call.keys, call.width, !call.output, false), value(memory, call.keys, call.value_width, call.output, false),
-          query(memory, call.block(), call.width, !call.output, true), grad_output(memory, call.block(), call.value_width, true, true), keys(key.height), queries(query.height), weights(memory, keys, queries),
+          query(memory, call.block(), call.width, !call.output, true),
+          grad_output(memory, call.block(), call.value_width, true, true), keys(key.height), queries(query.height), weights(memory, keys, queries),
           grad_scores(memory, keys, queries) {
         const auto take = [&](int rows, int columns) { return memory.take<float>(size_t(rows) * columns); };
         scores = take(keys, queries), bias = take(keys, queries), grad_weights = take(keys, queries), output = take(queries, value.width);
@@ -132,7 +133,8 @@ struct QueryVector {
 
     QueryVector(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block, int at)
         : keys(block.keys), clear(call.causal ? std::min(block.first + at + 1, keys) : keys), scores(h.scores + size_t(at) * h.keys),
-          bias(!call.bias ? nullptr : is_shared(call) ? block.of(call.bias, call.bias_strides) : h.bias + size_t(at) * h.keys), shares_bias(is_shared(call)), weight(block.weight(call, at)), queries(call.queries) {}
+          bias(!call.bias ? nullptr : is_shared(call) ? block.of(call.bias, call.bias_strides) : h.bias + size_t(at) * h.keys),
+          shares_bias(is_shared(call)), weight(block.weight(call, at)), queries(call.queries) {}
 
     // x, or `hidden` for queries that do not see key s.
     Vec seen(int s, Vec x, Vec hidden) const { return s < clear ? x : first_lanes(hidden, s - clear + 1, x); }
@@ -160,7 +162,7 @@ Vec exponentials(const QueryVector query, float score_scale) {
     return splat(1.f) / sum;
 }
 
-// Puts work(s) for each key s.
+// Puts work(s) for each key s, two keys at a time.
 template <class Work>
 void put_keys(const Weights to, int keys, int at, Work work) {
     int s = 0;
@@ -250,8 +252,8 @@ void attend_groups(const HeadsCall& call, int64_t first, int64_t last, float* me
     const HeadScratch h(call, Memory{memory});
     for (int64_t i = first; i < last; i++) {
         if (i + 1 < last) fetch_group(call, i + 1);
-        const auto attend = call.output ? attend_group : attend_group_backward;
-        attend(call, h, i / call.kv_heads, int(i % call.kv_heads));
+        const auto kernel = call.output ? attend_group : attend_group_backward;
+        kernel(call, h, i / call.kv_heads, int(i % call.kv_heads));
     }
 }
 

@@ -1,4 +1,4 @@
-// A residual connection with dropout and a norm, and their gradients, in one pass each. Included after attention_training.inl.
+// A residual connection with dropout and a norm, and their gradients, in one pass each. Included after dropout.inl.
 
 namespace {
 

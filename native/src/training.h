@@ -151,7 +151,7 @@ struct LinearCall {
     Activation activation;
     Dropout dropout;             // of what is activated
     Number* output;              // [rows, outputs]
-    Number* slope;               // [rows, outputs]: the derivative of the output, for its gradient; null: not wanted. Of ReLU, `output` does
+    Number* slope;               // [rows, outputs]: the derivative of the activation; null: not wanted. ReLU's follows from `output`
     const void* grad_output;     // backward
     void* grad_x;                // of the type of x; null: not wanted
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias
@@ -198,7 +198,7 @@ struct AdamOptions {
     double lr, beta1, beta2, epsilon, weight_decay, scale;  // `scale`: of the gradients
 };
 
-// Of one update of a tensor, with the corrections of the moments' bias.
+// Factors of one update of a tensor, with the corrections of the moments' bias.
 struct AdamFactors {
     float beta1, beta2, weight_kept, rate, root, epsilon, scale;
 };
@@ -217,7 +217,7 @@ struct MomentumCall {
 
 void momentum(const MomentumTensor* tensors, int64_t n, const MomentumCall& call, int n_threads);
 
-// That of all numbers of `n` tensors.
+// The Euclidean norm of all numbers of `n` tensors.
 double norm(const float* const* tensors, const int64_t* sizes, int64_t n, int n_threads);
 
 template <class Number>
@@ -234,7 +234,7 @@ struct TrainingKernels {
     void (*transpose_rows)(const float* const* from, const float* factors, int rows, int width, size_t stride, Number* to);
     void (*weight_gradient)(const Number* hidden, size_t stride, int width, const Number* exponentials, int rows, float* grad, bool add);
     void (*unpack_gradient)(const LossSizes& sizes, const float* grad, int panel, const float* less, float* to);
-    // Heads that share keys and values, of all sequences; `memory` as training_attention.cpp says.
+    // Heads that share keys and values, of all sequences; `memory`: as many floats as scratch_size in training_attention.cpp.
     void (*attend_groups)(const HeadsCall<Number>& call, int64_t first, int64_t last, float* memory);
     void (*pack_weight_columns)(const LinearCall<Number>& call, int panel, Number* to);
     void (*pack_weight_rows)(const LinearCall<Number>& call, int first, Number* to);

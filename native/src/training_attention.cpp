@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kPieceScores = 1 << 16;  // about as many are computed by a thread at once
 
-// Of HeadScratch in attention_training.inl, at most.
+// The floats that HeadScratch in attention_training.inl takes, at most.
 template <class Call>
 size_t scratch_size(const Call& call) {
     const size_t t = round_up(call.block(), 32), s = round_up(call.keys, 32), width = round_up(call.width, 32), value = round_up(call.value_width, 32);
