@@ -215,6 +215,15 @@ void with_numbers(const Call* call, Work work) {
     else work(float());
 }
 
+// Calls `take` for each tensor that has numbers; it returns whether these are there.
+template <class Tensor, class Take>
+void for_each_tensor(const Tensor* tensors, int64_t n, int32_t n_threads, Take take) {
+    require_kernels<float>(n_threads);
+    require(n >= 0 && (tensors || !n), "tensors: must not be null");
+    for (int64_t i = 0; i < n; i++)
+        require(tensors[i].n == 0 || (tensors[i].n > 0 && take(tensors[i])), "tensors: numbers must not be null");
+}
+
 // `fine`: what it writes and reads besides queries, keys and values is there.
 template <class Number>
 transduce::HeadsCall<Number> checked(const transduce_heads_call* call, int32_t n_threads, bool fine) {
@@ -529,28 +538,22 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
 int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double lr, double beta1, double beta2, double epsilon, double weight_decay,
                        double scale, int32_t n_threads) {
     return guarded([&] {
-        require_kernels<float>(n_threads);
-        require(n >= 0 && (tensors || !n), "tensors: must not be null");
         std::vector<transduce::AdamTensor> found;
-        for (int64_t i = 0; i < n; i++) {
-            const transduce_adam_tensor& t = tensors[i];
-            require(t.n == 0 || (t.n > 0 && t.weight && t.grad && t.mean && t.square && t.step), "tensors: numbers must not be null");
-            if (t.n) found.push_back({t.weight, t.grad, t.mean, t.square, t.step, t.n});
-        }
+        for_each_tensor(tensors, n, n_threads, [&](const transduce_adam_tensor& t) {
+            found.push_back({t.weight, t.grad, t.mean, t.square, t.step, t.n});
+            return t.weight && t.grad && t.mean && t.square && t.step;
+        });
         transduce::adam(found.data(), int64_t(found.size()), {lr, beta1, beta2, epsilon, weight_decay, scale}, n_threads);
     });
 }
 
 int32_t transduce_momentum(const transduce_momentum_tensor* tensors, int64_t n, float momentum, float weight_kept, float scale, int32_t n_threads) {
     return guarded([&] {
-        require_kernels<float>(n_threads);
-        require(n >= 0 && (tensors || !n), "tensors: must not be null");
         std::vector<transduce::MomentumTensor> found;
-        for (int64_t i = 0; i < n; i++) {
-            const transduce_momentum_tensor& t = tensors[i];
-            require(t.n == 0 || (t.n > 0 && t.weight && t.grad && t.mean), "tensors: numbers must not be null");
-            if (t.n) found.push_back({t.weight, t.grad, t.mean, t.n});
-        }
+        for_each_tensor(tensors, n, n_threads, [&](const transduce_momentum_tensor& t) {
+            found.push_back({t.weight, t.grad, t.mean, t.n});
+            return t.weight && t.grad && t.mean;
+        });
         transduce::momentum(found.data(), int64_t(found.size()), {momentum, weight_kept, scale}, n_threads);
     });
 }
