@@ -263,7 +263,7 @@ transduce::EmbeddingCall checked(const transduce_embedding_call* call, int32_t n
             "rows, width, vocabulary or length: out of range");
     require(std::all_of(c.ids, c.ids + c.rows, [&](int64_t id) { return 0 <= id && id < c.vocabulary; }), "ids: out of range");
     return {c.rows, c.length, c.width, c.vocabulary, c.ids, c.table, c.positions, c.scale, dropout_of(c.p, c.seed), c.output, c.grad_output,
-            c.grad_table, c.grad_positions};
+            c.grad_table, c.grad_positions, c.adds != 0};
 }
 
 template <class Number>
@@ -535,6 +535,12 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
     });
 }
 
+int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads) {
+    int32_t code = TRANSDUCE_OK;
+    for (int64_t i = 0; i < n && code == TRANSDUCE_OK; i++) code = steps[i].function(steps[i].call, n_threads);
+    return code;
+}
+
 int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double lr, double beta1, double beta2, double epsilon, double weight_decay,
                        double scale, int32_t n_threads) {
     return guarded([&] {
@@ -547,14 +553,20 @@ int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double l
     });
 }
 
-int32_t transduce_momentum(const transduce_momentum_tensor* tensors, int64_t n, float momentum, float weight_kept, float scale, int32_t n_threads) {
+int32_t transduce_muon(const transduce_muon_matrix* matrices, int64_t n, float momentum, float scale, const float* coefficients, int32_t steps,
+                       int32_t n_threads) {
     return guarded([&] {
-        std::vector<transduce::MomentumTensor> found;
-        for_each_tensor(tensors, n, n_threads, [&](const transduce_momentum_tensor& t) {
-            found.push_back({t.weight, t.grad, t.mean, t.n});
-            return t.weight && t.grad && t.mean;
-        });
-        transduce::momentum(found.data(), int64_t(found.size()), {momentum, weight_kept, scale}, n_threads);
+        require(transduce_can_train(), "this CPU has no kernels of training");
+        require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+        require(0 <= n && n <= INT32_MAX && (matrices || !n) && coefficients && 0 <= steps, "n, steps, matrices or coefficients: out of range or null");
+        std::vector<transduce::MuonMatrix> found;
+        for (int64_t i = 0; i < n; i++) {
+            const transduce_muon_matrix& m = matrices[i];
+            require(m.weight && m.grad && m.mean, "matrices: numbers must not be null");
+            require(1 <= m.rows && m.rows <= 1 << 20 && 1 <= m.columns && m.columns <= 1 << 20, "rows or columns: out of range");
+            found.push_back({m.weight, m.grad, m.mean, m.rows, m.columns, m.rate, m.weight_kept});
+        }
+        transduce::muon(found.data(), n, {momentum, scale, {coefficients[0], coefficients[1], coefficients[2]}, steps}, n_threads);
     });
 }
 
@@ -564,17 +576,6 @@ int32_t transduce_norm(const float* const* tensors, const int64_t* sizes, int64_
         require(norm && n >= 0 && ((tensors && sizes) || !n), "tensors, sizes and norm must not be null");
         for (int64_t i = 0; i < n; i++) require(sizes[i] == 0 || (sizes[i] > 0 && tensors[i]), "tensors: numbers must not be null");
         *norm = transduce::norm(tensors, sizes, n, n_threads);
-    });
-}
-
-int32_t transduce_orthogonalize(float* matrices, int64_t n, int32_t rows, int32_t columns, const float* coefficients, int32_t steps,
-                                int32_t n_threads) {
-    return guarded([&] {
-        require(transduce_can_train(), "this CPU has no kernels of training");
-        require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
-        require(matrices && coefficients, "matrices and coefficients must not be null");
-        require(0 <= n && n <= INT32_MAX && 1 <= rows && rows <= columns && columns <= 1 << 20 && 0 <= steps, "n, rows, columns or steps: out of range");
-        transduce::orthogonalize({n, rows, columns, steps, {coefficients[0], coefficients[1], coefficients[2]}, matrices}, n_threads);
     });
 }
 

@@ -30,7 +30,7 @@ void add_gradient(const EmbeddingCall& call, int64_t r, Vec factor, float* to) {
 
 // The gradients of the tokens whose id is `rest` modulo kEmbeddingShares: the most frequent tokens often have the lowest ids.
 void embedding_gradient(const EmbeddingCall& call, int rest) {
-    for (int64_t v = rest; v < call.vocabulary; v += transduce::kEmbeddingShares)
+    for (int64_t v = rest; v < call.vocabulary && !call.adds; v += transduce::kEmbeddingShares)
         std::memset(call.grad_table + v * call.width, 0, call.width * sizeof(float));
     for (int64_t r = 0; r < call.rows; r++)
         if (call.ids[r] % transduce::kEmbeddingShares == rest) add_gradient(call, r, splat(call.scale), call.grad_table + call.ids[r] * call.width);

@@ -1,11 +1,9 @@
-// Adam (Kingma and Ba 2015), with decoupled weight decay (Loshchilov and Hutter 2019), Muon's momentum, and the norm of gradients. Included after vec.h.
+// Adam (Kingma and Ba 2015), with decoupled weight decay (Loshchilov and Hutter 2019), and the norm of gradients. Included after vec.h.
 
 namespace {
 
 using transduce::AdamFactors;
 using transduce::AdamTensor;
-using transduce::MomentumCall;
-using transduce::MomentumTensor;
 
 // Numbers [first, last) of a tensor.
 void adam_numbers(const AdamTensor& tensor, const AdamFactors& f, int64_t first, int64_t last) {
@@ -20,19 +18,6 @@ void adam_numbers(const AdamTensor& tensor, const AdamFactors& f, int64_t first,
         store_part(tensor.mean + i, n, mean);
         store_part(tensor.square + i, n, square);
         store_part(tensor.weight + i, n, fma(rate, mean / fma(sqrt(square), root, epsilon), weight));
-    }
-}
-
-// Nesterov's momentum, which replaces the gradient, and weight decay.
-void momentum_numbers(const MomentumCall& call, const MomentumTensor& tensor, int64_t first, int64_t last) {
-    const Vec kept = splat(call.momentum), weight_kept = splat(call.weight_kept), scale = splat(call.scale);
-    for (int64_t i = first; i < last; i += W) {
-        const int n = last - i < W ? int(last - i) : W;
-        const Vec grad = load_part(tensor.grad + i, n) * scale;
-        const Vec mean = fma(load_part(tensor.mean + i, n) - grad, kept, grad);
-        store_part(tensor.mean + i, n, mean);
-        store_part(tensor.grad + i, n, fma(mean - grad, kept, grad));
-        store_part(tensor.weight + i, n, load_part(tensor.weight + i, n) * weight_kept);
     }
 }
 

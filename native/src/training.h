@@ -105,6 +105,7 @@ struct EmbeddingCall {
     float* output;
     const float* grad_output;    // backward
     float *grad_table, *grad_positions;  // null: not wanted
+    bool adds;                   // to grad_table
 };
 
 constexpr int kEmbeddingShares = 32;  // of the vocabulary: pieces of work
@@ -175,15 +176,23 @@ template <class Number>
 void linear_backward(const LinearCall<Number>& call, int n_threads);
 
 // The nearest semi-orthogonal matrices, approximately: X becomes a X + (b G + c G G) X with G = X X^T in each step (Muon).
-struct OrthogonalizeCall {
-    int64_t n;
-    int rows, columns, steps;  // rows <= columns
-    float coefficients[3];
-    float* matrices;           // [n, rows, columns], overwritten
+// A matrix that Muon changes, and the running mean of its gradient: weight becomes weight_kept * weight - rate * (orthogonalized update).
+struct MuonMatrix {
+    float* weight;
+    const float* grad;
+    float* mean;
+    int rows, columns;
+    float rate, weight_kept;
+};
+
+struct MuonCall {
+    float momentum, scale;  // `scale`: of the gradients
+    float coefficients[3];  // of the Newton-Schulz steps
+    int steps;
 };
 
 // In bfloat16 where the CPU has its products.
-void orthogonalize(const OrthogonalizeCall& call, int n_threads);
+void muon(const MuonMatrix* matrices, int64_t n, const MuonCall& call, int n_threads);
 
 // A tensor that Adam changes, the moments of its gradient, and the number of updates that have changed it.
 struct AdamTensor {
@@ -204,18 +213,6 @@ struct AdamFactors {
 };
 
 void adam(const AdamTensor* tensors, int64_t n, const AdamOptions& options, int n_threads);
-
-// A matrix that Muon changes: its gradient becomes (1 - momentum) gradient + momentum mean.
-struct MomentumTensor {
-    float *weight, *grad, *mean;
-    int64_t n;
-};
-
-struct MomentumCall {
-    float momentum, weight_kept, scale;  // `weight_kept`: factor of the weights; `scale`: of the gradients
-};
-
-void momentum(const MomentumTensor* tensors, int64_t n, const MomentumCall& call, int n_threads);
 
 // The Euclidean norm of all numbers of `n` tensors.
 double norm(const float* const* tensors, const int64_t* sizes, int64_t n, int n_threads);
@@ -250,9 +247,8 @@ struct TrainingKernels {
     void (*embedding_rows)(const EmbeddingCall& call, int64_t first, int64_t last);
     void (*embedding_gradient)(const EmbeddingCall& call, int rest);
     void (*position_gradient)(const EmbeddingCall& call, int64_t position);
-    void (*orthogonalize_matrix)(const OrthogonalizeCall& call, int64_t matrix, float* memory);
+    void (*muon_step)(const MuonCall& call, const MuonMatrix& matrix, float* memory);
     void (*adam_numbers)(const AdamTensor& tensor, const AdamFactors& factors, int64_t first, int64_t last);
-    void (*momentum_numbers)(const MomentumCall& call, const MomentumTensor& tensor, int64_t first, int64_t last);
     double (*sum_of_squares)(const float* numbers, int64_t n);
 };
 #if defined(__x86_64__)

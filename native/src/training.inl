@@ -20,7 +20,7 @@
 #include "loss_training.inl"
 #include "norm_training.inl"
 #include "optimizer_training.inl"
-#include "orthogonalize.inl"
+#include "muon_training.inl"
 
 namespace {
 
@@ -28,8 +28,8 @@ constexpr transduce::TrainingKernels<Number> kTraining = {
     kKeepsLogits, kLossColumns, kGradientRows, kGradientColumns, kGradientStep,
     round_row, square_of, pack_panel, loss_block, transpose_rows, weight_gradient, unpack_gradient, attend_groups,
     pack_weight_columns, pack_weight_rows, linear_rows, linear_rows_backward, weight_rows_gradient,
-    residual_rows, residual_rows_backward, dropout_rows_backward, embedding_rows, embedding_gradient, position_gradient, orthogonalize_matrix,
-    adam_numbers, momentum_numbers, sum_of_squares,
+    residual_rows, residual_rows_backward, dropout_rows_backward, embedding_rows, embedding_gradient, position_gradient, muon_step,
+    adam_numbers, sum_of_squares,
 };
 
 }  // namespace

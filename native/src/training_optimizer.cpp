@@ -38,12 +38,6 @@ void adam(const AdamTensor* tensors, int64_t n, const AdamOptions& options, int 
     });
 }
 
-void momentum(const MomentumTensor* tensors, int64_t n, const MomentumCall& call, int n_threads) {
-    const std::vector<Piece> pieces = pieces_of(n, [&](int64_t i) { return tensors[i].n; });
-    const auto kernel = training_kernels<float>()->momentum_numbers;
-    Pool::get().run(n_threads, int(pieces.size()), [&](int i) { kernel(call, tensors[pieces[i].tensor], pieces[i].first, pieces[i].last); });
-}
-
 double norm(const float* const* tensors, const int64_t* sizes, int64_t n, int n_threads) {
     const std::vector<Piece> pieces = pieces_of(n, [&](int64_t i) { return sizes[i]; });
     std::vector<double> squares(pieces.size());

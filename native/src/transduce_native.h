@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 19
+#define TRANSDUCE_ABI_VERSION 20
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -240,6 +240,7 @@ typedef struct {
     float* output;
     const float* grad_output;  /* backward */
     float *grad_table, *grad_positions; /* null: not wanted */
+    int32_t adds;              /* whether to add to grad_table what would be written to it */
 } transduce_embedding_call;
 
 TRANSDUCE_API int32_t transduce_embedding(const transduce_embedding_call* call, int32_t n_threads);
@@ -265,10 +266,14 @@ typedef struct {
 TRANSDUCE_API int32_t transduce_linear(const transduce_linear_call* call, int32_t n_threads);
 TRANSDUCE_API int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_threads);
 
-/* Newton-Schulz steps on n matrices [n, rows, columns], rows <= columns, in their place: X / |X| becomes a X + (b G + c G G) X with
- * G = X X^T. */
-TRANSDUCE_API int32_t transduce_orthogonalize(float* matrices, int64_t n, int32_t rows, int32_t columns, const float* coefficients,
-                                              int32_t steps, int32_t n_threads);
+/* A function of those above that take a call and the number of threads, and its call. */
+typedef struct {
+    int32_t (*function)(const void* call, int32_t n_threads);
+    const void* call;
+} transduce_step;
+
+/* Calls n functions one after another, until one of them fails. */
+TRANSDUCE_API int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads);
 
 /* A float32 tensor for transduce_adam: its weights, their gradient, the running means of the gradient and of its square, and the number
  * of updates, which grows by one. */
@@ -284,16 +289,19 @@ typedef struct transduce_adam_tensor {
 TRANSDUCE_API int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double lr, double beta1, double beta2, double epsilon,
                                      double weight_decay, double scale, int32_t n_threads);
 
-/* A float32 matrix for transduce_momentum: its weights, its gradient, which becomes (1 - momentum) gradient + momentum mean, and the running
- * mean of the gradient. */
-typedef struct transduce_momentum_tensor {
-    float *weight, *grad, *mean;
-    int64_t n;
-} transduce_momentum_tensor;
+/* A float32 matrix [rows, columns] for transduce_muon: its weights, their gradient, and the running mean of the gradient. */
+typedef struct transduce_muon_matrix {
+    float* weight;
+    const float* grad;
+    float* mean;
+    int32_t rows, columns;
+    float rate, weight_kept;
+} transduce_muon_matrix;
 
-/* Nesterov's momentum with gradients times `scale`; weights are multiplied by `weight_kept`. */
-TRANSDUCE_API int32_t transduce_momentum(const transduce_momentum_tensor* tensors, int64_t n, float momentum, float weight_kept, float scale,
-                                         int32_t n_threads);
+/* One update of Muon from gradients times `scale`: X = (1 - momentum) gradient + momentum mean, divided by its norm; then `steps` times
+ * a X + (b G + c G G) X with G = X X^T (of X^T where X is tall); weight = weight_kept * weight - rate * X. */
+TRANSDUCE_API int32_t transduce_muon(const transduce_muon_matrix* matrices, int64_t n, float momentum, float scale, const float* coefficients,
+                                     int32_t steps, int32_t n_threads);
 
 /* The norm of all numbers of `n` tensors. */
 TRANSDUCE_API int32_t transduce_norm(const float* const* tensors, const int64_t* sizes, int64_t n, int32_t n_threads, double* norm);

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from transduce.native.kernels import dtype_in_use, n_threads, new_seed
-from transduce.native.library import loaded_library
-from transduce.native.operators import LinearProduct, rounded
+from transduce.native.deferred import dense, flush, run, strided, written
+from transduce.native.kernels import dtype_in_use, new_seed
+from transduce.native.operators import LinearProduct
+from transduce.native.tape import Operator, rounded
 
 
 class _HeadsCall(ctypes.Structure):
@@ -60,13 +60,13 @@ def _heads_call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, 
 
 def dense_heads(x: Tensor) -> Tensor:
     """With the numbers of a head at one position side by side."""
-    return x if x.stride(3) == 1 else x.contiguous()
+    return x if x.stride(3) == 1 else dense(x)
 
 
 def empty_heads(like: Tensor, width: int) -> Tensor:
     """[B, H, T, width] in the order [B, T, H, width], in which heads are merged without a copy."""
     batch, heads, length = like.shape[:3]
-    return like.new_empty(batch, length, heads, width).transpose(1, 2)
+    return torch.empty(batch, length, heads, width, dtype=like.dtype).transpose(1, 2)
 
 
 def _empty_gradients(*tensors: Tensor) -> list[Tensor]:
@@ -77,7 +77,7 @@ def _empty_gradients(*tensors: Tensor) -> list[Tensor]:
         storage = x.untyped_storage()
         address, n = storage.data_ptr(), storage.nbytes() // x.element_size()
         if sum(one.numel() for one in tensors if one.untyped_storage().data_ptr() == address) == n:
-            whole = memory.setdefault(address, x.new_empty(n))
+            whole = memory.setdefault(address, torch.empty(n, dtype=x.dtype))
             found.append(whole.as_strided(x.shape, x.stride(), x.storage_offset()))
         else:
             found.append(empty_heads(x, x.shape[3]))
@@ -92,17 +92,18 @@ def projected_heads(
     return _ProjectedHeads.apply(rounded(x), layer.weight, layer.bias, dtype_in_use(), rows, heads)
 
 
-class _ProjectedHeads(torch.autograd.Function):
+class _ProjectedHeads(Operator):
+    differentiable = 3
+
     @staticmethod
     def forward(ctx, x, weight, bias, dtype, rows, heads):  # type: ignore[no-untyped-def]
         whole = LinearProduct.forward(ctx, x, weight, bias, dtype, -1, 0.0, 0)
         ctx.shape, ctx.places = whole.shape, _places_of_heads(whole.shape, rows, heads)
-        return tuple(whole.as_strided(*place) for place in ctx.places)
+        return tuple(written(strided(whole, *place)) for place in ctx.places)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grads: Tensor):  # type: ignore[no-untyped-def]
-        return *LinearProduct.backward(ctx, _merged(ctx, grads))[:3], None, None, None
+        return *LinearProduct.gradients(ctx, _merged(ctx, grads))[:3], None, None, None
 
 
 def _merged(ctx: Any, grads: Sequence[Tensor]) -> Float[Tensor, "B T D"]:
@@ -111,8 +112,9 @@ def _merged(ctx: Any, grads: Sequence[Tensor]) -> Float[Tensor, "B T D"]:
     if storage.nbytes() == n * grads[0].element_size():  # perhaps of `_empty_gradients`
         same = all(grad.untyped_storage().data_ptr() == storage.data_ptr() for grad in grads)
         if same and [(grad.shape, grad.stride(), grad.storage_offset()) for grad in grads] == ctx.places:
-            return grads[0].as_strided((n,), (1,), 0).view(ctx.shape)
-    whole = grads[0].new_empty(ctx.shape)
+            return strided(grads[0], ctx.shape, (math.prod(ctx.shape[1:]), ctx.shape[2], 1), 0)
+    flush()
+    whole = torch.empty(ctx.shape, dtype=grads[0].dtype)
     for place, grad in zip(ctx.places, grads, strict=True):
         whole.as_strided(*place).copy_(grad)
     return whole
@@ -157,21 +159,22 @@ def attend(
     return _HeadsAttention.apply(query, key, value, bias, (causal, p, new_seed() if p else 0))
 
 
-class _HeadsAttention(torch.autograd.Function):
+class _HeadsAttention(Operator):
     """The weights are computed again for the gradients."""
+
+    differentiable = 3
 
     @staticmethod
     def forward(ctx, query, key, value, bias, options):  # type: ignore[no-untyped-def]
         query, key, value = map(dense_heads, (query, key, value))
         call, output = _heads_call(query, key, value, bias, options), empty_heads(query, value.shape[3])
         call.output = output.data_ptr()
-        loaded_library().transduce_attend(ctypes.byref(call), n_threads())
+        run("attend", call, query, key, value, bias, output)
         ctx.options = options
         ctx.save_for_backward(query, key, value, bias)
-        return output
+        return written(output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         query, key, value, bias = ctx.saved_tensors
         call, grad = _heads_call(query, key, value, bias, ctx.options), dense_heads(grad)
@@ -180,5 +183,5 @@ class _HeadsAttention(torch.autograd.Function):
         for name, x in zip(("query", "key", "value"), grads, strict=True):
             setattr(call, f"grad_{name}", x.data_ptr())
             setattr(call, f"grad_{name}_strides", x.stride()[:3])
-        loaded_library().transduce_attend_backward(ctypes.byref(call), n_threads())
-        return *grads, None, None
+        run("attend_backward", call, query, key, value, bias, grad, *grads)
+        return *map(written, grads), None, None

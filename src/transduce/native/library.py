@@ -17,7 +17,7 @@ import numpy as np
 
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 19
+_ABI_VERSION = 20
 _INVALID, _MEMORY = 1, 2
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
@@ -63,9 +63,9 @@ def load_library() -> ctypes.CDLL | str:
         "residual": [pointer, int32],
         "residual_backward": [pointer, int32],
         "attend_backward": [pointer, int32],
-        "orthogonalize": [pointer, int64, int32, int32, pointer, int32, int32],
+        "run": [pointer, int64, int32],
+        "muon": [pointer, int64, real, real, pointer, int32, int32],
         "adam": [pointer, int64, *[double] * 6, int32],
-        "momentum": [pointer, int64, real, real, real, int32],
         "norm": [pointer, pointer, int64, int32, pointer],
     }
     for name, types in arguments.items():

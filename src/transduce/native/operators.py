@@ -6,16 +6,16 @@ Products are of float32 or of bfloat16 numbers, and add in float32. Results do n
 from __future__ import annotations
 
 import ctypes
-from array import array
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from transduce.native.deferred import dense, flush, gradient, run, taken, written
 from transduce.native.kernels import dtype_in_use, n_threads, new_seed
-from transduce.native.library import address, loaded_library
+from transduce.native.library import loaded_library
+from transduce.native.tape import Operator, rounded, with_rounded
 
 
 class _LossCall(ctypes.Structure):
@@ -49,12 +49,13 @@ class LinearCrossEntropy(torch.autograd.Function):
         wanted: bool,
     ):
         given = [None if x is None else x.contiguous() for x in (hidden, weight, bias, gold)]
-        grads = [torch.empty_like(x) if wanted and x is not None else None for x in given[:3]]
+        grads = [_empty(x) if wanted and x is not None else None for x in given[:3]]
         loss, nll = ctypes.c_double(), ctypes.c_double()
         sizes = len(hidden), pad, hidden.shape[1], len(weight)
         call = _LossCall(*_pointers(*given), *sizes, dtype == torch.bfloat16, smoothing, *_pointers(*grads))
+        flush()
         loaded_library().transduce_loss(ctypes.byref(call), n_threads(), ctypes.byref(loss), ctypes.byref(nll))
-        ctx.save_for_backward(*grads)
+        ctx.save_for_backward(*grads, weight, bias)
         sums = torch.tensor(loss.value), torch.tensor(nll.value)
         ctx.mark_non_differentiable(sums[1])
         return sums
@@ -62,7 +63,10 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_loss, _grad_nll):  # type: ignore[no-untyped-def]
-        return *(None if grad is None else grad * grad_loss for grad in ctx.saved_tensors), *[None] * 5
+        *grads, weight, bias = ctx.saved_tensors
+        if grad_loss != 1:
+            grads = [None if grad is None else grad * grad_loss for grad in grads]
+        return grads[0], gradient(weight, grads[1]), gradient(bias, grads[2]), *[None] * 5
 
 
 class _ResidualCall(ctypes.Structure):
@@ -79,6 +83,11 @@ class _ResidualCall(ctypes.Structure):
     ]
 
 
+def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Contiguous, of the same shape; never a `Pending`."""
+    return torch.empty(like.shape, dtype=dtype or like.dtype)
+
+
 def _pointers(*tensors: Tensor | None) -> list[int | None]:
     return [None if x is None else x.data_ptr() for x in tensors]
 
@@ -93,7 +102,7 @@ def add_and_norm(x: Float[Tensor, "*B D"], update: Tensor, norm: nn.Module | Non
 
         return triton_residual.add_and_norm(x, update, norm, p)
     seed = new_seed() if p else 0
-    return _with_rounded(*_Residual.apply(x, update, *norm_arguments(norm), (p, seed), _copied_as())[:2])
+    return with_rounded(*_Residual.apply(x, update, *norm_arguments(norm), (p, seed), _copied_as())[:2])
 
 
 def dropped(x: Float[Tensor, "*B D"], p: float) -> Float[Tensor, "*B D"]:
@@ -118,29 +127,13 @@ def normed_beside(
 
         return x, triton_residual.normed(x, norm)
     output, copy, kept = _Residual.apply(x, None, *norm_arguments(norm), (0.0, 0), _copied_as())
-    return kept, _with_rounded(output, copy)
+    return kept, with_rounded(output, copy)
 
 
 def _copied_as() -> torch.dtype | None:
     """The type of the copy of a norm that the next linear layers read; None: they read the norm."""
     dtype = dtype_in_use() if torch.is_grad_enabled() else None
     return None if dtype == torch.float32 else dtype
-
-
-def _with_rounded(x: Tensor, copy: Tensor | None) -> Tensor:
-    """x, which keeps a rounded copy for linear layers.
-
-    The gradients of both are added where the norm's is computed, and not by PyTorch's engine in a pass of its own.
-    """
-    if copy is not None:
-        vars(x)["_rounded"] = copy, x._version
-    return x
-
-
-def rounded(x: Tensor) -> Tensor:
-    """The copy of x in the type of the products in use, if it has one and has not been changed since; otherwise x."""
-    copy, version = vars(x).get("_rounded", (x, 0))
-    return copy if copy.dtype == dtype_in_use() and version == x._version else x
 
 
 def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
@@ -150,45 +143,47 @@ def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
     return norm.weight, getattr(norm, "bias", None), norm.eps, isinstance(norm, nn.RMSNorm)
 
 
-class _Residual(torch.autograd.Function):
+class _Residual(Operator):
+    differentiable = 4
+
     @staticmethod
     def forward(ctx, x, update, gain, shift, epsilon, is_rms, dropout, dtype):  # type: ignore[no-untyped-def]
         """Return the sum, or its norm and, unless `dtype` is None, a copy of the norm in this type.
 
         Without an update, x is returned too. `dropout`: the rate of that of the update, and its seed.
         """
-        x, update = (None if one is None else one.contiguous() for one in (x, update))
+        x, update = (None if one is None else dense(one) for one in (x, update))
         like = update if x is None else x
-        rows, total = like.numel() // like.shape[-1], x if update is None else torch.empty_like(like)
+        rows, total = like.numel() // like.shape[-1], x if update is None else _empty(like, torch.float32)
         output = statistics = copy = None
         if gain is not None:
-            output, statistics = torch.empty_like(like), like.new_empty(rows, 2)
-            copy = None if dtype is None else torch.empty_like(like, dtype=dtype)
+            output, statistics = _empty(like, torch.float32), torch.empty(rows, 2)
+            copy = None if dtype is None else _empty(like, dtype)
         is_bf16 = (dtype if update is None else update.dtype) == torch.bfloat16
         ctx.updates, ctx.options = update is not None, (rows, like.shape[-1], is_rms, is_bf16, epsilon, *dropout)
         ctx.set_materialize_grads(False)
-        written = None if update is None else total, output, statistics, copy
-        call = _ResidualCall(*ctx.options, *_pointers(x, update, gain, shift, *written))
-        loaded_library().transduce_residual(ctypes.byref(call), n_threads())
+        tensors = x, update, gain, shift, None if update is None else total, output, statistics, copy
+        run("residual", _ResidualCall(*ctx.options, *_pointers(*tensors)), *tensors)
         ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
-        return (total if output is None else output), copy, x if update is None else None
+        copy = None if copy is None else written(copy)
+        return written(total if output is None else output), copy, x if update is None else None
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad, grad_rounded, grad_kept):  # type: ignore[no-untyped-def]
         normed, gain, shift, statistics = ctx.saved_tensors
         if grad is grad_rounded is None:  # the norm is not used
             return grad_kept, *[None] * 7
-        given = (None if one is None else one.contiguous() for one in (grad, grad_rounded, grad_kept))
+        given = (None if one is None else dense(one) for one in (grad, grad_rounded, grad_kept))
         grad, grad_rounded, grad_kept = given
         dtype = torch.bfloat16 if ctx.options[3] else torch.float32
-        grad_update = torch.empty_like(grad_rounded if grad is None else grad, dtype=dtype) if ctx.updates else None
-        grads = [None if like is None else torch.empty_like(like) for like in (normed, gain, shift)]
+        grad_update = _empty(grad_rounded if grad is None else grad, dtype) if ctx.updates else None
+        grad_x, grad_gain, grad_shift = (None if like is None else _empty(like) for like in (normed, gain, shift))
         read = None, None, gain, shift, None, None, statistics, None, grad, normed, grad_rounded, grad_kept
-        call = _ResidualCall(*ctx.options, *_pointers(*read, grads[0], grad_update, *grads[1:]))
-        loaded_library().transduce_residual_backward(ctypes.byref(call), n_threads())
-        of_x = (grad if ctx.needs_input_grad[0] else None) if normed is None else grads[0]
-        return of_x, grad_update, grads[1], grads[2], None, None, None, None
+        tensors = *read, grad_x, grad_update, grad_gain, grad_shift
+        run("residual_backward", _ResidualCall(*ctx.options, *_pointers(*tensors)), *tensors)
+        of_x = (grad if ctx.needs_input_grad[0] else None) if normed is None else gradient(None, grad_x)
+        found = of_x, gradient(None, grad_update), gradient(gain, grad_gain), gradient(shift, grad_shift)
+        return *found, None, None, None, None
 
 
 class _EmbeddingCall(ctypes.Structure):
@@ -201,6 +196,7 @@ class _EmbeddingCall(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("scale", "p")),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_void_p) for name in ("output", "grad_output", "grad_table", "grad_positions")),
+        ("adds", ctypes.c_int32),
     ]
 
 
@@ -216,22 +212,28 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx, ids, table, positions, scale, p, seed):  # type: ignore[no-untyped-def]
         ids, table = ids.contiguous(), table.contiguous()
         positions = None if positions is None else positions.contiguous()
-        output = table.new_empty(*ids.shape, table.shape[1])
+        output = torch.empty(*ids.shape, table.shape[1])
         ctx.save_for_backward(ids, table, positions)
         ctx.options = scale, p, seed
-        call = _embedding_call(ctx.options, ids, table, positions, output)
-        loaded_library().transduce_embedding(ctypes.byref(call), n_threads())
-        return output
+        tensors = ids, table, positions, output
+        run("embedding", _embedding_call(ctx.options, *tensors), *tensors)
+        return written(output)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         read, grad = ctx.saved_tensors, grad.contiguous()
+        known = taken(read[1])  # of a tied table, which an output layer has written: only a few rows change
         wanted = zip(read[1:], ctx.needs_input_grad[1:], strict=False)
-        grads = [torch.empty_like(x) if is_wanted else None for x, is_wanted in wanted]
-        call = _embedding_call(ctx.options, *read, None, grad, *grads)
-        loaded_library().transduce_embedding_backward(ctypes.byref(call), n_threads())
-        return None, *grads, None, None, None
+        grads = [_empty(x) if is_wanted else None for x, is_wanted in wanted]
+        if known is not None:
+            grads[0] = known
+        tensors = *read, None, grad, *grads
+        call = _embedding_call(ctx.options, *tensors)
+        call.adds = known is not None
+        run("embedding_backward", call, *tensors)
+        of_table = gradient(read[1], grads[0]) if known is None else None
+        return None, of_table, gradient(read[2], grads[1]), None, None, None
 
 
 def _embedding_call(
@@ -271,30 +273,30 @@ def activated_linear(x: Float[Tensor, "*B I"], layer: nn.Linear, activation: str
     return LinearProduct.apply(rounded(x), layer.weight, layer.bias, dtype_in_use(), *options)
 
 
-class LinearProduct(torch.autograd.Function):
+class LinearProduct(Operator):
     """From x in bfloat16 or float32, with float32 weights and gradients of them."""
+
+    differentiable = 3
 
     @staticmethod
     def forward(ctx, x, weight, bias, dtype, activation, p, seed):  # type: ignore[no-untyped-def]
-        x, weight = x.contiguous(), weight.contiguous()
-        output = x.new_empty(*x.shape[:-1], len(weight), dtype=dtype)
-        slope = torch.empty_like(output) if activation > 0 else None
+        x, weight = dense(x), dense(weight)
+        output = torch.empty(*x.shape[:-1], len(weight), dtype=dtype)
+        slope = _empty(output) if activation > 0 else None
         ctx.options = (dtype, activation, p, seed)
-        call = _linear_call(ctx.options, False, x, weight, bias, output, slope)
-        loaded_library().transduce_linear(ctypes.byref(call), n_threads())
+        tensors = x, weight, bias, output, slope
+        run("linear", _linear_call(ctx.options, False, *tensors), *tensors)
         ctx.save_for_backward(x, weight, bias, output if activation == 0 else None, slope)
-        return output
+        return written(output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         x, weight, bias, output, slope = ctx.saved_tensors
-        grad = grad.contiguous()
-        grads = [torch.empty_like(x) if ctx.needs_input_grad[0] else None, torch.empty_like(weight)]
-        grads.append(None if bias is None else torch.empty_like(bias))
-        call = _linear_call(ctx.options, grad.dtype == torch.bfloat16, x, weight, None, output, slope, grad, *grads)
-        loaded_library().transduce_linear_backward(ctypes.byref(call), n_threads())
-        return *grads, None, None, None, None
+        grad = dense(grad)
+        grads = [_empty(x) if ctx.needs_input_grad[0] else None, _empty(weight), None if bias is None else _empty(bias)]
+        tensors = x, weight, None, output, slope, grad, *grads
+        run("linear_backward", _linear_call(ctx.options, grad.dtype == torch.bfloat16, *tensors), *tensors)
+        return *map(gradient, (None, weight, bias), grads), None, None, None, None
 
 
 def _linear_call(
@@ -305,12 +307,3 @@ def _linear_call(
     sizes = x.numel() // x.shape[-1], x.shape[-1], len(weight)
     rounded = dtype == torch.bfloat16, x.dtype == torch.bfloat16, grad_is_bf16
     return _LinearCall(*sizes, *rounded, x.data_ptr(), activation, p, seed, *_pointers(weight, *others))
-
-
-def orthogonalize(matrices: Float[Tensor, "N R C"], coefficients: Sequence[float], steps: int) -> Tensor:
-    """Newton-Schulz steps on float32 matrices, R <= C: X / |X| becomes a X + (b G + c G G) X with G = X X^T."""
-    x = matrices.float().contiguous()
-    x = x.clone() if x.data_ptr() == matrices.data_ptr() else x
-    factors = array("f", coefficients)
-    loaded_library().transduce_orthogonalize(x.data_ptr(), *x.shape, address(factors), steps, n_threads())
-    return x

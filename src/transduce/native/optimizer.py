@@ -1,4 +1,4 @@
-"""Adam, Muon's momentum and the norm of gradients by the C++ library: one pass over all numbers, in all threads."""
+"""Adam, Muon and the norm of gradients by the C++ library, in all threads."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def reaches(tensors: Sequence[Tensor]) -> bool:
     )
 
 
+def will_change(tensors: Sequence[Tensor]) -> None:
+    """Tell PyTorch, as its own changes in place do."""
+    torch.autograd.graph.increment_version(tensors)
+
+
 def adam(
     tensors: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]],
     *,
@@ -41,21 +46,33 @@ def adam(
     loaded_library().transduce_adam(address(numbers), len(tensors), lr, *betas, eps, weight_decay, scale, n_threads())
 
 
-def momentum(
-    tensors: Sequence[tuple[Tensor, Tensor, Tensor]], *, momentum: float, weight_kept: float, scale: float
-) -> None:
-    """Nesterov's momentum in place; of each matrix: weights, gradient and its running mean.
+class Matrix(ctypes.Structure):
+    """`transduce_muon_matrix`: the addresses of weights, gradient and its running mean, and what their update takes."""
 
-    The gradient, times `scale`, becomes (1 - momentum) gradient + momentum mean. The weights are multiplied by
-    `weight_kept`.
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "grad", "mean")),
+        *((name, ctypes.c_int32) for name in ("rows", "columns")),
+        *((name, ctypes.c_float) for name in ("rate", "weight_kept")),
+    ]
+
+
+def muon(
+    matrices: Sequence[Matrix], *, momentum: float, scale: float, coefficients: Sequence[float], steps: int
+) -> None:
+    """Update in place: Nesterov's momentum, `steps` Newton-Schulz steps, `rate` and `weight_kept` of each matrix.
+
+    X / |X| becomes a X + (b G + c G G) X with G = X X^T. `scale`: factor of the gradients.
     """
-    numbers = _addresses(tensors)
-    loaded_library().transduce_momentum(address(numbers), len(tensors), momentum, weight_kept, scale, n_threads())
+    all_matrices = (Matrix * len(matrices))(*matrices)
+    factors = array("f", coefficients)
+    loaded_library().transduce_muon(
+        ctypes.byref(all_matrices), len(matrices), momentum, scale, address(factors), steps, n_threads()
+    )
 
 
 def _addresses(tensors: Sequence[tuple[Tensor, ...]]) -> array[int]:
     """Where the numbers of each tuple are, and how many. The first tensor will be changed."""
-    torch.autograd.graph.increment_version([group[0] for group in tensors])  # as other changes in place do
+    will_change([group[0] for group in tensors])
     found = array("q")
     for group in tensors:
         found.extend(x.data_ptr() for x in group)

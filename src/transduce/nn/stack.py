@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transduce.native import kernels, operators
-from transduce.nn.attention import CrossAttention, SelfAttention
+from transduce.native.deferred import is_open
+from transduce.native.tape import NotTaped, taped
+from transduce.nn.attention import CrossAttention, FullProjection, SelfAttention
 from transduce.nn.bias import Bias, padded_bias
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import FeedForward
+from transduce.nn.linear import Linear
 from transduce.nn.masks import attention_bias
 from transduce.nn.patterns import CausalPattern, FullPattern
 from transduce.nn.positions import Positions, Rotate
@@ -98,8 +102,12 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "B S D"], *, bias: Bias, keep: Tensor, rotate: Rotate) -> Float[Tensor, "B S D"]:
         """x [B, S, D] after the block; `bias` hides padding, `keep` [B, S, 1] is False there."""
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, bias=bias, rotate=rotate))
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, keep))
+
+        def compute() -> Tensor:
+            y = self.self_attention_residual(x, lambda y: self.self_attention(y, bias=bias, rotate=rotate))
+            return self.feed_forward_residual(y, lambda y: self.feed_forward(y, keep))
+
+        return _computed(self, compute, x)
 
 
 class DecoderBlock(nn.Module):
@@ -137,13 +145,42 @@ class DecoderBlock(nn.Module):
             return self.cross_attention(y, cache.cross_keys, cache.cross_values, bias=state.memory_bias)
 
         def transform(y: Tensor) -> Tensor:
+            if state.n_beams == 1:
+                return self.feed_forward(y, None, cache.history)
             rows = y.reshape(state.n_rows, -1, y.shape[2])  # [N, T, D]
             return self.feed_forward(rows, None, cache.history).reshape(y.shape)
 
-        x = self.self_attention_residual(x, attend_self)
-        if self.cross_attention_residual is not None:
-            x = self.cross_attention_residual(x, attend_memory)
-        return self.feed_forward_residual(x, transform)
+        def compute() -> Tensor:
+            y = self.self_attention_residual(x, attend_self)
+            if self.cross_attention_residual is not None:
+                y = self.cross_attention_residual(y, attend_memory)
+            return self.feed_forward_residual(y, transform)
+
+        return _computed(self, compute, x, cache.cross_keys, cache.cross_values)
+
+
+_TAPED = (  # exactly these: a subclass may compute something else
+    EncoderBlock, DecoderBlock, PostNorm, PreNorm, *_KNOWN, SelfAttention, CrossAttention, FullProjection, FeedForward,
+    Linear, Dropout,
+)  # fmt: skip
+_modules: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()  # of blocks; empty: not for a tape
+
+
+def _computed(block: nn.Module, compute: Callable[[], Tensor], *inputs: Tensor | None) -> Tensor:
+    """What `compute` returns, by a tape where calls of the library wait, and operators are all that computes."""
+    if not is_open():
+        return compute()
+    if (modules := _modules.get(block)) is None:
+        modules = list(block.modules())
+        _modules[block] = modules = modules if all(type(one) in _TAPED for one in modules) else []
+    hooks = (one._forward_hooks or one._forward_pre_hooks or one._backward_hooks for one in modules)
+    if not modules or any(hooks) or any("attend" in vars(one) for one in modules):  # a recorder
+        return compute()
+    try:
+        return taped(compute, [x for x in inputs if x is not None], block.parameters())
+    except NotTaped:
+        _modules[block] = []
+        return compute()
 
 
 class Stack(nn.Module):

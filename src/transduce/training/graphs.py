@@ -17,7 +17,7 @@ from transduce.data.batch import RowBatch, TrainingBatch
 from transduce.nn.linear import rounded_rows
 from transduce.text.special import PAD
 
-Passes = Callable[[TrainingBatch, Tensor], tuple[Tensor, Tensor]]
+Passes = Callable[[TrainingBatch], tuple[Tensor, Tensor]]
 """Of a batch and a number of targets: add the gradients of loss / number, return the sums of loss and -log p."""
 
 _MAX_GRAPHS = 512  # each takes a few megabytes
@@ -39,22 +39,20 @@ class GraphedPasses:
     gradients must stay where they are in memory.
     """
 
-    def __init__(self, device: torch.device, *, longest: int | None) -> None:
+    def __init__(self, *, longest: int | None) -> None:
         """`longest`: the longest sequence that the model takes, if there is a limit."""
         self._longest = longest
-        self._n_targets = torch.ones((), device=device)
         self._graphs: dict[tuple[torch.Size, ...], _Graph | None] = {}  # None: seen once
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, passes: Passes, batch: TrainingBatch, n_targets: int) -> tuple[Tensor, Tensor]:
+    def run(self, passes: Passes, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Add the gradients of a batch as `passes` does, the same function in every call; return the sums."""
         batch = padded_to_recur(batch, longest=self._longest)
-        self._n_targets.fill_(n_targets)
         shape = tuple(x.shape for x in (*batch.inputs, batch.targets))
         if shape not in self._graphs:
             if len(self._graphs) < _MAX_GRAPHS:
                 self._graphs[shape] = None
-            return passes(batch, self._n_targets)
+            return passes(batch)
         known = self._graphs[shape]
         if known is None:
             known = self._graphs[shape] = self._capture(passes, batch)
@@ -73,7 +71,7 @@ class GraphedPasses:
         try:
             with stream, capture:
                 try:
-                    sums = passes(batch, self._n_targets)
+                    sums = passes(batch)
                 except Exception as first:
                     error = first
                     raise

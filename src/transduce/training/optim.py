@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from transduce.config.section import resolved
 from transduce.config.settings import TrainingSettings
-from transduce.native import operators
 from transduce.native import optimizer as native
-from transduce.native.kernels import kernels_in_use
 from transduce.nn.linear import Linear
 from transduce.runs.shards import shard_of, sharded_like
 
@@ -28,10 +26,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     """Approximate the nearest semi-orthogonal matrices of a stack [n, r, c], r <= c, with five Newton-Schulz steps.
 
     The resulting singular values are between about 0.7 and 1.2 (Jordan et al. 2024). Multiplies in bfloat16, like
-    torch.optim.Muon; native kernels do so only where the CPU has bfloat16 products.
+    torch.optim.Muon.
     """
-    if matrices.device.type == "cpu" and kernels_in_use(torch.float32) != "torch":
-        return operators.orthogonalize(matrices, _NS, _NS_STEPS)
     a, b, c = _NS
     x = matrices.bfloat16()
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
@@ -84,36 +80,60 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
-        """Update the weights from `scale` times the gradients, which are overwritten."""
+        """Update the weights from `scale` times the gradients, which may be overwritten."""
+        known = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for p in known:
+            if not self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        if native.reaches([x for p in known for x in (p, p.grad, self.state[p]["momentum"])]):
+            self._step_by_library(scale)
+        else:
+            _scale_gradients(known, scale)
+            self._step_by_torch()
+
+    def _step_by_library(self, scale: float) -> None:
+        """The library's products are of bfloat16 only where the CPU has them."""
+        matrices = []
+        for group in self.param_groups:
+            kept = 1 - group["lr"] * group["weight_decay"]
+            params = [p for p in group["params"] if p.grad is not None]
+            native.will_change(params)
+            for p in params:
+                places = [x.data_ptr() for x in (p, p.grad, self.state[p]["momentum"])]
+                columns = p.shape[1]
+                for rows in group["rows"] or [p.shape[0]]:
+                    rate = _rate(rows, columns) * group["lr"]
+                    matrices.append(native.Matrix(*places, rows, columns, rate, kept))
+                    places = [place + rows * columns * p.element_size() for place in places]
+        momentum = self.defaults["momentum"]
+        native.muon(matrices, momentum=momentum, scale=scale, coefficients=_NS, steps=_NS_STEPS)
+
+    def _step_by_torch(self) -> None:
         stacks: dict[tuple[int, int], list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
+            grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
             if not params:
                 continue
-            grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
-            for p in params:
-                if not self.state[p]:
-                    self.state[p]["momentum"] = torch.zeros_like(p)
             momenta = [self.state[p]["momentum"] for p in params]
-            kept = 1 - group["lr"] * group["weight_decay"]
-            if native.reaches([*params, *grads, *momenta]):
-                tensors = list(zip(params, grads, momenta, strict=True))
-                native.momentum(tensors, momentum=group["momentum"], weight_kept=kept, scale=scale)
-            else:
-                _scale_gradients(params, scale)
-                torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
-                torch._foreach_lerp_(grads, momenta, group["momentum"])  # Nesterov; overwrites the gradients
-                torch._foreach_mul_(params, kept)
+            torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+            torch._foreach_lerp_(grads, momenta, group["momentum"])  # Nesterov; overwrites the gradients
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
             for p, g in zip(params, grads, strict=True):
                 rows = group["rows"] or [p.shape[0]]
                 for weight, update in zip(p.split(rows), g.split(rows), strict=True):
                     if weight.shape[0] > weight.shape[1]:
                         weight, update = weight.t(), update.t()
                     stacks[tuple(weight.shape)].append((weight, update, group["lr"]))
-        for (_, columns), members in stacks.items():
+        for shape, members in stacks.items():
             updates = orthogonalize(torch.stack([u for _, u, _ in members]))
             for (weight, _, lr), update in zip(members, updates.unbind(0), strict=True):
-                weight.add_(update, alpha=-0.2 * math.sqrt(columns) * lr)
+                weight.add_(update, alpha=-_rate(*shape) * lr)
+
+
+def _rate(rows: int, columns: int) -> float:
+    """The factor of the learning rate with which updates are as large as AdamW's (Liu et al. 2025)."""
+    return 0.2 * math.sqrt(max(rows, columns))
 
 
 class CombinedOptimizer(torch.optim.Optimizer):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
+from transduce.native.deferred import deferred
 from transduce.native.kernels import all_threads_for_kernels, choose_kernels, kernels_in_use, on_gpu
 from transduce.nn.attention import Attention, CrossAttention, SelfAttention
 from transduce.nn.feedforward import ConvFeedForward
@@ -95,7 +96,8 @@ def _is_covered(model: nn.Module, device: torch.device) -> bool:
 class Updater:
     """A model and its optimizer; `update` is the training step.
 
-    The gradient is that of the mean loss over all targets of an update, however it is split into micro-batches.
+    The gradient is that of the mean loss over all targets of an update, however it is split into micro-batches: passes
+    add up gradients of sums, and the optimizer divides them.
     `too_large`: size (`slots_of`) of the smallest batch that did not fit into memory. Larger batches are split.
     """
 
@@ -122,7 +124,10 @@ class Updater:
             self.kernels = kernels_in_use(PRECISIONS[precision])
         else:
             self.kernels = "triton" if on_gpu(self._parameters[0]) else "torch"
-        self._kernels_do_most = self.kernels not in ("torch", "triton") and is_covered
+        is_by_library = self.kernels not in ("torch", "triton")
+        self._kernels_do_most = is_by_library and is_covered
+        # Sharded weights are not always there.
+        self._defers = is_by_library and not ranks.in_step
         self.optimizer = build_optimizer(model, settings)
         self.graphs = self._graphed_passes() if is_covered and device.type == "cuda" else None
         self.too_large: int | None = None
@@ -157,16 +162,16 @@ class Updater:
             n_targets = sum(batch.n_targets for batch in batches)
         dummies = dummies if self.ranks.in_step else ()
         with all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext():
-            # an update may have no target
-            *sums, carry = self._gradients(batches, max(n_targets, 1), carry, dummies)
+            *sums, carry = self._gradients(batches, carry, dummies)
             loss_sum, nll_sum, norm = self.ranks.finish_reduction(sums, self._parameters)
             # The only wait for a GPU in an update: whether to make the step is decided here.
-            loss, nll, grad_norm = torch.stack([loss_sum, nll_sum, norm]).tolist()
+            loss, nll, norm_of_sum = torch.stack([loss_sum, nll_sum, norm]).tolist()
+            grad_norm = norm_of_sum / max(n_targets, 1)  # an update may have no target
             result = UpdateResult(loss_sum=loss, nll_sum=nll, n_targets=n_targets, grad_norm=grad_norm, carry=carry)
             if result.skipped:
                 result = replace(result, carry=())
             else:
-                self._step(grad_norm, lr_scale)
+                self._step(result, lr_scale)
             self.optimizer.zero_grad(set_to_none=self.graphs is None)
         return result
 
@@ -175,20 +180,21 @@ class Updater:
         if self.criterion is not predict_tokens or self.ranks.size > 1 or self.precision == "float32":
             return None
         limits = [one.max_positions for one in self.model.modules() if isinstance(one, LearnedPositions)]
-        return GraphedPasses(self.device, longest=min(limits, default=None))
+        return GraphedPasses(longest=min(limits, default=None))
 
-    def _graphed(self, batch: TrainingBatch, n_targets: Tensor) -> tuple[Tensor, Tensor]:
-        return self._pass(batch, n_targets)[:2]
+    def _graphed(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        return self._pass(batch)[:2]
 
-    def _step(self, grad_norm: float, lr_scale: float) -> None:
-        """Clip the gradients and change the weights."""
-        clips = self.clip_norm and grad_norm > self.clip_norm
+    def _step(self, result: UpdateResult, lr_scale: float) -> None:
+        """Divide and clip the gradients, and change the weights."""
+        clips = self.clip_norm and result.grad_norm > self.clip_norm
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_scale
-        self.optimizer.step(scale=self.clip_norm / grad_norm if clips else 1.0)
+        scale = self.clip_norm / result.grad_norm if clips else 1.0
+        self.optimizer.step(scale=scale / max(result.n_targets, 1))
 
     def _gradients(
-        self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry, dummies: Sequence[TrainingBatch]
+        self, batches: Sequence[TrainingBatch], carry: Carry, dummies: Sequence[TrainingBatch]
     ) -> tuple[Tensor, Tensor, Carry]:
         """Add up the gradients of all micro-batches, in smaller parts if memory runs out; return sums and carry."""
         generators = self._generators()
@@ -197,7 +203,7 @@ class Updater:
             tried: list[TrainingBatch] = []
             try:
                 counted = [*((batch, True) for batch in batches), *((batch, False) for batch in dummies)]
-                return self._accumulate(counted, n_targets, carry, tried)
+                return self._accumulate(counted, carry, tried)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -215,7 +221,7 @@ class Updater:
             self.too_large = min(self.too_large or slots_of(tried[-1]), slots_of(tried[-1]))
 
     def _accumulate(
-        self, batches: Sequence[tuple[TrainingBatch, bool]], n_targets: int, carry: Carry, tried: list[TrainingBatch]
+        self, batches: Sequence[tuple[TrainingBatch, bool]], carry: Carry, tried: list[TrainingBatch]
     ) -> tuple[Tensor, Tensor, Carry]:
         """Add up gradients and sums of the batches that count; each is appended to `tried` before it is computed."""
         loss_sum, nll_sum = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
@@ -226,22 +232,26 @@ class Updater:
             rows = slice(row, row := row + batch.n_rows)
             with self.ranks.computing(last=len(tried) == len(batches)):
                 if self.graphs is None:
-                    loss, nll, after = self._pass(batch, n_targets, tuple(x[rows] for x in carry), counts=counts)
+                    loss, nll, after = self._pass(batch, tuple(x[rows] for x in carry), counts=counts)
                 else:
-                    (loss, nll), after = self.graphs.run(self._graphed, batch, n_targets), ()
+                    (loss, nll), after = self.graphs.run(self._graphed, batch), ()
             if counts:
                 loss_sum += loss
                 nll_sum += nll
                 carries.append(after)
         return loss_sum, nll_sum, tuple(torch.cat(parts) for parts in zip(*carries, strict=True))
 
-    def _pass(
-        self, batch: TrainingBatch, n_targets: int | Tensor, carry: Carry = (), *, counts: bool = True
-    ) -> tuple[Tensor, Tensor, Carry]:
-        """Add the gradients of one batch; return its sums and the carry."""
-        with autocast(self.device, self.precision):
-            loss, nll, after = self.criterion(self.model, batch, smoothing=self.smoothing, carry=carry)
-        (loss / n_targets if counts else 0.0 * loss).backward()
+    def _pass(self, batch: TrainingBatch, carry: Carry = (), *, counts: bool = True) -> tuple[Tensor, Tensor, Carry]:
+        """Add the gradients of one batch's sum of losses; return its sums and the carry."""
+        is_alone = self.ranks is SINGLE_RANK  # otherwise gradients are summed during the backward pass
+        with deferred(takes_gradients=is_alone) if self._defers else contextlib.nullcontext():
+            with autocast(self.device, self.precision):
+                loss, nll, after = self.criterion(self.model, batch, smoothing=self.smoothing, carry=carry)
+            loss = loss if counts else 0.0 * loss
+            if is_alone:
+                loss.backward()
+        if not is_alone:
+            loss.backward()
         return loss.detach(), nll, after
 
     def _fitting(self, batch: TrainingBatch) -> Iterator[TrainingBatch]:

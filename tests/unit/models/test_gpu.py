@@ -121,9 +121,9 @@ def test_running_out_of_memory_ends_the_graphs(monkeypatch: pytest.MonkeyPatch) 
     expected = [updater.update([batch], 0.0).loss_sum for _ in range(3)]
     passes, tried = updater._graphed, list[int]()
 
-    def fail(batch: Any, n_targets: Any) -> Any:
+    def fail(batch: Any) -> Any:
         tried.append(batch.n_rows)
-        sums = passes(batch, n_targets)
+        sums = passes(batch)
         torch.empty(1 << 60, dtype=torch.uint8, device=GPU)  # the allocator's own error, in a capture
         return sums
 

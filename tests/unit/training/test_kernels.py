@@ -20,7 +20,7 @@ from transduce.data.batch import collate
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model
 from transduce.native import kernels as native
-from transduce.native import operators
+from transduce.native import operators, optimizer
 from transduce.native.attention import attend, projected_heads
 from transduce.native.library import loaded_library
 from transduce.nn.dropout import Dropout
@@ -253,26 +253,38 @@ def test_gradients_of_packed_projections_are_written_in_their_places(dtype: torc
             assert (own.grad.double() - right.grad).norm() <= 2 * rounding(dtype) * right.grad.norm()
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 17, 40), (2, 96, 200), (2, 64, 64), (1, 130, 130)])
-def test_newton_schulz_steps(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (17, 40), (40, 17), (96, 200), (200, 96), (64, 64), (130, 130), (1, 70)], ids=str
+)
+def test_a_step_of_muon(shape: tuple[int, int]) -> None:
+    """Momentum, five Newton-Schulz steps of the smaller side and the weights, with any number of threads."""
     torch.manual_seed(2)
-    matrices = torch.randn(shape)
-    given, (a, b, c) = matrices.clone(), (3.4445, -4.7750, 2.0315)
+    given, (a, b, c) = torch.randn(3, *shape), (3.4445, -4.7750, 2.0315)
     found = []
     for n_threads in (1, 3):
         before = torch.get_num_threads()
         torch.set_num_threads(n_threads)
-        found.append(operators.orthogonalize(given, (a, b, c), 5))
+        places = [weight, _, mean] = [x.clone() for x in given]
+        matrix = optimizer.Matrix(*(x.data_ptr() for x in places), *shape, 2.0, 0.5)
+        optimizer.muon([matrix], momentum=0.9, scale=0.25, coefficients=(a, b, c), steps=5)
         torch.set_num_threads(before)
-    x = matrices.double() / matrices.double().norm(dim=(1, 2), keepdim=True)
+        found.append(torch.stack([weight, mean]))
+    assert torch.equal(*found)
+    weight, grad, mean = given.double()
+    mean = 0.9 * mean + 0.1 * 0.25 * grad
+    torch.testing.assert_close(found[0][1].double(), mean, rtol=1e-5, atol=1e-6)
+    update = 0.1 * 0.25 * grad + 0.9 * mean
+    x = update / update.norm()
+    x = x.mT if shape[0] > shape[1] else x
     rounded = x.bfloat16()
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
         gram = rounded @ rounded.mT
         rounded = a * rounded + (b * gram + c * gram @ gram) @ rounded
-    assert torch.equal(*found) and torch.equal(given, matrices)
-    error, of_bfloat16 = ((y.double() - x).norm() for y in (found[0], rounded))
+    made = (0.5 * weight - found[0][0].double()) / 2
+    made = made.mT if shape[0] > shape[1] else made
+    error, of_bfloat16 = ((y.double() - x).norm() for y in (made, rounded))
     assert error <= of_bfloat16 + 2**-5 * x.norm()
 
 

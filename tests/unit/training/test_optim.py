@@ -205,12 +205,12 @@ def test_orthogonalize_of_zeros_is_zeros() -> None:
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_muon_equals_pytorchs(weight_decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_equals_pytorchs(weight_decay: float) -> None:
     """Square, wide, tall, several of one shape: batched here, one by one in PyTorch, both in bfloat16.
 
     The native kernel, which rounds less, has a test of its own.
     """
-    monkeypatch.setattr("transduce.training.optim.kernels_in_use", lambda _: "torch")
+    choose_kernels("torch")
     params = [nn.Parameter(torch.randn(shape)) for shape in ((8, 8), (6, 20), (20, 6), (8, 8), (6, 20), (1, 9))]
     theirs = copies(params)
     before = copies(params)

@@ -1,8 +1,10 @@
-// Newton-Schulz steps of Muon (Jordan et al. 2024): rounded operands, float32 in between. Included after loss_training.inl.
+// Muon (Jordan et al. 2024): momentum, then Newton-Schulz steps with rounded operands and float32 in between. Included after attention_training.inl
+// and loss_training.inl.
 
 namespace {
 
-using transduce::OrthogonalizeCall;
+using transduce::MuonCall;
+using transduce::MuonMatrix;
 
 // Columns from `first` on of a symmetric product [rows, rows], of which those before are known: only rows from `first` on are multiplied.
 void symmetric_panel(const Number* left, int depth, int rows, const Number* panel, int first, float* to, size_t stride) {
@@ -11,20 +13,36 @@ void symmetric_panel(const Number* left, int depth, int rows, const Number* pane
         for (int c = first; c < rows && c < first + kPanelColumns; c++) to[r * stride + c] = to[c * stride + r];
 }
 
-// One matrix [rows, columns], rows <= columns. Rows in `memory`, whose size training_orthogonalize.cpp computes, are padded to panels.
-void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* memory) {
+// Nesterov's momentum, which gives the update [rows, columns].
+void muon_momentum(const MuonCall& call, const MuonMatrix& matrix, float* update) {
+    const Vec kept = splat(call.momentum), scale = splat(call.scale);
+    const int64_t n = int64_t(matrix.rows) * matrix.columns;
+    for (int64_t i = 0; i < n; i += W) {
+        const int part = n - i < W ? int(n - i) : W;
+        const Vec grad = load_part(matrix.grad + i, part) * scale;
+        const Vec mean = fma(load_part(matrix.mean + i, part) - grad, kept, grad);
+        store_part(matrix.mean + i, part, mean);
+        store_part(update + i, part, fma(mean - grad, kept, grad));
+    }
+}
+
+// All of a matrix's step. A tall one is transposed. `memory`: its size is in training_muon.cpp.
+void muon_step(const MuonCall& call, const MuonMatrix& matrix, float* memory) {
     const Products products;
-    const int rows = call.rows, columns = call.columns, depth = (rows + 31) / 32 * 32, width = (columns + 31) / 32 * 32;
+    const bool is_tall = matrix.rows > matrix.columns;
+    const int rows = std::min(matrix.rows, matrix.columns), columns = std::max(matrix.rows, matrix.columns);
+    const int depth = (rows + 31) / 32 * 32, width = (columns + 31) / 32 * 32;
     const size_t gram_stride = (rows + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
-    const size_t stride = (columns + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
-    float *x = memory, *gram = x + rows * stride, *product = gram + rows * gram_stride, *whole = product + rows * gram_stride;
-    Number *left = reinterpret_cast<Number*>(whole + rows * stride), *right = left + size_t(rows) * std::max(width, depth);
-    const float* from = call.matrices + size_t(matrix) * rows * columns;
+    const size_t stride = (columns + kPanelColumns - 1) / kPanelColumns * kPanelColumns, size = padded(rows) * stride;
+    float *x = memory, *gram = x + size, *product = gram + rows * gram_stride, *whole = product + rows * gram_stride;
+    Number *left = reinterpret_cast<Number*>(whole + size), *right = left + size_t(rows) * std::max(width, depth);
+    muon_momentum(call, matrix, whole);
+    if (is_tall) flip(whole, rows, columns, rows, x, stride);
     double square = 0;
     for (int r = 0; r < rows; r++) {
         Vec sum = zero();
         for (int c = 0; c < int(stride); c += W) {
-            const Vec value = load_part(from + size_t(r) * columns + c, columns - c);
+            const Vec value = is_tall ? load_part(x + r * stride + c, columns - c) : load_part(whole + size_t(r) * columns + c, columns - c);
             sum = fma(value, value, sum);
             store(x + r * stride + c, value);
         }
@@ -58,9 +76,16 @@ void orthogonalize_matrix(const OrthogonalizeCall& call, int64_t matrix, float* 
         }
         for (size_t i = 0; i < rows * stride; i += W) store(x + i, fma(load(x + i), a, load(whole + i)));
     }
-    float* to = call.matrices + size_t(matrix) * rows * columns;
-    for (int r = 0; r < rows; r++)
-        for (int k = 0; k < columns; k += W) store_part(to + size_t(r) * columns + k, columns - k, load(x + r * stride + k));
+    const size_t row = is_tall ? padded(rows) : stride;
+    const float* found = is_tall ? whole : x;
+    if (is_tall) flip(x, stride, rows, columns, whole, row);
+    const Vec rate = splat(-matrix.rate), weight_kept = splat(matrix.weight_kept);
+    for (int r = 0; r < matrix.rows; r++)
+        for (int k = 0; k < matrix.columns; k += W) {
+            float* weight = matrix.weight + size_t(r) * matrix.columns + k;
+            const int n = matrix.columns - k;
+            store_part(weight, n, fma(load_part(found + r * row + k, n), rate, load_part(weight, n) * weight_kept));
+        }
 }
 
 }  // namespace

@@ -1,0 +1,189 @@
+"""Calls of the C++ library that wait for others, so that it computes many at once while Python waits.
+
+After each call, the numbers of a training step have pushed Python and PyTorch out of the CPU's caches: the next ten
+lines of Python take four times as long as they would otherwise, and the library's threads fall asleep. So inside
+`deferred` calls are collected, and made one behind another. Their results are tensors whose numbers are not there yet
+(`Pending`): whoever uses them in another way than by a call makes the calls that wait first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from transduce.native.kernels import n_threads
+from transduce.native.library import address, loaded_library
+
+if TYPE_CHECKING:
+    from transduce.native.tape import Tape
+
+_MOST = 16  # calls that wait: they keep the memory of what they read
+
+
+class _Queue(threading.local):
+    """What waits in this thread."""
+
+    is_open = takes_gradients = False
+    tape: Tape | None = None
+
+    def __init__(self) -> None:
+        self.steps = array("q")  # the address of each function, and of its call
+        self.kept: list[object] = []  # calls, and the tensors that they read and write
+        self.gradients: dict[Tensor, Tensor] = {}  # of parameters
+
+
+_queue = _Queue()
+
+
+@contextmanager
+def deferred(*, takes_gradients: bool = False) -> Iterator[None]:
+    """Inside, calls wait until something needs their results. All are made before the end, unless there is an error.
+
+    Until then, what they read must not be changed in place. `takes_gradients`: those of parameters are added to their
+    `grad` at the end, and not by PyTorch's engine.
+    """
+    _queue.is_open, _queue.takes_gradients = True, takes_gradients
+    try:
+        yield
+        flush()
+        for parameter, grad in _queue.gradients.items():
+            if parameter.grad is None:
+                parameter.grad = grad
+            else:
+                parameter.grad.add_(grad)
+    finally:
+        _queue.is_open = _queue.takes_gradients = False
+        _queue.gradients.clear()
+        _clear()
+
+
+@contextmanager
+def onto(tape: Tape) -> Iterator[None]:
+    """Inside, operators use this tape, and tensors that calls will write are not marked: only operators use them."""
+    _queue.tape = tape
+    try:
+        yield
+    finally:
+        _queue.tape = None
+
+
+def tape() -> Tape | None:
+    """The tape that operators use now."""
+    return _queue.tape
+
+
+def is_open() -> bool:
+    """Whether calls wait now."""
+    return _queue.is_open
+
+
+def takes_gradients() -> bool:
+    """Whether gradients of parameters are taken now."""
+    return _queue.takes_gradients
+
+
+def run(name: str, call: ctypes.Structure, *tensors: Tensor | None) -> None:
+    """Call a function of the library, now or later, with a call that has the addresses of `tensors`."""
+    if not _queue.is_open:
+        getattr(loaded_library(), f"transduce_{name}")(ctypes.byref(call), n_threads())
+        return
+    _queue.steps.extend((_place(name), ctypes.addressof(call)))
+    _queue.kept.append((call, tensors))
+    if len(_queue.kept) == _MOST:
+        flush()
+
+
+@cache
+def _place(name: str) -> int:
+    """The address of a function of the library."""
+    place = ctypes.cast(getattr(loaded_library(), f"transduce_{name}"), ctypes.c_void_p).value
+    assert place
+    return place
+
+
+def written(x: Tensor) -> Tensor:
+    """A tensor that a call has written, or will write, for others than calls."""
+    return Tensor._make_subclass(Pending, x) if _queue.kept and _queue.tape is None else x
+
+
+def dense(x: Tensor) -> Tensor:
+    """`x.contiguous()`, with the numbers that calls will write."""
+    if not x.is_contiguous():
+        flush()
+    return x.contiguous()
+
+
+def gradient(of: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """The gradient that a call has written, or will write, for PyTorch's engine; None if it is not to add it."""
+    if grad is None:
+        return None
+    if not is_taken(of):
+        return written(grad)
+    if (known := taken(of)) is None:
+        _queue.gradients[of] = grad
+    else:
+        flush()
+        known += grad
+    return None
+
+
+def is_taken(of: Tensor | None) -> TypeGuard[nn.Parameter]:
+    """Whether its gradient is not added by PyTorch's engine, which would call hooks."""
+    return (
+        _queue.takes_gradients
+        and type(of) is nn.Parameter
+        and of.requires_grad
+        and not of._backward_hooks
+        and not of._post_accumulate_grad_hooks
+    )
+
+
+def taken(of: Tensor) -> Tensor | None:
+    """What `gradient` has taken for this parameter; more can be added to it by later calls."""
+    return _queue.gradients.get(of)
+
+
+def strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+    """`x.as_strided` for calls."""
+    with torch._C._DisableTorchDispatch():
+        return x.as_strided(shape, strides, offset)
+
+
+def flush() -> None:
+    """Make the calls that wait."""
+    if steps := _queue.steps:
+        try:
+            loaded_library().transduce_run(address(steps), len(steps) // 2, n_threads())
+        finally:
+            _clear()
+
+
+def _clear() -> None:
+    _queue.steps = array("q")
+    _queue.kept.clear()
+
+
+class Pending(Tensor):
+    """A tensor whose numbers a call will write that perhaps waits."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if not function.is_view:  # a view reads nothing
+            flush()
+        with torch._C._DisableTorchDispatch():
+            found = function(*args, **(kwargs or {}))
+        if not function.is_view:
+            return found
+        return written(found) if isinstance(found, Tensor) else [written(x) for x in found]

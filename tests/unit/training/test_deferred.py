@@ -1,0 +1,244 @@
+"""Calls of the library that wait, and gradients by tapes: the same numbers as one call after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import toys
+from native_engines import needs_training_kernels
+from oracle.adapter import fitting
+from oracle.cases import SINGLE
+from transduce.data.batch import MaskedBatch, RowBatch, collate
+from transduce.errors import SettingsError
+from transduce.models.registry import build_model
+from transduce.native import kernels as native
+from transduce.native import operators, tape
+from transduce.native.deferred import Pending, deferred
+from transduce.nn.linear import Linear
+from transduce.nn.recording import recorded_heads
+from transduce.nn.stack import LayerNorm
+from transduce.training.loss import predict_masked_tokens, predict_tokens, predict_tokens_with_carry
+from transduce.training.step import PRECISIONS, autocast
+
+pytestmark = needs_training_kernels
+
+Gradients = dict[str, Tensor]
+
+
+@pytest.fixture(params=[name for name, dtype in PRECISIONS.items() if native.kernels_in_use(dtype) != "torch"])
+def precision(request: pytest.FixtureRequest) -> Iterator[str]:
+    with autocast(torch.device("cpu"), request.param):
+        yield request.param
+
+
+@pytest.fixture
+def n_taped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One number for each block whose gradients are by a tape."""
+    found: list[int] = []
+    taped = tape.Tape.finish
+
+    def finish(self: tape.Tape) -> None:
+        found.append(1)
+        taped(self)
+
+    monkeypatch.setattr(tape.Tape, "finish", finish)
+    return found
+
+
+def translator(**options: Any) -> nn.Module:
+    torch.manual_seed(1)
+    return build_model(fitting(**{"d_model": 32, "n_heads": 4, **options}), n_src=40, n_tgt=40).train()
+
+
+def gradients(model: nn.Module, batch: Any, how: str, criterion: Any = predict_tokens) -> Gradients:
+    """`how`: one call after another; with calls that wait; or with gradients that are taken too."""
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(5)
+    if how == "now":
+        criterion(model, batch, smoothing=0.1)[0].backward()
+    elif how == "deferred":
+        with deferred():
+            loss = criterion(model, batch, smoothing=0.1)[0]
+        loss.backward()
+    else:
+        with deferred(takes_gradients=True):
+            criterion(model, batch, smoothing=0.1)[0].backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(model: nn.Module, batch: Any, criterion: Any = predict_tokens) -> None:
+    expected = gradients(model, batch, "now", criterion)
+    for how in ("deferred", "taken"):
+        found = gradients(model, batch, how, criterion)
+        assert expected.keys() == found.keys() and all(type(x) is Tensor for x in found.values())
+        for name, grad in expected.items():  # tied tables add in another order
+            torch.testing.assert_close(found[name], grad, rtol=1e-5, atol=1e-5, msg=f"{how}: {name}")
+
+
+@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_gradients_of_all_transformers(name: str, dropout: float, precision: str) -> None:
+    assert_same(translator(**{**SINGLE[name], "dropout": dropout}), collate(toys.examples(9)))
+
+
+def batch_for(kind: str) -> Any:
+    ids = torch.randint(4, 40, (3, 11), generator=torch.Generator().manual_seed(2))
+    if kind in ("gpt", "transformer-xl"):
+        return RowBatch((ids,), ids.roll(1, 1), ids.numel())
+    if kind == "bert":
+        places = torch.tensor([0, 5, 14, 32])
+        return MaskedBatch(ids, ids % 2, places, ids.flatten()[places], torch.tensor([0, 1, 1]), 4 / 3)
+    return collate(toys.examples(9))
+
+
+CRITERIA = {"transformer-xl": predict_tokens_with_carry, "bert": predict_masked_tokens}
+
+
+@pytest.mark.parametrize("kind", ["gpt", "bert", "transformer-xl", "convs2s", "rnn", "star"])
+def test_the_gradients_of_other_models(kind: str, precision: str) -> None:
+    assert_same(translator(kind=kind, dropout=0.2), batch_for(kind), CRITERIA.get(kind, predict_tokens))
+
+
+@pytest.mark.parametrize(
+    ("options", "n"),
+    [
+        ({}, 4),
+        ({"residual": "pre", "activation": "gelu", "norm": "rms", "n_kv_heads": 2}, 4),
+        ({"positions": "alibi"}, 4),
+        ({"kind": "gpt"}, 2),
+        ({"kind": "bert"}, 2),
+        ({"feed_forward": "conv", "kernel_size": 3}, 0),
+        ({"projection": "shared"}, 0),
+        ({"decoder_self": "ssru"}, 2),
+    ],
+    ids=str,
+)
+def test_blocks_that_consist_of_operators_have_a_tape(options: dict[str, Any], n: int, n_taped: list[int]) -> None:
+    kind = options.get("kind", "transformer")
+    model = translator(dropout=0.1, **{"n_encoder_layers": 2, "n_decoder_layers": 2, **options})
+    gradients(model, batch_for(kind), "taken", CRITERIA.get(kind, predict_tokens))
+    assert len(n_taped) == n
+
+
+def test_blocks_that_rotate_have_none_and_compute_everything_once(n_taped: list[int]) -> None:
+    model = translator(positions="rotary", dropout=0.2)
+    batch = collate(toys.examples(9))
+    for _ in range(2):  # the second time it is known
+        assert_same(model, batch)
+    assert not n_taped
+
+
+def test_gradients_of_several_batches_are_added() -> None:
+    model, batches = translator(dropout=0.1), [collate(toys.examples(5, seed=seed)) for seed in (1, 2)]
+    sums = []
+    for takes in (False, True):
+        model.zero_grad()
+        torch.manual_seed(5)
+        for batch in batches:
+            with deferred(takes_gradients=takes):
+                loss = predict_tokens(model, batch, smoothing=0.1)[0]
+                if takes:
+                    loss.backward()
+            if not takes:
+                loss.backward()
+        sums.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for one, other in zip(*sums, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_frozen_parameters_have_no_gradient(first: int) -> None:
+    """The embeddings too, without which the first block's input has none."""
+    model, batch = translator(), collate(toys.examples(6))
+    frozen = [name for name, _ in model.named_parameters()][first::3]
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    assert_same(model, batch)
+    assert not set(gradients(model, batch, "taken")) & set(frozen)
+
+
+def test_hooks_see_the_numbers() -> None:
+    """Of modules, of parameters, and of tensors of the graph, with calls that wait and without."""
+    model, batch = translator(dropout=0.1), collate(toys.examples(6))
+    seen: list[Tensor] = []
+    block = model.encoder.blocks[0]
+    weight = block.feed_forward.expand.weight
+    block.feed_forward.register_forward_hook(lambda _, __, output: seen.append(output.detach() + 0.0))
+
+    def watch(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        output.register_hook(lambda grad: seen.append(grad + 0.0))
+
+    model.encoder.register_forward_hook(watch)
+    weight.register_hook(lambda grad: seen.append(grad + 0.0))
+    weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad + 0.0))
+    found = []
+    for how in ("now", "deferred", "taken"):
+        seen.clear()
+        gradients(model, batch, how)
+        found.append([*seen])
+    assert len(found[0]) == 4
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_recorded_attention_is_the_same() -> None:
+    model, batch = translator(), collate(toys.examples(6))
+    found = []
+    for how in ("now", "taken"):
+        with recorded_heads(model, [(1, 2)]) as weights:
+            gradients(model, batch, how)
+        found.append(weights())
+    torch.testing.assert_close(*found)
+
+
+LAYER = Linear(24, 24)
+READERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(),
+    "view of a view": lambda x: x.view(-1).view(2, -1)[1] * 2,
+    "parts": lambda x: x.chunk(2, dim=-1)[1].clone(),
+    "in place": lambda x: x.detach().add_(1.0),
+    "one number": lambda x: torch.tensor(x.detach()[1, 2, 3].item()),
+    "another operator": lambda x: LAYER(x).detach().clone(),
+    "not contiguous": lambda x: LAYER(x.transpose(0, 1)).detach().clone(),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_reads_a_tensor_waits_for_its_numbers(name: str) -> None:
+    x, read = torch.randn(2, 4, 24), READERS[name]
+    norm = LayerNorm(24)
+    expected = read(norm(x))
+    with deferred():
+        output = norm(x)
+        assert type(output) is Pending
+        found = read(output)
+        torch.testing.assert_close(found, expected)
+        assert type(output.sum()) is Tensor
+
+
+def test_an_error_leaves_nothing_that_waits() -> None:
+    norm, x = LayerNorm(24), torch.randn(3, 24)
+    with pytest.raises(ZeroDivisionError), deferred(takes_gradients=True):
+        norm(x).sum().backward()
+        norm(x)
+        raise ZeroDivisionError
+    assert norm.weight.grad is None, "half of the gradients"
+    assert type(norm(x)) is Tensor
+    with pytest.raises(SettingsError, match="must not be null"), deferred():
+        operators.run("residual", operators._ResidualCall(rows=1))
+    torch.testing.assert_close(norm(x), nn.functional.layer_norm(x, [24]))
+
+
+def test_a_tape_is_for_one_kind_of_backward_pass() -> None:
+    """Gradients that were to be taken would be lost."""
+    model, batch = translator(), collate(toys.examples(6))
+    with deferred(takes_gradients=True):
+        loss = predict_tokens(model, batch, smoothing=0.1)[0]
+    with pytest.raises(AssertionError, match="lost"):
+        loss.backward()
