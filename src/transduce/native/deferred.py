@@ -37,7 +37,7 @@ class _Queue(threading.local):
     def __init__(self) -> None:
         self.steps = array("q")  # the address of each function, and of its call
         self.kept: list[object] = []  # calls, and the tensors that they read and write
-        self.gradients: dict[Tensor, Tensor] = {}  # of parameters
+        self.gradients: dict[int, tuple[nn.Parameter, Tensor]] = {}  # by `id` of the parameter
 
 
 _queue = _Queue()
@@ -54,7 +54,7 @@ def deferred(*, takes_gradients: bool = False) -> Iterator[None]:
     try:
         yield
         flush()
-        for parameter, grad in _queue.gradients.items():
+        for parameter, grad in _queue.gradients.values():
             if parameter.grad is None:
                 parameter.grad = grad
             else:
@@ -116,8 +116,9 @@ def written(x: Tensor) -> Tensor:
 
 def dense(x: Tensor) -> Tensor:
     """`x.contiguous()`, with the numbers that calls will write."""
-    if not x.is_contiguous():
-        flush()
+    if x.is_contiguous():
+        return x
+    flush()
     return x.contiguous()
 
 
@@ -128,7 +129,7 @@ def gradient(of: Tensor | None, grad: Tensor | None) -> Tensor | None:
     if not is_taken(of):
         return written(grad)
     if (known := taken(of)) is None:
-        _queue.gradients[of] = grad
+        _queue.gradients[id(of)] = of, grad
     else:
         flush()
         known += grad
@@ -148,7 +149,8 @@ def is_taken(of: Tensor | None) -> TypeGuard[nn.Parameter]:
 
 def taken(of: Tensor) -> Tensor | None:
     """What `gradient` has taken for this parameter; more can be added to it by later calls."""
-    return _queue.gradients.get(of)
+    known = _queue.gradients.get(id(of))
+    return None if known is None else known[1]
 
 
 def strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:

@@ -51,7 +51,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         given = [None if x is None else x.contiguous() for x in (hidden, weight, bias, gold)]
         grads = [_empty(x) if wanted and x is not None else None for x in given[:3]]
         loss, nll = ctypes.c_double(), ctypes.c_double()
-        sizes = len(hidden), pad, hidden.shape[1], len(weight)
+        sizes = len(hidden), pad, hidden.shape[1], weight.shape[0]
         call = _LossCall(*_pointers(*given), *sizes, dtype == torch.bfloat16, smoothing, *_pointers(*grads))
         flush()
         loaded_library().transduce_loss(ctypes.byref(call), n_threads(), ctypes.byref(loss), ctypes.byref(nll))
@@ -240,7 +240,7 @@ def _embedding_call(
     options: tuple[float, float, int], ids: Tensor, table: Tensor, *others: Tensor | None
 ) -> _EmbeddingCall:
     """`others`: positions, output and so on, as the structure has them."""
-    sizes = ids.numel(), ids.shape[1], table.shape[1], len(table)
+    sizes = ids.numel(), ids.shape[1], table.shape[1], table.shape[0]
     return _EmbeddingCall(*sizes, *_pointers(ids, table, others[0]), *options, *_pointers(*others[1:]))
 
 
@@ -281,7 +281,7 @@ class LinearProduct(Operator):
     @staticmethod
     def forward(ctx, x, weight, bias, dtype, activation, p, seed):  # type: ignore[no-untyped-def]
         x, weight = dense(x), dense(weight)
-        output = torch.empty(*x.shape[:-1], len(weight), dtype=dtype)
+        output = torch.empty(*x.shape[:-1], weight.shape[0], dtype=dtype)
         slope = _empty(output) if activation > 0 else None
         ctx.options = (dtype, activation, p, seed)
         tensors = x, weight, bias, output, slope
@@ -304,6 +304,6 @@ def _linear_call(
 ) -> _LinearCall:
     """`others`: bias, output and so on, as the structure has them."""
     dtype, activation, p, seed = options
-    sizes = x.numel() // x.shape[-1], x.shape[-1], len(weight)
+    sizes = x.numel() // x.shape[-1], x.shape[-1], weight.shape[0]
     rounded = dtype == torch.bfloat16, x.dtype == torch.bfloat16, grad_is_bf16
     return _LinearCall(*sizes, *rounded, x.data_ptr(), activation, p, seed, *_pointers(weight, *others))

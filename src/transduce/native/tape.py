@@ -44,7 +44,7 @@ class NotTaped(Exception):
 class _Context:
     """What an operator keeps for its backward pass, as in PyTorch's `FunctionCtx`."""
 
-    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+    def __init__(self, needs_input_grad: Sequence[bool]) -> None:
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple[Tensor | None, ...] = ()
 
@@ -65,7 +65,7 @@ class Tape:
     def run(self, operator: type[Operator], args: tuple[Any, ...]) -> Any:
         """Call an operator whose differentiable arguments are known, or parameters without a gradient for the tape."""
         given = args[: operator.differentiable]
-        context = _Context(tuple(map(self._needs_gradient, given)))
+        context = _Context([self._needs_gradient(x) for x in given])
         found = operator.forward(context, *args)
         outputs = found if isinstance(found, tuple) else (found,)
         self.add(partial(operator.gradients, context), given, outputs)

@@ -173,14 +173,21 @@ def _computed(block: nn.Module, compute: Callable[[], Tensor], *inputs: Tensor |
     if (modules := _modules.get(block)) is None:
         modules = list(block.modules())
         _modules[block] = modules = modules if all(type(one) in _TAPED for one in modules) else []
-    hooks = (one._forward_hooks or one._forward_pre_hooks or one._backward_hooks for one in modules)
-    if not modules or any(hooks) or any("attend" in vars(one) for one in modules):  # a recorder
+    if not modules or _are_watched(modules):
         return compute()
     try:
         return taped(compute, [x for x in inputs if x is not None], block.parameters())
     except NotTaped:
         _modules[block] = []
         return compute()
+
+
+def _are_watched(modules: Iterable[nn.Module]) -> bool:
+    """Whether hooks or recorders read what modules compute."""
+    for one in modules:
+        if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or "attend" in one.__dict__:
+            return True
+    return False
 
 
 class Stack(nn.Module):
