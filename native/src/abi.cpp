@@ -536,7 +536,7 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
 }
 
 int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads) {
-    int32_t code = TRANSDUCE_OK;
+    int32_t code = guarded([&] { require(n >= 0 && (steps || !n), "steps: must not be null"); });
     for (int64_t i = 0; i < n && code == TRANSDUCE_OK; i++) code = steps[i].function(steps[i].call, n_threads);
     return code;
 }
@@ -553,8 +553,7 @@ int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double l
     });
 }
 
-int32_t transduce_muon(const transduce_muon_matrix* matrices, int64_t n, float momentum, float scale, const float* coefficients, int32_t steps,
-                       int32_t n_threads) {
+int32_t transduce_muon(const transduce_muon_matrix* matrices, int64_t n, float scale, const float* coefficients, int32_t steps, int32_t n_threads) {
     return guarded([&] {
         require(transduce_can_train(), "this CPU has no kernels of training");
         require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
@@ -564,9 +563,9 @@ int32_t transduce_muon(const transduce_muon_matrix* matrices, int64_t n, float m
             const transduce_muon_matrix& m = matrices[i];
             require(m.weight && m.grad && m.mean, "matrices: numbers must not be null");
             require(1 <= m.rows && m.rows <= 1 << 20 && 1 <= m.columns && m.columns <= 1 << 20, "rows or columns: out of range");
-            found.push_back({m.weight, m.grad, m.mean, m.rows, m.columns, m.rate, m.weight_kept});
+            found.push_back({m.weight, m.grad, m.mean, m.rows, m.columns, m.rate, m.weight_kept, m.momentum});
         }
-        transduce::muon(found.data(), n, {momentum, scale, {coefficients[0], coefficients[1], coefficients[2]}, steps}, n_threads);
+        transduce::muon(found.data(), n, {scale, {coefficients[0], coefficients[1], coefficients[2]}, steps}, n_threads);
     });
 }
 

@@ -15,7 +15,7 @@ void symmetric_panel(const Number* left, int depth, int rows, const Number* pane
 
 // Nesterov's momentum, which gives the update [rows, columns].
 void muon_momentum(const MuonCall& call, const MuonMatrix& matrix, float* update) {
-    const Vec kept = splat(call.momentum), scale = splat(call.scale);
+    const Vec kept = splat(matrix.momentum), scale = splat(call.scale);
     const int64_t n = int64_t(matrix.rows) * matrix.columns;
     for (int64_t i = 0; i < n; i += W) {
         const int part = n - i < W ? int(n - i) : W;

@@ -182,11 +182,11 @@ struct MuonMatrix {
     const float* grad;
     float* mean;
     int rows, columns;
-    float rate, weight_kept;
+    float rate, weight_kept, momentum;
 };
 
 struct MuonCall {
-    float momentum, scale;  // `scale`: of the gradients
+    float scale;            // of the gradients
     float coefficients[3];  // of the Newton-Schulz steps
     int steps;
 };

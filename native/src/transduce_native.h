@@ -295,13 +295,13 @@ typedef struct transduce_muon_matrix {
     const float* grad;
     float* mean;
     int32_t rows, columns;
-    float rate, weight_kept;
+    float rate, weight_kept, momentum;
 } transduce_muon_matrix;
 
 /* One update of Muon from gradients times `scale`: X = (1 - momentum) gradient + momentum mean, divided by its norm; then `steps` times
  * a X + (b G + c G G) X with G = X X^T (of X^T where X is tall); weight = weight_kept * weight - rate * X. */
-TRANSDUCE_API int32_t transduce_muon(const transduce_muon_matrix* matrices, int64_t n, float momentum, float scale, const float* coefficients,
-                                     int32_t steps, int32_t n_threads);
+TRANSDUCE_API int32_t transduce_muon(const transduce_muon_matrix* matrices, int64_t n, float scale, const float* coefficients, int32_t steps,
+                                     int32_t n_threads);
 
 /* The norm of all numbers of `n` tensors. */
 TRANSDUCE_API int32_t transduce_norm(const float* const* tensors, const int64_t* sizes, int64_t n, int32_t n_threads, double* norm);

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,40 +29,53 @@ _MOST = 16  # calls that wait: they keep the memory of what they read
 
 
 class _Queue(threading.local):
-    """What waits in this thread."""
+    """The calls of a thread that wait, and what is to be done with gradients."""
 
-    is_open = takes_gradients = False
+    is_open = False
     tape: Tape | None = None
+    gradients: dict[int, tuple[nn.Parameter, Tensor]] | None = None
+    """Those of parameters, by `id`, if they are taken."""
 
     def __init__(self) -> None:
         self.steps = array("q")  # the address of each function, and of its call
         self.kept: list[object] = []  # calls, and the tensors that they read and write
-        self.gradients: dict[int, tuple[nn.Parameter, Tensor]] = {}  # by `id` of the parameter
 
 
 _queue = _Queue()
 
 
 @contextmanager
-def deferred(*, takes_gradients: bool = False) -> Iterator[None]:
+def deferred() -> Iterator[None]:
     """Inside, calls wait until something needs their results. All are made before the end, unless there is an error.
 
-    Until then, what they read must not be changed in place. `takes_gradients`: those of parameters are added to their
-    `grad` at the end, and not by PyTorch's engine.
+    Until then, what they read must not be changed in place.
     """
-    _queue.is_open, _queue.takes_gradients = True, takes_gradients
+    was_open = _queue.is_open
+    _queue.is_open = True
     try:
         yield
         flush()
-        for parameter, grad in _queue.gradients.values():
+    finally:
+        _queue.is_open = was_open
+        if not was_open:
+            _clear()
+
+
+@contextmanager
+def taking_gradients() -> Iterator[None]:
+    """Inside, one backward pass; gradients of parameters bypass PyTorch's engine and are added to `grad` at the end."""
+    before, found = _queue.gradients, dict[int, tuple[nn.Parameter, Tensor]]()
+    _queue.gradients = found
+    try:
+        yield
+        flush()
+        for parameter, grad in found.values():
             if parameter.grad is None:
                 parameter.grad = grad
             else:
                 parameter.grad.add_(grad)
     finally:
-        _queue.is_open = _queue.takes_gradients = False
-        _queue.gradients.clear()
-        _clear()
+        _queue.gradients = before
 
 
 @contextmanager
@@ -87,7 +100,7 @@ def is_open() -> bool:
 
 def takes_gradients() -> bool:
     """Whether gradients of parameters are taken now."""
-    return _queue.takes_gradients
+    return _queue.gradients is not None
 
 
 def run(name: str, call: ctypes.Structure, *tensors: Tensor | None) -> None:
@@ -123,11 +136,16 @@ def dense(x: Tensor) -> Tensor:
 
 
 def gradient(of: Tensor | None, grad: Tensor | None) -> Tensor | None:
-    """The gradient that a call has written, or will write, for PyTorch's engine; None if it is not to add it."""
+    """The gradient that a call has written, or will write, for PyTorch's engine or a tape; None if it is taken."""
     if grad is None:
         return None
-    if not is_taken(of):
+    if type(of) is not nn.Parameter:
         return written(grad)
+    has_hooks = of._backward_hooks or of._post_accumulate_grad_hooks
+    if _queue.gradients is None or has_hooks or not of.requires_grad:
+        if _queue.tape is None:
+            flush()  # what becomes its `grad` is a plain tensor
+        return grad
     if (known := taken(of)) is None:
         _queue.gradients[id(of)] = of, grad
     else:
@@ -136,20 +154,9 @@ def gradient(of: Tensor | None, grad: Tensor | None) -> Tensor | None:
     return None
 
 
-def is_taken(of: Tensor | None) -> TypeGuard[nn.Parameter]:
-    """Whether its gradient is not added by PyTorch's engine, which would call hooks."""
-    return (
-        _queue.takes_gradients
-        and type(of) is nn.Parameter
-        and of.requires_grad
-        and not of._backward_hooks
-        and not of._post_accumulate_grad_hooks
-    )
-
-
 def taken(of: Tensor) -> Tensor | None:
-    """What `gradient` has taken for this parameter; more can be added to it by later calls."""
-    known = _queue.gradients.get(id(of))
+    """The gradient of this parameter that `gradient` has taken; later calls can add to it."""
+    known = None if _queue.gradients is None else _queue.gradients.get(id(of))
     return None if known is None else known[1]
 
 

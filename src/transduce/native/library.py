@@ -64,7 +64,7 @@ def load_library() -> ctypes.CDLL | str:
         "residual_backward": [pointer, int32],
         "attend_backward": [pointer, int32],
         "run": [pointer, int64, int32],
-        "muon": [pointer, int64, real, real, pointer, int32, int32],
+        "muon": [pointer, int64, real, pointer, int32, int32],
         "adam": [pointer, int64, *[double] * 6, int32],
         "norm": [pointer, pointer, int64, int32, pointer],
     }

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.native.deferred import dense, flush, gradient, run, taken, written
+from transduce.native.deferred import dense, flush, gradient, run, taken, takes_gradients, written
 from transduce.native.kernels import dtype_in_use, n_threads, new_seed
 from transduce.native.library import loaded_library
 from transduce.native.tape import Operator, rounded, with_rounded
@@ -64,7 +64,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_loss, _grad_nll):  # type: ignore[no-untyped-def]
         *grads, weight, bias = ctx.saved_tensors
-        if grad_loss != 1:
+        if grad_loss != 1 or not takes_gradients():  # otherwise this is the only backward pass
             grads = [None if grad is None else grad * grad_loss for grad in grads]
         return grads[0], gradient(weight, grads[1]), gradient(bias, grads[2]), *[None] * 5
 

@@ -52,13 +52,11 @@ class Matrix(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "grad", "mean")),
         *((name, ctypes.c_int32) for name in ("rows", "columns")),
-        *((name, ctypes.c_float) for name in ("rate", "weight_kept")),
+        *((name, ctypes.c_float) for name in ("rate", "weight_kept", "momentum")),
     ]
 
 
-def muon(
-    matrices: Sequence[Matrix], *, momentum: float, scale: float, coefficients: Sequence[float], steps: int
-) -> None:
+def muon(matrices: Sequence[Matrix], *, scale: float, coefficients: Sequence[float], steps: int) -> None:
     """Update in place: Nesterov's momentum, `steps` Newton-Schulz steps, `rate` and `weight_kept` of each matrix.
 
     X / |X| becomes a X + (b G + c G G) X with G = X X^T. `scale`: factor of the gradients.
@@ -66,7 +64,7 @@ def muon(
     all_matrices = (Matrix * len(matrices))(*matrices)
     factors = array("f", coefficients)
     loaded_library().transduce_muon(
-        ctypes.byref(all_matrices), len(matrices), momentum, scale, address(factors), steps, n_threads()
+        ctypes.byref(all_matrices), len(matrices), scale, address(factors), steps, n_threads()
     )
 
 

@@ -44,12 +44,18 @@ class NotTaped(Exception):
 class _Context:
     """What an operator keeps for its backward pass, as in PyTorch's `FunctionCtx`."""
 
-    def __init__(self, needs_input_grad: Sequence[bool]) -> None:
+    def __init__(self, tape: Tape, needs_input_grad: Sequence[bool]) -> None:
         self.needs_input_grad = needs_input_grad
-        self.saved_tensors: tuple[Tensor | None, ...] = ()
+        self._tape, self._saved = tape, slice(0)
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        self.saved_tensors = tensors
+        saved = self._tape.saved
+        self._saved = slice(len(saved), len(saved) + len(tensors))
+        saved.extend(tensors)
+
+    @property
+    def saved_tensors(self) -> Sequence[Tensor | None]:
+        return self._tape.saved[self._saved]
 
     def set_materialize_grads(self, value: bool) -> None:
         """Operators are always given None for no gradient."""
@@ -59,13 +65,14 @@ class Tape:
     """Operators in the order in which they were called. Tensors are known by `id`."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
+        self.saved: list[Tensor | None] = []
         self._steps: list[tuple[Callable[..., Any], list[int], list[int]]] = []
         self._known = {id(x): x for x in inputs}  # during the forward pass, so that an id is one tensor's
 
     def run(self, operator: type[Operator], args: tuple[Any, ...]) -> Any:
-        """Call an operator whose differentiable arguments are known, or parameters without a gradient for the tape."""
+        """Call an operator whose differentiable arguments are known, or frozen parameters."""
         given = args[: operator.differentiable]
-        context = _Context([self._needs_gradient(x) for x in given])
+        context = _Context(self, [self._needs_gradient(x) for x in given])
         found = operator.forward(context, *args)
         outputs = found if isinstance(found, tuple) else (found,)
         self.add(partial(operator.gradients, context), given, outputs)
@@ -79,21 +86,23 @@ class Tape:
     def _needs_gradient(self, x: Tensor | None) -> bool:
         if x is None or id(x) in self._known:
             return x is not None
-        if type(x) is not nn.Parameter or (x.requires_grad and not deferred.is_taken(x)):
+        if type(x) is not nn.Parameter or x.requires_grad:
             raise NotTaped
-        return x.requires_grad
+        return False
 
     def knows(self, x: Tensor) -> bool:
         return id(x) in self._known
 
-    def finish(self) -> None:
-        """Keep nothing but what operators need."""
+    def finish(self) -> list[Tensor | None]:
+        """Forget all tensors; return those that the backward pass needs."""
+        saved, self.saved = self.saved, []
         self._known.clear()
+        return saved
 
-    def backward(self, grads: dict[int, Tensor | None]) -> None:
-        """Replace the gradients of the outputs by those of the inputs. The tape is empty afterwards."""
-        while self._steps:
-            step, args, outputs = self._steps.pop()
+    def backward(self, grads: dict[int, Tensor | None], saved: Sequence[Tensor | None]) -> None:
+        """Replace the gradients of the outputs by those of the inputs."""
+        self.saved = list(saved)
+        for step, args, outputs in reversed(self._steps):
             of_outputs = [grads.pop(x, None) for x in outputs]
             if all(grad is None for grad in of_outputs):
                 continue
@@ -103,12 +112,13 @@ class Tape:
                     deferred.flush()
                     grad = known + grad
                 grads[x] = known if grad is None else grad
+        self.saved = []
 
 
 class _Taped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, compute, *inputs):  # type: ignore[no-untyped-def]
-        """Return the output, and its rounded copy or None."""
+    def forward(ctx, compute, n_inputs, *inputs):  # type: ignore[no-untyped-def]
+        """Return the output, and its rounded copy or None. The first inputs are not parameters."""
         tape = Tape(inputs)
         with deferred.onto(tape), torch.enable_grad():  # as outside, so that modules do the same
             output = compute()
@@ -117,32 +127,31 @@ class _Taped(torch.autograd.Function):
         outputs = output, rounded_copy(output)
         ctx.set_materialize_grads(False)
         ctx.tape, ctx.inputs, ctx.outputs = tape, [id(x) for x in inputs], [id(x) for x in outputs]
-        ctx.takes_gradients = deferred.takes_gradients()
-        tape.finish()
+        ctx.n_inputs = n_inputs
+        ctx.save_for_backward(*tape.finish())
         return tuple(None if x is None else deferred.written(x) for x in outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *given):  # type: ignore[no-untyped-def]
-        assert deferred.takes_gradients() == ctx.takes_gradients, "gradients of parameters would be lost"
         grads = dict(zip(ctx.outputs, given, strict=True))
-        with nullcontext() if ctx.takes_gradients else deferred.deferred(), deferred.onto(ctx.tape):
-            ctx.tape.backward(grads)
-        found = (grads.get(x) for x in ctx.inputs)
-        return None, *(None if x is None else deferred.written(x) for x in found)
+        with nullcontext() if deferred.is_open() else deferred.deferred():
+            with deferred.onto(ctx.tape):
+                ctx.tape.backward(grads, ctx.saved_tensors)
+            found = [grads.get(x) for x in ctx.inputs]
+            if any(grad is not None for grad in found[ctx.n_inputs :]):
+                deferred.flush()  # what becomes a parameter's `grad` is a plain tensor
+            return None, None, *(None if x is None else deferred.written(x) for x in found)
 
 
 def taped(compute: Callable[[], Tensor], inputs: Sequence[Tensor], parameters: Iterable[nn.Parameter]) -> Tensor:
-    """What `compute` returns; it has no effect, and uses these inputs and parameters only.
+    """What `compute` returns, which uses these inputs and parameters only.
 
     Raises:
-        NotTaped: It uses more than operators and views. Nothing has been kept.
+        NotTaped: It uses more than operators and views. Random numbers have been drawn.
     """
-    copies = [copy for x in inputs if (copy := rounded_copy(x)) is not None]
-    # If gradients are taken, parameters only say that the output has a gradient.
-    is_enough = deferred.takes_gradients() and any(x.requires_grad for x in inputs)
-    others = () if is_enough else (p for p in parameters if p.requires_grad)
-    return with_rounded(*_Taped.apply(compute, *inputs, *copies, *others))
+    given = [*inputs, *(copy for x in inputs if (copy := rounded_copy(x)) is not None)]
+    return with_rounded(*_Taped.apply(compute, len(given), *given, *(p for p in parameters if p.requires_grad)))
 
 
 def rearranged(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:

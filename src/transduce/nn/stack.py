@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from transduce.native import kernels, operators
 from transduce.native.deferred import is_open
@@ -93,6 +93,9 @@ RESIDUALS: dict[str, type[PostNorm]] = {"post": PostNorm, "pre": PreNorm}
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward, each with its residual connection (paper 3.1)."""
 
+    untaped: torch.dtype | None = None
+    """The type of the products with which the block has had no tape."""
+
     def __init__(
         self, *, attention: SelfAttention, feed_forward: FeedForward, residual: Callable[[], PostNorm]
     ) -> None:
@@ -115,6 +118,9 @@ class DecoderBlock(nn.Module):
 
     A recurrent unit may take the place of self-attention, and its name.
     """
+
+    untaped: torch.dtype | None = None
+    """The type of the products with which the block has had no tape."""
 
     def __init__(
         self,
@@ -163,31 +169,49 @@ _TAPED = (  # exactly these: a subclass may compute something else
     EncoderBlock, DecoderBlock, PostNorm, PreNorm, *_KNOWN, SelfAttention, CrossAttention, FullProjection, FeedForward,
     Linear, Dropout,
 )  # fmt: skip
-_modules: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()  # of blocks; empty: not for a tape
+_HOOKS_OF_ALL = (
+    torch_module._global_forward_hooks,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_backward_hooks,
+    torch_module._global_backward_pre_hooks,
+)
 
 
-def _computed(block: nn.Module, compute: Callable[[], Tensor], *inputs: Tensor | None) -> Tensor:
+def _computed(block: EncoderBlock | DecoderBlock, compute: Callable[[], Tensor], *inputs: Tensor | None) -> Tensor:
     """What `compute` returns, by a tape where calls of the library wait, and operators are all that computes."""
-    if not is_open():
+    dtype = kernels.dtype_in_use()
+    parameters: list[nn.Parameter] = []
+    if (
+        not is_open()
+        or not torch.is_grad_enabled()
+        or block.untaped is dtype
+        or any(_HOOKS_OF_ALL)
+        or not _takes_tape(block, parameters)
+    ):
         return compute()
-    if (modules := _modules.get(block)) is None:
-        modules = list(block.modules())
-        _modules[block] = modules = modules if all(type(one) in _TAPED for one in modules) else []
-    if not modules or _are_watched(modules):
-        return compute()
+    generator = torch.get_rng_state()
     try:
-        return taped(compute, [x for x in inputs if x is not None], block.parameters())
+        return taped(compute, [x for x in inputs if x is not None], parameters)
     except NotTaped:
-        _modules[block] = []
+        torch.set_rng_state(generator)
+        block.untaped = dtype
         return compute()
 
 
-def _are_watched(modules: Iterable[nn.Module]) -> bool:
-    """Whether hooks or recorders read what modules compute."""
-    for one in modules:
-        if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or "attend" in one.__dict__:
-            return True
-    return False
+def _takes_tape(module: nn.Module, parameters: list[nn.Parameter]) -> bool:
+    """Whether modules compute as their classes do, and nothing watches them; adds their parameters to the list."""
+    if (
+        type(module) not in _TAPED
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "attend" in module.__dict__  # of a recorder
+        or "forward" in module.__dict__
+    ):
+        return False
+    parameters += [p for p in module._parameters.values() if p is not None]
+    return all(_takes_tape(one, parameters) for one in module._modules.values() if one is not None)
 
 
 class Stack(nn.Module):

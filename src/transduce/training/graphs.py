@@ -18,7 +18,7 @@ from transduce.nn.linear import rounded_rows
 from transduce.text.special import PAD
 
 Passes = Callable[[TrainingBatch], tuple[Tensor, Tensor]]
-"""Of a batch and a number of targets: add the gradients of loss / number, return the sums of loss and -log p."""
+"""Of a batch: add the gradients of the sum of losses, return the sums of loss and -log p."""
 
 _MAX_GRAPHS = 512  # each takes a few megabytes
 _LENGTH_MULTIPLE = 4  # unless the model takes no longer sequences

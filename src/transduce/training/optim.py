@@ -77,11 +77,14 @@ class Muon(torch.optim.Optimizer):
         self, params: Sequence[dict[str, Any]], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "rows": None})
+        for group in self.param_groups:
+            if any(sum(group["rows"] or [len(p)]) != len(p) for p in group["params"]):
+                raise ValueError(f"the rows of a matrix are not {group['rows']}")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
         """Update the weights from `scale` times the gradients, which may be overwritten."""
-        known = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        known = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
         for p in known:
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -92,21 +95,20 @@ class Muon(torch.optim.Optimizer):
             self._step_by_torch()
 
     def _step_by_library(self, scale: float) -> None:
-        """The library's products are of bfloat16 only where the CPU has them."""
+        """One piece of work for each matrix. Products are of bfloat16 only where the CPU has them."""
         matrices = []
         for group in self.param_groups:
             kept = 1 - group["lr"] * group["weight_decay"]
-            params = [p for p in group["params"] if p.grad is not None]
+            params = [p for p in group["params"] if p.grad is not None and p.numel()]
             native.will_change(params)
             for p in params:
                 places = [x.data_ptr() for x in (p, p.grad, self.state[p]["momentum"])]
                 columns = p.shape[1]
                 for rows in group["rows"] or [p.shape[0]]:
                     rate = _rate(rows, columns) * group["lr"]
-                    matrices.append(native.Matrix(*places, rows, columns, rate, kept))
+                    matrices.append(native.Matrix(*places, rows, columns, rate, kept, group["momentum"]))
                     places = [place + rows * columns * p.element_size() for place in places]
-        momentum = self.defaults["momentum"]
-        native.muon(matrices, momentum=momentum, scale=scale, coefficients=_NS, steps=_NS_STEPS)
+        native.muon(matrices, scale=scale, coefficients=_NS, steps=_NS_STEPS)
 
     def _step_by_torch(self) -> None:
         stacks: dict[tuple[int, int], list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
@@ -147,7 +149,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.state = self.state
 
     def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
-        """Update the weights from `scale` times the gradients, which are overwritten."""
+        """Update the weights from `scale` times the gradients, which may be overwritten."""
         for part in self.parts:
             part.step(scale=scale)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
-from transduce.native.deferred import deferred
+from transduce.native.deferred import deferred, taking_gradients
 from transduce.native.kernels import all_threads_for_kernels, choose_kernels, kernels_in_use, on_gpu
 from transduce.nn.attention import Attention, CrossAttention, SelfAttention
 from transduce.nn.feedforward import ConvFeedForward
@@ -243,14 +243,15 @@ class Updater:
 
     def _pass(self, batch: TrainingBatch, carry: Carry = (), *, counts: bool = True) -> tuple[Tensor, Tensor, Carry]:
         """Add the gradients of one batch's sum of losses; return its sums and the carry."""
-        is_alone = self.ranks is SINGLE_RANK  # otherwise gradients are summed during the backward pass
-        with deferred(takes_gradients=is_alone) if self._defers else contextlib.nullcontext():
+        takes = self._defers and self.ranks is SINGLE_RANK  # other ranks sum gradients during the backward pass
+        with deferred() if self._defers else contextlib.nullcontext():
             with autocast(self.device, self.precision):
                 loss, nll, after = self.criterion(self.model, batch, smoothing=self.smoothing, carry=carry)
             loss = loss if counts else 0.0 * loss
-            if is_alone:
-                loss.backward()
-        if not is_alone:
+            if takes:
+                with taking_gradients():
+                    loss.backward()
+        if not takes:
             loss.backward()
         return loss.detach(), nll, after
 

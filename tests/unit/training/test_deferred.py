@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from transduce.errors import SettingsError
 from transduce.models.registry import build_model
 from transduce.native import kernels as native
 from transduce.native import operators, tape
-from transduce.native.deferred import Pending, deferred
+from transduce.native.deferred import Pending, deferred, taking_gradients
 from transduce.nn.linear import Linear
 from transduce.nn.recording import recorded_heads
 from transduce.nn.stack import LayerNorm
@@ -42,9 +45,9 @@ def n_taped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     taped = tape.Tape.finish
 
-    def finish(self: tape.Tape) -> None:
+    def finish(self: tape.Tape) -> list[Tensor | None]:
         found.append(1)
-        taped(self)
+        return taped(self)
 
     monkeypatch.setattr(tape.Tape, "finish", finish)
     return found
@@ -59,23 +62,23 @@ def gradients(model: nn.Module, batch: Any, how: str, criterion: Any = predict_t
     """`how`: one call after another; with calls that wait; or with gradients that are taken too."""
     model.zero_grad(set_to_none=True)
     torch.manual_seed(5)
-    if how == "now":
-        criterion(model, batch, smoothing=0.1)[0].backward()
-    elif how == "deferred":
-        with deferred():
-            loss = criterion(model, batch, smoothing=0.1)[0]
+    with nullcontext() if how == "now" else deferred():
+        loss = criterion(model, batch, smoothing=0.1)[0]
+        if how == "taken":
+            with taking_gradients():
+                loss.backward()
+    if how != "taken":
         loss.backward()
-    else:
-        with deferred(takes_gradients=True):
-            criterion(model, batch, smoothing=0.1)[0].backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert all(type(grad) is Tensor for grad in found.values())
+    return {name: grad.clone() for name, grad in found.items()}
 
 
 def assert_same(model: nn.Module, batch: Any, criterion: Any = predict_tokens) -> None:
     expected = gradients(model, batch, "now", criterion)
     for how in ("deferred", "taken"):
         found = gradients(model, batch, how, criterion)
-        assert expected.keys() == found.keys() and all(type(x) is Tensor for x in found.values())
+        assert expected.keys() == found.keys()
         for name, grad in expected.items():  # tied tables add in another order
             torch.testing.assert_close(found[name], grad, rtol=1e-5, atol=1e-5, msg=f"{how}: {name}")
 
@@ -140,12 +143,8 @@ def test_gradients_of_several_batches_are_added() -> None:
         model.zero_grad()
         torch.manual_seed(5)
         for batch in batches:
-            with deferred(takes_gradients=takes):
-                loss = predict_tokens(model, batch, smoothing=0.1)[0]
-                if takes:
-                    loss.backward()
-            if not takes:
-                loss.backward()
+            with deferred(), taking_gradients() if takes else nullcontext():
+                predict_tokens(model, batch, smoothing=0.1)[0].backward()
         sums.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     for one, other in zip(*sums, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
@@ -224,7 +223,7 @@ def test_what_reads_a_tensor_waits_for_its_numbers(name: str) -> None:
 
 def test_an_error_leaves_nothing_that_waits() -> None:
     norm, x = LayerNorm(24), torch.randn(3, 24)
-    with pytest.raises(ZeroDivisionError), deferred(takes_gradients=True):
+    with pytest.raises(ZeroDivisionError), deferred(), taking_gradients():
         norm(x).sum().backward()
         norm(x)
         raise ZeroDivisionError
@@ -235,10 +234,99 @@ def test_an_error_leaves_nothing_that_waits() -> None:
     torch.testing.assert_close(norm(x), nn.functional.layer_norm(x, [24]))
 
 
-def test_a_tape_is_for_one_kind_of_backward_pass() -> None:
-    """Gradients that were to be taken would be lost."""
+def with_gradient_of_the_memory(model: Any, batch: Any, *, smoothing: float) -> tuple[Tensor, Tensor, tuple[()]]:
+    """A criterion with backward passes of its own: adversarial training adds the gradient to what it is of."""
+    loss, nll, _ = predict_tokens(model, batch, smoothing=smoothing)
+    weight = model.decoder.blocks[1].feed_forward.expand.weight
+    of_weight, of_table = torch.autograd.grad(loss, [weight, model.output_weight], retain_graph=True)
+    again = predict_tokens(model, batch, smoothing=smoothing)[0]
+    return loss + again + (of_weight.detach() * weight).sum() + (of_table * model.output_weight).sum(), nll, ()
+
+
+def test_backward_passes_inside_a_criterion(precision: str) -> None:
+    assert_same(translator(dropout=0.1), collate(toys.examples(6)), with_gradient_of_the_memory)
+
+
+def test_a_second_backward_pass_needs_the_graph() -> None:
     model, batch = translator(), collate(toys.examples(6))
-    with deferred(takes_gradients=True):
+    with deferred():
         loss = predict_tokens(model, batch, smoothing=0.1)[0]
-    with pytest.raises(AssertionError, match="lost"):
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    loss.backward()
+    for p, grad in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(p.grad, 2 * grad, rtol=1e-5, atol=1e-5)
+    with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
+
+
+def test_a_change_in_place_is_noticed_in_the_backward_pass() -> None:
+    model, batch = translator(), collate(toys.examples(6))
+    with deferred():
+        loss = predict_tokens(model, batch, smoothing=0.1)[0]
+    with torch.no_grad():
+        model.encoder.blocks[1].feed_forward.expand.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_weight_that_is_not_contiguous_has_a_gradient() -> None:
+    model = translator()
+    layer = model.encoder.blocks[0].feed_forward.expand
+    layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+    assert_same(model, collate(toys.examples(6)))
+
+
+def test_without_a_tape_no_more_random_numbers_are_drawn() -> None:
+    """Otherwise a resumed run, which tries it again, would drop other elements."""
+    model, batch = translator(positions="rotary", dropout=0.2, attention_dropout=0.2), collate(toys.examples(9))
+    first, second = (gradients(model, batch, "taken") for _ in range(2))
+    for name, grad in first.items():
+        assert torch.equal(grad, second[name])
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).mul_(2)
+
+
+def test_hooks_and_modules_that_come_later() -> None:
+    model, batch = translator(dropout=0.1), collate(toys.examples(6))
+    assert_same(model, batch)
+    seen: list[float] = []
+    block = model.decoder.blocks[0]
+    block.register_full_backward_pre_hook(lambda _, grads: tuple(2 * grad for grad in grads))
+    assert_same(model, batch)
+    feed_forward = model.encoder.blocks[0].feed_forward
+    feed_forward.contract = Doubled(feed_forward.contract.in_features, feed_forward.contract.out_features)
+    assert_same(model, batch)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda _, __, output: seen.append(float(output.detach().norm())) if isinstance(output, Tensor) else None
+    )
+    try:
+        assert_same(model, batch)
+    finally:
+        handle.remove()
+    n = len(seen) // 3
+    assert seen[n : 2 * n] == pytest.approx(seen[:n], rel=1e-4) == seen[2 * n :]
+
+
+def test_a_block_without_gradients() -> None:
+    model, x = translator(dropout=0.0), torch.randn(2, 5, 32)
+    block, options = model.encoder.blocks[0], {"bias": None, "keep": torch.ones(2, 5, 1), "rotate": lambda x: x}
+    with torch.no_grad():
+        expected = block(x, **options)
+        with deferred():
+            found = block(x, **options) + 0.0
+    torch.testing.assert_close(found, expected)
+    with torch.inference_mode(), deferred():
+        torch.testing.assert_close(block(x, **options) + 0.0, expected)
+
+
+def test_a_model_is_freed() -> None:
+    model = translator()
+    gradients(model, collate(toys.examples(6)), "taken")
+    watched = weakref.ref(model.encoder.blocks[0])
+    del model
+    gc.collect()
+    assert watched() is None

@@ -265,8 +265,8 @@ def test_a_step_of_muon(shape: tuple[int, int]) -> None:
         before = torch.get_num_threads()
         torch.set_num_threads(n_threads)
         places = [weight, _, mean] = [x.clone() for x in given]
-        matrix = optimizer.Matrix(*(x.data_ptr() for x in places), *shape, 2.0, 0.5)
-        optimizer.muon([matrix], momentum=0.9, scale=0.25, coefficients=(a, b, c), steps=5)
+        matrix = optimizer.Matrix(*(x.data_ptr() for x in places), *shape, 2.0, 0.5, 0.9)
+        optimizer.muon([matrix], scale=0.25, coefficients=(a, b, c), steps=5)
         torch.set_num_threads(before)
         found.append(torch.stack([weight, mean]))
     assert torch.equal(*found)
