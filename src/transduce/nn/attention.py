@@ -130,10 +130,15 @@ def _takes_groups(query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, b
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
     """Concat(head_1, ..., head_h) (paper 3.2.2)."""
-    heads = x.shape[1], x.shape[3]
-    return rearranged(  # [B, T, H*K]
-        x, lambda y: y.transpose(1, 2).flatten(2), lambda grad: grad.unflatten(2, heads).transpose(1, 2)
-    )
+    sizes = x.shape[1], x.shape[3]
+
+    def merge(heads: Tensor) -> Tensor:
+        return heads.transpose(1, 2).flatten(2)  # [B, T, H*K]
+
+    def split(grad: Tensor) -> Tensor:
+        return grad.unflatten(2, sizes).transpose(1, 2)  # [B, H, T, K]
+
+    return rearranged(x, merge, split)
 
 
 def head_width(d_model: int, n_heads: int) -> int:
