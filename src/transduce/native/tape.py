@@ -55,7 +55,11 @@ class _Context:
 
     @property
     def saved_tensors(self) -> Sequence[Tensor | None]:
-        return self._tape.saved[self._saved]
+        """To be read once in a backward pass: then the tape forgets them, so that their memory is free soon."""
+        saved = self._tape.saved
+        found = saved[self._saved]
+        saved[self._saved] = [None] * len(found)
+        return found
 
     def set_materialize_grads(self, value: bool) -> None:
         """Operators are always given None for no gradient."""
@@ -99,9 +103,9 @@ class Tape:
         self._known.clear()
         return saved
 
-    def backward(self, grads: dict[int, Tensor | None], saved: Sequence[Tensor | None]) -> None:
+    def backward(self, grads: dict[int, Tensor | None], saved: list[Tensor | None]) -> None:
         """Replace the gradients of the outputs by those of the inputs."""
-        self.saved = list(saved)
+        self.saved = saved
         for step, args, outputs in reversed(self._steps):
             of_outputs = [grads.pop(x, None) for x in outputs]
             if all(grad is None for grad in of_outputs):
@@ -112,7 +116,6 @@ class Tape:
                     deferred.flush()
                     grad = known + grad
                 grads[x] = known if grad is None else grad
-        self.saved = []
 
 
 class _Taped(torch.autograd.Function):
@@ -137,7 +140,9 @@ class _Taped(torch.autograd.Function):
         grads = dict(zip(ctx.outputs, given, strict=True))
         with nullcontext() if deferred.is_open() else deferred.deferred():
             with deferred.onto(ctx.tape):
-                ctx.tape.backward(grads, ctx.saved_tensors)
+                saved = list(ctx.saved_tensors)
+                ctx.maybe_clear_saved_tensors()  # unless there will be another backward pass
+                ctx.tape.backward(grads, saved)
             found = [grads.get(x) for x in ctx.inputs]
             if any(grad is not None for grad in found[ctx.n_inputs :]):
                 deferred.flush()  # what becomes a parameter's `grad` is a plain tensor
