@@ -225,6 +225,23 @@ def test_muon_equals_pytorchs(weight_decay: float) -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=2 * BFLOAT16 * way)
 
 
+@pytest.mark.usefixtures("kernels")
+def test_muon_has_a_momentum_for_each_group() -> None:
+    params = [nn.Parameter(torch.zeros(3, 4)) for _ in range(2)]
+    groups: list[dict[str, Any]] = [{"params": [p], "momentum": m} for p, m in zip(params, (0.5, 0.9), strict=True)]
+    optimizer = Muon(groups, lr=0.1)
+    for p in params:
+        p.grad = torch.ones(3, 4)
+    optimizer.step()
+    means = [optimizer.state[p]["momentum"].mean().item() for p in params]
+    assert means == pytest.approx([0.5, 0.1])
+
+
+def test_rows_that_are_not_those_of_a_matrix_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rows .* \[3, 4\]"):
+        Muon([{"params": [nn.Parameter(torch.zeros(6, 8))], "rows": [3, 4]}], lr=0.1)
+
+
 def test_muon_splits_a_packed_matrix() -> None:
     packed = nn.Parameter(torch.randn(20, 8))
     parts = copies(list(packed.detach().split([8, 8, 4])))
