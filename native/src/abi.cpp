@@ -555,8 +555,7 @@ int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double l
 
 int32_t transduce_muon(const transduce_muon_matrix* matrices, int64_t n, float scale, const float* coefficients, int32_t steps, int32_t n_threads) {
     return guarded([&] {
-        require(transduce_can_train(), "this CPU has no kernels of training");
-        require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+        require_kernels<float>(n_threads);
         require(0 <= n && n <= INT32_MAX && (matrices || !n) && coefficients && 0 <= steps, "n, steps, matrices or coefficients: out of range or null");
         std::vector<transduce::MuonMatrix> found;
         for (int64_t i = 0; i < n; i++) {

@@ -25,7 +25,7 @@ def reaches(tensors: Sequence[Tensor]) -> bool:
 
 
 def will_change(tensors: Sequence[Tensor]) -> None:
-    """Tell PyTorch, as its own changes in place do."""
+    """Count a change in the version of each tensor, as PyTorch's own changes in place do."""
     torch.autograd.graph.increment_version(tensors)
 
 
