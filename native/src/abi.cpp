@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "pool.h"
 #include "queue.h"
 #include "scorer.h"
 #include "training.h"
@@ -42,11 +43,19 @@ int fail(int code, const char* reason) noexcept {
     return code;
 }
 
+// What a call that was made in another thread has returned.
+struct Failure {
+    int code;
+    std::string reason;
+};
+
 template <class Work>
 int guarded(Work work) noexcept {
     try {
         work();
         return TRANSDUCE_OK;
+    } catch (const Failure& failure) {
+        return fail(failure.code, failure.reason.c_str());
     } catch (const std::invalid_argument& error) {
         return fail(TRANSDUCE_INVALID, error.what());
     } catch (const std::bad_alloc&) {
@@ -451,9 +460,9 @@ int32_t transduce_can_train(void) {
     return found;
 }
 
-int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, double* loss, double* nll) {
+int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads) {
     return guarded([&] {
-        require(call && loss && nll, "call, loss and nll must not be null");
+        require(call && call->sums, "call and sums must not be null");
         const transduce_loss_call& c = *call;
         require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 14 && 1 <= c.vocabulary && c.vocabulary <= 1 << 24,
                 "rows, width or vocabulary: out of range");
@@ -464,7 +473,7 @@ int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, doubl
         with_numbers(call, [&](auto number) {
             const transduce::Loss found = transduce::smoothed_loss<decltype(number)>(
                 {c.hidden, c.weight, c.bias, c.gold, c.rows, c.pad, c.width, c.vocabulary, c.smoothing, c.grad_hidden, c.grad_weight, c.grad_bias}, n_threads);
-            *loss = found.loss, *nll = found.nll;
+            c.sums[0] = float(found.loss), c.sums[1] = float(found.nll);
         });
     });
 }
@@ -535,10 +544,19 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
     });
 }
 
-int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads) {
-    int32_t code = guarded([&] { require(n >= 0 && (steps || !n), "steps: must not be null"); });
-    for (int64_t i = 0; i < n && code == TRANSDUCE_OK; i++) code = steps[i].function(steps[i].call, n_threads);
-    return code;
+int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads, int64_t most, int64_t* left) {
+    return guarded([&] {
+        require(n >= 0 && (steps || !n) && most >= 0 && left, "steps, most or left: out of range or null");
+        require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+        for (const transduce_step* step = steps; step < steps + n; step++) {
+            const auto make = [step = *step, n_threads] {
+                if (const int32_t code = step.function(step.call, n_threads)) throw Failure{code, last_error};
+            };
+            if (n_threads > 1) transduce::Pool::get().add(n_threads, make);
+            else make();
+        }
+        *left = transduce::Pool::get().wait(most);
+    });
 }
 
 int32_t transduce_adam(const transduce_adam_tensor* tensors, int64_t n, double lr, double beta1, double beta2, double epsilon, double weight_decay,

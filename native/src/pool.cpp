@@ -17,6 +17,9 @@ inline void pause() {
 #endif
 }
 
+constexpr int kCaller = 1;  // the thread that makes calls
+thread_local int this_thread = 0;  // 0: not one of the pool's
+
 constexpr auto kSpin = std::chrono::microseconds(300);
 
 // Waits a moment for what usually comes soon: to fall asleep and wake up takes longer.
@@ -64,18 +67,53 @@ bool Pool::take(int thread, std::unique_lock<std::mutex>& lock) {
     return true;
 }
 
+// Makes the next call, if there is one.
+bool Pool::make_call(std::unique_lock<std::mutex>& lock) {
+    if (calls_.empty()) return false;
+    const auto call = std::move(calls_.front());
+    calls_.pop_front();
+    if (!call_error_) {
+        lock.unlock();
+        std::exception_ptr error;
+        try {
+            call();
+        } catch (...) {
+            error = std::current_exception();
+        }
+        lock.lock();
+        call_error_ = error;
+    }
+    n_left_--, n_events_++;
+    more_.notify_all();
+    return true;
+}
+
+// Waits for an event after `seen`.
+void Pool::await_event(unsigned seen, std::unique_lock<std::mutex>& lock) {
+    if (n_events_ == seen) {
+        lock.unlock();
+        await([&] { return n_events_ != seen; });
+        lock.lock();
+    }
+    while (n_events_ == seen) more_.wait(lock);
+}
+
 void Pool::serve(int thread) {
     const FlushDenormals flush;
+    this_thread = thread;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-        unsigned seen = n_runs_;
-        while (take(thread, lock)) continue;
-        if (thread < int(ranges_.size()) && n_runs_ == seen) {
-            lock.unlock();
-            await([&] { return n_runs_ != seen; });
-            lock.lock();
-        }
-        while (n_runs_ == seen) more_.wait(lock);
+        const unsigned seen = n_events_;
+        if (take(thread, lock) || (thread == kCaller && make_call(lock))) continue;
+        if (thread < int(ranges_.size()) || thread == kCaller) await_event(seen, lock);
+        else while (n_events_ == seen) more_.wait(lock);
+    }
+}
+
+void Pool::start_threads(int n) {
+    while (int(threads_.size()) < n - 1) {
+        threads_.emplace_back([this, thread = int(threads_.size()) + 1] { serve(thread); });
+        threads_.back().detach();
     }
 }
 
@@ -83,16 +121,13 @@ void Pool::run(int n_threads, int n_pieces, Function function, void* work) {
     const FlushDenormals flush;
     const std::lock_guard<std::mutex> only(one_caller_);
     std::unique_lock<std::mutex> lock(mutex_);
-    while (int(threads_.size()) < n_threads - 1) {
-        threads_.emplace_back([this, thread = int(threads_.size()) + 1] { serve(thread); });
-        threads_.back().detach();
-    }
+    start_threads(n_threads);
     ranges_.resize(n_threads);
-    n_runs_++;
+    n_events_++;
     function_ = function, work_ = work, n_pieces_ = n_pieces, n_taken_ = n_done_ = 0;
     for (int t = 0; t < n_threads; t++) ranges_[t] = {int(int64_t(n_pieces) * t / n_threads), int(int64_t(n_pieces) * (t + 1) / n_threads)};
     if (n_threads > 1 && n_pieces > 1) more_.notify_all();
-    while (take(0, lock)) continue;
+    while (take(std::min(this_thread, n_threads - 1), lock)) continue;
     if (n_done_ < n_pieces_) {
         lock.unlock();
         await([&] { return n_done_ == n_pieces_; });
@@ -100,6 +135,26 @@ void Pool::run(int n_threads, int n_pieces, Function function, void* work) {
     }
     while (n_done_ < n_pieces_) done_.wait(lock);
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void Pool::add(int n_threads, std::function<void()> call) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    start_threads(n_threads);
+    calls_.push_back(std::move(call));
+    n_left_++, n_events_++;
+    more_.notify_all();
+}
+
+int64_t Pool::wait(int64_t most) {
+    const FlushDenormals flush;
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (n_left_ > most)
+        while (n_left_ > most / 2) {
+            const unsigned seen = n_events_;
+            if (!take(this_thread, lock)) await_event(seen, lock);
+        }
+    if (n_left_ == 0 && call_error_) std::rethrow_exception(std::exchange(call_error_, nullptr));
+    return n_left_;
 }
 
 }  // namespace transduce

@@ -1,11 +1,15 @@
 // Threads that share the pieces of a task. Each has a range of them, the same one in every call with as many pieces, so that it
 // reads what its own core has written; then it takes pieces of others. So a thread that is slow, or whose core another process uses, takes
 // fewer. Which thread takes a piece must not change a result.
+//
+// Calls that use the pool can also be made by one of its threads, one after another, while their caller does something else.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -35,12 +39,22 @@ public:
         });
     }
 
+    // Has one of the `n_threads` threads make the call, after those that were added before; not if one of them has failed.
+    void add(int n_threads, std::function<void()> call);
+
+    // If more than `most` calls are left, works as one of the threads until it is at most half as many. Returns how many are; if none,
+    // throws what a call has thrown.
+    int64_t wait(int64_t most);
+
 private:
     using Function = void (*)(void*, int);
     Pool() = default;
     void run(int n_threads, int n_pieces, Function function, void* work);
+    void start_threads(int n);
     void serve(int thread);
     bool take(int thread, std::unique_lock<std::mutex>& lock);
+    bool make_call(std::unique_lock<std::mutex>& lock);
+    void await_event(unsigned seen, std::unique_lock<std::mutex>& lock);
     int next_piece(int thread);
 
     std::mutex one_caller_, mutex_;
@@ -55,7 +69,10 @@ private:
     std::vector<Range> ranges_;  // of pieces that no thread has taken, for each thread, the calling one first
     int n_pieces_ = 0, n_taken_ = 0;
     std::atomic<int> n_done_{0};
-    std::atomic<unsigned> n_runs_{0};
+    std::atomic<unsigned> n_events_{0};  // runs, and calls that were added or made
+    std::deque<std::function<void()>> calls_;
+    int64_t n_left_ = 0;  // calls that are not made
+    std::exception_ptr call_error_;
 };
 
 }  // namespace transduce

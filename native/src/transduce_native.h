@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 20
+#define TRANSDUCE_ABI_VERSION 21
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -177,10 +177,10 @@ typedef struct {
     int32_t width, vocabulary, is_bf16;   /* of the numbers that are multiplied */
     float smoothing;
     float *grad_hidden, *grad_weight, *grad_bias;  /* written; all null: no gradients. grad_bias is null without a bias */
+    float* sums;                          /* written; in nats over the rows that count: of the smoothed loss, and of -log p(gold) */
 } transduce_loss_call;
 
-/* Sums in nats over the rows that count: of the smoothed loss, and of -log p(gold). */
-TRANSDUCE_API int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads, double* loss, double* nll);
+TRANSDUCE_API int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads);
 
 /* dropout(softmax(scale * query key^T + bias)) value, of all heads of some sequences. The numbers of one head at one position
  * side by side; strides are of sequences, heads and positions, in numbers. Groups of heads / kv_heads heads share keys and values. The
@@ -272,8 +272,10 @@ typedef struct {
     const void* call;
 } transduce_step;
 
-/* Calls n functions one after another, until one of them fails. */
-TRANSDUCE_API int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads);
+/* Adds n calls to those that are made one after another, until one of them fails; with one thread, makes them. Other threads make them
+ * after the return. If more than `most` are left, the calling thread first helps until it is at most half as many. `left`: how many are,
+ * the last ones: what they read and write must be kept. The failure of a call is that of the next transduce_run which leaves none. */
+TRANSDUCE_API int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads, int64_t most, int64_t* left);
 
 /* A float32 tensor for transduce_adam: its weights, their gradient, the running means of the gradient and of its square, and the number
  * of updates, which grows by one. */

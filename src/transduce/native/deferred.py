@@ -1,9 +1,10 @@
-"""Calls of the C++ library that wait for others, so that it computes many at once while Python waits.
+"""Calls of the C++ library that are made while Python goes on.
 
 After each call, the numbers of a training step have pushed Python and PyTorch out of the CPU's caches: the next ten
-lines of Python take four times as long as they would otherwise, and the library's threads fall asleep. So inside
-`deferred` calls are collected, and made one behind another. Their results are tensors whose numbers are not there yet
-(`Pending`): whoever uses them in another way than by a call makes the calls that wait first.
+lines of Python take four times as long as they would otherwise. So inside `deferred` calls are collected, and one of
+the library's threads makes them, one after another, while Python prepares the next ones; when Python is far enough
+ahead, it helps. Their results are tensors whose numbers are perhaps not there yet (`Pending`): whoever uses them in
+another way than by a call waits for the numbers first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ctypes
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ from transduce.native.library import address, loaded_library
 if TYPE_CHECKING:
     from transduce.native.tape import Tape
 
-_MOST = 16  # calls that wait: they keep the memory of what they read
+_AT_ONCE = 8  # calls that are given to the library together
+_MOST = 8  # calls that are left to make when Python goes on: they keep the memory of what they read
 
 
 class _Queue(threading.local):
@@ -37,28 +39,33 @@ class _Queue(threading.local):
     """Those of parameters, by `id`, if they are taken."""
 
     def __init__(self) -> None:
-        self.steps = array("q")  # the address of each function, and of its call
-        self.kept: list[object] = []  # calls, and the tensors that they read and write
+        self.steps = array("q")  # of calls that the library has not got: the address of the function, and of its call
+        self.kept: list[object] = []  # calls that are perhaps not made, and the tensors that they read and write
 
 
 _queue = _Queue()
+_in_use = threading.Lock()  # calls of two threads would not know which of them are made
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, calls wait until something needs their results. All are made before the end, unless there is an error.
+    """Inside, calls are perhaps made later, and all before the end; not if another thread is inside.
 
     Until then, what they read must not be changed in place.
     """
-    was_open = _queue.is_open
+    if _queue.is_open or not _in_use.acquire(blocking=False):
+        yield
+        flush()
+        return
     _queue.is_open = True
     try:
         yield
         flush()
     finally:
-        _queue.is_open = was_open
-        if not was_open:
-            _clear()
+        with suppress(Exception):
+            flush()  # after an error: calls that are not made need what is kept
+        _queue.is_open = False
+        _in_use.release()
 
 
 @contextmanager
@@ -94,7 +101,7 @@ def tape() -> Tape | None:
 
 
 def is_open() -> bool:
-    """Whether calls wait now."""
+    """Whether calls are made later now."""
     return _queue.is_open
 
 
@@ -104,14 +111,14 @@ def takes_gradients() -> bool:
 
 
 def run(name: str, call: ctypes.Structure, *tensors: Tensor | None) -> None:
-    """Call a function of the library, now or later, with a call that has the addresses of `tensors`."""
+    """Call a function of the library, now or later, with a structure that has the addresses of `tensors`."""
     if not _queue.is_open:
         getattr(loaded_library(), f"transduce_{name}")(ctypes.byref(call), n_threads())
         return
     _queue.steps.extend((_place(name), ctypes.addressof(call)))
     _queue.kept.append((call, tensors))
-    if len(_queue.kept) == _MOST:
-        flush()
+    if len(_queue.steps) == 2 * _AT_ONCE:
+        _give(_MOST)
 
 
 @cache
@@ -167,17 +174,19 @@ def strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int
 
 
 def flush() -> None:
-    """Make the calls that wait."""
-    if steps := _queue.steps:
-        try:
-            loaded_library().transduce_run(address(steps), len(steps) // 2, n_threads())
-        finally:
-            _clear()
+    """Wait until all calls are made."""
+    if _queue.kept:
+        _give(0)
 
 
-def _clear() -> None:
+def _give(most: int) -> None:
+    """Give the library the calls that it has not got. If more than `most` are left to make, wait for half of them."""
+    steps, left = _queue.steps, ctypes.c_int64()
     _queue.steps = array("q")
-    _queue.kept.clear()
+    try:
+        loaded_library().transduce_run(address(steps), len(steps) // 2, n_threads(), most, ctypes.byref(left))
+    finally:
+        _queue.kept = _queue.kept[len(_queue.kept) - left.value :]
 
 
 class Pending(Tensor):

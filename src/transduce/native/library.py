@@ -17,7 +17,7 @@ import numpy as np
 
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 20
+_ABI_VERSION = 21
 _INVALID, _MEMORY = 1, 2
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
@@ -54,7 +54,7 @@ def load_library() -> ctypes.CDLL | str:
         "collect": [pointer, double, *[pointer] * 4],
         "results": [pointer] * 11,
         "score": [*[pointer] * 4, int32, pointer],
-        "loss": [pointer, int32, pointer, pointer],
+        "loss": [pointer, int32],
         "attend": [pointer, int32],
         "embedding": [pointer, int32],
         "embedding_backward": [pointer, int32],
@@ -63,7 +63,7 @@ def load_library() -> ctypes.CDLL | str:
         "residual": [pointer, int32],
         "residual_backward": [pointer, int32],
         "attend_backward": [pointer, int32],
-        "run": [pointer, int64, int32],
+        "run": [pointer, int64, int32, int64, pointer],
         "muon": [pointer, int64, real, pointer, int32, int32],
         "adam": [pointer, int64, *[double] * 6, int32],
         "norm": [pointer, pointer, int64, int32, pointer],

@@ -12,9 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.native.deferred import dense, flush, gradient, run, taken, takes_gradients, written
-from transduce.native.kernels import dtype_in_use, n_threads, new_seed
-from transduce.native.library import loaded_library
+from transduce.native.deferred import dense, gradient, run, taken, takes_gradients, written
+from transduce.native.kernels import dtype_in_use, new_seed
 from transduce.native.tape import Operator, rounded, with_rounded
 
 
@@ -26,7 +25,7 @@ class _LossCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "pad")),
         *((name, ctypes.c_int32) for name in ("width", "vocabulary", "is_bf16")),
         ("smoothing", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in ("grad_hidden", "grad_weight", "grad_bias")),
+        *((name, ctypes.c_void_p) for name in ("grad_hidden", "grad_weight", "grad_bias", "sums")),
     ]
 
 
@@ -48,17 +47,16 @@ class LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         wanted: bool,
     ):
-        given = [None if x is None else x.contiguous() for x in (hidden, weight, bias, gold)]
+        given = [None if x is None else dense(x) for x in (hidden, weight, bias, gold)]
         grads = [_empty(x) if wanted and x is not None else None for x in given[:3]]
-        loss, nll = ctypes.c_double(), ctypes.c_double()
+        loss, nll = torch.empty(2).unbind()
         sizes = len(hidden), pad, hidden.shape[1], weight.shape[0]
-        call = _LossCall(*_pointers(*given), *sizes, dtype == torch.bfloat16, smoothing, *_pointers(*grads))
-        flush()
-        loaded_library().transduce_loss(ctypes.byref(call), n_threads(), ctypes.byref(loss), ctypes.byref(nll))
+        options = *sizes, dtype == torch.bfloat16, smoothing
+        run("loss", _LossCall(*_pointers(*given), *options, *_pointers(*grads, loss)), *given, *grads, loss)
         ctx.save_for_backward(*grads, weight, bias)
-        sums = torch.tensor(loss.value), torch.tensor(nll.value)
-        ctx.mark_non_differentiable(sums[1])
-        return sums
+        loss, nll = written(loss), written(nll)
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
 
     @staticmethod
     @once_differentiable
@@ -66,7 +64,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         *grads, weight, bias = ctx.saved_tensors
         if grad_loss != 1 or not takes_gradients():  # otherwise this is the only backward pass
             grads = [None if grad is None else grad * grad_loss for grad in grads]
-        return grads[0], gradient(weight, grads[1]), gradient(bias, grads[2]), *[None] * 5
+        return gradient(None, grads[0]), gradient(weight, grads[1]), gradient(bias, grads[2]), *[None] * 5
 
 
 class _ResidualCall(ctypes.Structure):

@@ -250,7 +250,7 @@ class Updater:
             loss = loss if counts else 0.0 * loss
             if takes:
                 with taking_gradients():
-                    loss.backward()
+                    loss.backward(torch.ones(()))  # PyTorch would read the loss to make it
         if not takes:
             loss.backward()
         return loss.detach(), nll, after

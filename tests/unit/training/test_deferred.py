@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -232,6 +233,49 @@ def test_an_error_leaves_nothing_that_waits() -> None:
     with pytest.raises(SettingsError, match="must not be null"), deferred():
         operators.run("residual", operators._ResidualCall(rows=1))
     torch.testing.assert_close(norm(x), nn.functional.layer_norm(x, [24]))
+
+
+@pytest.fixture(params=[1, 2, 3])
+def n_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_the_number_of_threads_changes_no_bit(n_threads: int, precision: str) -> None:
+    model, batch = translator(dropout=0.2, n_encoder_layers=2), collate(toys.examples(40))
+    found = gradients(model, batch, "taken")
+    torch.set_num_threads(1)
+    for name, grad in gradients(model, batch, "taken").items():
+        assert torch.equal(found[name], grad), (name, n_threads)
+
+
+def test_a_call_that_fails_ends_those_after_it(n_threads: int) -> None:
+    norm, x, after = LayerNorm(24), torch.randn(3, 24), torch.zeros(1)
+    gold = torch.tensor([1, 7, 1])  # a vocabulary of 2
+    loss = operators._LossCall(
+        *(t.data_ptr() for t in (x, x)), None, gold.data_ptr(), 3, 0, 24, 2, 0, 0.1, None, None, None, after.data_ptr()
+    )
+    with pytest.raises(SettingsError, match="gold: must be tokens of the vocabulary"), deferred():
+        operators.run("loss", loss, x, gold, after)
+        for _ in range(50):
+            output = norm(x)
+        output.sum()
+    torch.testing.assert_close(norm(x), nn.functional.layer_norm(x, [24]))
+    with deferred():
+        torch.testing.assert_close(norm(x) + 0.0, nn.functional.layer_norm(x, [24]))
+
+
+def test_several_threads_at_a_time() -> None:
+    models = [translator(dropout=0.0, n_encoder_layers=n) for n in (1, 2, 3)]
+    batch = collate(toys.examples(9))
+    expected = [gradients(model, batch, "taken") for model in models]
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(5):
+            for one, other in zip(pool.map(lambda m: gradients(m, batch, "taken"), models), expected, strict=True):
+                for name, grad in other.items():
+                    assert torch.equal(one[name], grad)
 
 
 def with_gradient_of_the_memory(model: Any, batch: Any, *, smoothing: float) -> tuple[Tensor, Tensor, tuple[()]]:
