@@ -260,8 +260,8 @@ transduce::ResidualCall<Number> checked(const transduce_residual_call* call, int
     require_kernels<Number>(n_threads);
     require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 16, "rows or width: out of range");
     require(c.epsilon >= 0, "epsilon: out of range");
-    return {c.rows, c.width, c.x, in<Number>(c.update), c.gain, c.shift, c.epsilon, c.rms != 0, dropout_of(c.p, c.seed), c.sum, c.output,
-            c.statistics, out<Number>(c.rounded), c.grad_output, c.normed, in<Number>(c.grad_rounded), c.grad_kept, c.grad_x,
+    return {c.rows, c.width, c.x, in<Number>(c.update), c.gain, c.shift, c.epsilon, c.rms != 0, dropout_of(c.p, c.seed), c.sum, c.statistics,
+            c.output, out<Number>(c.rounded), c.grad_output, c.normed, in<Number>(c.grad_rounded), c.grad_kept, c.grad_x,
             out<Number>(c.grad_update), c.grad_gain, c.grad_shift};
 }
 
@@ -273,6 +273,20 @@ transduce::EmbeddingCall checked(const transduce_embedding_call* call, int32_t n
     require(std::all_of(c.ids, c.ids + c.rows, [&](int64_t id) { return 0 <= id && id < c.vocabulary; }), "ids: out of range");
     return {c.rows, c.length, c.width, c.vocabulary, c.ids, c.table, c.positions, c.scale, dropout_of(c.p, c.seed), c.output, c.grad_output,
             c.grad_table, c.grad_positions, c.adds != 0};
+}
+
+// What its parts do not check.
+const transduce_sublayer_call& checked(const transduce_sublayer_call* call) {
+    require(call, "call must not be null");
+    const transduce_sublayer_call& c = *call;
+    require(0 <= c.batch && c.batch <= INT32_MAX && 1 <= c.positions && c.positions <= kMaxSource && 1 <= c.width && c.width <= 1 << 16,
+            "batch, positions or width: out of range");
+    require(c.second.outputs == c.width && c.first.inputs == c.width, "width: not that of the layers");
+    require(c.heads >= 0 && c.first.outputs >= 1 && c.second.inputs >= 1, "heads or layers: out of range");
+    const int64_t heads = int64_t(c.heads) * c.key_width + (c.key ? 0 : int64_t(c.kv_heads) * (int64_t(c.key_width) + c.value_width));
+    if (c.heads) require(c.first.outputs == heads && c.second.inputs == int64_t(c.heads) * c.value_width, "heads: not those of the layers");
+    else require(c.first.outputs == c.second.inputs, "the second layer does not take the first one's output");
+    return c;
 }
 
 template <class Number>
@@ -462,7 +476,7 @@ int32_t transduce_can_train(void) {
 
 int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads) {
     return guarded([&] {
-        require(call && call->sums, "call and sums must not be null");
+        require(call && call->loss && call->nll, "call, loss and nll must not be null");
         const transduce_loss_call& c = *call;
         require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 14 && 1 <= c.vocabulary && c.vocabulary <= 1 << 24,
                 "rows, width or vocabulary: out of range");
@@ -473,7 +487,7 @@ int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads) {
         with_numbers(call, [&](auto number) {
             const transduce::Loss found = transduce::smoothed_loss<decltype(number)>(
                 {c.hidden, c.weight, c.bias, c.gold, c.rows, c.pad, c.width, c.vocabulary, c.smoothing, c.grad_hidden, c.grad_weight, c.grad_bias}, n_threads);
-            c.sums[0] = float(found.loss), c.sums[1] = float(found.nll);
+            *c.loss = float(found.loss), *c.nll = float(found.nll);
         });
     });
 }
@@ -497,9 +511,10 @@ int32_t transduce_attend_backward(const transduce_heads_call* call, int32_t n_th
 
 int32_t transduce_residual(const transduce_residual_call* call, int32_t n_threads) {
     return guarded([&] {
-        require(call && (call->update ? call->sum != nullptr : call->x && call->output), "what is read and written must not be null");
-        require(!call->output || (call->gain && call->statistics), "a norm needs gain and statistics");
-        require(!call->rounded || (call->is_bf16 && call->output), "rounded: only of a norm in bfloat16");
+        const bool norms = call && (call->output || call->rounded);
+        require(call && (call->update ? call->sum != nullptr : call->x && norms), "what is read and written must not be null");
+        require(norms == (call->statistics != nullptr) && (!norms || call->gain), "a norm needs gain, statistics and a place for its result");
+        require(!call->rounded || call->is_bf16, "rounded: only in bfloat16");
         with_numbers(call, [&](auto number) { transduce::residual(checked<decltype(number)>(call, n_threads), n_threads); });
     });
 }
@@ -542,6 +557,18 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
         require(call->activation < 0 || (call->activation ? call->slope : call->output), "activation: its slope or output is null");
         with_numbers(call, [&](auto number) { transduce::linear_backward(checked<decltype(number)>(call, n_threads), n_threads); });
     });
+}
+
+int32_t transduce_sublayer(const transduce_sublayer_call* call, int32_t n_threads) {
+    int32_t code = TRANSDUCE_OK;
+    const int32_t failed = guarded([&] { code = transduce::sublayer(checked(call), n_threads); });
+    return failed ? failed : code;
+}
+
+int32_t transduce_sublayer_backward(const transduce_sublayer_call* call, int32_t n_threads) {
+    int32_t code = TRANSDUCE_OK;
+    const int32_t failed = guarded([&] { code = transduce::sublayer_backward(checked(call), n_threads); });
+    return failed ? failed : code;
 }
 
 int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads, int64_t most, int64_t* left) {

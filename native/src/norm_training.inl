@@ -17,7 +17,7 @@ void residual_rows(const ResidualCall& call, int64_t first, int64_t last) {
             if (sum) store_part(sum + k, n - k, z);
             total = total + z;
         }
-        if (!call.output) continue;
+        if (!call.statistics) continue;
         const float* z = sum ? sum : x;
         const float mean = call.rms ? 0 : sum_of(total) / float(n);
         Vec squares = zero();
@@ -29,7 +29,7 @@ void residual_rows(const ResidualCall& call, int64_t first, int64_t last) {
         for (int k = 0; k < n; k += W) {
             const Vec h = (load_part(z + k, n - k) - splat(mean)) * splat(inverse) * load_part(call.gain + k, n - k);
             const Vec shifted = call.shift ? h + load_part(call.shift + k, n - k) : h;
-            store_part(call.output + at + k, n - k, shifted);
+            if (call.output) store_part(call.output + at + k, n - k, shifted);
             if (call.rounded) store_part(call.rounded + at + k, n - k, shifted);
         }
         call.statistics[2 * r] = mean, call.statistics[2 * r + 1] = inverse;

@@ -6,6 +6,8 @@
 
 #include "kernels.h"
 
+struct transduce_sublayer_call;
+
 namespace transduce {
 
 constexpr int kPanelColumns = 64;
@@ -125,7 +127,8 @@ struct ResidualCall {
     bool rms;
     Dropout dropout;
     float* sum;                  // x + dropout(update); null: not wanted, without an update
-    float *output, *statistics;  // the norm, and [rows, 2]: mean and 1 / deviation; null: no norm
+    float* statistics;           // [rows, 2]: mean and 1 / deviation; null: no norm
+    float* output;               // the norm; null: not wanted
     Number* rounded;             // the norm once more; null: not wanted
     const float *grad_output, *normed;  // backward: `normed` is what the norm has read
     const Number* grad_rounded;  // this or grad_output may be null
@@ -174,6 +177,10 @@ template <class Number>
 void linear(const LinearCall<Number>& call, int n_threads);
 template <class Number>
 void linear_backward(const LinearCall<Number>& call, int n_threads);
+
+// The codes of transduce_native.h.
+int32_t sublayer(const transduce_sublayer_call& call, int32_t n_threads);
+int32_t sublayer_backward(const transduce_sublayer_call& call, int32_t n_threads);
 
 // The nearest semi-orthogonal matrices, approximately: X becomes a X + (b G + c G G) X with G = X X^T in each step (Muon).
 // A matrix that Muon changes, and the running mean of its gradient: weight becomes weight_kept * weight - rate * (orthogonalized update).

@@ -177,7 +177,7 @@ typedef struct {
     int32_t width, vocabulary, is_bf16;   /* of the numbers that are multiplied */
     float smoothing;
     float *grad_hidden, *grad_weight, *grad_bias;  /* written; all null: no gradients. grad_bias is null without a bias */
-    float* sums;                          /* written; in nats over the rows that count: of the smoothed loss, and of -log p(gold) */
+    float *loss, *nll;                    /* written: the sums of the smoothed loss and of -log p(gold), in nats */
 } transduce_loss_call;
 
 TRANSDUCE_API int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads);
@@ -216,7 +216,7 @@ typedef struct {
     const float* x;            /* null: zeros */
     const void* update;        /* null: none */
     const float *gain, *shift; /* of the norm; shift: null: none */
-    float *sum, *output, *statistics; /* sum: null without an update; output and statistics [rows, 2]: null without a norm */
+    float *sum, *output, *statistics; /* sum: null without an update; statistics: [rows, 2], null without a norm; output: of the norm, or null */
     void* rounded;             /* the norm in bfloat16, if is_bf16; null: not wanted */
     const float *grad_output, *normed; /* backward: the rest; `normed`: what the norm has read */
     const void* grad_rounded;  /* null: none; then also grad_output may be null */
@@ -265,6 +265,48 @@ typedef struct {
 
 TRANSDUCE_API int32_t transduce_linear(const transduce_linear_call* call, int32_t n_threads);
 TRANSDUCE_API int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_threads);
+
+/* A linear layer of a sub-layer. */
+typedef struct {
+    const float *weight, *bias;  /* [outputs, inputs]; null, or [outputs] */
+    float *grad_weight, *grad_bias;
+    int32_t inputs, outputs;
+} transduce_layer;
+
+/* A sub-layer of a Transformer's block, of x [batch, positions, width], with its residual connection: norm(x + dropout(f(x))), or with pre_norm
+ * x + dropout(f(norm(x))). f: two linear layers, and between them either the activation of the first one's output with dropout, or attention of
+ * its heads. Bfloat16, if is_bf16: what is not float*. */
+typedef struct transduce_sublayer_call {
+    int64_t batch;
+    int32_t positions, width;
+    int32_t is_bf16, read_is_bf16, pre_norm, rms;
+    float epsilon, p, inner_p;   /* p, inner_p: of dropping the result, and what is activated or the weights of attention */
+    uint64_t seed, inner_seed;
+    const float *gain, *shift;   /* shift: null: none */
+    float *grad_gain, *grad_shift;
+    transduce_layer first, second; /* first: queries and, without `key`, keys and values, side by side */
+    int32_t activation;          /* as in transduce_linear_call */
+    int32_t heads, kv_heads, keys, key_width, value_width, causal; /* heads: 0 without attention; the others as in transduce_heads_call */
+    const void *key, *value;     /* of other positions than x's; null: of x's */
+    int64_t key_strides[3], value_strides[3];
+    const float* bias;
+    int64_t bias_strides[3];
+    const float* x;
+    const void* read;            /* x for the first layer, in either type. Not with pre_norm */
+    float *output, *sum;         /* written: the result, and without pre_norm what the norm has read */
+    void* rounded;               /* the result in bfloat16; null: not wanted */
+    void* normed;                /* with pre_norm, its result */
+    float* statistics;           /* [rows, 2] */
+    void *hidden, *slope, *inner; /* the first layer's output, its slope as in transduce_linear_call, and that of attention */
+    const float* grad_output;    /* backward, which reads what has been written: the rest */
+    const void* grad_rounded;    /* this or grad_output may be null; not with pre_norm */
+    float* grad_x;
+    void *grad_read, *grad_key, *grad_value; /* grad_read: of the type of `read` */
+    int64_t grad_key_strides[3], grad_value_strides[3];
+} transduce_sublayer_call;
+
+TRANSDUCE_API int32_t transduce_sublayer(const transduce_sublayer_call* call, int32_t n_threads);
+TRANSDUCE_API int32_t transduce_sublayer_backward(const transduce_sublayer_call* call, int32_t n_threads);
 
 /* A function of those above that take a call and the number of threads, and its call. */
 typedef struct {

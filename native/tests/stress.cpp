@@ -248,8 +248,8 @@ void train(int seed) {
     transduce_loss_call loss{};
     loss.hidden = x.data(), loss.weight = weight.data(), loss.gold = gold.data(), loss.rows = kRows, loss.pad = -1;
     loss.width = kInputs, loss.vocabulary = kOutputs, loss.is_bf16 = kIsBf16, loss.smoothing = 0.1f, loss.grad_hidden = grad_hidden.data(), loss.grad_weight = grad_table.data();
-    float sums[2];
-    loss.sums = sums;
+    float sum, nll;
+    loss.loss = &sum, loss.nll = &nll;
     const std::vector<transduce_step> steps = {
         step(transduce_linear, &linear), step(transduce_linear_backward, &linear), step(transduce_attend, &attention),
         step(transduce_attend_backward, &attention), step(transduce_loss, &loss)};
@@ -257,7 +257,7 @@ void train(int seed) {
         int64_t left = -1;
         for (const transduce_step& one : steps) CHECK(transduce_run(&one, 1, n_threads, 2, &left) == 0 && left <= 2);
         CHECK(transduce_run(nullptr, 0, n_threads, 0, &left) == 0 && left == 0);
-        std::vector<double> found{sums[0], sums[1]};
+        std::vector<double> found{sum, nll};
         for (const auto* numbers : {&grad_x, &grad_weight, &grad_bias, &grad_hidden, &grad_table}) found.insert(found.end(), numbers->begin(), numbers->end());
         for (const auto* numbers : {&output, &attended, &grad_heads[0], &grad_heads[1], &grad_heads[2]}) found.insert(found.end(), numbers->begin(), numbers->end());
         return found;

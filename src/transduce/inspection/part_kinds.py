@@ -18,8 +18,8 @@ from transduce.nn.feedforward import ConvFeedForward, FeedForward, GatedFeedForw
 from transduce.nn.recurrent import GRU, LSTM
 from transduce.nn.recurrent_decoder import StateAttention
 from transduce.nn.relative_attention import RelativeAttention
+from transduce.nn.residual import PostNorm, PreNorm
 from transduce.nn.ssru import SSRU
-from transduce.nn.stack import PostNorm, PreNorm
 from transduce.nn.star import RelayAttention, SatelliteAttention
 
 MATRIX = ("position", "width")

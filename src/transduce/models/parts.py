@@ -26,8 +26,9 @@ from transduce.nn.patterns import (
     make_patterns,
 )
 from transduce.nn.positions import POSITIONS, Positions
+from transduce.nn.residual import NORMS, RESIDUALS, PostNorm
 from transduce.nn.ssru import SSRU
-from transduce.nn.stack import NORMS, RESIDUALS, Decoder, DecoderBlock, Encoder, EncoderBlock, PostNorm
+from transduce.nn.stack import Decoder, DecoderBlock, Encoder, EncoderBlock
 
 StateT = TypeVar("StateT")
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from transduce.native.deferred import dense, flush, run, strided, written
 from transduce.native.kernels import dtype_in_use, new_seed
-from transduce.native.operators import LinearProduct
-from transduce.native.tape import Operator, rounded
+from transduce.native.operators import LinearProduct, rounded
 
 
 class _HeadsCall(ctypes.Structure):
@@ -69,7 +69,7 @@ def empty_heads(like: Tensor, width: int) -> Tensor:
     return torch.empty(batch, length, heads, width, dtype=like.dtype).transpose(1, 2)
 
 
-def _empty_gradients(*tensors: Tensor) -> list[Tensor]:
+def empty_gradients(*tensors: Tensor) -> list[Tensor]:
     """Memory for gradients: of tensors that together are all of a packed projection, in one place and its order."""
     found: list[Tensor] = []
     memory: dict[int, Tensor] = {}  # by the address of the projection
@@ -92,9 +92,7 @@ def projected_heads(
     return _ProjectedHeads.apply(rounded(x), layer.weight, layer.bias, dtype_in_use(), rows, heads)
 
 
-class _ProjectedHeads(Operator):
-    differentiable = 3
-
+class _ProjectedHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, dtype, rows, heads):  # type: ignore[no-untyped-def]
         whole = LinearProduct.forward(ctx, x, weight, bias, dtype, -1, 0.0, 0)
@@ -102,14 +100,15 @@ class _ProjectedHeads(Operator):
         return tuple(written(strided(whole, *place)) for place in ctx.places)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor):  # type: ignore[no-untyped-def]
-        return *LinearProduct.gradients(ctx, _merged(ctx, grads))[:3], None, None, None
+        return *LinearProduct.backward(ctx, _merged(ctx, grads))[:3], None, None, None
 
 
 def _merged(ctx: Any, grads: Sequence[Tensor]) -> Float[Tensor, "B T D"]:
     """The gradients of all heads side by side, without a copy if they are in their places."""
     storage, n = grads[0].untyped_storage(), math.prod(ctx.shape)
-    if storage.nbytes() == n * grads[0].element_size():  # perhaps of `_empty_gradients`
+    if storage.nbytes() == n * grads[0].element_size():  # perhaps of `empty_gradients`
         same = all(grad.untyped_storage().data_ptr() == storage.data_ptr() for grad in grads)
         if same and [(grad.shape, grad.stride(), grad.storage_offset()) for grad in grads] == ctx.places:
             return strided(grads[0], ctx.shape, (math.prod(ctx.shape[1:]), ctx.shape[2], 1), 0)
@@ -159,10 +158,8 @@ def attend(
     return _HeadsAttention.apply(query, key, value, bias, (causal, p, new_seed() if p else 0))
 
 
-class _HeadsAttention(Operator):
+class _HeadsAttention(torch.autograd.Function):
     """The weights are computed again for the gradients."""
-
-    differentiable = 3
 
     @staticmethod
     def forward(ctx, query, key, value, bias, options):  # type: ignore[no-untyped-def]
@@ -175,10 +172,11 @@ class _HeadsAttention(Operator):
         return written(output)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         query, key, value, bias = ctx.saved_tensors
         call, grad = _heads_call(query, key, value, bias, ctx.options), dense_heads(grad)
-        grads = _empty_gradients(query, key, value)
+        grads = empty_gradients(query, key, value)
         call.grad_output, call.grad_strides = grad.data_ptr(), grad.stride()[:3]
         for name, x in zip(("query", "key", "value"), grads, strict=True):
             setattr(call, f"grad_{name}", x.data_ptr())

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +23,14 @@ from torch import Tensor, nn
 from transduce.native.kernels import n_threads
 from transduce.native.library import address, loaded_library
 
-if TYPE_CHECKING:
-    from transduce.native.tape import Tape
-
-_AT_ONCE = 8  # calls that are given to the library together
-_MOST = 8  # calls that are left to make when Python goes on: they keep the memory of what they read
+_AT_ONCE = 2  # calls that are given to the library together
+_MOST = 4  # calls that are left to make when Python goes on: they keep the memory of what they read
 
 
 class _Queue(threading.local):
     """The calls of a thread that wait, and what is to be done with gradients."""
 
     is_open = False
-    tape: Tape | None = None
     gradients: dict[int, tuple[nn.Parameter, Tensor]] | None = None
     """Those of parameters, by `id`, if they are taken."""
 
@@ -85,21 +81,6 @@ def taking_gradients() -> Iterator[None]:
         _queue.gradients = before
 
 
-@contextmanager
-def onto(tape: Tape) -> Iterator[None]:
-    """Inside, operators use this tape, and tensors that calls will write are not marked: only operators use them."""
-    _queue.tape = tape
-    try:
-        yield
-    finally:
-        _queue.tape = None
-
-
-def tape() -> Tape | None:
-    """The tape that operators use now."""
-    return _queue.tape
-
-
 def is_open() -> bool:
     """Whether calls are made later now."""
     return _queue.is_open
@@ -131,7 +112,7 @@ def _place(name: str) -> int:
 
 def written(x: Tensor) -> Tensor:
     """A tensor that a call has written, or will write, for others than calls."""
-    return Tensor._make_subclass(Pending, x) if _queue.kept and _queue.tape is None else x
+    return Tensor._make_subclass(Pending, x) if _queue.kept else x
 
 
 def dense(x: Tensor) -> Tensor:
@@ -143,15 +124,14 @@ def dense(x: Tensor) -> Tensor:
 
 
 def gradient(of: Tensor | None, grad: Tensor | None) -> Tensor | None:
-    """The gradient that a call has written, or will write, for PyTorch's engine or a tape; None if it is taken."""
+    """The gradient that a call has written, or will write, for PyTorch's engine; None if it is taken."""
     if grad is None:
         return None
     if type(of) is not nn.Parameter:
         return written(grad)
     has_hooks = of._backward_hooks or of._post_accumulate_grad_hooks
     if _queue.gradients is None or has_hooks or not of.requires_grad:
-        if _queue.tape is None:
-            flush()  # what becomes its `grad` is a plain tensor
+        flush()  # what becomes its `grad` is a plain tensor
         return grad
     if (known := taken(of)) is None:
         _queue.gradients[id(of)] = of, grad

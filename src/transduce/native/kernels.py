@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -174,7 +174,7 @@ def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], value:
     n_queries, n_keys = query.shape[-2], key.shape[-2]
     fits = max(n_queries, n_keys) <= _LONGEST and max(query.shape[-1], value.shape[-1]) <= _WIDEST
     return (
-        _is_plain(bias, key)
+        _is_plain(bias, n_keys)
         and query.dim() == 4
         and n_queries * n_keys > 0
         and key.dtype == query.dtype
@@ -182,12 +182,19 @@ def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], value:
     )
 
 
-def _is_plain(bias: object, key: Tensor) -> bool:
-    """Whether a kernel adds this bias to scores for these keys."""
+def attends_to(n_keys: int, memory: Sequence[Tensor | None], bias: object) -> bool:
+    """Whether kernels for CPUs attend to these keys and values, of a projection or those given, with this bias."""
+    dtype = dtype_in_use()
+    given = [x for x in memory if x is not None]
+    return n_keys > 0 and _is_plain(bias, n_keys) and all(x.dtype == dtype and x.stride(3) == 1 for x in given)
+
+
+def _is_plain(bias: object, n_keys: int) -> bool:
+    """Whether a kernel adds this bias to scores for so many keys."""
     return bias is None or (
         isinstance(bias, Tensor)
         and bias.dim() == 4
-        and bias.shape[3] == key.shape[-2]
+        and bias.shape[3] == n_keys
         and bias.stride(3) == 1
         and bias.dtype == torch.float32
         and not bias.requires_grad

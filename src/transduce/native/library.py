@@ -63,6 +63,8 @@ def load_library() -> ctypes.CDLL | str:
         "residual": [pointer, int32],
         "residual_backward": [pointer, int32],
         "attend_backward": [pointer, int32],
+        "sublayer": [pointer, int32],
+        "sublayer_backward": [pointer, int32],
         "run": [pointer, int64, int32, int64, pointer],
         "muon": [pointer, int64, real, pointer, int32, int32],
         "adam": [pointer, int64, *[double] * 6, int32],

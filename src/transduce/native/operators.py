@@ -14,7 +14,6 @@ from torch.autograd.function import once_differentiable
 
 from transduce.native.deferred import dense, gradient, run, taken, takes_gradients, written
 from transduce.native.kernels import dtype_in_use, new_seed
-from transduce.native.tape import Operator, rounded, with_rounded
 
 
 class _LossCall(ctypes.Structure):
@@ -25,7 +24,7 @@ class _LossCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "pad")),
         *((name, ctypes.c_int32) for name in ("width", "vocabulary", "is_bf16")),
         ("smoothing", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in ("grad_hidden", "grad_weight", "grad_bias", "sums")),
+        *((name, ctypes.c_void_p) for name in ("grad_hidden", "grad_weight", "grad_bias", "loss", "nll")),
     ]
 
 
@@ -49,10 +48,11 @@ class LinearCrossEntropy(torch.autograd.Function):
     ):
         given = [None if x is None else dense(x) for x in (hidden, weight, bias, gold)]
         grads = [_empty(x) if wanted and x is not None else None for x in given[:3]]
-        loss, nll = torch.empty(2).unbind()
+        loss, nll = torch.empty(()), torch.empty(())
         sizes = len(hidden), pad, hidden.shape[1], weight.shape[0]
         options = *sizes, dtype == torch.bfloat16, smoothing
-        run("loss", _LossCall(*_pointers(*given), *options, *_pointers(*grads, loss)), *given, *grads, loss)
+        written_to = *grads, loss, nll
+        run("loss", _LossCall(*_pointers(*given), *options, *_pointers(*written_to)), *given, *written_to)
         ctx.save_for_backward(*grads, weight, bias)
         loss, nll = written(loss), written(nll)
         ctx.mark_non_differentiable(nll)
@@ -79,6 +79,22 @@ class _ResidualCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("rounded", "grad_output", "normed", "grad_rounded")),
         *((name, ctypes.c_void_p) for name in ("grad_kept", "grad_x", "grad_update", "grad_gain", "grad_shift")),
     ]
+
+
+def with_rounded(x: Tensor, copy: Tensor | None) -> Tensor:
+    """x, which keeps a rounded copy for linear layers.
+
+    The gradients of both are added where the norm's is computed, and not by PyTorch's engine in a pass of its own.
+    """
+    if copy is not None:
+        vars(x)["_rounded"] = copy, x._version
+    return x
+
+
+def rounded(x: Tensor) -> Tensor:
+    """The copy of x in the type of the products in use, if it has one and has not been changed since; otherwise x."""
+    copy, version = vars(x).get("_rounded", (None, 0))
+    return copy if copy is not None and copy.dtype == dtype_in_use() and version == x._version else x
 
 
 def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -141,9 +157,7 @@ def norm_arguments(norm: nn.Module | None) -> tuple[object, ...]:
     return norm.weight, getattr(norm, "bias", None), norm.eps, isinstance(norm, nn.RMSNorm)
 
 
-class _Residual(Operator):
-    differentiable = 4
-
+class _Residual(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, update, gain, shift, epsilon, is_rms, dropout, dtype):  # type: ignore[no-untyped-def]
         """Return the sum, or its norm and, unless `dtype` is None, a copy of the norm in this type.
@@ -167,6 +181,7 @@ class _Residual(Operator):
         return written(total if output is None else output), copy, x if update is None else None
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad, grad_rounded, grad_kept):  # type: ignore[no-untyped-def]
         normed, gain, shift, statistics = ctx.saved_tensors
         if grad is grad_rounded is None:  # the norm is not used
@@ -257,7 +272,7 @@ class _LinearCall(ctypes.Structure):
     ]
 
 
-_ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")  # by their numbers in transduce_linear_call
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")  # by their numbers in transduce_linear_call
 
 
 def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None) -> Tensor:
@@ -267,14 +282,12 @@ def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[T
 
 def activated_linear(x: Float[Tensor, "*B I"], layer: nn.Linear, activation: str, p: float) -> Float[Tensor, "*B O"]:
     """dropout(activation(x W^T + b)), of the type of the products in use."""
-    options = _ACTIVATIONS.index(activation), p, new_seed() if p else 0
+    options = ACTIVATIONS.index(activation), p, new_seed() if p else 0
     return LinearProduct.apply(rounded(x), layer.weight, layer.bias, dtype_in_use(), *options)
 
 
-class LinearProduct(Operator):
+class LinearProduct(torch.autograd.Function):
     """From x in bfloat16 or float32, with float32 weights and gradients of them."""
-
-    differentiable = 3
 
     @staticmethod
     def forward(ctx, x, weight, bias, dtype, activation, p, seed):  # type: ignore[no-untyped-def]
@@ -288,6 +301,7 @@ class LinearProduct(Operator):
         return written(output)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         x, weight, bias, output, slope = ctx.saved_tensors
         grad = dense(grad)

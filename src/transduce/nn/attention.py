@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transduce.native import kernels
 from transduce.native.attention import attend, heads_of, projected_heads
-from transduce.native.tape import rearranged
 from transduce.nn.bias import Bias, CausalBias, attended, dense_bias, fuses_on_cpu, relations_of
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
@@ -130,15 +129,7 @@ def _takes_groups(query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, b
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
     """Concat(head_1, ..., head_h) (paper 3.2.2)."""
-    sizes = x.shape[1], x.shape[3]
-
-    def merge(heads: Tensor) -> Tensor:
-        return heads.transpose(1, 2).flatten(2)  # [B, T, H*K]
-
-    def split(grad: Tensor) -> Tensor:
-        return grad.unflatten(2, sizes).transpose(1, 2)  # [B, H, T, K]
-
-    return rearranged(x, merge, split)
+    return x.transpose(1, 2).flatten(2)  # [B, T, H*K]
 
 
 def head_width(d_model: int, n_heads: int) -> int:

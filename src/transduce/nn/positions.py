@@ -95,7 +95,7 @@ class Positions(nn.Module):
 
     def rotation(self, positions: Int[Tensor, " T"]) -> Rotate:
         """A function that rotates queries or keys [B, H, T, K] at these positions."""
-        return _unchanged
+        return unchanged
 
     def score_bias(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Float[Tensor, "H Q S"] | None:
         """A bias on the scores of queries and keys at these positions; None for no bias.
@@ -109,7 +109,7 @@ class Positions(nn.Module):
         return None
 
 
-def _unchanged(x: Tensor) -> Tensor:
+def unchanged(x: Tensor) -> Tensor:
     return x
 
 

@@ -16,7 +16,8 @@ from transduce.nn.feedforward import FeedForward
 from transduce.nn.linear import linear
 from transduce.nn.masks import HIDDEN
 from transduce.nn.positions import sinusoids
-from transduce.nn.stack import PostNorm, Stack
+from transduce.nn.residual import PostNorm
+from transduce.nn.stack import Stack
 
 
 @dataclass(slots=True)

@@ -1,100 +1,30 @@
-"""Residual connections, blocks of sub-layers, and the stacks of an encoder and a decoder (paper 3.1)."""
+"""Blocks of sub-layers, and the stacks of an encoder and a decoder (paper 3.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
-from transduce.native import kernels, operators
-from transduce.native.deferred import is_open
-from transduce.native.tape import NotTaped, taped
-from transduce.nn.attention import CrossAttention, FullProjection, SelfAttention
+from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.bias import Bias, padded_bias
 from transduce.nn.cache import DecoderState, LayerCache
-from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import FeedForward
-from transduce.nn.linear import Linear
 from transduce.nn.masks import attention_bias
 from transduce.nn.patterns import CausalPattern, FullPattern
 from transduce.nn.positions import Positions, Rotate
+from transduce.nn.residual import PostNorm
 from transduce.nn.ssru import SSRU
-
-
-class LayerNorm(nn.LayerNorm):
-    """LayerNorm that our kernels compute in training on a CPU, and on a GPU."""
-
-    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-        return operators.normed(x, self) if kernels.norms(x) else super().forward(x)
-
-
-class RMSNorm(nn.RMSNorm):
-    """RMSNorm that our kernels compute in training on a CPU, and on a GPU."""
-
-    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-        return operators.normed(x, self) if kernels.norms(x) else super().forward(x)
-
-
-NORMS: dict[str, Callable[..., nn.Module]] = {
-    "layer": lambda d_model, *, eps, bias: LayerNorm(d_model, eps=eps, bias=bias),
-    "rms": lambda d_model, *, eps, bias: RMSNorm(d_model, eps=eps),
-}
-
-
-_KNOWN = (LayerNorm, RMSNorm, nn.LayerNorm, nn.RMSNorm)  # a subclass may compute something else
-
-
-class PostNorm(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))): the paper's (3.1, 5.4)."""
-
-    final_norm = False
-
-    def __init__(self, norm: nn.Module, *, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.norm = norm
-        self.dropout = Dropout(dropout)
-
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """x after the sub-layer, of the same shape."""
-        return self._add(x, sublayer(x), self.norm)
-
-    def _add(self, x: Tensor, update: Tensor, norm: nn.Module | None) -> Tensor:
-        """x + Dropout(update), and the norm of that, if there is one."""
-        if (norm is None or type(norm) in _KNOWN) and kernels.residual_in_use(x, update, norm):
-            return operators.add_and_norm(x, update, norm, self.dropout.rate)
-        total = self.dropout.add(x, update)
-        return total if norm is None else norm(total)
-
-
-class PreNorm(PostNorm):
-    """x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020): trains without warm-up, needs a final norm."""
-
-    final_norm = True
-
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        x, normed = self._normed(x)
-        return self._add(x, sublayer(normed), None)
-
-    def _normed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x, and its norm."""
-        if type(self.norm) in _KNOWN and kernels.computes(self.norm, x):
-            return operators.normed_beside(x, self.norm)
-        return x, self.norm(x)
-
-
-RESIDUALS: dict[str, type[PostNorm]] = {"post": PostNorm, "pre": PreNorm}
+from transduce.nn.sublayer import connected
 
 
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward, each with its residual connection (paper 3.1)."""
-
-    untaped: torch.dtype | None = None
-    """The type of the products with which the block has had no tape."""
 
     def __init__(
         self, *, attention: SelfAttention, feed_forward: FeedForward, residual: Callable[[], PostNorm]
@@ -105,12 +35,10 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "B S D"], *, bias: Bias, keep: Tensor, rotate: Rotate) -> Float[Tensor, "B S D"]:
         """x [B, S, D] after the block; `bias` hides padding, `keep` [B, S, 1] is False there."""
-
-        def compute() -> Tensor:
-            y = self.self_attention_residual(x, lambda y: self.self_attention(y, bias=bias, rotate=rotate))
-            return self.feed_forward_residual(y, lambda y: self.feed_forward(y, keep))
-
-        return _computed(self, compute, x)
+        attend = partial(self.self_attention, bias=bias, rotate=rotate)
+        x = connected(x, self.self_attention_residual, self.self_attention, attend, bias=bias, rotate=rotate)
+        transform = partial(self.feed_forward, keep=keep)
+        return connected(x, self.feed_forward_residual, self.feed_forward, transform)
 
 
 class DecoderBlock(nn.Module):
@@ -118,9 +46,6 @@ class DecoderBlock(nn.Module):
 
     A recurrent unit may take the place of self-attention, and its name.
     """
-
-    untaped: torch.dtype | None = None
-    """The type of the products with which the block has had no tape."""
 
     def __init__(
         self,
@@ -142,13 +67,16 @@ class DecoderBlock(nn.Module):
 
         `bias` hides later tokens and the histories of other beams.
         """
-
-        def attend_self(y: Tensor) -> Tensor:
-            return self.self_attention(y, bias=bias, rotate=rotate, cache=cache, state=state)
-
-        def attend_memory(y: Tensor) -> Tensor:
-            assert self.cross_attention is not None and cache.cross_keys is not None and cache.cross_values is not None
-            return self.cross_attention(y, cache.cross_keys, cache.cross_values, bias=state.memory_bias)
+        attend = partial(self.self_attention, bias=bias, rotate=rotate, cache=cache, state=state)
+        if cache.keys is None:
+            x = connected(x, self.self_attention_residual, self.self_attention, attend, bias=bias, rotate=rotate)
+        else:
+            x = self.self_attention_residual(x, attend)
+        if self.cross_attention is not None and self.cross_attention_residual is not None:
+            assert cache.cross_keys is not None and cache.cross_values is not None
+            memory, bias = (cache.cross_keys, cache.cross_values), state.memory_bias
+            attend = partial(self.cross_attention, key=memory[0], value=memory[1], bias=bias)
+            x = connected(x, self.cross_attention_residual, self.cross_attention, attend, bias=bias, memory=memory)
 
         def transform(y: Tensor) -> Tensor:
             if state.n_beams == 1:
@@ -156,62 +84,7 @@ class DecoderBlock(nn.Module):
             rows = y.reshape(state.n_rows, -1, y.shape[2])  # [N, T, D]
             return self.feed_forward(rows, None, cache.history).reshape(y.shape)
 
-        def compute() -> Tensor:
-            y = self.self_attention_residual(x, attend_self)
-            if self.cross_attention_residual is not None:
-                y = self.cross_attention_residual(y, attend_memory)
-            return self.feed_forward_residual(y, transform)
-
-        return _computed(self, compute, x, cache.cross_keys, cache.cross_values)
-
-
-_TAPED = (  # exactly these: a subclass may compute something else
-    EncoderBlock, DecoderBlock, PostNorm, PreNorm, *_KNOWN, SelfAttention, CrossAttention, FullProjection, FeedForward,
-    Linear, Dropout,
-)  # fmt: skip
-_HOOKS_OF_ALL = (
-    torch_module._global_forward_hooks,
-    torch_module._global_forward_pre_hooks,
-    torch_module._global_backward_hooks,
-    torch_module._global_backward_pre_hooks,
-)
-
-
-def _computed(block: EncoderBlock | DecoderBlock, compute: Callable[[], Tensor], *inputs: Tensor | None) -> Tensor:
-    """What `compute` returns, by a tape where calls of the library wait, and operators are all that computes."""
-    dtype = kernels.dtype_in_use()
-    parameters: list[nn.Parameter] = []
-    if (
-        not is_open()
-        or not torch.is_grad_enabled()
-        or block.untaped is dtype
-        or any(_HOOKS_OF_ALL)
-        or not _takes_tape(block, parameters)
-    ):
-        return compute()
-    generator = torch.get_rng_state()
-    try:
-        return taped(compute, [x for x in inputs if x is not None], parameters)
-    except NotTaped:
-        torch.set_rng_state(generator)
-        block.untaped = dtype
-        return compute()
-
-
-def _takes_tape(module: nn.Module, parameters: list[nn.Parameter]) -> bool:
-    """Whether modules compute as their classes do, and nothing watches them; adds their parameters to the list."""
-    if (
-        type(module) not in _TAPED
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "attend" in module.__dict__  # of a recorder
-        or "forward" in module.__dict__
-    ):
-        return False
-    parameters += [p for p in module._parameters.values() if p is not None]
-    return all(_takes_tape(one, parameters) for one in module._modules.values() if one is not None)
+        return connected(x, self.feed_forward_residual, self.feed_forward, transform)
 
 
 class Stack(nn.Module):

@@ -18,7 +18,7 @@ from transduce.nn.attention import PROJECTIONS
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
 from transduce.nn.patterns import PATTERNS, SPREADS
 from transduce.nn.positions import POSITIONS
-from transduce.nn.stack import NORMS, RESIDUALS
+from transduce.nn.residual import NORMS, RESIDUALS
 
 PAPERS_VOCABULARY = 37_000  # "about 37000 tokens", shared (5.1)
 

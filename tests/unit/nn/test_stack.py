@@ -9,7 +9,7 @@ from torch import nn
 
 from oracle import numpy_transformer as oracle
 from oracle.adapter import EPSILON
-from transduce.nn.stack import NORMS, RESIDUALS
+from transduce.nn.residual import NORMS, RESIDUALS
 
 D = 12
 

@@ -1,4 +1,4 @@
-"""Calls of the library that wait, and gradients by tapes: the same numbers as one call after another."""
+"""Calls of the library that are made later, and calls of whole sub-layers: the same numbers as one after another."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from transduce.data.batch import MaskedBatch, RowBatch, collate
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model
 from transduce.native import kernels as native
-from transduce.native import operators, tape
+from transduce.native import operators, sublayer
 from transduce.native.deferred import Pending, deferred, taking_gradients
+from transduce.nn import sublayer as connections
 from transduce.nn.linear import Linear
 from transduce.nn.recording import recorded_heads
-from transduce.nn.stack import LayerNorm
+from transduce.nn.residual import LayerNorm
 from transduce.training.loss import predict_masked_tokens, predict_tokens, predict_tokens_with_carry
 from transduce.training.step import PRECISIONS, autocast
 
@@ -41,16 +42,16 @@ def precision(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def n_taped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One number for each block whose gradients are by a tape."""
+def n_at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One number for each sub-layer that is one call."""
     found: list[int] = []
-    taped = tape.Tape.finish
+    apply = sublayer._Sublayer.apply
 
-    def finish(self: tape.Tape) -> list[Tensor | None]:
+    def counted(*args: Any) -> Any:
         found.append(1)
-        return taped(self)
+        return apply(*args)
 
-    monkeypatch.setattr(tape.Tape, "finish", finish)
+    monkeypatch.setattr(sublayer._Sublayer, "apply", counted)
     return found
 
 
@@ -111,30 +112,53 @@ def test_the_gradients_of_other_models(kind: str, precision: str) -> None:
 @pytest.mark.parametrize(
     ("options", "n"),
     [
-        ({}, 4),
-        ({"residual": "pre", "activation": "gelu", "norm": "rms", "n_kv_heads": 2}, 4),
-        ({"positions": "alibi"}, 4),
-        ({"kind": "gpt"}, 2),
-        ({"kind": "bert"}, 2),
-        ({"feed_forward": "conv", "kernel_size": 3}, 0),
-        ({"projection": "shared"}, 0),
-        ({"decoder_self": "ssru"}, 2),
+        ({}, 10),
+        ({"residual": "pre", "activation": "gelu", "norm": "rms", "n_kv_heads": 2}, 10),
+        ({"positions": "alibi"}, 10),
+        ({"kind": "gpt"}, 4),
+        ({"kind": "bert"}, 4),
+        ({"feed_forward": "conv", "kernel_size": 3}, 6),
+        ({"projection": "shared"}, 4),
+        ({"decoder_self": "ssru"}, 8),
+        ({"positions": "rotary"}, 6),
     ],
     ids=str,
 )
-def test_blocks_that_consist_of_operators_have_a_tape(options: dict[str, Any], n: int, n_taped: list[int]) -> None:
+def test_sublayers_whose_parts_kernels_compute_are_one_call(
+    options: dict[str, Any], n: int, n_at_once: list[int]
+) -> None:
     kind = options.get("kind", "transformer")
     model = translator(dropout=0.1, **{"n_encoder_layers": 2, "n_decoder_layers": 2, **options})
     gradients(model, batch_for(kind), "taken", CRITERIA.get(kind, predict_tokens))
-    assert len(n_taped) == n
+    assert len(n_at_once) == n
 
 
-def test_blocks_that_rotate_have_none_and_compute_everything_once(n_taped: list[int]) -> None:
-    model = translator(positions="rotary", dropout=0.2)
-    batch = collate(toys.examples(9))
-    for _ in range(2):  # the second time it is known
-        assert_same(model, batch)
-    assert not n_taped
+SUBLAYERS: dict[str, dict[str, Any]] = {
+    "post": {},
+    "pre": {"residual": "pre"},
+    "rms, no biases": {"norm": "rms", "bias": False},
+    "gelu, attention with dropout": {"residual": "pre", "activation": "gelu", "attention_dropout": 0.2},
+    "silu, activation with dropout": {"activation": "silu", "activation_dropout": 0.3},
+    "grouped heads of other widths": {"n_kv_heads": 2, "d_key": 16},
+    "a matrix of scores' bias": {"positions": "alibi", "window": 3, "encoder_pattern": "local"},
+}
+
+
+@pytest.mark.parametrize("name", SUBLAYERS)
+def test_one_call_is_its_parts(
+    name: str, precision: str, n_at_once: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same random numbers, to the last bit but where PyTorch adds gradients in another order."""
+    model = translator(**{"n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.1, **SUBLAYERS[name]})
+    batch = collate(toys.examples(12))
+    found = gradients(model, batch, "taken")
+    assert n_at_once
+    monkeypatch.setattr(connections, "_is_plain", lambda _: False)
+    n_at_once.clear()
+    expected = gradients(model, batch, "taken")
+    assert not n_at_once and found.keys() == expected.keys()
+    for key, grad in expected.items():
+        torch.testing.assert_close(found[key], grad, rtol=1e-5, atol=1e-5, msg=key)
 
 
 def test_gradients_of_several_batches_are_added() -> None:
@@ -254,9 +278,9 @@ def test_the_number_of_threads_changes_no_bit(n_threads: int, precision: str) ->
 def test_a_call_that_fails_ends_those_after_it(n_threads: int) -> None:
     norm, x, after = LayerNorm(24), torch.randn(3, 24), torch.zeros(1)
     gold = torch.tensor([1, 7, 1])  # a vocabulary of 2
-    loss = operators._LossCall(
-        *(t.data_ptr() for t in (x, x)), None, gold.data_ptr(), 3, 0, 24, 2, 0, 0.1, None, None, None, after.data_ptr()
-    )
+    place = after.data_ptr()
+    read = x.data_ptr(), x.data_ptr(), None, gold.data_ptr()
+    loss = operators._LossCall(*read, 3, 0, 24, 2, 0, 0.1, None, None, None, place, place)
     with pytest.raises(SettingsError, match="gold: must be tokens of the vocabulary"), deferred():
         operators.run("loss", loss, x, gold, after)
         for _ in range(50):
@@ -319,14 +343,6 @@ def test_a_weight_that_is_not_contiguous_has_a_gradient() -> None:
     layer = model.encoder.blocks[0].feed_forward.expand
     layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
     assert_same(model, collate(toys.examples(6)))
-
-
-def test_without_a_tape_no_more_random_numbers_are_drawn() -> None:
-    """Otherwise a resumed run, which tries it again, would drop other elements."""
-    model, batch = translator(positions="rotary", dropout=0.2, attention_dropout=0.2), collate(toys.examples(9))
-    first, second = (gradients(model, batch, "taken") for _ in range(2))
-    for name, grad in first.items():
-        assert torch.equal(grad, second[name])
 
 
 class Doubled(nn.Linear):

@@ -26,7 +26,7 @@ from transduce.native.library import loaded_library
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.masks import HIDDEN
-from transduce.nn.stack import RESIDUALS
+from transduce.nn.residual import RESIDUALS
 from transduce.training.loss import predict_tokens
 from transduce.training.step import PRECISIONS, autocast
 
