@@ -43,11 +43,16 @@ int fail(int code, const char* reason) noexcept {
     return code;
 }
 
-// What a call that was made in another thread has returned.
+// What another call has returned, perhaps in another thread.
 struct Failure {
     int code;
     std::string reason;
 };
+
+// Passes on what a call in this thread has returned.
+void pass_on(int32_t code) {
+    if (code) throw Failure{code, last_error};
+}
 
 template <class Work>
 int guarded(Work work) noexcept {
@@ -560,15 +565,11 @@ int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_t
 }
 
 int32_t transduce_sublayer(const transduce_sublayer_call* call, int32_t n_threads) {
-    int32_t code = TRANSDUCE_OK;
-    const int32_t failed = guarded([&] { code = transduce::sublayer(checked(call), n_threads); });
-    return failed ? failed : code;
+    return guarded([&] { pass_on(transduce::sublayer(checked(call), n_threads)); });
 }
 
 int32_t transduce_sublayer_backward(const transduce_sublayer_call* call, int32_t n_threads) {
-    int32_t code = TRANSDUCE_OK;
-    const int32_t failed = guarded([&] { code = transduce::sublayer_backward(checked(call), n_threads); });
-    return failed ? failed : code;
+    return guarded([&] { pass_on(transduce::sublayer_backward(checked(call), n_threads)); });
 }
 
 int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads, int64_t most, int64_t* left) {
@@ -576,9 +577,7 @@ int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads,
         require(n >= 0 && (steps || !n) && most >= 0 && left, "steps, most or left: out of range or null");
         require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
         for (const transduce_step* step = steps; step < steps + n; step++) {
-            const auto make = [step = *step, n_threads] {
-                if (const int32_t code = step.function(step.call, n_threads)) throw Failure{code, last_error};
-            };
+            const auto make = [step = *step, n_threads] { pass_on(step.function(step.call, n_threads)); };
             if (n_threads > 1) transduce::Pool::get().add(n_threads, make);
             else make();
         }

@@ -88,9 +88,9 @@ bool Pool::make_call(std::unique_lock<std::mutex>& lock) {
     return true;
 }
 
-// Waits for an event after `seen`.
-void Pool::await_event(unsigned seen, std::unique_lock<std::mutex>& lock) {
-    if (n_events_ == seen) {
+// Waits for an event after `seen`; `spins`: one is likely to come soon.
+void Pool::await_event(unsigned seen, bool spins, std::unique_lock<std::mutex>& lock) {
+    if (spins && n_events_ == seen) {
         lock.unlock();
         await([&] { return n_events_ != seen; });
         lock.lock();
@@ -105,8 +105,7 @@ void Pool::serve(int thread) {
     while (true) {
         const unsigned seen = n_events_;
         if (take(thread, lock) || (thread == kCaller && make_call(lock))) continue;
-        if (thread < int(ranges_.size()) || thread == kCaller) await_event(seen, lock);
-        else while (n_events_ == seen) more_.wait(lock);
+        await_event(seen, thread < int(ranges_.size()) || thread == kCaller, lock);
     }
 }
 
@@ -151,7 +150,7 @@ int64_t Pool::wait(int64_t most) {
     if (n_left_ > most)
         while (n_left_ > most / 2) {
             const unsigned seen = n_events_;
-            if (!take(this_thread, lock)) await_event(seen, lock);
+            if (!take(this_thread, lock)) await_event(seen, true, lock);
         }
     if (n_left_ == 0 && call_error_) std::rethrow_exception(std::exchange(call_error_, nullptr));
     return n_left_;

@@ -54,7 +54,7 @@ private:
     void serve(int thread);
     bool take(int thread, std::unique_lock<std::mutex>& lock);
     bool make_call(std::unique_lock<std::mutex>& lock);
-    void await_event(unsigned seen, std::unique_lock<std::mutex>& lock);
+    void await_event(unsigned seen, bool spins, std::unique_lock<std::mutex>& lock);
     int next_piece(int thread);
 
     std::mutex one_caller_, mutex_;
@@ -66,7 +66,7 @@ private:
     struct Range {
         int first = 0, end = 0;
     };
-    std::vector<Range> ranges_;  // of pieces that no thread has taken, for each thread, the calling one first
+    std::vector<Range> ranges_;  // of pieces that no thread has taken, for each thread; first for one that is not the pool's
     int n_pieces_ = 0, n_taken_ = 0;
     std::atomic<int> n_done_{0};
     std::atomic<unsigned> n_events_{0};  // runs, and calls that were added or made

@@ -1,5 +1,6 @@
 // A sub-layer of a Transformer's block with its residual connection and norm: the calls for its parts, one after another.
 
+#include <algorithm>
 #include <cmath>
 
 #include "buffer.h"
@@ -67,14 +68,23 @@ void add_update(const Call& c, transduce_residual_call& call) { call.p = c.p, ca
 
 void set(int64_t* strides, int64_t batch, int64_t head, int64_t position) { strides[0] = batch, strides[1] = head, strides[2] = position; }
 
-// Heads side by side at each position, in `hidden` or its gradient: queries, and in self-attention keys and values.
-void place_heads(const Call& c, char* hidden, void** query, void** key, void** value, int64_t (*strides)[3]) {
+void copy(const int64_t* from, int64_t* to) { std::copy_n(from, 3, to); }
+
+// Queries, and in self-attention keys and values, side by side at each position: in `hidden`, or in its gradient.
+template <class Pointer>
+struct Place {
+    Pointer& numbers;
+    int64_t* strides;
+};
+template <class Pointer>
+void place_heads(const Call& c, void* hidden, Place<Pointer> query, Place<Pointer> key, Place<Pointer> value) {
     const int64_t row = c.first.outputs, batch = row * c.positions, size = c.is_bf16 ? 2 : 4;
-    *query = hidden;
-    set(strides[0], batch, c.key_width, row);
+    char* const numbers = static_cast<char*>(hidden);
+    query.numbers = numbers;
+    set(query.strides, batch, c.key_width, row);
     if (c.key) return;
-    *key = hidden + size * c.heads * c.key_width, *value = hidden + size * (c.heads + c.kv_heads) * c.key_width;
-    set(strides[1], batch, c.key_width, row), set(strides[2], batch, c.value_width, row);
+    key.numbers = numbers + size * c.heads * c.key_width, value.numbers = numbers + size * (c.heads + c.kv_heads) * c.key_width;
+    set(key.strides, batch, c.key_width, row), set(value.strides, batch, c.value_width, row);
 }
 
 transduce_heads_call heads_of(const Call& c) {
@@ -82,27 +92,18 @@ transduce_heads_call heads_of(const Call& c) {
     found.batch = c.batch, found.heads = c.heads, found.kv_heads = c.kv_heads, found.queries = c.positions, found.keys = c.keys;
     found.width = c.key_width, found.value_width = c.value_width, found.causal = c.causal, found.is_bf16 = c.is_bf16;
     found.scale = float(std::pow(double(c.key_width), -0.5)), found.p = c.inner_p, found.seed = c.inner_seed;
-    void *query, *key = const_cast<void*>(c.key), *value = const_cast<void*>(c.value);
-    int64_t strides[3][3];
-    std::memcpy(strides[1], c.key_strides, sizeof strides[1]), std::memcpy(strides[2], c.value_strides, sizeof strides[2]);
-    place_heads(c, static_cast<char*>(c.hidden), &query, &key, &value, strides);
-    found.query = query, found.key = key, found.value = value, found.output = c.inner;
-    std::memcpy(found.query_strides, strides[0], sizeof strides[0]);
-    std::memcpy(found.key_strides, strides[1], sizeof strides[1]), std::memcpy(found.value_strides, strides[2], sizeof strides[2]);
-    found.bias = c.bias;
-    std::memcpy(found.bias_strides, c.bias_strides, sizeof c.bias_strides);
+    found.key = c.key, found.value = c.value, found.bias = c.bias, found.output = c.inner;
+    copy(c.key_strides, found.key_strides), copy(c.value_strides, found.value_strides), copy(c.bias_strides, found.bias_strides);
+    place_heads<const void*>(c, c.hidden, {found.query, found.query_strides}, {found.key, found.key_strides}, {found.value, found.value_strides});
     return found;
 }
 
-transduce_heads_call heads_backward_of(const Call& c, char* grad_hidden, const void* grad_inner) {
+transduce_heads_call heads_backward_of(const Call& c, void* grad_hidden, const void* grad_inner) {
     transduce_heads_call found = heads_of(c);
-    int64_t strides[3][3];
-    found.grad_query = nullptr, found.grad_key = c.grad_key, found.grad_value = c.grad_value;
-    std::memcpy(strides[1], c.grad_key_strides, sizeof strides[1]), std::memcpy(strides[2], c.grad_value_strides, sizeof strides[2]);
-    place_heads(c, grad_hidden, &found.grad_query, &found.grad_key, &found.grad_value, strides);
-    std::memcpy(found.grad_query_strides, strides[0], sizeof strides[0]);
-    std::memcpy(found.grad_key_strides, strides[1], sizeof strides[1]), std::memcpy(found.grad_value_strides, strides[2], sizeof strides[2]);
-    found.grad_output = grad_inner;
+    found.grad_key = c.grad_key, found.grad_value = c.grad_value, found.grad_output = grad_inner;
+    copy(c.grad_key_strides, found.grad_key_strides), copy(c.grad_value_strides, found.grad_value_strides);
+    place_heads<void*>(c, grad_hidden, {found.grad_query, found.grad_query_strides}, {found.grad_key, found.grad_key_strides},
+                       {found.grad_value, found.grad_value_strides});
     set(found.grad_strides, int64_t(c.positions) * c.second.inputs, c.value_width, c.second.inputs);
     return found;
 }
@@ -144,7 +145,7 @@ int32_t sublayer_backward(const Call& c, int32_t n_threads) {
     void* grad_inner = c.heads ? reserve(memory.inner, c, c.second.inputs) : grad_hidden;
     second.grad_output = residual.grad_update, second.grad_x = grad_inner;
     calls.make(transduce_linear_backward, second);
-    if (c.heads) calls.make(transduce_attend_backward, heads_backward_of(c, static_cast<char*>(grad_hidden), grad_inner));
+    if (c.heads) calls.make(transduce_attend_backward, heads_backward_of(c, grad_hidden, grad_inner));
     auto first = first_of(c);
     first.grad_output = grad_hidden, first.grad_x = c.pre_norm ? reserve(memory.read, c, c.width) : c.grad_read;
     calls.make(transduce_linear_backward, first);

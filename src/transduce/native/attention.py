@@ -52,10 +52,13 @@ def _heads_call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, 
         *(x.stride()[:3] for x in given),
     )
     if bias is not None:
-        call.bias = bias.data_ptr()
-        shape = zip(bias.shape[:3], bias.stride()[:3], strict=True)
-        call.bias_strides = tuple(0 if n == 1 else step for n, step in shape)
+        call.bias, call.bias_strides = bias.data_ptr(), strides_of_bias(bias)
     return call
+
+
+def strides_of_bias(bias: Float[Tensor, "#B #H #T S"]) -> tuple[int, ...]:
+    """0 for an axis along which it is the same."""
+    return tuple(0 if n == 1 else step for n, step in zip(bias.shape[:3], bias.stride()[:3], strict=True))
 
 
 def dense_heads(x: Tensor) -> Tensor:

@@ -81,11 +81,6 @@ def taking_gradients() -> Iterator[None]:
         _queue.gradients = before
 
 
-def is_open() -> bool:
-    """Whether calls are made later now."""
-    return _queue.is_open
-
-
 def takes_gradients() -> bool:
     """Whether gradients of parameters are taken now."""
     return _queue.gradients is not None

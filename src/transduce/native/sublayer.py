@@ -11,11 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.native.attention import empty_gradients
+from transduce.native.attention import empty_gradients, strides_of_bias
 from transduce.native.deferred import dense, gradient, run, written
 from transduce.native.kernels import dtype_in_use, new_seed
 from transduce.native.operators import ACTIVATIONS, norm_arguments, rounded, with_rounded
 
+Memory = tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S V"]] | tuple[None, None]
 _Tensors = Sequence[Tensor | None]
 
 
@@ -63,7 +64,7 @@ class Inner:
     """Of a head's keys and values."""
     causal: bool = False
     bias: Float[Tensor, "#B #H #T S"] | None = None
-    memory: tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S V"]] | tuple[None, None] = (None, None)
+    memory: Memory = (None, None)
     """Keys and values of other positions than the queries'."""
 
 
@@ -105,15 +106,16 @@ def _set(call: ctypes.Structure, **tensors: Tensor | None) -> tuple[Tensor | Non
     return tuple(tensors.values())
 
 
-def _set_read(call: _SublayerCall, bias: Tensor | None, given: _Tensors, weights: _Tensors) -> None:
-    """What both passes read. `given`: x, what the first layer reads, keys and values."""
-    x, read, key, value = given
+_KEPT = ("sum", "normed", "statistics", "hidden", "slope", "inner")  # for the backward pass
+
+
+def _set_shared(call: _SublayerCall, given: _Tensors, weights: _Tensors, kept: _Tensors) -> None:
+    """Set what both passes use. `given`: bias, x, what the first layer reads, keys and values."""
+    bias, x, read, key, value = given
     _set(call, bias=bias, x=x, read=read, key=key, value=value, gain=weights[4], shift=weights[5])
     _set(call.first, weight=weights[0], bias=weights[1])
     _set(call.second, weight=weights[2], bias=weights[3])
-
-
-_KEPT = ("sum", "normed", "statistics", "hidden", "slope", "inner")  # for the backward pass
+    _set(call, **dict(zip(_KEPT, kept, strict=True)))
 
 
 class _Sublayer(torch.autograd.Function):
@@ -128,8 +130,7 @@ class _Sublayer(torch.autograd.Function):
         if key is not None:
             call.keys, call.key_strides, call.value_strides = key.shape[2], key.stride()[:3], value.stride()[:3]
         if bias is not None:
-            shape = zip(bias.shape[:3], bias.stride()[:3], strict=True)
-            call.bias_strides = tuple(0 if n == 1 else step for n, step in shape)
+            call.bias_strides = strides_of_bias(bias)
         kept = (
             torch.empty(x.shape) if post else None,
             None if post else torch.empty(x.shape, dtype=dtype),
@@ -139,26 +140,24 @@ class _Sublayer(torch.autograd.Function):
             torch.empty(*rows, call.second.inputs, dtype=dtype) if call.heads else None,
         )
         output, copy = torch.empty(x.shape), torch.empty(x.shape, dtype=dtype) if post and is_bf16 else None
-        given = x, read, key, value
-        _set_read(call, bias, given, weights)
-        _set(call, **dict(zip(_KEPT, kept, strict=True)))
-        run("sublayer", call, bias, *given, *weights, *kept, *_set(call, output=output, rounded=copy))
+        given = bias, x, read, key, value
+        _set_shared(call, given, weights, kept)
+        run("sublayer", call, *given, *weights, *kept, *_set(call, output=output, rounded=copy))
         ctx.set_materialize_grads(False)
         ctx.call = call
-        ctx.save_for_backward(bias, *given, *weights, *kept)
+        ctx.save_for_backward(*given, *weights, *kept)
         return written(output), None if copy is None else written(copy)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad, grad_rounded):  # type: ignore[no-untyped-def]
-        bias, x, read, key, value, *others = ctx.saved_tensors
-        weights, kept = others[:6], others[6:]
+        found = ctx.saved_tensors
+        given, weights, kept = found[:5], found[5:11], found[11:]
+        _, x, read, key, value = given
         if grad is grad_rounded is None:
             return (None,) * 13
         call = _SublayerCall.from_buffer_copy(ctx.call)  # there may be another backward pass
-        given = x, read, key, value
-        _set_read(call, bias, given, weights)
-        _set(call, **dict(zip(_KEPT, kept, strict=True)))
+        _set_shared(call, given, weights, kept)
         grad, grad_rounded = (None if one is None else dense(one) for one in (grad, grad_rounded))
         of_outputs = _set(call, grad_output=grad, grad_rounded=grad_rounded)
         w1, b1, w2, b2, gain, shift = of_weights = [None if one is None else torch.empty(one.shape) for one in weights]
@@ -171,5 +170,5 @@ class _Sublayer(torch.autograd.Function):
             call.grad_key_strides, call.grad_value_strides = grad_key.stride()[:3], grad_value.stride()[:3]
         grad_read = None if read is None else torch.empty(read.shape, dtype=read.dtype)
         grads = _set(call, grad_x=torch.empty(x.shape), grad_read=grad_read, grad_key=grad_key, grad_value=grad_value)
-        run("sublayer_backward", call, bias, *given, *weights, *kept, *of_outputs, *grads, *of_weights)
+        run("sublayer_backward", call, *given, *weights, *kept, *of_outputs, *grads, *of_weights)
         return None, None, None, *(gradient(None, one) for one in grads), *map(gradient, weights, of_weights)

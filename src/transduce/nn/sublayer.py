@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from transduce.native import kernels
-from transduce.native.sublayer import Inner, sublayer
+from transduce.native.sublayer import Inner, Memory, sublayer
 from transduce.nn.attention import CrossAttention, FullProjection, SelfAttention
 from transduce.nn.bias import Bias, CausalBias
 from transduce.nn.dropout import Dropout
@@ -30,8 +30,6 @@ _HOOKS_OF_ALL = (
     torch_module._global_backward_pre_hooks,
 )
 
-Memory = tuple[Tensor, Tensor] | tuple[None, None]
-
 
 def connected(
     x: Float[Tensor, "B T D"],
@@ -48,9 +46,16 @@ def connected(
     `compute` calls the module; `bias`, `rotate` and `memory` (keys and values of cross-attention) are what it gives it.
     """
     inner = None
-    if rotate is unchanged and _is_plain(module) and _is_plain(residual) and not any(_HOOKS_OF_ALL):
+    if (
+        x.device.type == "cpu"
+        and rotate is unchanged
+        and kernels.computes(residual.norm, x)
+        and _is_plain(module)
+        and _is_plain(residual)
+        and not any(_HOOKS_OF_ALL)
+    ):
         inner = _inner(x, module, bias, memory)
-    if inner is None or x.device.type != "cpu" or not kernels.computes(residual.norm, x):
+    if inner is None:
         return residual(x, compute)
     return sublayer(x, _layers(module), inner, residual.norm, pre_norm=residual.final_norm, p=residual.dropout.rate)
 

@@ -345,6 +345,14 @@ def test_a_weight_that_is_not_contiguous_has_a_gradient() -> None:
     assert_same(model, collate(toys.examples(6)))
 
 
+def test_parts_that_are_not_one_call_draw_the_same_random_numbers() -> None:
+    """Otherwise a resumed run would drop other elements."""
+    model, batch = translator(positions="rotary", dropout=0.2, attention_dropout=0.2), collate(toys.examples(9))
+    first, second = (gradients(model, batch, "taken") for _ in range(2))
+    for name, grad in first.items():
+        assert torch.equal(grad, second[name])
+
+
 class Doubled(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).mul_(2)
