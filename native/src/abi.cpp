@@ -43,13 +43,13 @@ int fail(int code, const char* reason) noexcept {
     return code;
 }
 
-// What another call has returned, perhaps in another thread.
+// The error of another call, perhaps in another thread.
 struct Failure {
     int code;
     std::string reason;
 };
 
-// Passes on what a call in this thread has returned.
+// Passes on the error of a call in this thread.
 void pass_on(int32_t code) {
     if (code) throw Failure{code, last_error};
 }
@@ -280,11 +280,11 @@ transduce::EmbeddingCall checked(const transduce_embedding_call* call, int32_t n
             c.grad_table, c.grad_positions, c.adds != 0};
 }
 
-// What its parts do not check.
+// Checks that the calls for its parts do not make.
 const transduce_sublayer_call& checked(const transduce_sublayer_call* call) {
     require(call, "call must not be null");
     const transduce_sublayer_call& c = *call;
-    require(0 <= c.batch && c.batch <= INT32_MAX && 1 <= c.positions && c.positions <= kMaxSource && 1 <= c.width && c.width <= 1 << 16,
+    require(0 <= c.batch && 1 <= c.positions && c.positions <= kMaxSource && c.batch <= INT32_MAX / c.positions && 1 <= c.width && c.width <= 1 << 16,
             "batch, positions or width: out of range");
     require(c.second.outputs == c.width && c.first.inputs == c.width, "width: not that of the layers");
     require(c.heads >= 0 && c.first.outputs >= 1 && c.second.inputs >= 1, "heads or layers: out of range");
@@ -305,7 +305,7 @@ transduce::LinearCall<Number> checked(const transduce_linear_call* call, int32_t
     require(-1 <= c.activation && c.activation <= int32_t(transduce::Activation::silu), "activation: out of range");
     return {c.rows, c.inputs, c.outputs, c.x, !c.x_is_bf16 == !c.is_bf16, !c.grad_is_bf16 == !c.is_bf16, c.weight, c.bias, c.activation >= 0,
             transduce::Activation(std::max(c.activation, 0)), dropout_of(c.p, c.seed), out<Number>(c.output), out<Number>(c.slope), c.grad_output, c.grad_x,
-            c.grad_weight, c.grad_bias};
+            c.grad_weight, c.grad_bias, c.adds != 0};
 }
 
 }  // namespace
@@ -576,12 +576,15 @@ int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads,
     return guarded([&] {
         require(n >= 0 && (steps || !n) && most >= 0 && left, "steps, most or left: out of range or null");
         require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
+        auto& pool = transduce::Pool::get();
+        if (n_threads == 1) pool.wait(0);  // calls that were added with more threads come first
         for (const transduce_step* step = steps; step < steps + n; step++) {
             const auto make = [step = *step, n_threads] { pass_on(step.function(step.call, n_threads)); };
-            if (n_threads > 1) transduce::Pool::get().add(n_threads, make);
+            if (n_threads > 1) pool.add(n_threads, make);
             else make();
         }
-        *left = transduce::Pool::get().wait(most);
+        *left = pool.wait(most);
+        if (!*left) pool.rethrow_error();
     });
 }
 

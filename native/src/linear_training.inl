@@ -14,14 +14,15 @@ void round_rows(const void* from, bool is_number, int64_t first, int rows, int n
     }
 }
 
-// Rows of a product, plus `bias` (null: none), in either type.
-void write_rows(const float* from, size_t stride, int rows, int n, const float* bias, void* to, bool is_number, size_t to_stride) {
-    for (int r = 0; r < rows; r++, from += stride)
+// Rows of a product, plus `bias` (null: none), written or added.
+template <class To>
+void write_rows(const float* from, size_t stride, int rows, int n, const float* bias, To* to, size_t to_stride, bool adds = false) {
+    for (int r = 0; r < rows; r++, from += stride, to += to_stride)
         for (int c = 0; c < n; c += W) {
             Vec x = load(from + c);
             if (bias) x = x + load_part(bias + c, n - c);
-            if (is_number) store_part(static_cast<Number*>(to) + r * to_stride + c, n - c, x);
-            else store_part(static_cast<float*>(to) + r * to_stride + c, n - c, x);
+            if (adds) x = x + load_part(to + c, n - c);
+            store_part(to + c, n - c, x);
         }
 }
 
@@ -94,7 +95,7 @@ void linear_rows(const LinearCall& call, int64_t first, int rows, const Number* 
         multiply_panel(x, width, rows, columns + size_t(n) * width, width, product, kPanelColumns, false);
         const int some = call.outputs - n < kPanelColumns ? call.outputs - n : kPanelColumns;
         if (call.activates) with_activation(call, [&](auto kind) { activate_rows<kind.value>(call, first, rows, n, some, product); });
-        else write_rows(product, kPanelColumns, rows, some, call.bias ? call.bias + n : nullptr, call.output + first * call.outputs + n, true, call.outputs);
+        else write_rows(product, kPanelColumns, rows, some, call.bias ? call.bias + n : nullptr, call.output + first * call.outputs + n, call.outputs);
     }
 }
 
@@ -124,8 +125,9 @@ void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int p
     for (int part = 0; call.grad_x && part < call.inputs; part += kPanelColumns) {
         const int n = call.inputs - part < kPanelColumns ? call.inputs - part : kPanelColumns;
         multiply_panel(grad, width, rows, weight_rows + size_t(part) * call.padded_outputs, width, product, kPanelColumns, false);
-        char* to = static_cast<char*>(call.grad_x) + (first * call.inputs + part) * (call.x_is_number ? sizeof(Number) : sizeof(float));
-        write_rows(product, kPanelColumns, rows, n, nullptr, to, call.x_is_number, call.inputs);
+        const int64_t at = first * call.inputs + part;
+        if (call.x_is_number) write_rows(product, kPanelColumns, rows, n, nullptr, static_cast<Number*>(call.grad_x) + at, call.inputs, call.adds);
+        else write_rows(product, kPanelColumns, rows, n, nullptr, static_cast<float*>(call.grad_x) + at, call.inputs, call.adds);
     }
 }
 
@@ -134,7 +136,7 @@ void weight_rows_gradient(const LinearCall& call, const OperandRows& operands, i
                           float* grad_weight) {
     const Products products;
     multiply_operands(call, operands, first, rows, column, columns, product);
-    write_rows(product, kGradientColumns, rows, columns, nullptr, grad_weight + size_t(first) * call.inputs + column, false, call.inputs);
+    write_rows(product, kGradientColumns, rows, columns, nullptr, grad_weight + size_t(first) * call.inputs + column, call.inputs);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ inline void pause() {
 #endif
 }
 
-constexpr int kCaller = 1;  // the thread that makes calls
+constexpr int kCallThread = 1;  // the thread that makes calls
 thread_local int this_thread = 0;  // 0: not one of the pool's
 
 constexpr auto kSpin = std::chrono::microseconds(300);
@@ -104,8 +104,8 @@ void Pool::serve(int thread) {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
         const unsigned seen = n_events_;
-        if (take(thread, lock) || (thread == kCaller && make_call(lock))) continue;
-        await_event(seen, thread < int(ranges_.size()) || thread == kCaller, lock);
+        if (take(thread, lock) || (thread == kCallThread && make_call(lock))) continue;
+        await_event(seen, thread < int(ranges_.size()) || thread == kCallThread, lock);
     }
 }
 
@@ -126,7 +126,7 @@ void Pool::run(int n_threads, int n_pieces, Function function, void* work) {
     function_ = function, work_ = work, n_pieces_ = n_pieces, n_taken_ = n_done_ = 0;
     for (int t = 0; t < n_threads; t++) ranges_[t] = {int(int64_t(n_pieces) * t / n_threads), int(int64_t(n_pieces) * (t + 1) / n_threads)};
     if (n_threads > 1 && n_pieces > 1) more_.notify_all();
-    while (take(std::min(this_thread, n_threads - 1), lock)) continue;
+    while (take(std::min(this_thread, n_threads - 1), lock)) continue;  // in a call of `add`, this is a thread of the pool
     if (n_done_ < n_pieces_) {
         lock.unlock();
         await([&] { return n_done_ == n_pieces_; });
@@ -152,8 +152,12 @@ int64_t Pool::wait(int64_t most) {
             const unsigned seen = n_events_;
             if (!take(this_thread, lock)) await_event(seen, true, lock);
         }
-    if (n_left_ == 0 && call_error_) std::rethrow_exception(std::exchange(call_error_, nullptr));
     return n_left_;
+}
+
+void Pool::rethrow_error() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (call_error_) std::rethrow_exception(std::exchange(call_error_, nullptr));
 }
 
 }  // namespace transduce

@@ -42,9 +42,11 @@ public:
     // Has one of the `n_threads` threads make the call, after those that were added before; not if one of them has failed.
     void add(int n_threads, std::function<void()> call);
 
-    // If more than `most` calls are left, works as one of the threads until it is at most half as many. Returns how many are; if none,
-    // throws what a call has thrown.
+    // If more than `most` calls are unfinished, works as one of the threads until at most half as many are. Returns how many are.
     int64_t wait(int64_t most);
+
+    // Throws what a call has thrown.
+    void rethrow_error();
 
 private:
     using Function = void (*)(void*, int);

@@ -159,6 +159,7 @@ struct LinearCall {
     const void* grad_output;     // backward
     void* grad_x;                // of the type of x; null: not wanted
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias
+    bool adds;                   // to grad_x
     int64_t padded_rows = 0;     // of the left operand of the gradient of the weights, and in bfloat16 of the right one
     int padded_outputs = 0;
 

@@ -12,7 +12,7 @@ namespace {
 
 using Call = transduce_sublayer_call;
 
-// What only the next part reads, kept from call to call: it stays in the caches.
+// Intermediate results, in the same memory in every call: it stays in the caches.
 struct Memory {
     Buffer<char> update, hidden, inner, read;
 };
@@ -46,7 +46,9 @@ transduce_linear_call linear_of(const Call& c, const transduce_layer& layer, con
 
 // The first layer, whose output has the activation of a feed-forward network.
 transduce_linear_call first_of(const Call& c) {
-    auto found = c.pre_norm ? linear_of(c, c.first, c.normed, c.is_bf16) : linear_of(c, c.first, c.read, c.read_is_bf16);
+    auto found = c.pre_norm ? linear_of(c, c.first, c.normed, c.is_bf16)
+                 : c.read   ? linear_of(c, c.first, c.read, c.read_is_bf16)
+                            : linear_of(c, c.first, c.x, false);
     found.output = c.hidden;
     if (!c.heads) found.activation = c.activation, found.p = c.inner_p, found.seed = c.inner_seed, found.slope = c.slope;
     return found;
@@ -147,7 +149,9 @@ int32_t sublayer_backward(const Call& c, int32_t n_threads) {
     calls.make(transduce_linear_backward, second);
     if (c.heads) calls.make(transduce_attend_backward, heads_backward_of(c, grad_hidden, grad_inner));
     auto first = first_of(c);
-    first.grad_output = grad_hidden, first.grad_x = c.pre_norm ? reserve(memory.read, c, c.width) : c.grad_read;
+    first.grad_output = grad_hidden;
+    if (c.pre_norm) first.grad_x = reserve(memory.read, c, c.width);
+    else first.grad_x = c.read ? c.grad_read : c.grad_x, first.adds = !c.read;
     calls.make(transduce_linear_backward, first);
     if (!c.pre_norm) return calls.code;
     auto norm = residual_of(c);

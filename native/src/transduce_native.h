@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 21
+#define TRANSDUCE_ABI_VERSION 22
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -261,6 +261,7 @@ typedef struct {
     const void* grad_output;   /* backward */
     void* grad_x;              /* of the type of x; null: not wanted */
     float *grad_weight, *grad_bias; /* grad_bias: null without a bias */
+    int32_t adds;              /* whether to add to grad_x what would be written to it */
 } transduce_linear_call;
 
 TRANSDUCE_API int32_t transduce_linear(const transduce_linear_call* call, int32_t n_threads);
@@ -292,7 +293,7 @@ typedef struct transduce_sublayer_call {
     const float* bias;
     int64_t bias_strides[3];
     const float* x;
-    const void* read;            /* x for the first layer, in either type. Not with pre_norm */
+    const void* read;            /* x for the first layer, in either type; null: x. Not with pre_norm */
     float *output, *sum;         /* written: the result, and without pre_norm what the norm has read */
     void* rounded;               /* the result in bfloat16; null: not wanted */
     void* normed;                /* with pre_norm, its result */
@@ -301,7 +302,7 @@ typedef struct transduce_sublayer_call {
     const float* grad_output;    /* backward, which reads what has been written: the rest */
     const void* grad_rounded;    /* this or grad_output may be null; not with pre_norm */
     float* grad_x;
-    void *grad_read, *grad_key, *grad_value; /* grad_read: of the type of `read` */
+    void *grad_read, *grad_key, *grad_value; /* grad_read: of the type of `read`; without it, grad_x has both */
     int64_t grad_key_strides[3], grad_value_strides[3];
 } transduce_sublayer_call;
 
@@ -314,9 +315,10 @@ typedef struct {
     const void* call;
 } transduce_step;
 
-/* Adds n calls to those that are made one after another, until one of them fails; with one thread, makes them. Other threads make them
- * after the return. If more than `most` are left, the calling thread first helps until it is at most half as many. `left`: how many are,
- * the last ones: what they read and write must be kept. The failure of a call is that of the next transduce_run which leaves none. */
+/* Queues n calls, which threads of the library make in order; with one thread they are made before the return. If more than `most` are
+ * unfinished, the calling thread first helps until at most `most / 2` are. `left`: how many are unfinished, the last ones: what they read and
+ * write must be kept. After a failure the remaining calls are skipped, and the run that leaves none returns the error. There is one queue in a
+ * process: `left` and the error are those of all callers. */
 TRANSDUCE_API int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads, int64_t most, int64_t* left);
 
 /* A float32 tensor for transduce_adam: its weights, their gradient, the running means of the gradient and of its square, and the number

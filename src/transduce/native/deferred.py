@@ -1,10 +1,9 @@
-"""Calls of the C++ library that are made while Python goes on.
+"""Asynchronous calls of the C++ library.
 
 After each call, the numbers of a training step have pushed Python and PyTorch out of the CPU's caches: the next ten
-lines of Python take four times as long as they would otherwise. So inside `deferred` calls are collected, and one of
-the library's threads makes them, one after another, while Python prepares the next ones; when Python is far enough
-ahead, it helps. Their results are tensors whose numbers are perhaps not there yet (`Pending`): whoever uses them in
-another way than by a call waits for the numbers first.
+lines of Python take four times as long as they would otherwise. So inside `deferred` calls are queued, and a thread of
+the library makes them in order while Python prepares the next ones; when Python is far enough ahead, it helps. Results
+are `Pending` tensors: any use other than by a call waits for them.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from torch import Tensor, nn
 from transduce.native.kernels import n_threads
 from transduce.native.library import address, loaded_library
 
-_AT_ONCE = 2  # calls that are given to the library together
-_MOST = 4  # calls that are left to make when Python goes on: they keep the memory of what they read
+_CALLS_PER_RUN = 2  # given to the library together
+_MAX_UNFINISHED = 4  # when Python goes on: they keep the memory of what they read
 
 
 class _Queue(threading.local):
-    """The calls of a thread that wait, and what is to be done with gradients."""
+    """The unfinished calls of a thread, and the gradients that are taken."""
 
     is_open = False
     gradients: dict[int, tuple[nn.Parameter, Tensor]] | None = None
@@ -36,7 +35,7 @@ class _Queue(threading.local):
 
     def __init__(self) -> None:
         self.steps = array("q")  # of calls that the library has not got: the address of the function, and of its call
-        self.kept: list[object] = []  # calls that are perhaps not made, and the tensors that they read and write
+        self.kept: list[object] = []  # unfinished calls in their order, and the tensors that they read and write
 
 
 _queue = _Queue()
@@ -45,23 +44,25 @@ _in_use = threading.Lock()  # calls of two threads would not know which of them 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, calls are perhaps made later, and all before the end; not if another thread is inside.
+    """Make calls asynchronously; all are finished at the end. Not if another thread is inside.
 
-    Until then, what they read must not be changed in place.
+    Do not change in place what an unfinished call reads.
     """
     if _queue.is_open or not _in_use.acquire(blocking=False):
         yield
         flush()
         return
-    _queue.is_open = True
     try:
+        _queue.is_open = True
         yield
         flush()
     finally:
-        with suppress(Exception):
-            flush()  # after an error: calls that are not made need what is kept
-        _queue.is_open = False
-        _in_use.release()
+        try:
+            with suppress(Exception):
+                flush()  # after an error: unfinished calls need what is kept
+        finally:
+            _queue.is_open = False
+            _in_use.release()
 
 
 @contextmanager
@@ -93,8 +94,8 @@ def run(name: str, call: ctypes.Structure, *tensors: Tensor | None) -> None:
         return
     _queue.steps.extend((_place(name), ctypes.addressof(call)))
     _queue.kept.append((call, tensors))
-    if len(_queue.steps) == 2 * _AT_ONCE:
-        _give(_MOST)
+    if len(_queue.steps) == 2 * _CALLS_PER_RUN:
+        _submit(_MAX_UNFINISHED)
 
 
 @cache
@@ -124,8 +125,9 @@ def gradient(of: Tensor | None, grad: Tensor | None) -> Tensor | None:
         return None
     if type(of) is not nn.Parameter:
         return written(grad)
-    has_hooks = of._backward_hooks or of._post_accumulate_grad_hooks
-    if _queue.gradients is None or has_hooks or not of.requires_grad:
+    if not of.requires_grad:
+        return None
+    if _queue.gradients is None or of._backward_hooks or of._post_accumulate_grad_hooks:
         flush()  # what becomes its `grad` is a plain tensor
         return grad
     if (known := taken(of)) is None:
@@ -151,12 +153,12 @@ def strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int
 def flush() -> None:
     """Wait until all calls are made."""
     if _queue.kept:
-        _give(0)
+        _submit(0)
 
 
-def _give(most: int) -> None:
-    """Give the library the calls that it has not got. If more than `most` are left to make, wait for half of them."""
-    steps, left = _queue.steps, ctypes.c_int64()
+def _submit(most: int) -> None:
+    """Give the library its calls. If more than `most` are unfinished then, help until at most half as many are."""
+    steps, left = _queue.steps, ctypes.c_int64(len(_queue.kept))
     _queue.steps = array("q")
     try:
         loaded_library().transduce_run(address(steps), len(steps) // 2, n_threads(), most, ctypes.byref(left))
@@ -165,7 +167,7 @@ def _give(most: int) -> None:
 
 
 class Pending(Tensor):
-    """A tensor whose numbers a call will write that perhaps waits."""
+    """A tensor that an unfinished call may still have to write."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

@@ -190,7 +190,7 @@ def attends_to(n_keys: int, memory: Sequence[Tensor | None], bias: object) -> bo
 
 
 def _is_plain(bias: object, n_keys: int) -> bool:
-    """Whether a kernel adds this bias to scores for so many keys."""
+    """Whether a kernel adds this bias to scores of `n_keys` keys."""
     return bias is None or (
         isinstance(bias, Tensor)
         and bias.dim() == 4

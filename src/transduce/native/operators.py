@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.native.deferred import dense, gradient, run, taken, takes_gradients, written
+from transduce.native.deferred import dense, flush, gradient, run, taken, takes_gradients, written
 from transduce.native.kernels import dtype_in_use, new_seed
 
 
@@ -63,6 +63,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_loss, _grad_nll):  # type: ignore[no-untyped-def]
         *grads, weight, bias = ctx.saved_tensors
         if grad_loss != 1 or not takes_gradients():  # otherwise this is the only backward pass
+            flush()  # the gradients are plain tensors, which the call may still have to write
             grads = [None if grad is None else grad * grad_loss for grad in grads]
         return gradient(None, grads[0]), gradient(weight, grads[1]), gradient(bias, grads[2]), *[None] * 5
 
@@ -82,11 +83,11 @@ class _ResidualCall(ctypes.Structure):
 
 
 def with_rounded(x: Tensor, copy: Tensor | None) -> Tensor:
-    """x, which keeps a rounded copy for linear layers.
+    """x, which keeps a rounded copy for linear layers, unless changes of x are not counted.
 
     The gradients of both are added where the norm's is computed, and not by PyTorch's engine in a pass of its own.
     """
-    if copy is not None:
+    if copy is not None and not x.is_inference():
         vars(x)["_rounded"] = copy, x._version
     return x
 
@@ -269,6 +270,7 @@ class _LinearCall(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_void_p) for name in ("weight", "bias", "output", "slope")),
         *((name, ctypes.c_void_p) for name in ("grad_output", "grad_x", "grad_weight", "grad_bias")),
+        ("adds", ctypes.c_int32),
     ]
 
 

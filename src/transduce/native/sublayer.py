@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,6 @@ from transduce.native.kernels import dtype_in_use, new_seed
 from transduce.native.operators import ACTIVATIONS, norm_arguments, rounded, with_rounded
 
 Memory = tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S V"]] | tuple[None, None]
-_Tensors = Sequence[Tensor | None]
 
 
 class _Layer(ctypes.Structure):
@@ -54,7 +53,7 @@ class _SublayerCall(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """What is between the two linear layers: an activation, or attention of `heads` heads. `p`: dropout in it."""
+    """The part between the two linear layers: an activation, or attention of `heads` heads. `p`: dropout in it."""
 
     p: float
     activation: str = ""
@@ -77,25 +76,36 @@ def sublayer(
     pre_norm: bool,
     p: float,
 ) -> Float[Tensor, "B T D"]:
-    """norm(x + dropout(f(x))), or with `pre_norm` x + dropout(f(norm(x))), where f are the layers and what is between.
+    """norm(x + dropout(f(x))), or with `pre_norm` x + dropout(f(norm(x))); f is both layers with `inner` between them.
 
     What is dropped follows from two numbers of PyTorch's generator and the place of each element.
     """
-    first, second = layers
     gain, shift, epsilon, is_rms = norm_arguments(norm)
+    first, second = layers
     batch, length, width = x.shape
-    options = {"positions": length, "width": width, "pre_norm": pre_norm, "rms": is_rms, "epsilon": epsilon, "p": p}
-    options["inner_seed"] = new_seed() if inner.p else 0
-    options["seed"] = new_seed() if p else 0
-    if inner.heads:
-        options |= {"heads": inner.heads, "kv_heads": inner.kv_heads, "causal": inner.causal, "keys": length}
-        options["key_width"], options["value_width"] = inner.widths
-    else:
-        options["activation"] = ACTIVATIONS.index(inner.activation)
-    call = _SublayerCall(batch=batch, inner_p=inner.p, **options)
+    call = _SublayerCall(
+        batch=batch,
+        positions=length,
+        width=width,
+        pre_norm=pre_norm,
+        rms=is_rms,
+        epsilon=epsilon,
+        p=p,
+        inner_p=inner.p,
+        inner_seed=new_seed() if inner.p else 0,
+        seed=new_seed() if p else 0,
+        activation=ACTIVATIONS.index(inner.activation) if inner.activation else -1,
+        heads=inner.heads,
+        kv_heads=inner.kv_heads,
+        keys=length,
+        key_width=inner.widths[0],
+        value_width=inner.widths[1],
+        causal=inner.causal,
+    )
+    read = rounded(x)
+    given = inner.bias, x, None if pre_norm or read is x else read, *inner.memory
     tensors = first.weight, first.bias, second.weight, second.bias, gain, shift
-    read = None if pre_norm else rounded(x)
-    found = _Sublayer.apply(call, dtype_in_use(), inner.bias, x, read, *inner.memory, *tensors)
+    found = _Sublayer.apply(call, dtype_in_use(), *given, *tensors)
     return with_rounded(*found)
 
 
@@ -106,41 +116,67 @@ def _set(call: ctypes.Structure, **tensors: Tensor | None) -> tuple[Tensor | Non
     return tuple(tensors.values())
 
 
-_KEPT = ("sum", "normed", "statistics", "hidden", "slope", "inner")  # for the backward pass
+class _Given(NamedTuple):
+    """`read`: x as the first layer reads it, if that is not x."""
+
+    bias: Tensor | None
+    x: Tensor
+    read: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
 
 
-def _set_shared(call: _SublayerCall, given: _Tensors, weights: _Tensors, kept: _Tensors) -> None:
-    """Set what both passes use. `given`: bias, x, what the first layer reads, keys and values."""
-    bias, x, read, key, value = given
-    _set(call, bias=bias, x=x, read=read, key=key, value=value, gain=weights[4], shift=weights[5])
-    _set(call.first, weight=weights[0], bias=weights[1])
-    _set(call.second, weight=weights[2], bias=weights[3])
-    _set(call, **dict(zip(_KEPT, kept, strict=True)))
+class _Weights(NamedTuple):
+    first: Tensor
+    first_bias: Tensor | None
+    second: Tensor
+    second_bias: Tensor | None
+    gain: Tensor
+    shift: Tensor | None
+
+
+class _Kept(NamedTuple):
+    """For the backward pass."""
+
+    sum: Tensor | None
+    normed: Tensor | None
+    statistics: Tensor
+    hidden: Tensor
+    slope: Tensor | None
+    inner: Tensor | None
+
+
+def _set_shared(call: _SublayerCall, given: _Given, weights: _Weights, kept: _Kept) -> None:
+    """Set what both passes use."""
+    _set(call, **given._asdict(), **kept._asdict(), gain=weights.gain, shift=weights.shift)
+    _set(call.first, weight=weights.first, bias=weights.first_bias)
+    _set(call.second, weight=weights.second, bias=weights.second_bias)
 
 
 class _Sublayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, dtype, bias, x, read, key, value, *weights):  # type: ignore[no-untyped-def]
         """Return the result and, unless there is none, its rounded copy."""
+        weights = _Weights(*weights)
         x, read = dense(x), None if read is None else dense(read)
         rows, is_bf16, post = x.shape[:-1], dtype == torch.bfloat16, not call.pre_norm
         call.is_bf16, call.read_is_bf16 = is_bf16, read is not None and read.dtype == torch.bfloat16
-        for layer, weight in ((call.first, weights[0]), (call.second, weights[2])):
+        for layer, weight in ((call.first, weights.first), (call.second, weights.second)):
             layer.outputs, layer.inputs = weight.shape
         if key is not None:
             call.keys, call.key_strides, call.value_strides = key.shape[2], key.stride()[:3], value.stride()[:3]
         if bias is not None:
             call.bias_strides = strides_of_bias(bias)
-        kept = (
-            torch.empty(x.shape) if post else None,
-            None if post else torch.empty(x.shape, dtype=dtype),
-            torch.empty(*rows, 2),
-            torch.empty(*rows, call.first.outputs, dtype=dtype),
-            torch.empty(*rows, call.first.outputs, dtype=dtype) if not call.heads and call.activation else None,
-            torch.empty(*rows, call.second.inputs, dtype=dtype) if call.heads else None,
+        kept = _Kept(
+            sum=torch.empty(x.shape) if post else None,
+            normed=None if post else torch.empty(x.shape, dtype=dtype),
+            statistics=torch.empty(*rows, 2),
+            hidden=torch.empty(*rows, call.first.outputs, dtype=dtype),
+            slope=torch.empty(*rows, call.first.outputs, dtype=dtype) if call.activation > 0 else None,
+            inner=torch.empty(*rows, call.second.inputs, dtype=dtype) if call.heads else None,
         )
         output, copy = torch.empty(x.shape), torch.empty(x.shape, dtype=dtype) if post and is_bf16 else None
-        given = bias, x, read, key, value
+        given = _Given(bias, x, read, key, value)
         _set_shared(call, given, weights, kept)
         run("sublayer", call, *given, *weights, *kept, *_set(call, output=output, rounded=copy))
         ctx.set_materialize_grads(False)
@@ -152,10 +188,10 @@ class _Sublayer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad, grad_rounded):  # type: ignore[no-untyped-def]
         found = ctx.saved_tensors
-        given, weights, kept = found[:5], found[5:11], found[11:]
-        _, x, read, key, value = given
         if grad is grad_rounded is None:
-            return (None,) * 13
+            return None, None, *[None] * len(_Given._fields + _Weights._fields)
+        given, weights, kept = _Given(*found[:5]), _Weights(*found[5:11]), _Kept(*found[11:])
+        _, x, read, key, value = given
         call = _SublayerCall.from_buffer_copy(ctx.call)  # there may be another backward pass
         _set_shared(call, given, weights, kept)
         grad, grad_rounded = (None if one is None else dense(one) for one in (grad, grad_rounded))
@@ -165,7 +201,7 @@ class _Sublayer(torch.autograd.Function):
         _set(call.second, grad_weight=w2, grad_bias=b2)
         _set(call, grad_gain=gain, grad_shift=shift)
         grad_key = grad_value = None
-        if key is not None:
+        if key is not None and value is not None:
             grad_key, grad_value = empty_gradients(key, value)
             call.grad_key_strides, call.grad_value_strides = grad_key.stride()[:3], grad_value.stride()[:3]
         grad_read = None if read is None else torch.empty(read.shape, dtype=read.dtype)

@@ -250,7 +250,7 @@ class Updater:
             loss = loss if counts else 0.0 * loss
             if takes:
                 with taking_gradients():
-                    loss.backward(torch.ones(()))  # PyTorch would read the loss to make it
+                    loss.backward(torch.ones(()))  # its default, ones_like(loss), would wait for the loss
         if not takes:
             loss.backward()
         return loss.detach(), nll, after
