@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from transduce.nn.attention import CrossAttention, SelfAttention, SharedProjection
+from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.convolutional import GatedConvolution, MemoryAttention
 from transduce.nn.embedding import TokenEmbedding, VectorEmbedding
 from transduce.nn.feedforward import ConvFeedForward, FeedForward, GatedFeedForward
+from transduce.nn.projections import SharedProjection
 from transduce.nn.recurrent import GRU, LSTM
 from transduce.nn.recurrent_decoder import StateAttention
 from transduce.nn.relative_attention import RelativeAttention

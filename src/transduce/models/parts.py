@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transduce.config.architectures import StarClassifierSettings
 from transduce.config.model import AttentionSettings, BlockSettings, DecoderSettings, ModelSettings, OutputSettings
-from transduce.nn.attention import PROJECTIONS, CrossAttention, FullProjection, SelfAttention
+from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.embedding import TokenEmbedding, VectorEmbedding
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS, FeedForward
 from transduce.nn.linear import linear
@@ -26,6 +26,7 @@ from transduce.nn.patterns import (
     make_patterns,
 )
 from transduce.nn.positions import POSITIONS, Positions
+from transduce.nn.projections import PROJECTIONS, FullProjection
 from transduce.nn.residual import NORMS, RESIDUALS, PostNorm
 from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Decoder, DecoderBlock, Encoder, EncoderBlock

@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.nn.attention import FullProjection, MultiHeadAttention
+from transduce.nn.attention import MultiHeadAttention
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import FeedForward
 from transduce.nn.linear import linear
 from transduce.nn.masks import HIDDEN
 from transduce.nn.positions import sinusoids
+from transduce.nn.projections import FullProjection
 from transduce.nn.residual import PostNorm
 from transduce.nn.stack import Stack
 

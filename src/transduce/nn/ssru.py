@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.nn.attention import FullProjection
 from transduce.nn.bias import Bias
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.linear import wide
 from transduce.nn.positions import Rotate
+from transduce.nn.projections import FullProjection
 
 
 class SSRU(nn.Module):

@@ -10,11 +10,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.nn.attention import CrossAttention, FullProjection, head_width
+from transduce.nn.attention import CrossAttention, head_width
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear, wide
 from transduce.nn.masks import attention_bias
 from transduce.nn.pooling import maximum, mean
+from transduce.nn.projections import FullProjection
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from torch.nn.modules import module as torch_module
 
 from transduce.native import kernels
 from transduce.native.sublayer import Inner, Memory, sublayer
-from transduce.nn.attention import CrossAttention, FullProjection, SelfAttention
+from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.bias import Bias, CausalBias
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import FeedForward
 from transduce.nn.linear import Linear
 from transduce.nn.positions import Rotate, unchanged
+from transduce.nn.projections import FullProjection
 from transduce.nn.residual import KNOWN_NORMS, PostNorm, PreNorm
 
 _KNOWN = (  # exactly these: a subclass may compute something else

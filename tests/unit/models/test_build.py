@@ -14,10 +14,10 @@ from transduce.config.kinds import model_settings, resolve_preset
 from transduce.errors import SettingsError
 from transduce.models.parts import DECODER_SELF
 from transduce.models.registry import build_model, count_parameters
-from transduce.nn.attention import PROJECTIONS
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
 from transduce.nn.patterns import PATTERNS, SPREADS
 from transduce.nn.positions import POSITIONS
+from transduce.nn.projections import PROJECTIONS
 from transduce.nn.residual import NORMS, RESIDUALS
 
 PAPERS_VOCABULARY = 37_000  # "about 37000 tokens", shared (5.1)
