@@ -182,11 +182,10 @@ def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], value:
     )
 
 
-def attends_to(n_keys: int, memory: Sequence[Tensor | None], bias: object) -> bool:
-    """Whether kernels for CPUs attend to these keys and values, of a projection or those given, with this bias."""
+def attends_to(n_keys: int, memory: Sequence[Tensor], bias: object) -> bool:
+    """Whether kernels for CPUs attend with this bias to `memory`, or without it to keys and values of a projection."""
     dtype = dtype_in_use()
-    given = [x for x in memory if x is not None]
-    return n_keys > 0 and _is_plain(bias, n_keys) and all(x.dtype == dtype and x.stride(3) == 1 for x in given)
+    return n_keys > 0 and _is_plain(bias, n_keys) and all(x.dtype == dtype and x.stride(3) == 1 for x in memory)
 
 
 def _is_plain(bias: object, n_keys: int) -> bool:

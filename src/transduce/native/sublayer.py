@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from transduce.native.deferred import dense, gradient, run, written
 from transduce.native.kernels import dtype_in_use, new_seed
 from transduce.native.operators import ACTIVATIONS, norm_arguments, rounded, with_rounded
 
-Memory = tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S V"]] | tuple[None, None]
+Layers = tuple[Any, Any]  # linear ones
 
 
 class _Layer(ctypes.Structure):
@@ -63,13 +63,13 @@ class Inner:
     """Of a head's keys and values."""
     causal: bool = False
     bias: Float[Tensor, "#B #H #T S"] | None = None
-    memory: Memory = (None, None)
-    """Keys and values of other positions than the queries'."""
+    memory: tuple[Float[Tensor, "B G S _"], ...] = ()
+    """Keys and values of other positions than the queries', or nothing."""
 
 
 def sublayer(
     x: Float[Tensor, "B T D"],
-    layers: tuple[nn.Linear, nn.Linear],
+    layers: Layers,
     inner: Inner,
     norm: nn.Module,
     *,
@@ -103,7 +103,7 @@ def sublayer(
         causal=inner.causal,
     )
     read = rounded(x)
-    given = inner.bias, x, None if pre_norm or read is x else read, *inner.memory
+    given = inner.bias, x, None if pre_norm or read is x else read, *(inner.memory or (None, None))
     tensors = first.weight, first.bias, second.weight, second.bias, gain, shift
     found = _Sublayer.apply(call, dtype_in_use(), *given, *tensors)
     return with_rounded(*found)

@@ -16,11 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transduce.native import kernels
 from transduce.native.attention import attend
+from transduce.native.sublayer import Inner, Layers
 from transduce.nn.bias import Bias, CausalBias, attended, dense_bias, fuses_on_cpu, relations_of
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear, batched_product, wide
-from transduce.nn.positions import Relations, Rotate
+from transduce.nn.positions import Relations, Rotate, unchanged
 from transduce.nn.projections import PROJECTIONS
 
 _GPU_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -230,6 +231,21 @@ class MultiHeadAttention(Attention):
             heads = heads + relations.values(weights)
         return self.output(merge_heads(heads))
 
+    def _inner(self, n_keys: int, bias: Bias, memory: tuple[Tensor, ...] = ()) -> Inner | None:
+        """`attend` without the output projection, if kernels compute it. `memory`: given keys and values."""
+        causal, matrix = isinstance(bias, CausalBias), bias if isinstance(bias, Tensor) else None
+        if not (bias is matrix or causal) or not kernels.attends_to(n_keys, memory, matrix):
+            return None
+        return Inner(
+            p=self.dropout.rate,
+            heads=self.n_heads,
+            kv_heads=self.n_kv_heads,
+            widths=(self.d_key, self.d_head),
+            causal=causal,
+            bias=matrix,
+            memory=memory,
+        )
+
     def _of_each_head(self, x: Float[Tensor, "B G S K"]) -> Float[Tensor, "B H S K"]:
         return x.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)
 
@@ -258,6 +274,15 @@ class SelfAttention(MultiHeadAttention):
             key, value = cache.append(key, value, state.known)
         return self.attend(query, key, value, bias=bias)
 
+    def as_sublayer(
+        self, x: Tensor, *, bias: Bias, rotate: Rotate, cache: LayerCache | None = None, state: object = None
+    ) -> tuple[Layers, Inner] | None:
+        """The same for kernels that compute a whole sub-layer; None if they do not."""
+        if rotate is not unchanged or (cache is not None and cache.keys is not None):
+            return None
+        inner = self._inner(x.shape[1], bias)
+        return None if inner is None else ((self.query_key_value, self.output), inner)
+
 
 class CrossAttention(MultiHeadAttention):
     """The decoder attends to the encoder's output, the memory (paper 3.2.3)."""
@@ -278,3 +303,8 @@ class CrossAttention(MultiHeadAttention):
         """x attends to the keys and values of the memory."""
         (query,) = self.query(x)  # [B, H, T, K]
         return self.attend(query, key, value, bias=bias)
+
+    def as_sublayer(self, x: Tensor, key: Tensor, value: Tensor, *, bias: Bias) -> tuple[Layers, Inner] | None:
+        """The same for kernels that compute a whole sub-layer; None if they do not."""
+        inner = self._inner(key.shape[2], bias, (key, value))
+        return None if inner is None else ((self.query, self.output), inner)

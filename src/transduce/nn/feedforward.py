@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.native import kernels, operators
+from transduce.native.sublayer import Inner, Layers
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear
 
@@ -62,6 +63,10 @@ class FeedForward(nn.Module):
         if kernels.activates(expand, x):
             return self.contract(operators.activated_linear(x, expand, self.activation, self.dropout.rate))
         return self.contract(self.dropout(self.activate(self.expand(x))))
+
+    def as_sublayer(self, x: Tensor, keep: object = None, history: object = None) -> tuple[Layers, Inner]:
+        """The same for kernels that compute a whole sub-layer."""
+        return (self.expand, self.contract), Inner(p=self.dropout.rate, activation=self.activation)
 
 
 class GatedFeedForward(FeedForward):

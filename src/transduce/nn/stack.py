@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -35,10 +34,8 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "B S D"], *, bias: Bias, keep: Tensor, rotate: Rotate) -> Float[Tensor, "B S D"]:
         """x [B, S, D] after the block; `bias` hides padding, `keep` [B, S, 1] is False there."""
-        attend = partial(self.self_attention, bias=bias, rotate=rotate)
-        x = connected(x, self.self_attention_residual, self.self_attention, attend, bias=bias, rotate=rotate)
-        transform = partial(self.feed_forward, keep=keep)
-        return connected(x, self.feed_forward_residual, self.feed_forward, transform)
+        x = connected(x, self.self_attention_residual, self.self_attention, bias=bias, rotate=rotate)
+        return connected(x, self.feed_forward_residual, self.feed_forward, keep=keep)
 
 
 class DecoderBlock(nn.Module):
@@ -67,24 +64,20 @@ class DecoderBlock(nn.Module):
 
         `bias` hides later tokens and the histories of other beams.
         """
-        attend = partial(self.self_attention, bias=bias, rotate=rotate, cache=cache, state=state)
-        if cache.keys is None:
-            x = connected(x, self.self_attention_residual, self.self_attention, attend, bias=bias, rotate=rotate)
-        else:
-            x = self.self_attention_residual(x, attend)
+        options = {"bias": bias, "rotate": rotate, "cache": cache, "state": state}
+        x = connected(x, self.self_attention_residual, self.self_attention, **options)
         if self.cross_attention is not None and self.cross_attention_residual is not None:
             assert cache.cross_keys is not None and cache.cross_values is not None
-            memory, bias = (cache.cross_keys, cache.cross_values), state.memory_bias
-            attend = partial(self.cross_attention, key=memory[0], value=memory[1], bias=bias)
-            x = connected(x, self.cross_attention_residual, self.cross_attention, attend, bias=bias, memory=memory)
+            memory = {"key": cache.cross_keys, "value": cache.cross_values, "bias": state.memory_bias}
+            x = connected(x, self.cross_attention_residual, self.cross_attention, **memory)
+        if state.n_beams == 1:
+            return connected(x, self.feed_forward_residual, self.feed_forward, history=cache.history)
 
         def transform(y: Tensor) -> Tensor:
-            if state.n_beams == 1:
-                return self.feed_forward(y, None, cache.history)
             rows = y.reshape(state.n_rows, -1, y.shape[2])  # [N, T, D]
             return self.feed_forward(rows, None, cache.history).reshape(y.shape)
 
-        return connected(x, self.feed_forward_residual, self.feed_forward, transform)
+        return self.feed_forward_residual(x, transform)
 
 
 class Stack(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,17 +11,15 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from transduce.native import kernels
-from transduce.native.sublayer import Inner, Memory, sublayer
+from transduce.native.sublayer import sublayer
 from transduce.nn.attention import CrossAttention, SelfAttention
-from transduce.nn.bias import Bias, CausalBias
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import FeedForward
 from transduce.nn.linear import Linear
-from transduce.nn.positions import Rotate, unchanged
 from transduce.nn.projections import FullProjection
 from transduce.nn.residual import KNOWN_NORMS, PostNorm, PreNorm
 
-_KNOWN = (  # exactly these: a subclass may compute something else
+_KNOWN = (  # have `as_sublayer`, or are parts of these; no subclass, which may compute something else
     PostNorm, PreNorm, *KNOWN_NORMS, SelfAttention, CrossAttention, FullProjection, FeedForward, Linear, Dropout,
 )  # fmt: skip
 _HOOKS_OF_ALL = (
@@ -32,33 +30,21 @@ _HOOKS_OF_ALL = (
 )
 
 
-def connected(
-    x: Float[Tensor, "B T D"],
-    residual: PostNorm,
-    module: nn.Module,
-    compute: Callable[[Tensor], Tensor],
-    *,
-    bias: Bias = None,
-    rotate: Rotate = unchanged,
-    memory: Memory = (None, None),
-) -> Float[Tensor, "B T D"]:
-    """residual(x, compute), by one call of our kernels in training on a CPU.
-
-    `compute` calls the module; `bias`, `rotate` and `memory` (keys and values of cross-attention) are what it gives it.
-    """
-    inner = None
+def connected(x: Float[Tensor, "B T D"], residual: PostNorm, module: Any, **arguments: Any) -> Float[Tensor, "B T D"]:
+    """residual(x, partial(module, **arguments)), by one call in training on a CPU if our kernels compute all parts."""
+    one = None
     if (
         x.device.type == "cpu"
-        and rotate is unchanged
         and kernels.computes(residual.norm, x)
         and _is_plain(module)
         and _is_plain(residual)
         and not any(_HOOKS_OF_ALL)
     ):
-        inner = _inner(x, module, bias, memory)
-    if inner is None:
-        return residual(x, compute)
-    return sublayer(x, _layers(module), inner, residual.norm, pre_norm=residual.final_norm, p=residual.dropout.rate)
+        one = module.as_sublayer(x, **arguments)
+    if one is None:
+        return residual(x, partial(module, **arguments))
+    layers, inner = one
+    return sublayer(x, layers, inner, residual.norm, pre_norm=residual.final_norm, p=residual.dropout.rate)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -78,22 +64,3 @@ def _is_plain(module: nn.Module) -> bool:
 
 def _is_read(parameter: Tensor) -> bool:
     return type(parameter) is nn.Parameter and parameter.dtype == torch.float32 and parameter.is_contiguous()
-
-
-def _layers(module: Any) -> tuple[nn.Linear, nn.Linear]:
-    names = {FeedForward: ("expand", "contract"), SelfAttention: ("query_key_value", "output")}
-    first, second = names.get(type(module), ("query", "output"))
-    return getattr(module, first), getattr(module, second)
-
-
-def _inner(x: Tensor, module: Any, bias: Bias, memory: Memory) -> Inner | None:
-    """What is between the layers; None if kernels do not compute that."""
-    p = module.dropout.rate
-    if isinstance(module, FeedForward):
-        return Inner(p=p, activation=module.activation)
-    causal, matrix = isinstance(bias, CausalBias), bias if isinstance(bias, Tensor) else None
-    n_keys = x.shape[1] if memory[0] is None else memory[0].shape[2]
-    if not (bias is matrix or causal) or not kernels.attends_to(n_keys, memory, matrix):
-        return None
-    heads = {"heads": module.n_heads, "kv_heads": module.n_kv_heads, "widths": (module.d_key, module.d_head)}
-    return Inner(p=p, causal=causal, bias=matrix, memory=memory, **heads)
