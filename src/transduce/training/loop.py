@@ -214,21 +214,17 @@ class Trainer:
             by = self.settings.stop_by if self.settings.stop_by in state.scores else "loss"
             return f"no better {by} in {self.settings.patience} validations"
         if limits.is_late(self.now, reserve=state.reserve):
-            self._report_late(n_timed)
+            planned = f" of {n_timed:,} planned" if n_timed else ""
+            self.log.warn(
+                f"training.max_minutes = {self.settings.max_minutes:g}: the time is over after update {state.update:,}"
+                f"{planned}: the machine became slower; the schedule did not reach its end"
+            )
             return "max_minutes (by the clock)"
         if state.progress < 1.0:
             return ""
         if limits.updates is not None and state.update >= limits.updates:
             return "max_updates"
         return "max_epochs" if limits.epochs is not None and state.epochs >= limits.epochs else "max_minutes"
-
-    def _report_late(self, planned: int | None) -> None:
-        update, minutes = self.session.state.update, self.settings.max_minutes
-        of_planned = f" of {planned:,} planned" if planned else ""
-        self.log.warn(
-            f"training.max_minutes = {minutes:g}: the time is over after update {update:,}{of_planned}: the machine "
-            "became slower; the schedule did not reach its end, and another run may end at another update"
-        )
 
     def _share_done(self) -> float:
         """For the progress bar: by the clock as long as the number of updates is not known."""
