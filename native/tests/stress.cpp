@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -250,20 +251,47 @@ void train(int seed) {
     loss.width = kInputs, loss.vocabulary = kOutputs, loss.is_bf16 = kIsBf16, loss.smoothing = 0.1f, loss.grad_hidden = grad_hidden.data(), loss.grad_weight = grad_table.data();
     float sum, nll;
     loss.loss = &sum, loss.nll = &nll;
+    // A sub-layer of each kind: attention with pre-norm, feed-forward with post-norm.
+    constexpr int kRead = kInputs / 2, kHidden = kHeads * kWidth * 3;
+    const std::vector<float> first = floats(kHidden * kRead), second = floats(kHidden * kRead), gain = floats(kRead), grad_output = floats(kRows * kRead);
+    std::vector<float> result(kRows * kRead), total(kRows * kRead), statistics(2 * kRows), grad_read(kRows * kRead);
+    std::vector<float> grad_first(first.size()), grad_second(second.size()), grad_gain(kRead);
+    std::vector<Number> normed(kRows * kRead), hidden(kRows * kHidden), inner(kRows * kHidden);
+    transduce_sublayer_call attend{};
+    attend.batch = kRows / kLength, attend.positions = attend.keys = kLength, attend.width = kRead, attend.is_bf16 = kIsBf16, attend.pre_norm = 1;
+    attend.epsilon = 1e-5f, attend.p = attend.inner_p = 0.1f, attend.seed = seed, attend.inner_seed = seed + 1, attend.activation = -1;
+    attend.gain = gain.data(), attend.grad_gain = grad_gain.data(), attend.x = x.data(), attend.grad_output = grad_output.data();
+    attend.output = result.data(), attend.sum = total.data(), attend.normed = normed.data(), attend.statistics = statistics.data();
+    attend.hidden = hidden.data(), attend.inner = inner.data(), attend.grad_x = grad_read.data();
+    attend.first = {first.data(), nullptr, grad_first.data(), nullptr, kRead, kHidden};
+    attend.second = {second.data(), nullptr, grad_second.data(), nullptr, kHeads * kWidth, kRead};
+    attend.heads = attend.kv_heads = kHeads, attend.key_width = attend.value_width = kWidth, attend.causal = 1;
+    transduce_sublayer_call transform = attend;
+    transform.pre_norm = transform.heads = transform.activation = 0, transform.second.inputs = kHidden;
     const std::vector<transduce_step> steps = {
         step(transduce_linear, &linear), step(transduce_linear_backward, &linear), step(transduce_attend, &attention),
-        step(transduce_attend_backward, &attention), step(transduce_loss, &loss)};
+        step(transduce_attend_backward, &attention), step(transduce_loss, &loss), step(transduce_sublayer, &attend),
+        step(transduce_sublayer_backward, &attend)};
+    const std::vector<transduce_step> more = {step(transduce_sublayer, &transform), step(transduce_sublayer_backward, &transform)};
     const auto update = [&](int n_threads) {
         int64_t left = -1;
+        std::fill(grad_second.begin(), grad_second.end(), 0.0f);  // one of the sub-layers writes a part of it
         for (const transduce_step& one : steps) CHECK(transduce_run(&one, 1, n_threads, 2, &left) == 0 && left <= 2);
         CHECK(transduce_run(nullptr, 0, n_threads, 0, &left) == 0 && left == 0);
         std::vector<double> found{sum, nll};
+        const auto add_sublayer = [&] {
+            for (const auto* numbers : {&result, &grad_read, &grad_first, &grad_second, &grad_gain}) found.insert(found.end(), numbers->begin(), numbers->end());
+        };
+        add_sublayer();
+        for (const transduce_step& one : more) CHECK(transduce_run(&one, 1, n_threads, 2, &left) == 0 && left <= 2);
+        CHECK(transduce_run(nullptr, 0, n_threads, 0, &left) == 0 && left == 0);
+        add_sublayer();
         for (const auto* numbers : {&grad_x, &grad_weight, &grad_bias, &grad_hidden, &grad_table}) found.insert(found.end(), numbers->begin(), numbers->end());
         for (const auto* numbers : {&output, &attended, &grad_heads[0], &grad_heads[1], &grad_heads[2]}) found.insert(found.end(), numbers->begin(), numbers->end());
         return found;
     };
-    const std::vector<double> first = update(1);
-    for (int i = 0; i < kRounds; i++) CHECK(update(1 + i % 4) == first);
+    const std::vector<double> expected = update(1);
+    for (int i = 0; i < kRounds; i++) CHECK(update(1 + i % 4) == expected);
 }
 
 void run(int precision) {
