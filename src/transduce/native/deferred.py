@@ -92,8 +92,8 @@ def run(name: str, call: ctypes.Structure, *tensors: Tensor | None) -> None:
     if not _queue.is_open:
         getattr(loaded_library(), f"transduce_{name}")(ctypes.byref(call), n_threads())
         return
+    _queue.kept.append((call, tensors))  # first, because Ctrl-C may come between the two
     _queue.steps.extend((_place(name), ctypes.addressof(call)))
-    _queue.kept.append((call, tensors))
     if len(_queue.steps) == 2 * _CALLS_PER_RUN:
         _submit(_MAX_UNFINISHED)
 

@@ -6,6 +6,7 @@ Products are of float32 or of bfloat16 numbers, and add in float32. Results do n
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from transduce.native.deferred import dense, flush, gradient, run, taken, takes_gradients, written
 from transduce.native.kernels import dtype_in_use, new_seed
+
+floats = partial(torch.empty, dtype=torch.float32)  # whatever PyTorch's default type is
 
 
 class _LossCall(ctypes.Structure):
@@ -48,7 +51,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     ):
         given = [None if x is None else dense(x) for x in (hidden, weight, bias, gold)]
         grads = [_empty(x) if wanted and x is not None else None for x in given[:3]]
-        loss, nll = torch.empty(()), torch.empty(())
+        loss, nll = floats(()), floats(())
         sizes = len(hidden), pad, hidden.shape[1], weight.shape[0]
         options = *sizes, dtype == torch.bfloat16, smoothing
         written_to = *grads, loss, nll
@@ -170,7 +173,7 @@ class _Residual(torch.autograd.Function):
         rows, total = like.numel() // like.shape[-1], x if update is None else _empty(like, torch.float32)
         output = statistics = copy = None
         if gain is not None:
-            output, statistics = _empty(like, torch.float32), torch.empty(rows, 2)
+            output, statistics = _empty(like, torch.float32), floats(rows, 2)
             copy = None if dtype is None else _empty(like, dtype)
         is_bf16 = (dtype if update is None else update.dtype) == torch.bfloat16
         ctx.updates, ctx.options = update is not None, (rows, like.shape[-1], is_rms, is_bf16, epsilon, *dropout)
@@ -226,7 +229,7 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx, ids, table, positions, scale, p, seed):  # type: ignore[no-untyped-def]
         ids, table = ids.contiguous(), table.contiguous()
         positions = None if positions is None else positions.contiguous()
-        output = torch.empty(*ids.shape, table.shape[1])
+        output = floats(*ids.shape, table.shape[1])
         ctx.save_for_backward(ids, table, positions)
         ctx.options = scale, p, seed
         tensors = ids, table, positions, output

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from transduce.native.attention import empty_gradients, strides_of_bias
 from transduce.native.deferred import dense, gradient, run, written
 from transduce.native.kernels import dtype_in_use, new_seed
-from transduce.native.operators import ACTIVATIONS, norm_arguments, rounded, with_rounded
+from transduce.native.operators import ACTIVATIONS, floats, norm_arguments, rounded, with_rounded
 
 Layers = tuple[Any, Any]  # linear ones
 
@@ -168,14 +168,14 @@ class _Sublayer(torch.autograd.Function):
         if bias is not None:
             call.bias_strides = strides_of_bias(bias)
         kept = _Kept(
-            sum=torch.empty(x.shape) if post else None,
+            sum=floats(x.shape) if post else None,
             normed=None if post else torch.empty(x.shape, dtype=dtype),
-            statistics=torch.empty(*rows, 2),
+            statistics=floats(*rows, 2),
             hidden=torch.empty(*rows, call.first.outputs, dtype=dtype),
             slope=torch.empty(*rows, call.first.outputs, dtype=dtype) if call.activation > 0 else None,
             inner=torch.empty(*rows, call.second.inputs, dtype=dtype) if call.heads else None,
         )
-        output, copy = torch.empty(x.shape), torch.empty(x.shape, dtype=dtype) if post and is_bf16 else None
+        output, copy = floats(x.shape), torch.empty(x.shape, dtype=dtype) if post and is_bf16 else None
         given = _Given(bias, x, read, key, value)
         _set_shared(call, given, weights, kept)
         run("sublayer", call, *given, *weights, *kept, *_set(call, output=output, rounded=copy))
@@ -196,7 +196,7 @@ class _Sublayer(torch.autograd.Function):
         _set_shared(call, given, weights, kept)
         grad, grad_rounded = (None if one is None else dense(one) for one in (grad, grad_rounded))
         of_outputs = _set(call, grad_output=grad, grad_rounded=grad_rounded)
-        w1, b1, w2, b2, gain, shift = of_weights = [None if one is None else torch.empty(one.shape) for one in weights]
+        w1, b1, w2, b2, gain, shift = of_weights = [None if one is None else floats(one.shape) for one in weights]
         _set(call.first, grad_weight=w1, grad_bias=b1)
         _set(call.second, grad_weight=w2, grad_bias=b2)
         _set(call, grad_gain=gain, grad_shift=shift)
@@ -205,6 +205,6 @@ class _Sublayer(torch.autograd.Function):
             grad_key, grad_value = empty_gradients(key, value)
             call.grad_key_strides, call.grad_value_strides = grad_key.stride()[:3], grad_value.stride()[:3]
         grad_read = None if read is None else torch.empty(read.shape, dtype=read.dtype)
-        grads = _set(call, grad_x=torch.empty(x.shape), grad_read=grad_read, grad_key=grad_key, grad_value=grad_value)
+        grads = _set(call, grad_x=floats(x.shape), grad_read=grad_read, grad_key=grad_key, grad_value=grad_value)
         run("sublayer_backward", call, *given, *weights, *kept, *of_outputs, *grads, *of_weights)
         return None, None, None, *(gradient(None, one) for one in grads), *map(gradient, weights, of_weights)
