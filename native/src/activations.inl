@@ -29,7 +29,7 @@ inline Activated gelu(Vec x) {
 template <Activation KIND>
 inline Activated activated(Vec x) {
     switch (KIND) {
-    case Activation::relu: return {max(x, zero()), zero()};  // its derivative follows from the result
+    case Activation::relu: return {max(zero(), x), zero()};  // NaN if x is; its derivative follows from the result
     case Activation::silu: {
         const Vec s = sigmoid(x);
         return {x * s, fma(x * s, splat(1.f) - s, s)};

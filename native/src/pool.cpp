@@ -34,8 +34,9 @@ void await(Ready ready) {
 
 Pool& Pool::get() {
     static std::mutex mutex;
-    static Pool* pool = nullptr;  // never freed: its threads wait until the process ends
-    static pid_t owner = 0;
+    static std::atomic<Pool*> pool{nullptr};  // never freed: its threads wait until the process ends
+    static std::atomic<pid_t> owner{0};
+    if (owner == getpid()) return *pool;  // without the mutex, which a thread that a fork left behind could hold
     const std::lock_guard<std::mutex> lock(mutex);
     if (owner != getpid()) pool = new Pool, owner = getpid();
     return *pool;

@@ -207,7 +207,7 @@ inline Vec zero() { return splat(0.f); }
 
 // 2^x. Relative error about 1e-7; x is clamped to the exponents of normal numbers.
 inline Vec exp2(Vec x) {
-    x = max(min(x, splat(126.f)), splat(-126.f));
+    x = max(splat(-126.f), min(splat(126.f), x));  // in this order, NaN remains
     const Vec n = nearest(x), f = x - n;  // |f| <= 1/2; the polynomial is the minimax one on that interval
     Vec p = fma(splat(0.00132647f), f, splat(0.00967151f));
     p = fma(p, f, splat(0.05550734f));

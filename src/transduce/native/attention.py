@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.native.deferred import dense, flush, run, strided, written
+from transduce.native.deferred import dense, flush, run, save, strided, written
 from transduce.native.kernels import dtype_in_use, new_seed
 from transduce.native.operators import LinearProduct, rounded
 
@@ -171,7 +171,7 @@ class _HeadsAttention(torch.autograd.Function):
         call.output = output.data_ptr()
         run("attend", call, query, key, value, bias, output)
         ctx.options = options
-        ctx.save_for_backward(query, key, value, bias)
+        save(ctx, query, key, value, bias)
         return written(output)
 
     @staticmethod

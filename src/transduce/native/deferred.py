@@ -26,20 +26,25 @@ _CALLS_PER_RUN = 2  # given to the library together
 _MAX_UNFINISHED = 4  # when Python goes on: they keep the memory of what they read
 
 
-class _Queue(threading.local):
-    """The unfinished calls of a thread, and the gradients that are taken."""
+class _Calls:
+    """Unfinished calls of this process: only one thread at a time queues any, but all can wait for them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.steps = array("q")  # of calls that the library has not got: the address of the function, and of its call
+        self.kept: list[object] = []  # unfinished calls in their order, and the tensors that they read and write
+
+
+class _OfThread(threading.local):
+    """Whether a thread queues its calls, and the gradients that it takes."""
 
     is_open = False
     gradients: dict[int, tuple[nn.Parameter, Tensor]] | None = None
     """Those of parameters, by `id`, if they are taken."""
 
-    def __init__(self) -> None:
-        self.steps = array("q")  # of calls that the library has not got: the address of the function, and of its call
-        self.kept: list[object] = []  # unfinished calls in their order, and the tensors that they read and write
 
-
-_queue = _Queue()
-_in_use = threading.Lock()  # calls of two threads would not know which of them are made
+_calls, _of_thread = _Calls(), _OfThread()
+_in_use = threading.Lock()  # by the thread that queues its calls
 
 
 @contextmanager
@@ -48,12 +53,12 @@ def deferred() -> Iterator[None]:
 
     Do not change in place what an unfinished call reads.
     """
-    if _queue.is_open or not _in_use.acquire(blocking=False):
+    if _of_thread.is_open or not _in_use.acquire(blocking=False):
         yield
         flush()
         return
     try:
-        _queue.is_open = True
+        _of_thread.is_open = True
         yield
         flush()
     finally:
@@ -61,16 +66,16 @@ def deferred() -> Iterator[None]:
             with suppress(Exception):
                 flush()  # after an error: unfinished calls need what is kept
         finally:
-            _queue.is_open = False
+            _of_thread.is_open = False
             _in_use.release()
 
 
 @contextmanager
 def taking_gradients() -> Iterator[None]:
     """Inside, one backward pass; gradients of parameters bypass PyTorch's engine and are added to `grad` at the end."""
-    before, found = _queue.gradients, dict[int, tuple[nn.Parameter, Tensor]]()
-    _queue.gradients = found
+    before, found = _of_thread.gradients, dict[int, tuple[nn.Parameter, Tensor]]()
     try:
+        _of_thread.gradients = found
         yield
         flush()
         for parameter, grad in found.values():
@@ -79,23 +84,24 @@ def taking_gradients() -> Iterator[None]:
             else:
                 parameter.grad.add_(grad)
     finally:
-        _queue.gradients = before
+        _of_thread.gradients = before
 
 
 def takes_gradients() -> bool:
     """Whether gradients of parameters are taken now."""
-    return _queue.gradients is not None
+    return _of_thread.gradients is not None
 
 
 def run(name: str, call: ctypes.Structure, *tensors: Tensor | None) -> None:
     """Call a function of the library, now or later, with a structure that has the addresses of `tensors`."""
-    if not _queue.is_open:
+    if not _of_thread.is_open:
         getattr(loaded_library(), f"transduce_{name}")(ctypes.byref(call), n_threads())
         return
-    _queue.kept.append((call, tensors))  # first, because Ctrl-C may come between the two
-    _queue.steps.extend((_place(name), ctypes.addressof(call)))
-    if len(_queue.steps) == 2 * _CALLS_PER_RUN:
-        _submit(_MAX_UNFINISHED)
+    with _calls.lock:
+        _calls.kept.append((call, tensors))  # first, because Ctrl-C may come between the two
+        _calls.steps.extend((_place(name), ctypes.addressof(call)))
+        if len(_calls.steps) == 2 * _CALLS_PER_RUN:
+            _submit(_MAX_UNFINISHED)
 
 
 @cache
@@ -108,7 +114,7 @@ def _place(name: str) -> int:
 
 def written(x: Tensor) -> Tensor:
     """A tensor that a call has written, or will write, for others than calls."""
-    return Tensor._make_subclass(Pending, x) if _queue.kept else x
+    return Tensor._make_subclass(Pending, x) if _calls.kept else x
 
 
 def dense(x: Tensor) -> Tensor:
@@ -123,15 +129,16 @@ def gradient(of: Tensor | None, grad: Tensor | None) -> Tensor | None:
     """The gradient that a call has written, or will write, for PyTorch's engine; None if it is taken."""
     if grad is None:
         return None
-    if type(of) is not nn.Parameter:
+    if of is None:
         return written(grad)
     if not of.requires_grad:
         return None
-    if _queue.gradients is None or of._backward_hooks or of._post_accumulate_grad_hooks:
+    has_hooks = of._backward_hooks or getattr(of, "_post_accumulate_grad_hooks", None)
+    if type(of) is not nn.Parameter or _of_thread.gradients is None or has_hooks:
         flush()  # what becomes its `grad` is a plain tensor
         return grad
     if (known := taken(of)) is None:
-        _queue.gradients[id(of)] = of, grad
+        _of_thread.gradients[id(of)] = of, grad
     else:
         flush()
         known += grad
@@ -140,8 +147,15 @@ def gradient(of: Tensor | None, grad: Tensor | None) -> Tensor | None:
 
 def taken(of: Tensor) -> Tensor | None:
     """The gradient of this parameter that `gradient` has taken; later calls can add to it."""
-    known = None if _queue.gradients is None else _queue.gradients.get(id(of))
+    known = None if _of_thread.gradients is None else _of_thread.gradients.get(id(of))
     return None if known is None else known[1]
+
+
+def save(ctx: Any, *tensors: Tensor | None) -> None:
+    """`ctx.save_for_backward`, with the numbers that calls will write if a hook reads them."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        flush()
+    ctx.save_for_backward(*tensors)
 
 
 def strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
@@ -152,18 +166,19 @@ def strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int
 
 def flush() -> None:
     """Wait until all calls are made."""
-    if _queue.kept:
-        _submit(0)
+    if _calls.kept:
+        with _calls.lock:
+            _submit(0)
 
 
 def _submit(most: int) -> None:
     """Give the library its calls. If more than `most` are unfinished then, help until at most half as many are."""
-    steps, left = _queue.steps, ctypes.c_int64(len(_queue.kept))
-    _queue.steps = array("q")
+    steps, left = _calls.steps, ctypes.c_int64(len(_calls.kept))
+    _calls.steps = array("q")
     try:
         loaded_library().transduce_run(address(steps), len(steps) // 2, n_threads(), most, ctypes.byref(left))
     finally:
-        _queue.kept = _queue.kept[len(_queue.kept) - left.value :]
+        _calls.kept = _calls.kept[len(_calls.kept) - left.value :]
 
 
 class Pending(Tensor):
@@ -182,3 +197,17 @@ class Pending(Tensor):
         if not function.is_view:
             return found
         return written(found) if isinstance(found, Tensor) else [written(x) for x in found]
+
+
+def _of_plain_tensors(name: str) -> Any:
+    """A method that waits, and is that of a plain tensor with the same memory: PyTorch does not dispatch it."""
+
+    def method(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        flush()
+        return getattr(Tensor._make_subclass(Tensor, x, x.requires_grad), name)(*args, **kwargs)
+
+    return method
+
+
+for _name in ("numpy", "tolist", "share_memory_", "__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__"):
+    setattr(Pending, _name, _of_plain_tensors(_name))

@@ -142,7 +142,7 @@ def drops(x: Tensor) -> bool:
 
 def computes(norm: nn.Module, x: Tensor) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
     """Whether `normed_beside` computes this norm of x."""
-    return _has_gain(norm) and not _has_hooks(norm) and norms(x)
+    return _has_gain(norm) and norm.normalized_shape[0] == x.shape[-1] and not _has_hooks(norm) and norms(x)
 
 
 def _has_gain(norm: nn.Module) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
@@ -174,26 +174,42 @@ def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], value:
     n_queries, n_keys = query.shape[-2], key.shape[-2]
     fits = max(n_queries, n_keys) <= _LONGEST and max(query.shape[-1], value.shape[-1]) <= _WIDEST
     return (
-        _is_plain(bias, n_keys)
-        and query.dim() == 4
+        query.dim() == 4
+        and _is_plain(bias, (*query.shape[:3], n_keys))
+        and _are_of_one_batch(query.shape, key, value)
         and n_queries * n_keys > 0
         and key.dtype == query.dtype
         and (in_use_for(query) or (fits and query.dtype in _HALF and on_gpu(query)))
     )
 
 
-def attends_to(n_keys: int, memory: Sequence[Tensor], bias: object) -> bool:
-    """Whether kernels for CPUs attend with this bias to `memory`, or without it to keys and values of a projection."""
+def attends_to(queries: Sequence[int], memory: Sequence[Tensor], bias: object) -> bool:
+    """Whether kernels for CPUs attend with this bias to `memory`, or without it to keys and values of a projection.
+
+    `queries`: their shape [B, H, T, K].
+    """
+    n_keys = memory[0].shape[2] if memory else queries[2]
     dtype = dtype_in_use()
-    return n_keys > 0 and _is_plain(bias, n_keys) and all(x.dtype == dtype and x.stride(3) == 1 for x in memory)
+    return (
+        n_keys > 0
+        and _is_plain(bias, (*queries[:3], n_keys))
+        and all(x.dtype == dtype and x.stride(3) == 1 for x in memory)
+        and (not memory or _are_of_one_batch(queries, *memory))
+    )
 
 
-def _is_plain(bias: object, n_keys: int) -> bool:
-    """Whether a kernel adds this bias to scores of `n_keys` keys."""
+def _are_of_one_batch(queries: Sequence[int], key: Tensor, value: Tensor) -> bool:
+    """Whether nothing is broadcast: as many values as keys for each query's sequence, and queries as wide as keys."""
+    return queries[0] == key.shape[0] and key.shape[:3] == value.shape[:3] and key.shape[3] == queries[3]
+
+
+def _is_plain(bias: object, scores: tuple[int, ...]) -> bool:
+    """Whether a kernel adds this bias to scores of this shape, [B, H, T, S]."""
     return bias is None or (
         isinstance(bias, Tensor)
         and bias.dim() == 4
-        and bias.shape[3] == n_keys
+        and bias.shape[3] == scores[3]
+        and all(n in (1, of_scores) for n, of_scores in zip(bias.shape, scores, strict=True))
         and bias.stride(3) == 1
         and bias.dtype == torch.float32
         and not bias.requires_grad

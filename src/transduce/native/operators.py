@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.native.deferred import dense, flush, gradient, run, taken, takes_gradients, written
+from transduce.native.deferred import dense, flush, gradient, run, save, taken, takes_gradients, written
 from transduce.native.kernels import dtype_in_use, new_seed
 
 floats = partial(torch.empty, dtype=torch.float32)  # whatever PyTorch's default type is
@@ -56,7 +56,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         options = *sizes, dtype == torch.bfloat16, smoothing
         written_to = *grads, loss, nll
         run("loss", _LossCall(*_pointers(*given), *options, *_pointers(*written_to)), *given, *written_to)
-        ctx.save_for_backward(*grads, weight, bias)
+        save(ctx, *grads, weight, bias)
         loss, nll = written(loss), written(nll)
         ctx.mark_non_differentiable(nll)
         return loss, nll
@@ -180,7 +180,7 @@ class _Residual(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         tensors = x, update, gain, shift, None if update is None else total, output, statistics, copy
         run("residual", _ResidualCall(*ctx.options, *_pointers(*tensors)), *tensors)
-        ctx.save_for_backward(total if gain is not None else None, gain, shift, statistics)
+        save(ctx, total if gain is not None else None, gain, shift, statistics)
         copy = None if copy is None else written(copy)
         return written(total if output is None else output), copy, x if update is None else None
 
@@ -230,7 +230,7 @@ class _Embedding(torch.autograd.Function):
         ids, table = ids.contiguous(), table.contiguous()
         positions = None if positions is None else positions.contiguous()
         output = floats(*ids.shape, table.shape[1])
-        ctx.save_for_backward(ids, table, positions)
+        save(ctx, ids, table, positions)
         ctx.options = scale, p, seed
         tensors = ids, table, positions, output
         run("embedding", _embedding_call(ctx.options, *tensors), *tensors)
@@ -302,7 +302,7 @@ class LinearProduct(torch.autograd.Function):
         ctx.options = (dtype, activation, p, seed)
         tensors = x, weight, bias, output, slope
         run("linear", _linear_call(ctx.options, False, *tensors), *tensors)
-        ctx.save_for_backward(x, weight, bias, output if activation == 0 else None, slope)
+        save(ctx, x, weight, bias, output if activation == 0 else None, slope)
         return written(output)
 
     @staticmethod

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transduce.native.attention import empty_gradients, strides_of_bias
-from transduce.native.deferred import dense, gradient, run, written
+from transduce.native.deferred import dense, gradient, run, save, written
 from transduce.native.kernels import dtype_in_use, new_seed
 from transduce.native.operators import ACTIVATIONS, floats, norm_arguments, rounded, with_rounded
 
@@ -147,7 +147,12 @@ class _Kept(NamedTuple):
 
 
 def _set_shared(call: _SublayerCall, given: _Given, weights: _Weights, kept: _Kept) -> None:
-    """Set what both passes use."""
+    """Set what both passes use. What hooks unpack in the backward pass may have other strides."""
+    if given.key is not None and given.value is not None:
+        call.keys = given.key.shape[2]
+        call.key_strides, call.value_strides = given.key.stride()[:3], given.value.stride()[:3]
+    if given.bias is not None:
+        call.bias_strides = strides_of_bias(given.bias)
     _set(call, **given._asdict(), **kept._asdict(), gain=weights.gain, shift=weights.shift)
     _set(call.first, weight=weights.first, bias=weights.first_bias)
     _set(call.second, weight=weights.second, bias=weights.second_bias)
@@ -163,10 +168,6 @@ class _Sublayer(torch.autograd.Function):
         call.is_bf16, call.read_is_bf16 = is_bf16, read is not None and read.dtype == torch.bfloat16
         for layer, weight in ((call.first, weights.first), (call.second, weights.second)):
             layer.outputs, layer.inputs = weight.shape
-        if key is not None:
-            call.keys, call.key_strides, call.value_strides = key.shape[2], key.stride()[:3], value.stride()[:3]
-        if bias is not None:
-            call.bias_strides = strides_of_bias(bias)
         kept = _Kept(
             sum=floats(x.shape) if post else None,
             normed=None if post else torch.empty(x.shape, dtype=dtype),
@@ -181,7 +182,7 @@ class _Sublayer(torch.autograd.Function):
         run("sublayer", call, *given, *weights, *kept, *_set(call, output=output, rounded=copy))
         ctx.set_materialize_grads(False)
         ctx.call = call
-        ctx.save_for_backward(*given, *weights, *kept)
+        save(ctx, *given, *weights, *kept)
         return written(output), None if copy is None else written(copy)
 
     @staticmethod

@@ -231,10 +231,11 @@ class MultiHeadAttention(Attention):
             heads = heads + relations.values(weights)
         return self.output(merge_heads(heads))
 
-    def _inner(self, n_keys: int, bias: Bias, memory: tuple[Tensor, ...] = ()) -> Inner | None:
+    def _inner(self, x: Tensor, bias: Bias, memory: tuple[Tensor, ...] = ()) -> Inner | None:
         """`attend` without the output projection, if kernels compute it. `memory`: given keys and values."""
         causal, matrix = isinstance(bias, CausalBias), bias if isinstance(bias, Tensor) else None
-        if not (bias is matrix or causal) or not kernels.attends_to(n_keys, memory, matrix):
+        queries = len(x), self.n_heads, x.shape[1], self.d_key
+        if not (bias is matrix or causal) or not kernels.attends_to(queries, memory, matrix):
             return None
         return Inner(
             p=self.dropout.rate,
@@ -280,7 +281,7 @@ class SelfAttention(MultiHeadAttention):
         """The same for kernels that compute a whole sub-layer; None if they do not."""
         if rotate is not unchanged or (cache is not None and cache.keys is not None):
             return None
-        inner = self._inner(x.shape[1], bias)
+        inner = self._inner(x, bias)
         return None if inner is None else ((self.query_key_value, self.output), inner)
 
 
@@ -306,5 +307,5 @@ class CrossAttention(MultiHeadAttention):
 
     def as_sublayer(self, x: Tensor, key: Tensor, value: Tensor, *, bias: Bias) -> tuple[Layers, Inner] | None:
         """The same for kernels that compute a whole sub-layer; None if they do not."""
-        inner = self._inner(key.shape[2], bias, (key, value))
+        inner = self._inner(x, bias, (key, value))
         return None if inner is None else ((self.query, self.output), inner)

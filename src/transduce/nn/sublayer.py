@@ -22,6 +22,7 @@ from transduce.nn.residual import KNOWN_NORMS, PostNorm, PreNorm
 _KNOWN = (  # have `as_sublayer`, or are parts of these; no subclass, which may compute something else
     PostNorm, PreNorm, *KNOWN_NORMS, SelfAttention, CrossAttention, FullProjection, FeedForward, Linear, Dropout,
 )  # fmt: skip
+_MOST_POSITIONS = 1 << 16  # of a call
 _HOOKS_OF_ALL = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,
@@ -35,6 +36,7 @@ def connected(x: Float[Tensor, "B T D"], residual: PostNorm, module: Any, **argu
     one = None
     if (
         x.device.type == "cpu"
+        and x.shape[1] <= _MOST_POSITIONS
         and kernels.computes(residual.norm, x)
         and _is_plain(module)
         and _is_plain(residual)
@@ -47,14 +49,18 @@ def connected(x: Float[Tensor, "B T D"], residual: PostNorm, module: Any, **argu
     return sublayer(x, layers, inner, residual.norm, pre_norm=residual.final_norm, p=residual.dropout.rate)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a hook can read or change what this module computes, or its weights."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
 def _is_plain(module: nn.Module) -> bool:
     """Whether modules compute as their classes do, nothing watches them, and kernels read their weights."""
     return (
         type(module) in _KNOWN
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-        and not module._backward_hooks
-        and not module._backward_pre_hooks
+        and not has_hooks(module)
         and "attend" not in module.__dict__  # of a recorder
         and "forward" not in module.__dict__
         and all(_is_read(p) for p in module._parameters.values() if p is not None)

@@ -31,6 +31,7 @@ from transduce.nn.positions import LearnedPositions, ShawPositions, T5Positions
 from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Decoder, Encoder
 from transduce.nn.star import SatelliteAttention
+from transduce.nn.sublayer import has_hooks
 from transduce.training.graphs import GraphedPasses
 from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -243,8 +244,10 @@ class Updater:
 
     def _pass(self, batch: TrainingBatch, carry: Carry = (), *, counts: bool = True) -> tuple[Tensor, Tensor, Carry]:
         """Add the gradients of one batch's sum of losses; return its sums and the carry."""
-        takes = self._defers and self.ranks is SINGLE_RANK  # other ranks sum gradients during the backward pass
-        with deferred() if self._defers else contextlib.nullcontext():
+        # Nothing else notices what a hook changes in place while calls wait.
+        defers = self._defers and not any(has_hooks(module) for module in self.model.modules())
+        takes = defers and self.ranks is SINGLE_RANK  # other ranks sum gradients during the backward pass
+        with deferred() if defers else contextlib.nullcontext():
             with autocast(self.device, self.precision):
                 loss, nll, after = self.criterion(self.model, batch, smoothing=self.smoothing, carry=carry)
             loss = loss if counts else 0.0 * loss

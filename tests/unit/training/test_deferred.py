@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import toys
 from native_engines import needs_training_kernels
 from oracle.adapter import fitting
 from oracle.cases import SINGLE
+from transduce.config.settings import TrainingSettings
 from transduce.data.batch import MaskedBatch, RowBatch, collate
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model
 from transduce.native import kernels as native
 from transduce.native import operators, sublayer
-from transduce.native.deferred import Pending, deferred, taking_gradients
-from transduce.native.deferred import _queue as deferred_calls
+from transduce.native.deferred import Pending, _calls, _of_thread, deferred, taking_gradients
 from transduce.nn import sublayer as connections
 from transduce.nn.linear import Linear
 from transduce.nn.positions import unchanged
 from transduce.nn.recording import recorded_heads
 from transduce.nn.residual import LayerNorm
 from transduce.training.loss import predict_masked_tokens, predict_tokens, predict_tokens_with_carry
-from transduce.training.step import PRECISIONS, autocast
+from transduce.training.step import PRECISIONS, Updater, autocast
 
 pytestmark = needs_training_kernels
 
@@ -214,6 +219,54 @@ def test_hooks_see_the_numbers() -> None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+def packed_to_bytes(x: Tensor) -> bytes:
+    file = io.BytesIO()
+    torch.save(x, file)
+    return file.getvalue()
+
+
+HOOKS = {
+    "copies": (torch.clone, lambda x: x),
+    "other strides": (
+        lambda x: torch.empty(x.shape[::-1], dtype=x.dtype).permute(*range(x.dim())[::-1]).copy_(x),
+        lambda x: x.contiguous(),
+    ),
+    "files": (packed_to_bytes, lambda x: torch.load(io.BytesIO(x), weights_only=True)),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_of_saved_tensors(name: str, precision: str) -> None:
+    model, batch = translator(dropout=0.1, positions="alibi"), collate(toys.examples(6))
+    expected = gradients(model, batch, "now")
+    with torch.autograd.graph.saved_tensors_hooks(*HOOKS[name]):
+        for how in ("now", "deferred", "taken"):
+            for key, grad in gradients(model, batch, how).items():
+                torch.testing.assert_close(grad, expected[key], rtol=1e-5, atol=1e-5)
+
+
+def test_checkpointing_gives_plain_gradients() -> None:
+    model, batch = translator(), collate(toys.examples(6))
+    expected = gradients(model, batch, "now")
+    block = model.encoder.blocks[0]
+    forward = block.forward
+    block.forward = lambda x, **options: checkpoint(partial(forward, **options), x, use_reentrant=False)
+    for how in ("now", "deferred", "taken"):
+        for key, grad in gradients(model, batch, how).items():
+            torch.testing.assert_close(grad, expected[key], rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_leave_to_pytorch_what_it_broadcasts_or_refuses(precision: str) -> None:
+    queries, key = (3, 4, 5, 8), torch.randn(3, 4, 7, 8, dtype=PRECISIONS[precision])
+    assert native.attends_to(queries, (key, key), None)
+    for memory in ((key[:1], key[:1]), (key, key[:, :, :6]), (key[..., :4], key)):
+        assert not native.attends_to(queries, memory, None)
+    for shape in ((1, 1, 1, 7), (3, 4, 5, 7)):
+        assert native.attends_to(queries, (key, key), torch.zeros(shape))
+    for shape in ((2, 1, 1, 7), (1, 3, 1, 7), (1, 1, 4, 7), (3, 4, 5, 6)):
+        assert not native.attends_to(queries, (key, key), torch.zeros(shape))
+
+
 def test_recorded_attention_is_the_same() -> None:
     model, batch = translator(), collate(toys.examples(6))
     found = []
@@ -233,7 +286,22 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "one number": lambda x: torch.tensor(x.detach()[1, 2, 3].item()),
     "another operator": lambda x: LAYER(x).detach().clone(),
     "not contiguous": lambda x: LAYER(x.transpose(0, 1)).detach().clone(),
+    "numpy": lambda x: torch.from_numpy(x.detach().numpy()).clone(),
+    "array": lambda x: torch.tensor(np.asarray(x.detach())),
+    "list": lambda x: torch.tensor(x.tolist()),
+    "dlpack": lambda x: torch.from_dlpack(x.detach()).clone(),
+    "deepcopy": lambda x: copy.deepcopy(x.detach()),
+    "file": lambda x: saved(x.detach()),
+    "shared memory": lambda x: x.detach().share_memory_().clone(),
+    "another thread": lambda x: ThreadPoolExecutor(1).submit(lambda: x.detach() + 0.0).result(),
 }
+
+
+def saved(x: Tensor) -> Tensor:
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -320,14 +388,14 @@ def test_what_calls_read_is_kept_when_the_library_refuses(monkeypatch: pytest.Mo
     layer, x = Linear(256, 256), torch.randn(3000, 256)
     with suppress(SettingsError), deferred():
         layer(layer(x))
-        n = len(deferred_calls.kept)
+        n = len(_calls.kept)
         with monkeypatch.context() as patched:
             patched.setattr("transduce.native.deferred.n_threads", lambda: 0)
             layer(x)
             with pytest.raises(SettingsError, match="n_threads"):
                 layer(x)
-        assert len(deferred_calls.kept) == n + 2
-    assert not deferred_calls.kept
+        assert len(_calls.kept) == n + 2
+    assert not _calls.kept
 
 
 def test_an_interruption_of_the_wait_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +408,7 @@ def test_an_interruption_of_the_wait_leaves_nothing_open(monkeypatch: pytest.Mon
         patched.setattr("transduce.native.deferred._submit", interrupt)
         with pytest.raises(KeyboardInterrupt), deferred():
             norm(x)
-    assert not deferred_calls.is_open
+    assert not _of_thread.is_open
     with deferred():
         torch.testing.assert_close(norm(x) + 0.0, nn.functional.layer_norm(x, [24]))
 
@@ -452,6 +520,28 @@ def test_a_block_without_gradients(precision: str, n_at_once: list[int], monkeyp
     with torch.no_grad():
         expected = block(x, **options)
     assert torch.equal(found, expected) and torch.equal(again, expected)
+
+
+def test_hooks_that_change_weights_see_every_call_made() -> None:
+    """An updater whose model has hooks queues no calls: nothing else notices a change in place."""
+    weights = []
+    for defers in (True, False):
+        model = translator(dropout=0.1)
+        weight = model.encoder.blocks[0].feed_forward.expand.weight
+
+        def halve(*_: object, weight: Tensor = weight) -> None:
+            weight.data.mul_(0.5)
+
+        model.encoder.blocks[0].feed_forward_residual.register_forward_hook(halve)
+        settings = TrainingSettings(optimizer="adam", lr=1e-3)
+        updater = Updater(model, settings, device=torch.device("cpu"), precision="float32")
+        updater._defers &= defers
+        torch.manual_seed(3)
+        for seed in range(3):
+            updater.update([collate(toys.examples(60, seed=seed))], 1.0)
+        weights.append([p.detach().clone() for p in model.parameters()])
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_is_freed() -> None:

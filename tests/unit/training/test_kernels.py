@@ -199,6 +199,22 @@ def test_linear_layers(shape: tuple[int, int, int], has_bias: bool, is_rounded: 
         assert (ours.double() - exactly).norm() <= 2 * rounding(dtype) * exactly.norm()
 
 
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_what_is_not_a_number_stays_so_in_activations(activation: str, dtype: torch.dtype) -> None:
+    """Otherwise an update of a damaged model would not be skipped."""
+    layer = nn.Linear(32, 65)
+    layer.weight.data[3, 5] = torch.nan
+    output = operators.activated_linear(torch.randn(9, 32), layer, activation, 0.0)
+    assert output[:, 3].isnan().all() and output.isnan().sum() == 9
+
+
+def test_what_is_not_a_number_stays_so_in_attention(dtype: torch.dtype) -> None:
+    query, key, value = (torch.randn(2, 2, 20, 16, dtype=dtype) for _ in range(3))
+    query[1, 0, 7, 3] = torch.nan
+    output = attend(query, key, value)
+    assert output[1, 0, 7].isnan().all() and output.isnan().sum() == 16
+
+
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("is_rounded", [False, True])
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
