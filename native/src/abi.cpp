@@ -487,7 +487,8 @@ int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads) {
                 "rows, width or vocabulary: out of range");
         with_numbers(call, [&](auto number) { require_kernels<decltype(number)>(n_threads); });
         require(c.rows == 0 || (c.hidden && c.gold), "hidden and gold must not be null");
-        require(c.weight && !c.grad_hidden == !c.grad_weight && (!c.grad_bias || (c.grad_hidden && c.bias)), "weight and gradients: some are null");
+        require(c.weight && (c.rows == 0 || !c.grad_hidden == !c.grad_weight) && (!c.grad_bias || (c.grad_weight && c.bias)),
+                "weight and gradients: some are null");
         for (int64_t i = 0; i < c.rows; i++) require(c.gold[i] == c.pad || (0 <= c.gold[i] && c.gold[i] < c.vocabulary), "gold: must be tokens of the vocabulary");
         with_numbers(call, [&](auto number) {
             const transduce::Loss found = transduce::smoothed_loss<decltype(number)>(

@@ -29,8 +29,7 @@ struct LossCall {
     int64_t rows, pad;
     int width, vocabulary;
     float smoothing;
-    float* grad_hidden;    // null: no gradients
-    float *grad_weight, *grad_bias;
+    float *grad_hidden, *grad_weight, *grad_bias;  // grad_weight: null without gradients
 };
 struct Loss {
     double loss = 0, nll = 0;  // sums in nats

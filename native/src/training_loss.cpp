@@ -40,13 +40,13 @@ public:
         chunk_rows_ = std::min(chunk_rows_, int(round_up(std::max(n, 1), block_rows_)));
         hidden_.reset(size_t(chunk_rows_) * sizes_.padded_width());
         results_.resize(kept_.size());
-        if (call_.grad_hidden) {
+        if (call_.grad_weight) {
             exponentials_.reset(size_t(chunk_rows_) * sizes_.padded_vocabulary());
             transposed_.reset(size_t(sizes_.width + 1) * chunk_rows_);
             grad_.reset(size_t(sizes_.panels()) * (sizes_.width + 1) * kPanelColumns);
         }
         for (int first = 0; first < n; first += chunk_rows_) run_chunk(first, std::min(chunk_rows_, n - first));
-        if (call_.grad_hidden) finish();
+        if (call_.grad_weight) finish();
         Loss sum;
         for (const Row& row : results_) sum.loss += row.loss, sum.nll += row.nll;
         return sum;
@@ -85,7 +85,7 @@ private:
     void run_chunk(int first, int n) {
         const int blocks = (n + block_rows_ - 1) / block_rows_, rows = blocks * block_rows_;
         share(blocks, [&](int b) { run_block(first, b * block_rows_, std::min(block_rows_, n - b * block_rows_)); });
-        if (!call_.grad_hidden) return;
+        if (!call_.grad_weight) return;
         share(sizes_.panels(), [&](int p) {
             const int width = sizes_.width + (call_.grad_bias ? 1 : 0);
             kernels_.weight_gradient(transposed_.data(), chunk_rows_, width, exponentials_.data() + size_t(p) * chunk_rows_ * kPanelColumns,
@@ -112,7 +112,7 @@ private:
         scratch.logits.reserve(size_t(block_rows_) * (kernels_.keeps_logits ? sizes_.padded_vocabulary() : kPanelColumns));
         LossBlock<Number> block{start, block_rows_, chunk_rows_, hidden, gold, columns_.data(), rows_.data(), call_.bias, scratch.logits.data(),
                         largest, sums, gold_logits, nullptr, nullptr, nullptr};
-        if (call_.grad_hidden) {
+        if (call_.grad_weight) {
             scratch.exponentials.reserve(size_t(block_rows_) * kernels_.loss_columns);
             scratch.products.reserve(size_t(block_rows_) * product_stride);
             block.exponentials = scratch.exponentials.data(), block.panels = exponentials_.data(), block.products = scratch.products.data();
@@ -122,10 +122,10 @@ private:
         for (int r = 0; r < block_rows_; r++) {
             inverse[r] = r < n ? 1 / sums[r] : 0;
             if (r < n) finish_row(first + start + r, gold_logits[r], largest[r], sums[r]);
-            if (r < n && call_.grad_hidden) hidden_gradient(first + start + r, gold[r], scratch.products.data() + r * product_stride, inverse[r]);
+            if (r < n && call_.grad_weight) hidden_gradient(first + start + r, gold[r], scratch.products.data() + r * product_stride, inverse[r]);
             rows[r] = r < n ? hidden_row(first + start + r) : nullptr;
         }
-        if (call_.grad_hidden) kernels_.transpose_rows(rows, inverse, block_rows_, sizes_.width, chunk_rows_, transposed_.data() + start);
+        if (call_.grad_weight) kernels_.transpose_rows(rows, inverse, block_rows_, sizes_.width, chunk_rows_, transposed_.data() + start);
     }
 
     void finish_row(int row, float logit, float largest, float sum) {

@@ -162,6 +162,7 @@ class Updater:
         if n_targets is None:
             n_targets = sum(batch.n_targets for batch in batches)
         dummies = dummies if self.ranks.in_step else ()
+        self.optimizer.zero_grad(set_to_none=self.graphs is None)  # there are some if the last update was interrupted
         with all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext():
             *sums, carry = self._gradients(batches, carry, dummies)
             loss_sum, nll_sum, norm = self.ranks.finish_reduction(sums, self._parameters)

@@ -39,12 +39,14 @@ from transduce.training.step import PRECISIONS, Updater, autocast
 
 pytestmark = needs_training_kernels
 
+CPU = torch.device("cpu")
+
 Gradients = dict[str, Tensor]
 
 
 @pytest.fixture(params=[name for name, dtype in PRECISIONS.items() if native.kernels_in_use(dtype) != "torch"])
 def precision(request: pytest.FixtureRequest) -> Iterator[str]:
-    with autocast(torch.device("cpu"), request.param):
+    with autocast(CPU, request.param):
         yield request.param
 
 
@@ -534,7 +536,7 @@ def test_hooks_that_change_weights_see_every_call_made() -> None:
 
         model.encoder.blocks[0].feed_forward_residual.register_forward_hook(halve)
         settings = TrainingSettings(optimizer="adam", lr=1e-3)
-        updater = Updater(model, settings, device=torch.device("cpu"), precision="float32")
+        updater = Updater(model, settings, device=CPU, precision="float32")
         updater._defers &= defers
         torch.manual_seed(3)
         for seed in range(3):
@@ -542,6 +544,38 @@ def test_hooks_that_change_weights_see_every_call_made() -> None:
         weights.append([p.detach().clone() for p in model.parameters()])
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_an_interrupted_update_are_not_added_to_the_next() -> None:
+    calls: list[int] = []
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return predict_tokens(*args, **options)
+
+    norms = []
+    batches = [collate(toys.examples(9, seed=seed)) for seed in range(2)]
+    for criterion in (predict_tokens, interrupted):
+        settings = TrainingSettings(optimizer="adam", lr=1e-3)
+        updater = Updater(translator(dropout=0.0), settings, device=CPU, precision="float32", criterion=criterion)
+        if criterion is interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                updater.update(batches, 1.0)
+        norms.append(updater.update(batches, 1.0).grad_norm)
+    assert norms[0] == norms[1]
+
+
+def test_the_loss_of_no_tokens(precision: str) -> None:
+    """Of a masked model's sentence that is too short for a mask."""
+    hidden, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((0, 64), (40, 64), (40,)))
+    options = torch.zeros(0, dtype=torch.int64), 0, 0.1, PRECISIONS[precision], True
+    with deferred():
+        loss, nll = operators.LinearCrossEntropy.apply(hidden, weight, bias, *options)
+        loss.backward()
+    assert float(loss.detach()) == float(nll) == 0.0
+    assert not weight.grad.any() and not bias.grad.any() and hidden.grad.shape == (0, 64)
 
 
 def test_a_model_is_freed() -> None:
