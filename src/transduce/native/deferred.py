@@ -95,6 +95,8 @@ def takes_gradients() -> bool:
 def run(name: str, call: ctypes.Structure, *tensors: Tensor | None) -> None:
     """Call a function of the library, now or later, with a structure that has the addresses of `tensors`."""
     if not _of_thread.is_open:
+        if any(type(x) is Pending for x in tensors):  # of another thread
+            flush()
         getattr(loaded_library(), f"transduce_{name}")(ctypes.byref(call), n_threads())
         return
     with _calls.lock:
@@ -114,6 +116,10 @@ def _place(name: str) -> int:
 
 def written(x: Tensor) -> Tensor:
     """A tensor that a call has written, or will write, for others than calls."""
+    return _pending(x) if _of_thread.is_open else x
+
+
+def _pending(x: Tensor) -> Tensor:
     return Tensor._make_subclass(Pending, x) if _calls.kept else x
 
 
@@ -196,7 +202,7 @@ class Pending(Tensor):
             found = function(*args, **(kwargs or {}))
         if not function.is_view:
             return found
-        return written(found) if isinstance(found, Tensor) else [written(x) for x in found]
+        return _pending(found) if isinstance(found, Tensor) else [_pending(x) for x in found]
 
 
 def _of_plain_tensors(name: str) -> Any:

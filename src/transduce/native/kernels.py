@@ -142,12 +142,12 @@ def drops(x: Tensor) -> bool:
 
 def computes(norm: nn.Module, x: Tensor) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
     """Whether `normed_beside` computes this norm of x."""
-    return _has_gain(norm) and norm.normalized_shape[0] == x.shape[-1] and not _has_hooks(norm) and norms(x)
+    return _is_of_rows(norm, x) and not has_hooks(norm) and norms(x)
 
 
-def _has_gain(norm: nn.Module) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
-    """Whether this is a norm of one axis with a gain and an epsilon."""
-    is_norm = isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and len(norm.normalized_shape) == 1
+def _is_of_rows(norm: nn.Module, x: Tensor) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
+    """Whether this is a norm of the last axis of x with a gain and an epsilon."""
+    is_norm = isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and norm.normalized_shape == x.shape[-1:]
     return is_norm and norm.weight is not None and norm.eps is not None
 
 
@@ -156,17 +156,19 @@ def embeds(table: nn.Module, ids: Tensor) -> TypeGuard[nn.Embedding]:
     weight = table.weight
     fits = isinstance(weight, Tensor) and weight.device.type == "cpu" and weight.dtype == torch.float32
     reads = ids.dtype == torch.int64 and ids.numel() > 0
-    return fits and reads and dtype_in_use() is not None and not _has_hooks(table)
+    return fits and reads and dtype_in_use() is not None and not has_hooks(table)
 
 
 def activates(layer: nn.Module, x: Tensor) -> TypeGuard[nn.Linear]:
     """Whether `activated_linear` computes this layer, its activation and dropout."""
-    return isinstance(layer, nn.Linear) and not _has_hooks(layer) and multiplies(x, layer.weight)
+    return isinstance(layer, nn.Linear) and not has_hooks(layer) and multiplies(x, layer.weight)
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether something reads or changes what the module computes."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something reads or changes what the module computes, or its gradients."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], value: Tensor, bias: object) -> bool:
@@ -219,4 +221,4 @@ def _is_plain(bias: object, scores: tuple[int, ...]) -> bool:
 def residual_in_use(x: Tensor, update: Tensor, norm: nn.Module | None) -> bool:
     """Whether `add_and_norm` adds this update to x, and computes this norm of the sum."""
     in_use = norms(update) if x.is_cuda else x.dtype == torch.float32 and in_use_for(update)
-    return in_use and (norm is None or (_has_gain(norm) and not _has_hooks(norm)))
+    return in_use and (norm is None or (_is_of_rows(norm, x) and not has_hooks(norm)))

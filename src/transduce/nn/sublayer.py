@@ -49,18 +49,11 @@ def connected(x: Float[Tensor, "B T D"], residual: PostNorm, module: Any, **argu
     return sublayer(x, layers, inner, residual.norm, pre_norm=residual.final_norm, p=residual.dropout.rate)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a hook can read or change what this module computes, or its weights."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
-
-
 def _is_plain(module: nn.Module) -> bool:
     """Whether modules compute as their classes do, nothing watches them, and kernels read their weights."""
     return (
         type(module) in _KNOWN
-        and not has_hooks(module)
+        and not kernels.has_hooks(module)
         and "attend" not in module.__dict__  # of a recorder
         and "forward" not in module.__dict__
         and all(_is_read(p) for p in module._parameters.values() if p is not None)

@@ -23,7 +23,7 @@ from transduce.config.settings import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
 from transduce.native.deferred import deferred, taking_gradients
-from transduce.native.kernels import all_threads_for_kernels, choose_kernels, kernels_in_use, on_gpu
+from transduce.native.kernels import all_threads_for_kernels, choose_kernels, has_hooks, kernels_in_use, on_gpu
 from transduce.nn.attention import Attention, CrossAttention, SelfAttention
 from transduce.nn.feedforward import ConvFeedForward
 from transduce.nn.patterns import HeadsPattern, SparsePattern
@@ -31,7 +31,6 @@ from transduce.nn.positions import LearnedPositions, ShawPositions, T5Positions
 from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Decoder, Encoder
 from transduce.nn.star import SatelliteAttention
-from transduce.nn.sublayer import has_hooks
 from transduce.training.graphs import GraphedPasses
 from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -117,7 +116,7 @@ class Updater:
         self.device, self.precision, self.criterion = device, precision, criterion
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
         ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
-        self._parameters = [*model.parameters()]
+        self._parameters, self._modules = [*model.parameters()], [*model.modules()]
         is_covered = _is_covered(model, device)
         # In float32 a CPU's kernels gain less than a change of thread pools costs where PyTorch computes the rest.
         choose_kernels(settings.kernels if precision != "float32" or is_covered else "torch")
@@ -162,8 +161,10 @@ class Updater:
         if n_targets is None:
             n_targets = sum(batch.n_targets for batch in batches)
         dummies = dummies if self.ranks.in_step else ()
-        self.optimizer.zero_grad(set_to_none=self.graphs is None)  # there are some if the last update was interrupted
-        with all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext():
+        with (
+            self._no_gradients_after(),
+            all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext(),
+        ):
             *sums, carry = self._gradients(batches, carry, dummies)
             loss_sum, nll_sum, norm = self.ranks.finish_reduction(sums, self._parameters)
             # The only wait for a GPU in an update: whether to make the step is decided here.
@@ -174,8 +175,15 @@ class Updater:
                 result = replace(result, carry=())
             else:
                 self._step(result, lr_scale)
-            self.optimizer.zero_grad(set_to_none=self.graphs is None)
         return result
+
+    @contextlib.contextmanager
+    def _no_gradients_after(self) -> Iterator[None]:
+        """Leave no gradients to the next update, also if this one is interrupted."""
+        try:
+            yield
+        finally:
+            self.optimizer.zero_grad(set_to_none=self.graphs is None)
 
     def _graphed_passes(self) -> GraphedPasses | None:
         """CUDA graphs in bfloat16, where batches have inputs and targets only, and no other rank takes part."""
@@ -246,7 +254,7 @@ class Updater:
     def _pass(self, batch: TrainingBatch, carry: Carry = (), *, counts: bool = True) -> tuple[Tensor, Tensor, Carry]:
         """Add the gradients of one batch's sum of losses; return its sums and the carry."""
         # Nothing else notices what a hook changes in place while calls wait.
-        defers = self._defers and not any(has_hooks(module) for module in self.model.modules())
+        defers = self._defers and not any(map(has_hooks, self._modules))
         takes = defers and self.ranks is SINGLE_RANK  # other ranks sum gradients during the backward pass
         with deferred() if defers else contextlib.nullcontext():
             with autocast(self.device, self.precision):

@@ -221,10 +221,15 @@ def test_hooks_see_the_numbers() -> None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-def packed_to_bytes(x: Tensor) -> bytes:
+def to_bytes(x: Tensor) -> bytes:
     file = io.BytesIO()
     torch.save(x, file)
     return file.getvalue()
+
+
+def from_bytes(data: bytes) -> Tensor:
+    found: Tensor = torch.load(io.BytesIO(data), weights_only=True)
+    return found
 
 
 HOOKS = {
@@ -233,7 +238,7 @@ HOOKS = {
         lambda x: torch.empty(x.shape[::-1], dtype=x.dtype).permute(*range(x.dim())[::-1]).copy_(x),
         lambda x: x.contiguous(),
     ),
-    "files": (packed_to_bytes, lambda x: torch.load(io.BytesIO(x), weights_only=True)),
+    "files": (to_bytes, from_bytes),
 }
 
 
@@ -293,17 +298,11 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "list": lambda x: torch.tensor(x.tolist()),
     "dlpack": lambda x: torch.from_dlpack(x.detach()).clone(),
     "deepcopy": lambda x: copy.deepcopy(x.detach()),
-    "file": lambda x: saved(x.detach()),
+    "file": lambda x: from_bytes(to_bytes(x.detach())),
     "shared memory": lambda x: x.detach().share_memory_().clone(),
     "another thread": lambda x: ThreadPoolExecutor(1).submit(lambda: x.detach() + 0.0).result(),
+    "another thread's call": lambda x: ThreadPoolExecutor(1).submit(lambda: LAYER(x).detach()).result(),
 }
-
-
-def saved(x: Tensor) -> Tensor:
-    file = io.BytesIO()
-    torch.save(x, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -576,6 +575,17 @@ def test_the_loss_of_no_tokens(precision: str) -> None:
         loss.backward()
     assert float(loss.detach()) == float(nll) == 0.0
     assert not weight.grad.any() and not bias.grad.any() and hidden.grad.shape == (0, 64)
+
+
+@pytest.mark.parametrize("residual", ["post", "pre"])
+def test_backward_hooks_of_parts_are_called(residual: str, precision: str) -> None:
+    model = translator(residual=residual)
+    parts = [one for one in model.modules() if isinstance(one, (nn.Linear, nn.LayerNorm, nn.Embedding))]
+    called: dict[nn.Module, int] = {}
+    for part in parts:
+        part.register_full_backward_hook(lambda module, *_: called.update({module: 1}))
+    gradients(model, collate(toys.examples(6)), "now")
+    assert len(parts) > 10 and called.keys() == set(parts)
 
 
 def test_a_model_is_freed() -> None:
