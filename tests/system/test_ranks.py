@@ -135,8 +135,6 @@ def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team
     assert lines[0] == lines[1]
     states = [RunFolder.open(folder, model=False).checkpoints.latest() for folder in (whole, cut)]
     a, b = (state.tensors() for state in states if state is not None)
-    assert "updater/generator.cpu.1" in a
-    assert not torch.equal(a["updater/generator.cpu.1"], a["updater/generator.cpu"])
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
     files = [*(path.relative_to(whole) for path in whole.glob("checkpoints/u00000040/shards/*")), "model.safetensors"]

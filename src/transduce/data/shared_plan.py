@@ -13,15 +13,13 @@ from filelock import FileLock
 from transduce.runs.atomic import remove_leftovers, write_aside
 
 
-def shared_plan(
-    folder: Path, epoch: int, make: Callable[[int], list[np.ndarray]], *, variant: str = ""
-) -> list[np.ndarray]:
+def shared_plan(folder: Path, epoch: int, make: Callable[[int], list[np.ndarray]], *, n_ranks: int) -> list[np.ndarray]:
     """The plan of an epoch, which the first of several processes makes and all map, so that a machine has it once.
 
-    `make` gives the same plan whenever it is called with this `variant`, which is part of the plan's name. The plans
-    of the last two epochs stay in `folder`, because ranks read some updates ahead.
+    `make` gives the same plan whenever it is called for `n_ranks` ranks. The plans of the last two epochs stay in
+    `folder`, because ranks read some updates ahead.
     """
-    path = folder / f"epoch{epoch}{variant}"
+    path = folder / f"epoch{epoch}-{n_ranks}"
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         remove_leftovers(folder)  # of a process that was killed here
@@ -30,7 +28,7 @@ def shared_plan(
         if not (batches := make(epoch)):
             return []
         for old in folder.glob("epoch*"):
-            if old.name not in (f"epoch{epoch - 1}{variant}", f"epoch{epoch - 2}{variant}"):
+            if old.name not in (f"epoch{epoch - 1}-{n_ranks}", f"epoch{epoch - 2}-{n_ranks}"):
                 shutil.rmtree(old, ignore_errors=True)
         with write_aside(path) as aside:
             aside.mkdir()

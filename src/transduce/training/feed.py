@@ -95,7 +95,7 @@ class SubwordSampling:
 
 
 class Feeder(ABC):
-    """Batches for the training loop. The plan of an epoch is a pure function of (settings, seed, epoch, variant).
+    """Batches for the training loop. The plan of an epoch is a pure function of (settings, epoch, number of ranks).
 
     A feeder yields the share of `rank` among `n_ranks` of each batch. `plans`: where ranks share their plans.
     """
@@ -110,17 +110,12 @@ class Feeder(ABC):
         self.budget = resolved(settings.batch_tokens, "training.batch_tokens")
         self.micro_budget = settings.micro_batch_tokens or self.budget
 
-    @property
-    def variant(self) -> str:
-        """Part of the names of stored plans, where these depend on the number of ranks."""
-        return ""
-
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The batches of an epoch, as indices of examples; a `DataError` if there are none."""
         if self.plans is None:
             batches = self._plan(epoch)
         else:
-            batches = shared_plan(self.plans, epoch, self._plan, variant=self.variant)
+            batches = shared_plan(self.plans, epoch, self._plan, n_ranks=self.n_ranks)
         if not batches:
             raise DataError(f"there is no {self.unit} to train on, or to validate with")
         return batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -209,7 +209,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {f"{i}.{name}": value for i, p in enumerate(params) for name, value in optimizer.state.get(p, {}).items()}
 
 
-def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Restore the tensors that `optimizer_tensors` returned; `ValueError` where some are missing or misshapen."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()

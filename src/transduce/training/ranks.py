@@ -135,7 +135,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def dropout_seed(seed: int, update: int, rank: int) -> int:
-    """Seed of one rank's dropout from an update on."""
+    """Seed of one rank's dropout in an update."""
     return int(np.random.SeedSequence((seed, update, rank)).generate_state(1, np.uint64)[0] >> 1)
 
 

@@ -23,7 +23,7 @@ from transduce.training.averaging import AVERAGES, copy_values
 from transduce.training.feed import Count, DataPosition
 from transduce.training.loss import Carry
 from transduce.training.meter import Row
-from transduce.training.ranks import dropout_seed, name_on_rank
+from transduce.training.ranks import name_on_rank
 from transduce.training.schedule import TimeLimit
 from transduce.training.step import Updater
 from transduce.training.writer import CheckpointWriter
@@ -182,7 +182,7 @@ class Session:
                 part, _, own = name.partition("/")
                 parts[part][own] = tensor
             copy_values(self.live, parts["model"])
-            notes = self.updater.load_state(parts["updater"], state["updater"], self.state.update)
+            notes = self.updater.load_state(parts["updater"], state["updater"])
             notes += self.average.load(parts["average"], state["average"])
             notes += self._restore_carry(parts["carry"], int(state["carry"]))
             for note in (*checkpoint.notes, *notes):
@@ -207,8 +207,6 @@ class Session:
         start = {"event": "start", "update": 0, "seconds": 0.0, "parameters": n_weights, "torch": torch.__version__}
         threads = {"threads": torch.get_num_threads(), "processes": self.ranks.size}
         self.metrics.append({**start, "device": str(self.updater.device), **threads})
-        if self.ranks.size > 1:  # a process alone continues the random numbers of the initial weights
-            torch.manual_seed(dropout_seed(self.settings.seed, 0, self.ranks.rank))
         if started_before:
             self.metrics.append({"event": "restart", "update": 0, "seconds": 0.0})
             self.log.say("starting again: the run was stopped before its first checkpoint")

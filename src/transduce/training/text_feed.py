@@ -86,11 +86,6 @@ class StreamFeeder(RowFeeder):
         n = min(self.budget // self.context, len(self.store) - 1)
         return max(1, n // self.n_ranks) * self.n_ranks
 
-    @property
-    def variant(self) -> str:
-        """The plan depends on the number of streams."""
-        return f"-streams{self.n_streams}"
-
     def _plan(self, epoch: int) -> list[np.ndarray]:
         """The same, in the order of the text."""
         offset = offset_of(self.context, seed=self.seed, epoch=epoch)

@@ -84,7 +84,7 @@ def test_ranks_share_the_plan_of_an_epoch(tmp_path: Path) -> None:
         expected = [batch.tolist() for batch in alone.plan(epoch)]
         for one in (first, second):
             assert [batch.tolist() for batch in one.plan(epoch)] == expected
-    assert [path.name for path in sorted((tmp_path / "plans").glob("epoch*"))] == ["epoch1", "epoch2", "epoch3"]
+    assert [path.name for path in sorted((tmp_path / "plans").glob("epoch*"))] == ["epoch1-1", "epoch2-1", "epoch3-1"]
 
 
 def test_missing_pairs_are_an_error() -> None:

@@ -13,6 +13,7 @@ from toys import examples, weights_of
 from transduce.data.batch import Batch, collate
 from transduce.data.examples import Example
 from transduce.training.optim import OPTIMIZERS
+from transduce.training.ranks import dropout_seed
 
 
 def cut(pairs: list[Example], sizes: list[int]) -> list[Batch]:
@@ -87,7 +88,7 @@ def test_an_update_that_is_not_finite_changes_neither_weights_nor_state(optimize
     assert updater.update([batch], 1.0).skipped
     after = updater.state()[0]
     assert torch.equal(weights_of(updater), before)
-    assert all(torch.equal(t, after[name]) for name, t in state.items() if name.startswith("optimizer"))
+    assert all(torch.equal(t, after[name]) for name, t in state.items())
     assert all(p.grad is None for p in updater.model.parameters())
 
 
@@ -125,6 +126,26 @@ def test_dropout_is_on_in_updates() -> None:
     updater.model.eval()
     losses = {updater.update([batch], 0.0).loss_sum for _ in range(3)}
     assert len(losses) == 3
+
+
+def test_dropout_follows_from_the_seed_and_the_number_of_the_update_only() -> None:
+    batch = collate(examples(8))
+
+    def losses(n: int, *, seed: int = 1, start: int = 0) -> list[float]:
+        updater = toys.updater(dropout=0.5, seed=seed)
+        tensors, state = updater.state()
+        updater.load_state(tensors, state | {"n_updates": start})
+        torch.manual_seed(n)  # another user of PyTorch's generator
+        return [updater.update([batch], 0.0).loss_sum for _ in range(n)]
+
+    found = losses(4)
+    assert losses(2, start=2) == found[2:]
+    assert not {*losses(4, seed=2)} & {*found}
+
+
+def test_seeds_of_dropout_differ_between_updates_and_ranks() -> None:
+    cases = [(seed, update, rank) for seed in range(5) for update in range(200) for rank in range(8)]
+    assert len({dropout_seed(*case) for case in cases}) == len(cases)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
