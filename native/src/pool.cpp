@@ -17,10 +17,11 @@ inline void pause() {
 #endif
 }
 
-constexpr int kCallThread = 1;  // the thread that makes calls
+constexpr int kCallThread = 1;  // the thread of the pool that makes calls
 thread_local int this_thread = 0;  // 0: not one of the pool's
 
 constexpr auto kSpin = std::chrono::microseconds(300);
+constexpr auto kTurn = std::chrono::milliseconds(1);
 
 // Waits a moment for what usually comes soon: to fall asleep and wake up takes longer.
 template <class Ready>
@@ -28,6 +29,17 @@ void await(Ready ready) {
     const auto end = std::chrono::steady_clock::now() + kSpin;
     while (!ready() && std::chrono::steady_clock::now() < end)
         for (int i = 0; i < 16; i++) pause();
+}
+
+// Between two pieces of work, now and then: lets another process have this core. If the system took it in the middle of a piece,
+// the other threads would wait for that piece; now they take the next ones.
+void yield(std::unique_lock<std::mutex>& lock) {
+    thread_local auto began = std::chrono::steady_clock::now();
+    if (std::chrono::steady_clock::now() - began < kTurn) return;
+    lock.unlock();
+    std::this_thread::yield();
+    began = std::chrono::steady_clock::now();
+    lock.lock();
 }
 
 }  // namespace
@@ -68,9 +80,10 @@ bool Pool::take(int thread, std::unique_lock<std::mutex>& lock) {
     return true;
 }
 
-// Makes the next call, if there is one.
+// Makes the next call, if there is one and the last one is made.
 bool Pool::make_call(std::unique_lock<std::mutex>& lock) {
-    if (calls_.empty()) return false;
+    if (calls_.empty() || is_making_) return false;
+    is_making_ = true;
     const auto call = std::move(calls_.front());
     calls_.pop_front();
     if (!call_error_) {
@@ -84,18 +97,21 @@ bool Pool::make_call(std::unique_lock<std::mutex>& lock) {
         lock.lock();
         call_error_ = error;
     }
+    is_making_ = false;
     n_left_--, n_events_++;
     more_.notify_all();
     return true;
 }
 
-// Waits for an event after `seen`; `spins`: one is likely to come soon.
-void Pool::await_event(unsigned seen, bool spins, std::unique_lock<std::mutex>& lock) {
-    if (spins && n_events_ == seen) {
-        lock.unlock();
-        await([&] { return n_events_ != seen; });
-        lock.lock();
-    }
+// Waits a moment for an event after `seen`.
+void Pool::spin(unsigned seen, std::unique_lock<std::mutex>& lock) {
+    if (n_events_ != seen) return;
+    lock.unlock();
+    await([&] { return n_events_ != seen; });
+    lock.lock();
+}
+
+void Pool::sleep(unsigned seen, std::unique_lock<std::mutex>& lock) {
     while (n_events_ == seen) more_.wait(lock);
 }
 
@@ -104,9 +120,11 @@ void Pool::serve(int thread) {
     this_thread = thread;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
+        yield(lock);
         const unsigned seen = n_events_;
         if (take(thread, lock) || (thread == kCallThread && make_call(lock))) continue;
-        await_event(seen, thread < int(ranges_.size()) || thread == kCallThread, lock);
+        if (thread < int(ranges_.size()) || thread == kCallThread) spin(seen, lock);
+        sleep(seen, lock);
     }
 }
 
@@ -151,7 +169,12 @@ int64_t Pool::wait(int64_t most) {
     if (n_left_ > most)
         while (n_left_ > most / 2) {
             const unsigned seen = n_events_;
-            if (!take(this_thread, lock)) await_event(seen, true, lock);
+            if (!take(this_thread, lock)) {
+                spin(seen, lock);
+                // The thread that makes calls has no core, if it has not begun the next one by now.
+                if (n_events_ == seen && !make_call(lock)) sleep(seen, lock);
+            }
+            yield(lock);
         }
     return n_left_;
 }

@@ -2,7 +2,8 @@
 // reads what its own core has written; then it takes pieces of others. So a thread that is slow, or whose core another process uses, takes
 // fewer. Which thread takes a piece must not change a result.
 //
-// Calls that use the pool can also be made by one of its threads, one after another, while their caller does something else.
+// Calls that use the pool can also be made by one of its threads, one after another, while their caller does something else; when it
+// waits for them and that thread has no core, it makes one itself.
 #pragma once
 
 #include <atomic>
@@ -42,7 +43,7 @@ public:
     // Has one of the `n_threads` threads make the call, after those that were added before; not if one of them has failed.
     void add(int n_threads, std::function<void()> call);
 
-    // If more than `most` calls are unfinished, works as one of the threads until at most half as many are. Returns how many are.
+    // If more than `most` calls are unfinished, makes calls and pieces until at most half as many are. Returns how many are.
     int64_t wait(int64_t most);
 
     // Throws what a call has thrown.
@@ -56,7 +57,8 @@ private:
     void serve(int thread);
     bool take(int thread, std::unique_lock<std::mutex>& lock);
     bool make_call(std::unique_lock<std::mutex>& lock);
-    void await_event(unsigned seen, bool spins, std::unique_lock<std::mutex>& lock);
+    void spin(unsigned seen, std::unique_lock<std::mutex>& lock);
+    void sleep(unsigned seen, std::unique_lock<std::mutex>& lock);
     int next_piece(int thread);
 
     std::mutex one_caller_, mutex_;
@@ -74,6 +76,7 @@ private:
     std::atomic<unsigned> n_events_{0};  // runs, and calls that were added or made
     std::deque<std::function<void()>> calls_;
     int64_t n_left_ = 0;  // calls that are not made
+    bool is_making_ = false;  // one of them
     std::exception_ptr call_error_;
 };
 
