@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "buffer.h"
+#include "pool.h"
 #include "training.h"
 #include "transduce_native.h"
 
@@ -12,11 +13,11 @@ namespace {
 
 using Call = transduce_sublayer_call;
 
-// Intermediate results, in the same memory in every call: it stays in the caches.
+// Intermediate results, in the same memory in every queued call: it stays in the caches.
 struct Memory {
     Buffer<char> update, hidden, inner, read;
 };
-thread_local Memory memory;
+Memory& memory() { return Pool::kept<Memory>(); }
 
 // Makes calls until one of them fails.
 struct Calls {
@@ -125,7 +126,7 @@ int32_t sublayer(const Call& c, int32_t n_threads) {
     calls.make(transduce_linear, first_of(c));
     if (c.heads) calls.make(transduce_attend, heads_of(c));
     auto second = second_of(c);
-    second.output = reserve(memory.update, c, c.width);
+    second.output = reserve(memory().update, c, c.width);
     calls.make(transduce_linear, second);
     auto residual = residual_of(c);
     add_update(c, residual);
@@ -139,18 +140,18 @@ int32_t sublayer_backward(const Call& c, int32_t n_threads) {
     Calls calls{n_threads};
     auto residual = residual_of(c);
     add_update(c, residual);
-    residual.grad_output = c.grad_output, residual.grad_update = reserve(memory.update, c, c.width);
+    residual.grad_output = c.grad_output, residual.grad_update = reserve(memory().update, c, c.width);
     if (!c.pre_norm) add_norm(c, residual), residual.normed = c.sum, residual.grad_rounded = c.grad_rounded, residual.grad_x = c.grad_x;
     calls.make(transduce_residual_backward, residual);
     auto second = second_of(c);
-    void* grad_hidden = reserve(memory.hidden, c, c.first.outputs);
-    void* grad_inner = c.heads ? reserve(memory.inner, c, c.second.inputs) : grad_hidden;
+    void* grad_hidden = reserve(memory().hidden, c, c.first.outputs);
+    void* grad_inner = c.heads ? reserve(memory().inner, c, c.second.inputs) : grad_hidden;
     second.grad_output = residual.grad_update, second.grad_x = grad_inner;
     calls.make(transduce_linear_backward, second);
     if (c.heads) calls.make(transduce_attend_backward, heads_backward_of(c, grad_hidden, grad_inner));
     auto first = first_of(c);
     first.grad_output = grad_hidden;
-    if (c.pre_norm) first.grad_x = reserve(memory.read, c, c.width);
+    if (c.pre_norm) first.grad_x = reserve(memory().read, c, c.width);
     else first.grad_x = c.read ? c.grad_read : c.grad_x, first.adds = !c.read;
     calls.make(transduce_linear_backward, first);
     if (!c.pre_norm) return calls.code;

@@ -19,9 +19,10 @@ inline void pause() {
 
 constexpr int kCallThread = 1;  // the thread of the pool that makes calls
 thread_local int this_thread = 0;  // 0: not one of the pool's
+thread_local bool in_queued_call = false;
 
 constexpr auto kSpin = std::chrono::microseconds(300);
-constexpr auto kTurn = std::chrono::milliseconds(1);
+constexpr auto kTurn = std::chrono::milliseconds(1);  // after which a thread gives its core away for a moment
 
 // Waits a moment for what usually comes soon: to fall asleep and wake up takes longer.
 template <class Ready>
@@ -31,8 +32,8 @@ void await(Ready ready) {
         for (int i = 0; i < 16; i++) pause();
 }
 
-// Between two pieces of work, now and then: lets another process have this core. If the system took it in the middle of a piece,
-// the other threads would wait for that piece; now they take the next ones.
+// Between two pieces, or two queued calls, of a thread: now and then lets another process have this core. If the system took it
+// in the middle of a piece, the other threads would wait for that piece; now they take the next ones.
 void yield(std::unique_lock<std::mutex>& lock) {
     thread_local auto began = std::chrono::steady_clock::now();
     if (std::chrono::steady_clock::now() - began < kTurn) return;
@@ -80,6 +81,8 @@ bool Pool::take(int thread, std::unique_lock<std::mutex>& lock) {
     return true;
 }
 
+bool Pool::is_in_queued_call() { return in_queued_call; }
+
 // Makes the next call, if there is one and the last one is made.
 bool Pool::make_call(std::unique_lock<std::mutex>& lock) {
     if (calls_.empty() || is_making_) return false;
@@ -89,11 +92,13 @@ bool Pool::make_call(std::unique_lock<std::mutex>& lock) {
     if (!call_error_) {
         lock.unlock();
         std::exception_ptr error;
+        in_queued_call = true;
         try {
             call();
         } catch (...) {
             error = std::current_exception();
         }
+        in_queued_call = false;
         lock.lock();
         call_error_ = error;
     }
@@ -145,7 +150,7 @@ void Pool::run(int n_threads, int n_pieces, Function function, void* work) {
     function_ = function, work_ = work, n_pieces_ = n_pieces, n_taken_ = n_done_ = 0;
     for (int t = 0; t < n_threads; t++) ranges_[t] = {int(int64_t(n_pieces) * t / n_threads), int(int64_t(n_pieces) * (t + 1) / n_threads)};
     if (n_threads > 1 && n_pieces > 1) more_.notify_all();
-    while (take(std::min(this_thread, n_threads - 1), lock)) continue;  // in a call of `add`, this is a thread of the pool
+    while (take(std::min(this_thread, n_threads - 1), lock)) continue;  // a queued call is usually made by a thread of the pool
     if (n_done_ < n_pieces_) {
         lock.unlock();
         await([&] { return n_done_ == n_pieces_; });
@@ -171,7 +176,7 @@ int64_t Pool::wait(int64_t most) {
             const unsigned seen = n_events_;
             if (!take(this_thread, lock)) {
                 spin(seen, lock);
-                // The thread that makes calls has no core, if it has not begun the next one by now.
+                // If the thread that makes calls has not begun the next one by now, it has no core.
                 if (n_events_ == seen && !make_call(lock)) sleep(seen, lock);
             }
             yield(lock);

@@ -2,8 +2,8 @@
 // reads what its own core has written; then it takes pieces of others. So a thread that is slow, or whose core another process uses, takes
 // fewer. Which thread takes a piece must not change a result.
 //
-// Calls that use the pool can also be made by one of its threads, one after another, while their caller does something else; when it
-// waits for them and that thread has no core, it makes one itself.
+// Calls that use the pool can also be queued: one of its threads makes them, one after another, while their caller does something
+// else. When the caller waits and that thread has no core, it makes one itself.
 #pragma once
 
 #include <atomic>
@@ -40,7 +40,7 @@ public:
         });
     }
 
-    // Has one of the `n_threads` threads make the call, after those that were added before; not if one of them has failed.
+    // Queues a call, which one of the `n_threads` threads makes after those before it; not if one of them has failed.
     void add(int n_threads, std::function<void()> call);
 
     // If more than `most` calls are unfinished, makes calls and pieces until at most half as many are. Returns how many are.
@@ -48,6 +48,14 @@ public:
 
     // Throws what a call has thrown.
     void rethrow_error();
+
+    // Memory that is kept from call to call: each thread's own, and one for all queued calls, as these are made one after another.
+    template <class Kept>
+    static Kept& kept() {
+        static Kept queued;
+        static thread_local Kept own;
+        return is_in_queued_call() ? queued : own;
+    }
 
 private:
     using Function = void (*)(void*, int);
@@ -57,6 +65,7 @@ private:
     void serve(int thread);
     bool take(int thread, std::unique_lock<std::mutex>& lock);
     bool make_call(std::unique_lock<std::mutex>& lock);
+    static bool is_in_queued_call();
     void spin(unsigned seen, std::unique_lock<std::mutex>& lock);
     void sleep(unsigned seen, std::unique_lock<std::mutex>& lock);
     int next_piece(int thread);
@@ -76,7 +85,7 @@ private:
     std::atomic<unsigned> n_events_{0};  // runs, and calls that were added or made
     std::deque<std::function<void()>> calls_;
     int64_t n_left_ = 0;  // calls that are not made
-    bool is_making_ = false;  // one of them
+    bool is_making_ = false;  // whether a thread makes a call now
     std::exception_ptr call_error_;
 };
 

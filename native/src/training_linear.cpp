@@ -29,21 +29,19 @@ void share(int n_threads, int n_pieces, Work work) { Pool::get().run(n_threads, 
 constexpr int64_t kGroupRows = 1024, kSmallWeight = 1 << 17;
 constexpr int64_t kSummed = 8192;  // numbers that a thread adds up at once
 
-// Operands, kept from call to call. One caller at a time: see `Pool`.
+// Operands, kept from call to call.
 template <class Number>
 struct Operands {
     Buffer<Number> weight, left, right;
     Buffer<float> bias, gradients;
 };
-template <class Number>
-thread_local Operands<Number> kept_operands;
 
 }  // namespace
 
 template <class Number>
 void linear(const LinearCall<Number>& call, int n_threads) {
     const auto& kernels = *training_kernels<Number>();
-    auto& operands = kept_operands<Number>;
+    auto& operands = Pool::kept<Operands<Number>>();
     const size_t width = round_up(call.inputs, 32);
     operands.weight.reserve(size_t(panels(call.outputs)) * kPanelColumns * width);
     Number* columns = operands.weight.data();
@@ -58,7 +56,7 @@ void linear(const LinearCall<Number>& call, int n_threads) {
 template <class Number>
 void linear_backward(const LinearCall<Number>& given, int n_threads) {
     const auto& kernels = *training_kernels<Number>();
-    auto& operands = kept_operands<Number>;
+    auto& operands = Pool::kept<Operands<Number>>();
     LinearCall<Number> call = given;
     const int block = rows_at_once(call.rows), blocks = int((call.rows + block - 1) / block);
     call.padded_rows = round_up(call.rows, kRowStep), call.padded_outputs = int(round_up(call.outputs, 32));

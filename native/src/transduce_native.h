@@ -315,8 +315,8 @@ typedef struct {
     const void* call;
 } transduce_step;
 
-/* Queues n calls, which threads of the library make in order; with one thread they are made before the return. If more than `most` are
- * unfinished, the calling thread first helps until at most `most / 2` are. `left`: how many are unfinished, the last ones: what they read and
+/* Queues n calls, which threads of the library, or one that waits here, make in order; with one thread they are made before the return. If
+ * more than `most` are unfinished, the calling thread first helps until at most `most / 2` are. `left`: how many are unfinished, the last ones: what they read and
  * write must be kept. After a failure the remaining calls are skipped, and the run that leaves none returns the error. There is one queue in a
  * process: `left` and the error are those of all callers. */
 TRANSDUCE_API int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads, int64_t most, int64_t* left);

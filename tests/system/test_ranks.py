@@ -107,7 +107,7 @@ def test_resuming_with_another_number_of_processes_gives_the_same_run(
 
 @both
 def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team, parallel: str) -> None:
-    """With dropout; compares log, model and last checkpoint, with the generators of all ranks."""
+    """With dropout; compares log, model and last checkpoint."""
     name, asked = f"cut-{parallel}", (f"parallel={parallel}", *EXACT)
     whole = team.train(f"whole-{parallel}", 2, *asked)
     team.train(name, 2, *asked, kill=(0, "update:13"))  # before the first checkpoint

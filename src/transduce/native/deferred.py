@@ -2,8 +2,8 @@
 
 After each call, the numbers of a training step have pushed Python and PyTorch out of the CPU's caches: the next ten
 lines of Python take four times as long as they would otherwise. So inside `deferred` calls are queued, and a thread of
-the library makes them in order while Python prepares the next ones; when Python is far enough ahead, it helps. Results
-are `Pending` tensors: any use other than by a call waits for them.
+the library makes them in order while Python prepares the next ones; when Python is far enough ahead, its thread helps.
+Results are `Pending` tensors: any use other than by a call waits for them.
 """
 
 from __future__ import annotations

@@ -182,7 +182,8 @@ class Session:
                 part, _, own = name.partition("/")
                 parts[part][own] = tensor
             copy_values(self.live, parts["model"])
-            notes = self.updater.load_state(parts["updater"], state["updater"])
+            n = self.state.update
+            notes = self.updater.load_state(parts["updater"], state["updater"], n_updates=n)
             notes += self.average.load(parts["average"], state["average"])
             notes += self._restore_carry(parts["carry"], int(state["carry"]))
             for note in (*checkpoint.notes, *notes):

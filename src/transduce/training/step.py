@@ -6,7 +6,8 @@ and from the same random numbers, and gives exactly what the two halves would ha
 of that size are split before they are tried. The size is part of the state, so that a resumed run splits the same
 batches.
 
-Random numbers, of dropout, follow from the seed, the number of the update and the rank, so that the state has none.
+Dropout's random numbers follow from the seed, the number of updates before this one, and the rank, so that the state
+has none.
 """
 
 from __future__ import annotations
@@ -100,10 +101,8 @@ class Updater:
 
     The gradient is that of the mean loss over all targets of an update, however it is split into micro-batches: passes
     add up gradients of sums, and the optimizer divides them.
-    Each update seeds PyTorch's generators.
-
     `too_large`: size (`slots_of`) of the smallest batch that did not fit into memory. Larger batches are split.
-    `n_updates`: made so far, with those that were skipped.
+    `n_updates`: updates so far, including skipped ones.
     """
 
     def __init__(
@@ -168,6 +167,7 @@ class Updater:
             n_targets = sum(batch.n_targets for batch in batches)
         dummies = dummies if self.ranks.in_step else ()
         with (
+            torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
             self._no_gradients_after(),
             all_threads_for_kernels() if self._kernels_do_most else contextlib.nullcontext(),
         ):
@@ -291,19 +291,19 @@ class Updater:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What an exact resume needs besides the weights: the optimizer's tensors, and values."""
         state = {"processes": self.ranks.size, "too_large": self.too_large, "kernels": self.kernels}
-        return optimizer_tensors(self.optimizer), state | {"n_updates": self.n_updates}
+        return optimizer_tensors(self.optimizer), state
 
-    def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> list[str]:
-        """Restore the result of `state`; return notes for the user on what could not be restored."""
+    def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, n_updates: int) -> list[str]:
+        """Restore the result of `state` after so many updates; return notes on what could not be restored."""
         load_optimizer_tensors(self.optimizer, tensors)
         self.too_large = None if self.ranks.in_step else state["too_large"]
-        self.n_updates = int(state["n_updates"])
+        self.n_updates = n_updates
         notes = []
         if (before := state["kernels"]) != self.kernels:
             notes.append(f"the kernels were {before} and are {self.kernels} now: results differ by rounding")
         if (n := state["processes"]) != self.ranks.size:
             notes.append(
-                f"the run had {n} processes until update {self.n_updates} and resumes with {self.ranks.size}: each "
+                f"the run had {n} processes until update {n_updates} and resumes with {self.ranks.size}: each "
                 "update has the same sentences, but dropout has other random numbers"
             )
         return notes

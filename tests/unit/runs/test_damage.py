@@ -223,7 +223,6 @@ def resume(checkpoint: Path) -> None:
         lambda s: s["training"]["position"].update(epoch=0.5),
         lambda s: s["training"].update(scores={"loss": "x"}),
         lambda s: s["average"].update(count=None),
-        lambda s: s["updater"].update(n_updates=None),
     ],
 )
 def test_a_malformed_state_is_damaged(last: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -66,13 +66,11 @@ def test_an_update_that_did_not_fit_is_bit_identical_to_one_with_halves() -> Non
     tried: list[int] = []
     cut, whole = make(criterion=ends_above(slots_of(large), tried)), make()
     one = cut.update([small, large, small], 0.5)
-    after = torch.get_rng_state()
     other = whole.update([small, large.part(0, 6), large.part(6, 12), small], 0.5)
     assert tried == [3, 12, 3, 6, 6, 3]
     assert torch.equal(weights_of(cut), weights_of(whole))
     assert (one.loss_sum, one.grad_norm) == (other.loss_sum, other.grad_norm)
     assert one.n_targets == 2 * small.n_targets + large.n_targets
-    assert torch.equal(torch.get_rng_state(), after), "as many random numbers were drawn"
 
     tried.clear()
     cut.update([large], 0.5)
@@ -85,7 +83,7 @@ def test_the_size_that_did_not_fit_is_part_of_the_state() -> None:
     one.update([batch_of(12)], 0.5)
     tensors, state = one.state()
     again = make(criterion=ends_above(10**9, tried))
-    again.load_state(tensors, json.loads(json.dumps(state)))
+    again.load_state(tensors, json.loads(json.dumps(state)), n_updates=1)
     tried.clear()
     again.update([batch_of(12)], 0.5)
     assert tried == [6, 6]

@@ -13,7 +13,7 @@ from toys import examples, weights_of
 from transduce.data.batch import Batch, collate
 from transduce.data.examples import Example
 from transduce.training.optim import OPTIMIZERS
-from transduce.training.ranks import dropout_seed
+from transduce.training.ranks import SINGLE_RANK, dropout_seed
 
 
 def cut(pairs: list[Example], sizes: list[int]) -> list[Batch]:
@@ -86,6 +86,7 @@ def test_an_update_that_is_not_finite_changes_neither_weights_nor_state(optimize
 
     updater.criterion = overflows
     assert updater.update([batch], 1.0).skipped
+    assert updater.n_updates == 2
     after = updater.state()[0]
     assert torch.equal(weights_of(updater), before)
     assert all(torch.equal(t, after[name]) for name, t in state.items())
@@ -128,19 +129,23 @@ def test_dropout_is_on_in_updates() -> None:
     assert len(losses) == 3
 
 
-def test_dropout_follows_from_the_seed_and_the_number_of_the_update_only() -> None:
+def test_dropout_follows_from_the_seed_the_number_of_the_update_and_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = collate(examples(8))
 
     def losses(n: int, *, seed: int = 1, start: int = 0) -> list[float]:
         updater = toys.updater(dropout=0.5, seed=seed)
-        tensors, state = updater.state()
-        updater.load_state(tensors, state | {"n_updates": start})
-        torch.manual_seed(n)  # another user of PyTorch's generator
-        return [updater.update([batch], 0.0).loss_sum for _ in range(n)]
+        updater.load_state(*updater.state(), n_updates=start)
+        torch.manual_seed(n)  # another user of PyTorch's generator, which stays as it is
+        before = torch.get_rng_state()
+        found = [updater.update([batch], 0.0).loss_sum for _ in range(n)]
+        assert torch.equal(torch.get_rng_state(), before)
+        return found
 
     found = losses(4)
     assert losses(2, start=2) == found[2:]
     assert not {*losses(4, seed=2)} & {*found}
+    monkeypatch.setattr(SINGLE_RANK, "rank", 1)
+    assert not {*losses(4)} & {*found}
 
 
 def test_seeds_of_dropout_differ_between_updates_and_ranks() -> None:
