@@ -94,7 +94,7 @@ def _is_backward(name: str, modules: Mapping[str, nn.Module]) -> bool:
 
 
 def _owners(name: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    """The parts that contain a module: a norm inside a residual connection is not a part of its own."""
+    """The parts that contain a module: a norm inside a residual connection is not a separate part."""
     while name := name.rpartition(".")[0]:
         if kind_of(modules[name]) is not None:
             yield name

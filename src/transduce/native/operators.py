@@ -88,7 +88,7 @@ class _ResidualCall(ctypes.Structure):
 def with_rounded(x: Tensor, copy: Tensor | None) -> Tensor:
     """x, which keeps a rounded copy for linear layers, unless changes of x are not counted.
 
-    The gradients of both are added where the norm's is computed, and not by PyTorch's engine in a pass of its own.
+    The gradients of both are added where the norm's is computed, and not by PyTorch's engine in a separate pass.
     """
     if copy is not None and not x.is_inference():
         vars(x)["_rounded"] = copy, x._version

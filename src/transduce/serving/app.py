@@ -151,7 +151,7 @@ class App:
     def _check_origin(self, call: Call) -> None:
         """Refuse requests of pages, which a browser may send for any site without a preflight.
 
-        Not even Host tells whether a page is the service's own (DNS rebinding), and that one changes nothing.
+        Not even Host shows whether a page is the service's own (DNS rebinding), and that one changes nothing.
         """
         origin = call.header("origin")
         if origin and not {origin, "*"} & self._cors:

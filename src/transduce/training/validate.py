@@ -55,7 +55,7 @@ def judging(device: torch.device, precision: str) -> str:
 
 
 class Validator:
-    """Scores the weights that a model has at the moment."""
+    """Scores the weights that a model has at the moment. It does not advance the random generators of the training."""
 
     def __init__(
         self,
@@ -85,9 +85,10 @@ class Validator:
         """
         training, device = self.model.training, next(self.model.parameters()).device
         self.model.eval()
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         try:
             # no_grad, not inference_mode: buffers made lazily in here must serve training too.
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices=devices):
                 sums = ranks.gather({"sums": self._sums(ranks, device)})
                 scores = ranks.broadcast(lambda: self._losses(*torch.stack([*sums.values()]).sum(0).tolist()))
                 if self.judge is not None and math.isfinite(scores["loss"]):

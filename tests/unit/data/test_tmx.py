@@ -60,7 +60,7 @@ def test_a_unit_without_one_side_gives_an_empty_one(tmp_path: Path) -> None:
 
 
 def test_one_segment_never_becomes_both_sides(tmp_path: Path) -> None:
-    """A segment whose code is exactly that of one side does not stand in for the other."""
+    """A segment whose code is exactly that of one side does not replace the other."""
     units = [unit(pt_PT="a", fr="b"), unit(pt_PT="c", pt_AO="d"), unit(pt_AO="e", pt_BR="f"), unit(pt_AO="g")]
     path = write(tmp_path, HEAD + "".join(units) + FOOT)
     assert texts(path, "pt-BR", "pt-PT") == [("", "a", 4), ("d", "c", 5), ("f", "e", 6), ("g", "", 7)]

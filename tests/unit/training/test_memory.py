@@ -65,12 +65,16 @@ def test_an_update_that_did_not_fit_is_bit_identical_to_one_with_halves() -> Non
     small, large = batch_of(3, seed=1), batch_of(12, seed=2)
     tried: list[int] = []
     cut, whole = make(criterion=ends_above(slots_of(large), tried)), make()
+    torch.manual_seed(3)
     one = cut.update([small, large, small], 0.5)
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
     other = whole.update([small, large.part(0, 6), large.part(6, 12), small], 0.5)
     assert tried == [3, 12, 3, 6, 6, 3]
     assert torch.equal(weights_of(cut), weights_of(whole))
     assert (one.loss_sum, one.grad_norm) == (other.loss_sum, other.grad_norm)
     assert one.n_targets == 2 * small.n_targets + large.n_targets
+    assert torch.equal(torch.get_rng_state(), after), "an update leaves the generator as it was"
 
     tried.clear()
     cut.update([large], 0.5)
@@ -91,11 +95,12 @@ def test_the_size_that_did_not_fit_is_part_of_the_state() -> None:
 
 def test_a_single_sentence_that_does_not_fit_is_an_error_and_changes_nothing() -> None:
     one = make(criterion=ends_above(1, []))
-    before = weights_of(one)
+    before, generator = weights_of(one), torch.get_rng_state()
     with pytest.raises(DoesNotFit) as caught:
         one.update([batch_of(5)], 0.5)
     assert caught.value.batch.n_rows == 1
     assert torch.equal(weights_of(one), before)
+    assert torch.equal(torch.get_rng_state(), generator)
     assert all(p.grad is None for p in one.model.parameters())
 
 

@@ -49,9 +49,11 @@ def test_validation_does_not_affect_training(model: nn.Module) -> None:
     def judge(judged: nn.Module) -> dict[str, float]:
         assert not judged.training
         assert not torch.is_grad_enabled()
-        return {"bleu": 12.5, "chrf": 30.0}
+        return {"bleu": float(torch.rand(()) * 0) + 12.5, "chrf": 30.0}
 
+    before = torch.get_rng_state()
     scores = Validator(model, held_out().batches, smoothing=0.1, judge=toys.judge(judge))()
+    assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
     assert (scores["bleu"], scores["chrf"]) == (12.5, 30.0)
