@@ -1,4 +1,4 @@
-"""What one GPU does: training speed, its share of the peak, memory, waits, a batch that does not fit, and translation.
+"""Measure one GPU: training speed, its share of the peak, memory, waits, a batch that does not fit, and translation.
 
 `make gpu` runs it after the tests marked `gpu`.
 

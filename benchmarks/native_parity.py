@@ -38,7 +38,7 @@ def load(run: Path, precision: NativePrecision, n_threads: int) -> Any:
 
 
 def company(engines: Sequence[NativeEngine], asked: list[DecodingInput], options: DecodingOptions) -> int:
-    """How many sentences differ between batches and between engines, which have 1 and 2 threads."""
+    """The number of sentences that differ between batches and between engines, which have 1 and 2 threads."""
     expected = engines[1].translate(asked, options)
     differing: set[int] = set()
     order = list(range(len(asked)))

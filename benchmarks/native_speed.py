@@ -30,7 +30,7 @@ PEER_ISAS = ("AVX512", "")
 
 
 class Task(NamedTuple):
-    """What is translated, and how."""
+    """A model, its sentences and decoding options."""
 
     model: str
     beam: int

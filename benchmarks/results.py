@@ -1,4 +1,4 @@
-"""How benchmarks print and write what they find: rows of Markdown tables, OUT.md and OUT.svg."""
+"""Output of benchmarks: rows of Markdown tables, OUT.md and OUT.svg."""
 
 from __future__ import annotations
 

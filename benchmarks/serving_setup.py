@@ -1,4 +1,4 @@
-"""What the parts of serving.py share: the server, the requests, the check of the answers and of the memory."""
+"""Common parts of serving.py: the server, the requests, the check of the answers and of the memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRANSLATE = "/v1/translate"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is served and asked for. expected: the offline translations by beam."""
+    """The models and requests of a measurement. expected: the offline translations by beam."""
 
     run: Path
     lines: list[str]

@@ -77,7 +77,7 @@ OURS = ("pytorch", "float32", "float32-fast", "int8")
 
 
 def command(system: str, batch: int, args: argparse.Namespace) -> list[str]:
-    """How to run one system once."""
+    """The command of one run of a system."""
     tail = ["--beam", str(args.beam), "--batch", str(batch)]
     if system in OURS:
         return [sys.executable, __file__, "--worker", system, "--peers", str(args.peers), *tail]

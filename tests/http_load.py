@@ -109,7 +109,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request. status: 0: no answer. sent, seconds: `time.monotonic`, and until the answer."""
+    """The result of a request. status: 0: no answer. sent, seconds: `time.monotonic`, and until the answer."""
 
     number: int
     status: int

@@ -209,7 +209,7 @@ class Session:
             self.library.transduce_client_close(client)
 
     def collect(self, place: int) -> None:
-        """What has come of a client's sentences."""
+        """The events of a client's sentences."""
         client, sizes = self.clients[place], [ctypes.c_int64() for _ in range(4)]
         assert self.library.transduce_collect(client, 0.0, *map(ctypes.byref, sizes)) == 0
         n_events, n, n_tokens, n_weights = (size.value for size in sizes)

@@ -157,7 +157,7 @@ class Log:
 def plain_lines(
     label: str, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[float, str], None]:
-    """What a `Bar` shows outside a terminal: a line about every ten seconds, the first after two."""
+    """The output of a `Bar` outside a terminal: a line about every ten seconds, the first after two."""
     due = clock() + SECONDS_BETWEEN_LINES / 5
 
     def show(fraction: float, text: str) -> None:

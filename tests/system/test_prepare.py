@@ -64,7 +64,7 @@ def prepared(texts: Path, run: Path, workers: Workers) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What one process prepares, all of it in one chunk."""
+    """The store that one process prepares, in one chunk."""
     return prepared(texts, tmp_path_factory.mktemp("whole") / "run", LocalWorkers(1))
 
 

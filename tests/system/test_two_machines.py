@@ -20,7 +20,7 @@ from system.commands import small, write_corpus
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 
 NODES = {"transduce-a": "10.231.7.1", "transduce-b": "10.231.7.2"}
-CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+CONF = "last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=4"  # seconds, short but enough for a busy machine
 
 
 def ip(*arguments: str) -> None:
@@ -103,7 +103,7 @@ def test_a_machine_that_is_cut_off_is_named_and_the_other_one_goes_on_until_it_c
     src, tgt = write_corpus(tmp_path, "train", 200)
     run, first, second = tmp_path / "run", tmp_path / "a.log", tmp_path / "b.log"
     limits = ("training.max_updates=1000000", "training.valid_updates=1000000", "training.save_updates=50")
-    settings = small(*limits, "training.timeout=0.05", "training.batch_tokens=128")
+    settings = small(*limits, "training.timeout=0.1", "training.batch_tokens=128")
     asked = ("train", "--src", src, "--tgt", tgt, "--run", run, *settings)
     machines = [start("transduce-a", first, *asked), start("transduce-b", second, *asked)]
     try:

@@ -36,7 +36,7 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """How far a file is translated: lines, bytes of the output and their CRC-32, bytes read of the input.
+    """The progress in a file: translated lines, bytes of the output and their CRC-32, bytes read of the input.
 
     `done`: to its end.
     """
@@ -105,7 +105,7 @@ class Shard:
         return {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
 
     def _find_position(self) -> JournalPosition:
-        """Where the translation resumes, from the last line of the journal up to which the output is undamaged."""
+        """The resume position: the last line of the journal up to which the output is undamaged."""
         if link := next((path for path in (self._partial, self._journal) if path.is_symlink()), None):
             raise DataError(f"{link} is a link and not a file of ours; remove it")
         written, complete = self.output if self._output_existed else self._partial, False

@@ -330,7 +330,7 @@ class BertSettings(EncoderSettings, OutputSettings):
 
 
 class PoolingSettings(EncoderSettings):
-    """What encoders that give one vector per text share."""
+    """Settings of encoders that give one vector per text."""
 
     pooling: str = Field("first", description="Vector of a text: first token ([CLS], BERT), mean, max or conv (CNN).")
 

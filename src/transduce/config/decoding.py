@@ -48,7 +48,7 @@ class DecodingSettings(Section):
 
 
 class DecodingOptions(DecodingSettings):
-    """How to translate or to continue text. What is not given is as in the run's `decoding` settings.
+    """Options of translation and text generation. Unset ones are those of the run's `decoding` settings.
 
     Raises `SettingsError` for values out of bounds, and for options that contradict each other. Without `max_length`,
     a translation also has at most twice the tokens of its source and 16 more. An n-gram of a prompt counts as one of

@@ -1,4 +1,4 @@
-"""What the settings of architectures have in common."""
+"""Common settings of architectures."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ModelSettings(Section):
 
 
 class PositionSettings(ModelSettings):
-    """What architectures with positions share; which schemes they know differs."""
+    """Settings of architectures with positions; the schemes differ."""
 
     positions: str = Field(description="Positional scheme.")
     max_positions: int = Field(1024, ge=1, le=MAX_TOKENS, description="Longest sequence for learned positions.")
@@ -109,7 +109,7 @@ class PositionSettings(ModelSettings):
 
 
 class OutputSettings(ModelSettings):
-    """What architectures that predict tokens share."""
+    """Settings of architectures that predict tokens."""
 
     tie: Tie = Field("three_way", description="Shared embeddings: three_way (source, target, output), two_way or none.")
     output_bias: Literal[True, False, "fixed"] = Field(
@@ -217,7 +217,7 @@ class AttentionSettings(BlockSettings, PositionSettings):
 
 
 class SourceSettings(ModelSettings):
-    """What the encoder reads, in models that have a choice."""
+    """The input of the encoder, in models that have a choice."""
 
     source: Literal["tokens", "vectors"] = Field(
         "tokens", description="Input of the encoder: tokens, or vectors such as image patches or frames of audio."
@@ -229,7 +229,7 @@ class SourceSettings(ModelSettings):
 
 
 class DecoderSettings(AttentionSettings, OutputSettings):
-    """What Transformers with a decoder share."""
+    """Settings of Transformers with a decoder."""
 
     decoder_pattern: str = Field(
         "full", description="Who attends to whom in the decoder: full, local, strided or fixed (Child et al. 2019)."

@@ -1,4 +1,4 @@
-"""What all settings share: frozen sections, bounds on values, and one-line explanations of invalid ones."""
+"""Base of all settings: frozen sections, bounds on values, and one-line explanations of invalid ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _locate(root: type[Section], location: Sequence[str | int]) -> tuple[list[ty
 
 
 def _suggestion(root: type[Section], parents: Sequence[str | int], key: str, value: Any) -> str:
-    """What may have been meant by an unknown key: the same key of another section, or the nearest key of this one."""
+    """A suggestion for an unknown key: the same key of another section, or the nearest key of this one."""
     siblings = _locate(root, parents[:-1])[0]
     if len(siblings) > 1 and (others := [_kind(section) for section in siblings if key in section.model_fields]):
         return f" for {parents[0]}.kind = '{parents[-1]}'; it applies to {', '.join(others)}"

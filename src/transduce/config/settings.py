@@ -123,7 +123,7 @@ class TokenizerSettings(Section):
 
 
 class TrainingSettings(Section):
-    """How the model is trained."""
+    """Settings of the training."""
 
     seed: int = Field(1, ge=0, le=MAX_SEED, description="Seed of all random numbers.")
     batch_tokens: int | None = Field(
@@ -209,7 +209,7 @@ class TrainingSettings(Section):
 
 
 class EvaluationSettings(Section):
-    """How validation and test translations are scored."""
+    """Settings of the scoring of validation and test translations."""
 
     tokenize: str = Field(
         "13a",

@@ -1,4 +1,4 @@
-"""What a format can express: checks of another program's config.json, and of our settings before an export.
+"""The limits of a format: checks of another program's config.json, and of our settings before an export.
 
 Some settings are expressed through an equal model: see `normalize`.
 """

@@ -1,4 +1,4 @@
-"""What the folders of BERT and GPT-2 share: their vocabulary, and the files of an export."""
+"""Common parts of the folders of BERT and GPT-2: their vocabulary, and the files of an export."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _write_vocabulary(out: Path, name: str, vocabulary: Vocabulary) -> dict[str,
 
 
 def _describe(settings: Settings) -> dict[str, Any]:
-    """What a program must know in addition to the inputs and outputs of the graphs."""
+    """The facts that a program needs in addition to the inputs and outputs of the graphs."""
     s, decoding, data = settings.model, settings.decoding, settings.data
     special = {"pad": PAD, "unknown": UNK, "begin": BOS, "end": EOS}
     if settings.task == "masked":

@@ -35,7 +35,7 @@ def causal(row: np.ndarray) -> RowExample:
 
 
 class _Tensors:
-    """What the batches of all tasks share."""
+    """Base of the batches of all tasks."""
 
     __slots__ = ()
 
@@ -117,7 +117,7 @@ class MaskedBatch(_Tensors):
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What the model's `forward` takes."""
+        """The arguments of the model's `forward`."""
         return self.ids, self.segments, self.places
 
     @property
@@ -145,7 +145,7 @@ class LabelBatch(_Tensors):
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What the model's `forward` takes."""
+        """The arguments of the model's `forward`."""
         return self.ids, self.segments
 
     @property
@@ -183,7 +183,7 @@ def _links(examples: Sequence[Example]) -> Int64[Tensor, "L 3"] | None:
 
 
 def pad_sources(sentences: Sequence[Ids], *, eos: bool = True) -> SourceInput:
-    """What an encoder reads: ids, EOS where asked for, padding; or vectors, and NaN as padding."""
+    """Input of an encoder: ids, EOS where asked for, padding; or vectors, and NaN as padding."""
     vectors = [torch.tensor(one) for one in sentences if isinstance(one, np.ndarray) and one.ndim == 2]
     if not vectors:
         return pad_rows(sentences, eos=eos)

@@ -103,13 +103,13 @@ def offset_of(context: int, *, seed: int, epoch: int) -> int:
 
 
 def row_starts(n_tokens: int, *, context: int, offset: int) -> np.ndarray:
-    """Where the targets of each row begin in `n_tokens` ids; the first row has `offset` targets."""
+    """The beginnings of the targets of each row in `n_tokens` ids; the first row has `offset` targets."""
     starts = np.arange(1 + offset, n_tokens, context)
     return np.concatenate(([1], starts)) if offset and n_tokens > 1 else starts
 
 
 def row_end(start: int, n_tokens: int, *, context: int, offset: int) -> int:
-    """Where the row that begins at `start` ends."""
+    """The end of the row that begins at `start`."""
     return min(n_tokens, start + context - (start - 1 - offset) % context)
 
 
@@ -181,7 +181,7 @@ def _cuts(
 
 
 def _times(weights: np.ndarray | None, *, seed: int, epoch: int) -> np.ndarray | None:
-    """How often an epoch has each index, as its weight says; None: once.
+    """The occurrences of each index in an epoch, by its weight; None: once.
 
     The fractional part of a weight selects that fraction of the sentences with this weight: a window that moves from
     epoch to epoch over a fixed random order, so that every sentence is used equally often.

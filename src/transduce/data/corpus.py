@@ -146,7 +146,7 @@ def columns_of(pairs: Iterable[Pair], n: int) -> Iterator[PairColumns]:
 
 
 def read_columns(src: Path, tgt: Path, n: int) -> Iterator[PairColumns]:
-    """What `read_pairs` yields of two text files, `n` pairs at a time."""
+    """The pairs that `read_pairs` yields of two text files, `n` at a time."""
     sides = zip_longest(read_encoded(src, n), read_encoded(tgt, n), fillvalue=())
     try:
         for first, (srcs, tgts) in zip(count(1, n), sides, strict=False):

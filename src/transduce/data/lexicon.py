@@ -1,4 +1,4 @@
-"""How words translate: IBM Model 1 over token ids, in NumPy.
+"""Translation probabilities of words: IBM Model 1 over token ids, in NumPy.
 
 Model 1 (Brown et al. 1993, section 4.1) takes every target token to be the translation of one source token of its
 sentence, or of an empty one, all equally likely in advance. Expectation maximisation finds the probability of each
@@ -60,14 +60,14 @@ class _Chunk:
         self.distinct = distinct[:0]
 
     def expected(self, probability: np.ndarray) -> np.ndarray:
-        """How often each pair of tokens is linked."""
+        """The number of links of each pair of tokens."""
         found = probability[self.links]
         found /= np.repeat(np.add.reduceat(found, self.starts), self.n_sources)
         return np.bincount(self.links, found, minlength=len(probability))
 
 
 def n_links(pair: TokenPair) -> int:
-    """How many pairs of tokens a sentence pair has: time and memory are in proportion to their sum."""
+    """The number of pairs of tokens of a sentence pair: time and memory are in proportion to their sum."""
     return (len(pair[0]) + 1) * len(pair[1])
 
 

@@ -283,7 +283,7 @@ def _decode(lines: bytes, first: int, name: str) -> Iterator[str]:
 
 
 def _explain(raw: bytes, error: UnicodeDecodeError, *, first: bool) -> str:
-    """What is wrong with the bytes of a line. UTF-16 files begin with a byte order mark."""
+    """The error in the bytes of a line. UTF-16 files begin with a byte order mark."""
     if first and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "this is UTF-16, not UTF-8; convert it, for instance with iconv -f UTF-16 -t UTF-8"
     return f"not valid UTF-8 (byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line); convert it to UTF-8"

@@ -57,7 +57,7 @@ def pack(a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray | None = N
 
 
 def fit(n_a: int, n_b: int, room: int, draw: np.random.Generator) -> tuple[slice, slice]:
-    """What to keep of two segments so that both fit into `room` tokens.
+    """The parts of two segments to keep so that both fit into `room` tokens.
 
     The longer one loses a token at a time, at random from its front or its end.
     """

@@ -1,4 +1,4 @@
-"""Where training text comes from: files or memory. Tasks read sources, never paths."""
+"""Sources of training text: files or memory. Tasks read sources, never paths."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def choose_held_out(sizes: Sequence[int], *, share: float, most: int, seed: int,
 
 
 def part_of(pieces: Iterable[Piece], held: Mapping[int, int], *, held_out: bool) -> Pieces:
-    """What `choose_held_out` has held out, or the rest. A document that is cut ends at the cut."""
+    """The text that `choose_held_out` has held out, or the rest. A document that is cut ends at the cut."""
     meter, begun = Meter(), False  # begun: some of the document has been yielded, and its end has not
     for piece in meter.watch(pieces):
         if is_held_out(held, meter.document, meter.position) == held_out:

@@ -132,11 +132,11 @@ def sample_numbers(seed: Sequence[int], sample: int, n: int) -> np.ndarray:
 
 @runtime_checkable
 class Engine(Protocol):
-    """What `Translator` and `Generator` need of a model. Safe to call from several threads."""
+    """A model as `Translator` and `Generator` use it. Safe to call from several threads."""
 
     @property
     def device(self) -> str:
-        """Where the engine computes, by PyTorch's names: cpu, cuda:0."""
+        """The device of the engine, by PyTorch's names: cpu, cuda:0."""
 
     def pytorch_model(self) -> Any:
         """The PyTorch model, in eval mode. An engine that does not use it loads it when it is first asked for."""

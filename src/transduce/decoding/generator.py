@@ -168,7 +168,7 @@ class Generator(EngineModel):
         return DecodingOptions(**given).over(self.settings.decoding)
 
     def next_input(self, text: Continuation) -> DecodingInput | None:
-        """What an engine continues next; None: the text is complete.
+        """The prompt that an engine continues next; None: the text is complete.
 
         The engine reads the whole text, or its last half context where the text fills the context.
         """

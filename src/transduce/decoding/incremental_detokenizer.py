@@ -36,7 +36,7 @@ class IncrementalDetokenizer:
         return "".join(parts)
 
     def end(self) -> str:
-        """What is left of the text at its end."""
+        """The rest of the text, at its end."""
         return "" if self.is_stopped else self._certain(self._decoder.decode(b"", final=True), is_last=True)
 
     def _certain(self, new: str, *, is_last: bool = False) -> str:

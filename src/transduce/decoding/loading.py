@@ -62,7 +62,7 @@ class EngineModel(ABC):
 
     @property
     def device(self) -> str:
-        """Where the engine computes, by PyTorch's names: cpu, cuda:0."""
+        """The device of the engine, by PyTorch's names: cpu, cuda:0."""
         return self.engine.device
 
 

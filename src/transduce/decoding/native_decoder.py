@@ -87,7 +87,7 @@ class NativeDecoder:
         self._threads: list[threading.Thread] = []
 
     def read_ids(self, ids: Ids) -> Ids:
-        """What the model reads of a source, or of a prompt."""
+        """The model's input for a source, or for a prompt."""
         if not isinstance(self._model.settings, GPTSettings):
             return (*ids, EOS)
         return [self._model.start if i == BOS else i for i in ids]
@@ -228,7 +228,7 @@ class NativeCaller:
         return n_open.value
 
     def collect(self) -> list[Event]:
-        """What has come of the sentences since the last call."""
+        """The events of the sentences since the last call."""
         self._library.transduce_collect(self._handle, 0.0, *self._size_addresses)
         n_events, n, n_tokens, n_weights = self._sizes
         if not n_events:

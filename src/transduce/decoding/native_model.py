@@ -58,7 +58,7 @@ class NamedTensor(ctypes.Structure):
 
 
 def why_not(settings: NativeSettings) -> str | None:
-    """What the library does not support of a model with these settings; None if it supports all."""
+    """The part of a model with these settings that the library does not support; None if it supports all."""
     s = settings
     unsupported = {
         f"model.positions = '{s.positions}'": s.positions not in _POSITIONS,

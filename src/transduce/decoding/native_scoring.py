@@ -33,7 +33,7 @@ class _Pairs(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What the model reads, and the token after each input whose log-probability is wanted (-1: none)."""
+    """The inputs of the model, and the token after each of them whose log-probability is wanted (-1: none)."""
 
     source: Ids
     inputs: Ids

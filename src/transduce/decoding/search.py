@@ -34,7 +34,7 @@ Continuations = tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n
 
 @runtime_checkable
 class Stepper(Protocol):
-    """What search needs of a model; of its state it uses `reorder` and `select`. Rows: sentence * n_beams + beam."""
+    """A model as search uses it; of its state it uses `reorder` and `select`. Rows: sentence * n_beams + beam."""
 
     def start(self, src: Tensor, *, capacity: int, n_beams: int) -> DecodingState:
         """State before the first token, for sources [B, S], with room for `capacity` tokens per row."""

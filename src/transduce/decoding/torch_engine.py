@@ -49,7 +49,7 @@ class TorchEngine:
 
     @property
     def device(self) -> str:
-        """Where the model is."""
+        """The device of the model."""
         return str(next(self.model.parameters()).device)
 
     def pytorch_model(self) -> Any:
@@ -94,7 +94,7 @@ class TorchEngine:
     def _continue(
         self, prompts: Sequence[DecodingInput], options: DecodingOptions, on_token: OnToken | None
     ) -> list[list[Hypothesis]]:
-        """What a language model draws, in batches of prompts of one length."""
+        """Samples of a language model, in batches of prompts of one length."""
         found: list[list[Hypothesis]] = [[] for _ in prompts]
         of_length: dict[int, list[int]] = defaultdict(list)
         for place, prompt in enumerate(prompts):

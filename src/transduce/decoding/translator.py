@@ -242,7 +242,7 @@ class Translator(EngineModel):
     def encode(
         self, texts: Sequence[str], options: DecodingOptions, *, first: int = 0, prefixes: Sequence[str] = ()
     ) -> Iterator[DecodingInput | Translation]:
-        """What the engine takes of each text; of one that it need not or cannot translate, the translation.
+        """The input of the engine for each text; for one that it need not or cannot translate, the translation.
 
         `options`: all, see `DecodingOptions.over`. `first` and `prefixes`: as for `translate_lines`, if there are any.
         """

@@ -98,7 +98,7 @@ def adjective(kind: str, declension: str, case: str, number: str, gender: str) -
 
 
 def article(determiner: str, case: str, number: str, gender: str, kind: str) -> Leaves:
-    """What a noun phrase begins with: an article, possessive, quantifier, number, or a name in the genitive."""
+    """The beginning of a noun phrase: an article, possessive, quantifier, number, or a name in the genitive."""
     if determiner == "number" and number == "pl":
         yield 1.0, grammar().symbol("numeral", "999")
     elif determiner == "name" and kind != "person" and case != "gen":

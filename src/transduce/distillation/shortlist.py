@@ -35,7 +35,7 @@ _BATCH = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortlistOptions:
-    """How many tokens a list has: `n_best` per source token, and the `n_frequent` most frequent ones.
+    """The number of tokens of a list: `n_best` per source token, and the `n_frequent` most frequent ones.
 
     `max_loss`: BLEU that translation of the validation text may lose.
     """

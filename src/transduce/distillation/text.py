@@ -40,7 +40,7 @@ _TEXT: Any = {"encoding": "utf-8", "newline": "\n"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillationOptions:
-    """How the training text of a student is made.
+    """Settings of the training text of a student.
 
     Args:
         beam: The teacher's number of beams; with `rerank`, also the number of translations to choose from.
@@ -67,7 +67,7 @@ class DistillationOptions:
 
     @property
     def translation(self) -> DecodingOptions:
-        """How the teacher translates."""
+        """The decoding options of the teacher."""
         n_best = self.beam if self.rerank else 1
         return DecodingOptions(beam=self.beam, n_best=n_best, length_penalty=self.length_penalty)
 

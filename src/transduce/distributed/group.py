@@ -30,10 +30,10 @@ from transduce.training.ranks import SINGLE_RANK, Ranks, name_on_rank
 
 T = TypeVar("T")
 PARALLEL: dict[str, type[Replicas] | type[Shards]] = {"replicate": Replicas, "shard": Shards}
-"""What `training.parallel` chooses from."""
+"""The choices of `training.parallel`."""
 
 TEXT_TIMEOUT = timedelta(days=7)
-"""How long a worker waits for the main process, which may read text for hours. Later ranks wait `training.timeout`. A
+"""Time that a worker waits for the main process, which may read text for hours. Later ranks wait `training.timeout`. A
 rank that died is noticed at once, because its connections close."""
 
 

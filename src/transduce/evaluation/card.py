@@ -58,7 +58,7 @@ def code(text: object) -> Markup:
 
 
 def _training(record: Record) -> list[str]:
-    """What the model was trained on, how and with which software."""
+    """The training text, settings and software of the model."""
     t = record.settings.training
     lines = [leak_line(leak) for leak in record.data.get("leaks", ()) if leak.get("leaked")]
     if record.data.get("fingerprint"):

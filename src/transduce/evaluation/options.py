@@ -18,7 +18,7 @@ PlainText = Annotated[Path, "Plain text, for a language model or a masked langua
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationEvaluation:
-    """What a translator is evaluated on, how it decodes, and how the translations are scored."""
+    """Options of the evaluation of a translator: test text, decoding and scoring."""
 
     src: Annotated[Path, "Source text."]
     ref: Annotated[Path, "Reference translations, aligned line by line."]
@@ -40,7 +40,7 @@ class TranslationEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEvaluation:
-    """What a language model is evaluated on."""
+    """Options of the evaluation of a language model."""
 
     text: PlainText
     stride: Annotated[int | None, "New tokens per row; fewer give more context (default: rows do not overlap).", 1] = (
@@ -52,7 +52,7 @@ class TextEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedTextEvaluation:
-    """What a masked language model is evaluated on."""
+    """Options of the evaluation of a masked language model."""
 
     text: PlainText
     batch_tokens: BatchTokens = None
@@ -60,7 +60,7 @@ class MaskedTextEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelEvaluation:
-    """What a classifier is evaluated on."""
+    """Options of the evaluation of a classifier."""
 
     labels: Annotated[Path, "Labelled text: label<TAB>text lines."]
 

@@ -118,7 +118,7 @@ def _tiles(record: Record) -> list[tuple[str, str]]:
 
 
 def signatures(scores: Sequence[SetScores]) -> list[tuple[str, list[str]]]:
-    """How scores were computed: (names of sets, lines). Sets with the same lines are listed together."""
+    """Descriptions of the scoring: (names of sets, lines). Sets with the same lines are listed together."""
     names: dict[tuple[str, ...], list[str]] = {}
     for found in scores:
         search = ", ".join(f"{key} {value}" for key, value in found.search.items())

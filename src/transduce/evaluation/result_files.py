@@ -134,7 +134,7 @@ class Wording:
 
     @property
     def usage(self) -> str:
-        """What a model does and its command, e.g. "translates text: `transduce translate`"."""
+        """The purpose of a model and its command, e.g. "translates text: `transduce translate`"."""
         return f"{self.does}: `{' '.join(self.command.split()[:2])}`"
 
     @property

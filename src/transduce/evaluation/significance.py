@@ -92,7 +92,7 @@ class ScoredModel(ABC):
     """The model of a finished run, with test sets, or else a validation set."""
 
     unit: ClassVar[str] = ""
-    """What `run_again` counts, in the plural; empty: the model has no speed to measure."""
+    """The unit that `run_again` counts, in the plural; empty: the model has no speed to measure."""
     engine: Literal["native library", "PyTorch"] = "PyTorch"
     """The engine that runs the model."""
 

@@ -1,4 +1,4 @@
-"""What the heads of attention do: their weights, with labels by stated rules."""
+"""The behaviour of attention heads: their weights, with labels by stated rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _breadth(weights: np.ndarray) -> float:
 
 
 def label_head(weights: np.ndarray, keys: Side, *, is_cross: bool) -> dict[str, Any]:
-    """What a head with weights [T, S] does: its label, the score of the label, and its two largest shares."""
+    """The behaviour of a head with weights [T, S]: its label, the score of the label, and its two largest shares."""
     offsets = {} if is_cross else {"previous token": -1, "next token": 1, "same token": 0}
     shares = {name: float(weights.trace(offset) / len(weights)) for name, offset in offsets.items()}
     received = weights.mean(0)

@@ -1,4 +1,4 @@
-"""What to say and to show of each class of modules: PART_KINDS. The page, its JSON and the Python API follow from it.
+"""Descriptions of the classes of modules: PART_KINDS. The page, its JSON and the Python API follow from it.
 
 To show a new kind of module, add an entry.
 """
@@ -36,7 +36,7 @@ Weight = Callable[[Any], Rows | None]
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """How each cell of a value follows: scale * left[i] . right[j] (transposed), or left[i] . right[:, j].
+    """The formula of each cell of a value: scale * left[i] . right[j] (transposed), or left[i] . right[:, j].
 
     left, right: points of the same part; `weight` in place of `right`: rows of a weight matrix, and its bias.
     """
@@ -65,7 +65,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class PartKind:
-    """What to say and to show of a class of modules; `source`: the function that computes it (default: `forward`)."""
+    """The description of a class of modules; `source`: the function that computes it (default: `forward`)."""
 
     kind: str
     equation: str
@@ -283,7 +283,7 @@ PART_KINDS[RelayAttention] = replace(
 
 
 def logits_kind(text: str, weight: Weight, source: Callable[..., Any] | None) -> PartKind:
-    """What to say and to show of the last product and the softmax, which are no module."""
+    """The description of the last product and the softmax, which are no module."""
     points = (
         Point("input", "h, the last hidden states"),
         Point("", "logits", CANDIDATES, product=Product("input", weight=weight)),

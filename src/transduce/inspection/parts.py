@@ -51,7 +51,7 @@ class Part:
         return f"{self.name}.{point.name}" if point.name else self.name
 
     def source(self) -> dict[str, Any]:
-        """Where it is computed: the file in this package, the line, and the code."""
+        """The place of the computation: the file in this package, the line, and the code."""
         return source_of(self.kind.source or type(self.module).forward)
 
 
@@ -137,7 +137,7 @@ def _values(part: Part, found: Recording) -> Iterator[tuple[str, NamedArray]]:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What a value is the product of: each cell is scale * left[..., i, :] . right[..., j, :] + bias[..., j]."""
+    """The factors of a value: each cell is scale * left[..., i, :] . right[..., j, :] + bias[..., j]."""
 
     left: np.ndarray
     right: np.ndarray

@@ -64,7 +64,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """What is looked into: the inputs of the model, the tokens that it should predict, and the sides by name.
+    """The subject of an inspection: the inputs of the model, the tokens that it should predict, and the sides by name.
 
     inputs: of `Subject.hidden`. targets: [T], a token to predict for each row of the logits; empty for a classifier.
     search: for the translation, step by step; None if the model does not translate.
@@ -134,7 +134,7 @@ class Subject(ABC):
         return model.output_weight, model.output_bias
 
     def pieces(self, ids: Sequence[int]) -> Sequence[str]:
-        """What is predicted, by its place among the logits."""
+        """The predicted token or label, by its place among the logits."""
         return self.tokenizers.tgt.pieces(ids)
 
     def side_of(self, part: str) -> tuple[str, str]:
@@ -156,7 +156,7 @@ class TranslationSubject(Subject):
     reads_pairs = True
 
     def options(self) -> DecodingOptions:
-        """How it decodes."""
+        """Its decoding options."""
         options = DecodingOptions().over(self.settings)
         return options.model_copy(update={"n_best": options.beam, "sample": False})
 

@@ -85,7 +85,7 @@ def masks_view(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
 
 
 def _places(own: Sequence[tuple[int, int]], of_all: Iterable[Sequence[tuple[int, int]]]) -> str:
-    """Where one of several masks is: in some layers, or in some heads of the layers."""
+    """The place of one of several masks: in some layers, or in some heads of the layers."""
     layers = [{layer for layer, _ in one} for one in of_all]
     axis, name = (0, "layer") if sum(map(len, layers)) == len(set[int]().union(*layers)) else (1, "head")
     numbers = sorted({place[axis] + 1 for place in own})
@@ -178,12 +178,12 @@ def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np
 
 
 def _rows_at_once(sentence: Sentence) -> int:
-    """How many copies of a sentence are computed at once."""
+    """The number of copies of a sentence that are computed at once."""
     return max(1, _TOKENS_AT_ONCE // sum(x.shape[1] for x in sentence.inputs))
 
 
 def leave_out(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
-    """How much each prediction's log-probability falls without each word that the model reads, [T, S].
+    """The fall of each prediction's log-probability without each word that the model reads, [T, S].
 
     All tokens of a word are left out together, and share its result (Li et al. 2016).
     """
@@ -236,7 +236,7 @@ def saliency_view(subject: Subject, model: Any, sentence: Sentence) -> list[dict
 def lens_view(
     subject: Subject, model: Any, found: Recording, sentence: Sentence, *, top: int = 5
 ) -> dict[str, Any] | None:
-    """What the model would predict after each layer, and how much each sub-layer changes the stream.
+    """The predictions after each layer, and the change of the residual stream by each sub-layer.
 
     The state after each layer passes the stack's final norm and the output matrix (nostalgebraist 2020, "logit lens").
     None for a model without residual stream of the predictions.

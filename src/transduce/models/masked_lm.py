@@ -23,7 +23,7 @@ POOLING_OPTIONS = {**ENCODER_OPTIONS, "pooling": POOLINGS}
 
 
 class TextEncoder(nn.Module):
-    """What all variants share: embeddings of tokens, positions and segments, and the stack.
+    """Base of all variants: embeddings of tokens, positions and segments, and the stack.
 
     Id 0 is padding, as is a vector of NaN.
     """

@@ -1,4 +1,4 @@
-"""What the architectures share: parts made from settings, initial weights, and the way to logits."""
+"""Common parts of the architectures: parts made from settings, initial weights, and the way to logits."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ BLOCK_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "feed_forward": FEED_FORWARDS,
     "activation": ACTIVATIONS,
 }
-"""What the options of `BlockSettings` choose from."""
+"""The classes for the options of `BlockSettings`."""
 OPTIONS = {**BLOCK_OPTIONS, "positions": POSITIONS, "projection": PROJECTIONS}
-"""What the options of `AttentionSettings` choose from."""
+"""The classes for the options of `AttentionSettings`."""
 ENCODER_OPTIONS = {**OPTIONS, "encoder_pattern": PATTERNS, "factors": SPREADS}
 DECODER_OPTIONS = {**OPTIONS, "decoder_pattern": PATTERNS, "factors": SPREADS}
 
@@ -59,7 +59,7 @@ def head_problems(s: BlockSettings | StarClassifierSettings) -> Iterator[str]:
 
 
 def size_problems(s: AttentionSettings) -> Iterator[str]:
-    """What is inconsistent in settings whose option names are known."""
+    """Inconsistencies of settings whose option names are known."""
     kv = s.n_kv_heads or s.n_heads
     yield from head_problems(s)
     if s.n_heads % kv:
@@ -74,7 +74,7 @@ def size_problems(s: AttentionSettings) -> Iterator[str]:
 
 
 def stack_problems(s: AttentionSettings) -> Iterator[str]:
-    """What is inconsistent in settings of stacks with attention patterns."""
+    """Inconsistencies of settings of stacks with attention patterns."""
     yield from size_problems(s)
     patterns = s.patterns
     found = {f"model.{stack}_pattern = '{name}'": name for stack, name in patterns.items()}
@@ -89,7 +89,7 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
 
 
 def unused_by_stacks(s: AttentionSettings) -> Iterator[str]:
-    """What has no effect in consistent settings of stacks with attention patterns."""
+    """Settings without effect, of consistent stacks with attention patterns."""
     patterns = s.patterns
     factored = [getattr(s, f"n_{stack}_layers") for stack, name in patterns.items() if len(_factors(name)) > 1]
     if is_changed(s, "summary_tokens"):
@@ -163,7 +163,7 @@ class Parts(BlockParts):
         }
 
     def source_embedding(self, n_src: int) -> TokenEmbedding | VectorEmbedding:
-        """What the encoder reads: one of `n_src` tokens, or a vector of `n_src` numbers, at each position."""
+        """The input of the encoder: one of `n_src` tokens, or a vector of `n_src` numbers, at each position."""
         s = self.settings
         if not s.reads_vectors:
             return self.embedding(n_src, causal=False)

@@ -45,7 +45,7 @@ RECURRENT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def recurrent_problems(s: RecurrentSettings) -> Iterator[str]:
-    """What is inconsistent in the settings."""
+    """Inconsistencies of the settings."""
     if s.direction == "both" and s.d_hidden % 2:
         yield f"model.direction = 'both' needs an even model.d_hidden, not {s.d_hidden}"
     if s.bridge == "copy" and s.n_encoder_layers != s.n_decoder_layers:
@@ -56,7 +56,7 @@ def recurrent_problems(s: RecurrentSettings) -> Iterator[str]:
 
 
 def unused_by_rnn(s: RecurrentSettings) -> Iterator[str]:
-    """What has no effect in consistent settings."""
+    """Settings without effect, if they are consistent."""
     if not s.input_feeding and s.attention not in SCORES:
         yield f"model.input_feeding = false has no effect with model.attention = '{s.attention}'"
     if s.attention == "bahdanau" and is_changed(s, "readout_scale"):

@@ -87,7 +87,7 @@ def new_seed() -> int:
 
 
 def kernels_in_use(precision: torch.dtype) -> str:
-    """What computes products of this type in training on a CPU: amx, avx512_bf16, avx512, avx2 or torch."""
+    """The implementation of products of this type in training on a CPU: amx, avx512_bf16, avx512, avx2 or torch."""
     if _chosen == "torch" or precision not in precisions():
         return "torch"
     name = instruction_set()

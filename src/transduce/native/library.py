@@ -82,7 +82,7 @@ def load_library() -> ctypes.CDLL | str:
 
 
 def instruction_set() -> str:
-    """What the library uses: portable, avx2, avx512, avx512_vnni or amx; empty without a library."""
+    """The instruction set of the library: portable, avx2, avx512, avx512_vnni or amx; empty without a library."""
     library = load_library()
     return "" if isinstance(library, str) else library.transduce_isa().decode()
 
@@ -120,5 +120,5 @@ def packed(rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[array, array]:
 
 
 def address(values: array | np.ndarray) -> int:
-    """Where the values are, for a function of the library."""
+    """The address of the values, for a function of the library."""
     return values.buffer_info()[0] if isinstance(values, array) else values.ctypes.data

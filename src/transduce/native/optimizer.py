@@ -69,7 +69,7 @@ def muon(matrices: Sequence[Matrix], *, scale: float, coefficients: Sequence[flo
 
 
 def _addresses(tensors: Sequence[tuple[Tensor, ...]]) -> array[int]:
-    """Where the numbers of each tuple are, and how many. The first tensor will be changed."""
+    """The addresses of the numbers of each tuple, and their count. The first tensor will be changed."""
     will_change([group[0] for group in tensors])
     found = array("q")
     for group in tensors:

@@ -169,7 +169,7 @@ class Attention(nn.Module, ABC):
 
 
 class MultiHeadAttention(Attention):
-    """What self- and cross-attention share: heads, grouping, and the output projection W^O (paper 3.2.2).
+    """Base of self- and cross-attention: heads, grouping, and the output projection W^O (paper 3.2.2).
 
     With n_kv_heads < n_heads, groups of query heads share keys and values (Ainslie et al. 2023).
     """

@@ -118,7 +118,7 @@ class MemoryAttention(Attention):
     def read(
         self, memory: Float[Tensor, "B S D"], values: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"]
     ) -> dict[str, Tensor]:
-        """What the layer needs of the memory: keys and values [B, S, C], and a bias on the scores [B, 1, S].
+        """Parts of the memory that the layer needs: keys and values [B, S, C], and a bias on the scores [B, 1, S].
 
         `mask` is False at padding.
         """

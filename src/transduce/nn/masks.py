@@ -14,7 +14,7 @@ HIDDEN = -1e30
 
 
 SourceInput = Int[Tensor, "B S"] | Float[Tensor, "B S N"]
-"""What an encoder reads: ids, with 0 as padding, or vectors, with NaN as padding."""
+"""Input of an encoder: ids, with 0 as padding, or vectors, with NaN as padding."""
 
 
 def is_real(inputs: SourceInput) -> Bool[Tensor, "B S"]:

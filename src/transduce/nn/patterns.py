@@ -151,7 +151,7 @@ class CausalPattern(FullPattern):
 
 
 class SparsePattern(FullPattern, ABC):
-    """What sparse patterns share: parts of `size` positions, in one direction (`causal`) or both."""
+    """Base of sparse patterns: parts of `size` positions, in one direction (`causal`) or both."""
 
     def __init__(self, size: int, *, causal: bool = True) -> None:
         self.size, self.causal = size, causal
@@ -166,7 +166,7 @@ class SparsePattern(FullPattern, ABC):
 
     @abstractmethod
     def layout(self, n: int) -> Layout:
-        """How a sequence of n positions is computed at a cost that follows the pattern."""
+        """The computation of a sequence of n positions at a cost that follows the pattern."""
 
     def worthwhile(self, n: int) -> bool:
         """Whether that is faster than a dense product: for more than two parts."""
@@ -271,7 +271,7 @@ SPREADS: dict[str, Callable[[Factors, int], Factors]] = {
     "heads": lambda factors, n_heads: (HeadsPattern(factors, n_heads=n_heads),),
     "layers": lambda factors, n_heads: factors,
 }
-"""How factors are spread: the patterns of the layers, one after another and again from the first."""
+"""Distribution of the factors: the patterns of the layers, one after another and again from the first."""
 
 
 def make_patterns(

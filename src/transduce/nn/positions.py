@@ -76,7 +76,7 @@ class Positions(nn.Module):
 
     @classmethod
     def problem(cls, *, d_key: int, d_value: int) -> str | None:
-        """What is wrong with the widths of a head's queries and keys and of its values, if anything."""
+        """The error in the widths of a head's queries and keys and of its values, if any."""
         return None
 
     def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Float[Tensor, "N D"] | None:

@@ -24,7 +24,7 @@ class FullProjection(Linear):
 
     @classmethod
     def problem(cls, *, n_heads: int, n_kv_heads: int, d_key: int, d_value: int) -> str | None:
-        """What is wrong with the heads' numbers and widths, if anything."""
+        """The error in the heads' numbers and widths, if any."""
         return None
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:  # type: ignore[override]

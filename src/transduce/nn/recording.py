@@ -285,7 +285,7 @@ def twin(model: ModuleT) -> ModuleT:
 
 
 def switches(model: nn.Module) -> dict[str, str]:
-    """What can be switched off in a model: titles by name, for `switched_off`."""
+    """The parts of a model that can be switched off: titles by name, for `switched_off`."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         heads = getattr(module, "n_heads", 0)

@@ -34,7 +34,7 @@ class StateAttention(Attention):
 
     @abstractmethod
     def keys(self, memory: Float[Tensor, "B S H"]) -> Float[Tensor, "B S H"]:
-        """What scores need of the memory."""
+        """Parts of the memory that scores need."""
 
     @abstractmethod
     def scores(self, query: Float[Tensor, "B Q H"], keys: Float[Tensor, "B S H"]) -> Float[Tensor, "B Q S"]:

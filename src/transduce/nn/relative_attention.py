@@ -81,7 +81,7 @@ class SegmentState:
     length: int = 0
 
     def begin(self, n_tokens: int) -> int:
-        """How many of the next tokens belong to the current segment. After its end, the next one begins.
+        """The number of next tokens that belong to the current segment. After its end, the next one begins.
 
         The memory then moves on.
         """
@@ -98,7 +98,7 @@ class SegmentState:
 
 
 class Distances(nn.Module):
-    """What all layers know about distances: their sinusoids R, and the biases u and v (section 3.3).
+    """Representation of distances, common to all layers: their sinusoids R, and the biases u and v (section 3.3).
 
     Distances above `longest` count as `longest`: training shows no longer ones, a longer memory in evaluation does.
     """

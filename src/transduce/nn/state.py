@@ -1,4 +1,4 @@
-"""What search and sampling need of a decoder's state, and the state of decoders that keep plain tensors."""
+"""The protocol of a decoder's state for search and sampling, and the state of decoders that keep plain tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows_of(sentences: Int[Tensor, " b"], n_beams: int) -> Int[Tensor, " N"]:
 
 @runtime_checkable
 class DecodingState(Protocol):
-    """What a decoder keeps between steps: passed in, changed in place, never stored in a module.
+    """The state of a decoder between steps: passed in, changed in place, never stored in a module.
 
     Row = sentence * n_beams + beam.
     """

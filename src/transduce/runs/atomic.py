@@ -59,7 +59,7 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def partial_of(path: Path) -> Path:
-    """Where `write_aside` keeps an unfinished file: `out.de.partial` for out.de."""
+    """The path of an unfinished file of `write_aside`: `out.de.partial` for out.de."""
     path = Path(os.path.realpath(path))
     return path.with_name(f"{path.name}.partial")
 

@@ -132,7 +132,7 @@ class Checkpoints:
 
 
 def environment() -> dict[str, Any]:
-    """What decides how a CPU rounds, besides the machine: versions and the number of threads."""
+    """The influences on a CPU's rounding besides the machine: versions and the number of threads."""
     return {"PyTorch": str(torch.__version__), "NumPy": np.__version__, "threads": torch.get_num_threads()}
 
 

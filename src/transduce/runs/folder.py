@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import transduce.runs.checkpoints
 
 _WRITTEN = ("*", "checkpoints/*", "averaging/*", "preparation/*", "tokens/*")
-"""What training writes below a run folder, trackers aside."""
+"""The files that training writes below a run folder, without those of trackers."""
 
 
 class RunFolder:

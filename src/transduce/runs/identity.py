@@ -1,4 +1,4 @@
-"""What makes two runs the same run. `RunFolder.model_digest` is that of models."""
+"""The identity of a run. `RunFolder.model_digest` is that of models."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _MOST_HEADER = 1 << 23  # bytes, for 50,000 tensors; the format allows 100 MB, w
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 ERRORS = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What reading a damaged file may raise."""
+"""Errors of reading a damaged file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from transduce.serving.limits import Admission
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What continues a prompt.
+    """A continuation of a prompt.
 
     Attributes:
         text: Without the prompt, and without the stop string.
@@ -33,7 +33,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """What continues the prompts of a call: each with its samples, in order. n_prompt: tokens of all prompts."""
+    """The continuations of the prompts of a call: each with its samples, in order. n_prompt: tokens of all prompts."""
 
     texts: tuple[Completion, ...]
     n_prompt: int

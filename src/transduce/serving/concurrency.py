@@ -17,7 +17,7 @@ ResultT = TypeVar("ResultT")
 async def in_parts(
     work: Callable[[Callable[[PartT], object]], Awaitable[ResultT]],
 ) -> AsyncGenerator[PartT | ResultT]:
-    """What `work` passes to the function that it is given, as it comes, then its result. Leaving it cancels `work`."""
+    """Yield the values that `work` passes to its function, as they come, then its result. Leaving it cancels `work`."""
     parts: asyncio.Queue[PartT | None] = asyncio.Queue()
     running = asyncio.ensure_future(work(parts.put_nowait))
     running.add_done_callback(lambda _: parts.put_nowait(None))

@@ -1,4 +1,4 @@
-"""What all protocols share: requests and their bodies, endpoints, responses, errors."""
+"""Common parts of all protocols: requests and their bodies, endpoints, responses, errors."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class DrainingError(TransduceError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a service accepts.
+    """Limits of the requests that a service accepts.
 
     Attributes:
         max_requests: Requests that wait or are being translated, at most; more get an `OverloadedError`. A core decodes

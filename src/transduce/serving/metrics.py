@@ -53,7 +53,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What the service knows at the moment; prometheus_client calls this."""
+        """The current values; prometheus_client calls this."""
         pending = {"requests": self._service.n_requests, "tokens": self._service.admission.n_tokens}
         for name, value in pending.items():
             yield GaugeMetricFamily(f"transduce_pending_{name}", f"Pending {name}, waiting or running.", value)

@@ -43,7 +43,7 @@ _LAST_SECONDS = 2.0  # for clients to read the last responses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Where and how to listen.
+    """Address and options of the server.
 
     The default host is reached from this machine only; port 0 takes a free one. cors: origins whose pages may use the
     service from a browser. log_text: log requests with their texts. watch: seconds between looks at the run folders;

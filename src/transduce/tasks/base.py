@@ -102,7 +102,7 @@ class Task(ABC, Generic[TextsT, StoreT]):
 
     name: ClassVar[str]
     wording: ClassVar[Wording]
-    """How its models are described."""
+    """The description of its models."""
     defaults: ClassVar[Defaults]
     """Values of unset settings."""
     uses: ClassVar[frozenset[str]]
@@ -119,7 +119,7 @@ class Task(ABC, Generic[TextsT, StoreT]):
     read_texts: Callable[..., TextsT]
     """Reads it, one of the functions of `data.preparation`."""
     unit: ClassVar[str]
-    """What the size of a set counts, in the plural."""
+    """The unit of the size of a set, in the plural."""
     scored_model: Callable[[RunFolder], ScoredModel]
     """Loads a finished run for `transduce compare`, to be scored on its held-out text."""
 
@@ -142,7 +142,7 @@ class Task(ABC, Generic[TextsT, StoreT]):
         """Raise `DataError` for text that the task cannot use."""
 
     def facts(self, asked: Settings, texts: TextsT, machine: Machine) -> Facts:
-        """What choices may depend on, before encoding."""
+        """The facts that choices may depend on, before encoding."""
         return Facts(
             asked=asked,
             settings=asked,
@@ -167,7 +167,7 @@ class Task(ABC, Generic[TextsT, StoreT]):
         """Encode all into the run folder."""
 
     def find_prepared(self, folder: RunFolder, log: Log) -> Prepared[StoreT] | None:
-        """What an earlier start of the run has prepared, or None if it did not get that far.
+        """The data that an earlier start of the run has prepared, or None if it did not get that far.
 
         Warns if the training text has changed since then. Raises `RunFolderError` for a damaged file.
         """
@@ -192,7 +192,7 @@ class Task(ABC, Generic[TextsT, StoreT]):
         return prepared
 
     def open_prepared(self, folder: RunFolder) -> Prepared[StoreT]:
-        """What `encode` wrote into the run folder. Raises `RunFolderError` where it is missing or damaged."""
+        """The data that `encode` wrote into the run folder. Raises `RunFolderError` where it is missing or damaged."""
         tokens = folder.path / "tokens"
         stores = (self.store.open(tokens / name) for name in ("train", "valid"))
         return Prepared(tokens, load_tokenizers(folder), *stores)
@@ -219,7 +219,7 @@ class Task(ABC, Generic[TextsT, StoreT]):
 
     @abstractmethod
     def validation(self, prepared: Prepared[StoreT], settings: Settings, device: torch.device) -> Validation:
-        """What a validation computes."""
+        """The computation of a validation."""
 
     def validator(
         self, model: nn.Module, prepared: Prepared[StoreT], settings: Settings, device: torch.device

@@ -1,4 +1,4 @@
-"""What the tasks on one-sided text, plain or labelled, share: their encoding, and the reading of plain text."""
+"""Common parts of the tasks on one-sided text, plain or labelled: their encoding, and the reading of plain text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OneSidedTask(Task[TextsT, StoreT]):
     """A task with one vocabulary, and one store for each set."""
 
     leak_unit: str
-    """What the held-out examples that are searched for in the training text are called, in the plural."""
+    """The name, in the plural, of the held-out examples that are searched for in the training text."""
 
     @abstractmethod
     def encode_set(
@@ -45,7 +45,7 @@ class OneSidedTask(Task[TextsT, StoreT]):
         """The text of a record, which held-out text is compared with."""
 
     def size_of(self, record: Any) -> int:
-        """How much of `TextSet.size` a record is."""
+        """The part of `TextSet.size` that a record is."""
         return 1
 
     @abstractmethod
@@ -107,7 +107,7 @@ class OneSidedTask(Task[TextsT, StoreT]):
 
 
 class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
-    """What the tasks on plain text have in common."""
+    """Base of the tasks on plain text."""
 
     reads = "text"
     unit = "bytes of text"

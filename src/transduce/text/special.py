@@ -1,4 +1,4 @@
-"""What all vocabularies share: the special ids, the mask token, and the methods of a tokenizer."""
+"""Common parts of vocabularies: the special ids, the mask token, and the methods of a tokenizer."""
 
 from __future__ import annotations
 

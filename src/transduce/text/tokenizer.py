@@ -35,7 +35,7 @@ _MANY = 1000  # texts from which on the library's threads pay
 
 
 class SentencePieceVocabulary(Vocabulary):
-    """What both kinds of vocabularies with a SentencePiece model share."""
+    """Base of both kinds of vocabularies with a SentencePiece model."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model

@@ -140,7 +140,7 @@ class TimeLimit:
 
     @classmethod
     def read(cls, folder: RunFolder) -> TimeLimit | None:
-        """What the run folder contains, if anything; `RunFolderError` where it is damaged."""
+        """The limit in the run folder, if there is one; `RunFolderError` where it is damaged."""
         values = folder.read_record(TIME_LIMIT)
         with expecting(folder.path / TIME_LIMIT):
             return TypeAdapter(cls).validate_python(values) if values else None

@@ -289,7 +289,7 @@ class Updater:
             torch.cuda.manual_seed(seed)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What an exact resume needs besides the weights: the optimizer's tensors, and values."""
+        """The state for an exact resume besides the weights: the optimizer's tensors, and values."""
         state = {"processes": self.ranks.size, "too_large": self.too_large, "kernels": self.kernels}
         return optimizer_tensors(self.optimizer), state
 

@@ -48,7 +48,7 @@ NOT_COMPARED = ("start", "restart", "memory", "end")  # events that a kill may a
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """How two trainings compare. `largest`: difference of two numbers among weights and state."""
+    """The comparison of two trainings. `largest`: difference of two numbers among weights and state."""
 
     same: bool
     largest: float
@@ -238,7 +238,7 @@ def compare(one: Path, other: Path) -> RunComparison:
 
 
 def _results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    """What a training has computed: the events of its log, its model and its last checkpoint."""
+    """The results of a training: the events of its log, its model and its last checkpoint."""
     events = [e for e in MetricsFile(folder / "metrics.jsonl").read() if e["event"] not in NOT_COMPARED]
     log = [{key: value for key, value in event.items() if key not in MEASURED} for event in events]
     last = Checkpoints(folder / "checkpoints").latest()

@@ -1,4 +1,4 @@
-"""What is shown is what the model computes: every view against an independent computation, for every architecture."""
+"""The views of an inspection: every one against an independent computation, for every architecture."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def looks(subjects: Any) -> Any:
-    """What is shown of TEXT, by the name of a run."""
+    """The inspection of TEXT, by the name of a run."""
     return cache(lambda name: look(subjects(name), TEXT))
 
 

@@ -1,4 +1,4 @@
-"""What the protocols of the service share, without a server."""
+"""Common parts of the service's protocols, without a server."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def trees(draw: st.DrawFn, depth: int = 3) -> str:
 @hypothesis_settings(max_examples=300, deadline=None)
 @given(content=trees(), draw=st.data(), kind=st.sampled_from(["html", "xml"]))
 def test_documents_keep_their_elements(content: str, draw: st.DataObject, kind: str) -> None:
-    """Whatever the translation and the alignment are."""
+    """With any translation and any alignment."""
     content = re.sub(r"<(\w+)/>", r"<\1></\1>", content) if kind == "html" else content
     rules = MarkupRules(kind=kind, ignore=frozenset({"code"}))  # type: ignore[arg-type]
     out = []

@@ -1,4 +1,4 @@
-"""What all tasks share: settings without effect are refused, sets have distinct names, leaks are reported."""
+"""Common tests of all tasks: settings without effect are refused, sets have distinct names, leaks are reported."""
 
 from __future__ import annotations
 

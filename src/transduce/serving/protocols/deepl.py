@@ -31,7 +31,7 @@ Language = Annotated[str, Field(max_length=35)]
 
 
 class DeepLRequest(BaseModel, extra="allow"):
-    """What clients send. Others are refused (`_UNSUPPORTED`), or ignored, such as formality and context."""
+    """The fields that clients send. Others are refused (`_UNSUPPORTED`), or ignored, such as formality and context."""
 
     text: Texts
     target_lang: str

@@ -78,7 +78,7 @@ async def languages(call: Call) -> Response:
 
 
 async def settings(call: Call) -> Response:
-    """What LibreTranslate's own page asks for."""
+    """The settings that LibreTranslate's own page asks for."""
     route = call.service.route()
     limits = call.service.limits
     return json_response(

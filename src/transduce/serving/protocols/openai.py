@@ -189,7 +189,7 @@ class ChatRequest(GenerationRequest):
         return texts[-1]
 
     def search(self) -> DecodingOptions:
-        """How to translate. Raises `SettingsError`: options that are not supported."""
+        """The options of the translation. Raises `SettingsError` for options that are not supported."""
         self.refuse_unsupported("stop")
         return DecodingOptions(n_best=self.n or 1, max_length=self.max_length)
 
@@ -302,7 +302,7 @@ def _translation_usage(found: TextTranslation) -> dict[str, int]:
 
 
 def _models(service: Service) -> dict[str, dict[str, Any]]:
-    """What requests may give as model, by name."""
+    """The models that requests may name."""
     routes = [name for route in service.routes for name in (route.name, f"{route.source}-{route.target}")]
     names = dict.fromkeys([*routes, *service.generators()])
     return {name: {"id": name, "object": "model", "created": 0, "owned_by": "transduce"} for name in names}

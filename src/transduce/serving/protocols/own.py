@@ -28,13 +28,13 @@ _SWITCHES = {"true": list(DEFAULT_KINDS), "false": []}
 
 
 def _kinds(value: Any) -> Any:
-    """What `protect` names; true, false and a single name too."""
+    """The kinds of text that `protect` names; true, false and a single name too."""
     given = str(value).lower() if isinstance(value, (bool, str)) else ""
     return _SWITCHES.get(given, [value] if given else value)
 
 
 class TranslationRequest(BaseModel):
-    """What is asked for.
+    """A request for translations.
 
     text: one text or several. prefix: what the translation of each starts with. split: into sentences. words: with the
     log-probability of each word. alignment: with the words of each sentence that translate which. stream: tokens of one
@@ -122,7 +122,7 @@ async def translate(call: Call) -> Response:
 
 
 def token_ends(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """Where each token ends in the text. Only a few tokens before it are decoded with it: with all, long texts take
+    """The end of each token in the text. Only a few tokens before it are decoded with it: with all, long texts take
     quadratic time.
     """
 

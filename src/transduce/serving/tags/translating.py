@@ -25,7 +25,7 @@ _DEFAULT = DecodingOptions()
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """What is kept of a text.
+    """The parts of a text to preserve.
 
     rules: how its tags are handled; None: it has none. protect: what else stays. terms: translations of a glossary.
     """
@@ -46,7 +46,7 @@ class TextFormat:
         return parts
 
     def escape(self, text: str) -> str:
-        """What text becomes in a document."""
+        """The form of a text in a document."""
         return text if self.rules is None else html.escape(text, quote=False)
 
 
