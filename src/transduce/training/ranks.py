@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,15 +16,14 @@ from transduce.runs.shards import shard_of
 T = TypeVar("T")
 
 
-class Ranks(ABC):
+class Ranks:
     """All ranks of a training, seen from `rank`, one of `size`, of which `local_size` are on this machine.
 
-    `SINGLE_RANK` is a process that trains alone. `distributed.group.GroupRanks` is one of several processes.
+    These methods are those of a process that trains alone (SINGLE_RANK). `distributed.group.GroupRanks` is one of
+    several processes.
     """
 
-    rank: int
-    size: int
-    local_size: int
+    rank, size, local_size = 0, 1, 1
     in_step = False
     """Whether all ranks take part in every forward and backward pass, so that each needs as many and repeats none."""
 
@@ -34,93 +32,53 @@ class Ranks(ABC):
         """Whether this process reads text, writes files and logs."""
         return self.rank == 0
 
-    @abstractmethod
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send the main process's message to the workers, which wait for it here; return it."""
+        return dict(message)
 
-    @abstractmethod
     def bind_device(self, device: torch.device) -> torch.device:
         """The device of this rank among those of this kind."""
+        return device
 
-    @abstractmethod
     def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:
         """Call `make` in one rank only and return its result, which must be JSON-able, in every rank."""
+        return make()
 
-    @abstractmethod
     def agree(self, signal: int, seconds: float, *, is_writing: bool = False) -> tuple[int, float, bool]:
         """Wait for all ranks. Returns the signal that any of them received, or 0, and the main process's seconds.
 
         The third value is whether any of them is still writing.
         """
+        return signal, seconds, is_writing
 
-    @abstractmethod
     def distribute(self, model: nn.Module, device: torch.device, *, parallel: str, precision: str) -> None:
         """Move this model to the device and prepare its training by all ranks, as `training.parallel` says."""
+        model.to(device)
 
-    @abstractmethod
     def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """The context of the passes of a micro-batch; the `last` backward pass of an update starts the reduction."""
+        return contextlib.nullcontext()
 
-    @abstractmethod
     def finish_reduction(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Wait until the gradients are the sums of all ranks; return their norm after the summed `sums`."""
+        return [*sums, gradient_norm(parameters)]
 
-    @abstractmethod
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
         """Inside, the main process can use this model alone."""
+        return contextlib.nullcontext(model)
 
-    @abstractmethod
     def report_activity(self, activity: str) -> None:
         """Note what this rank does, for the other ranks' message if they wait for it too long."""
 
-    @abstractmethod
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of all ranks in the main process: `name` of rank 0, `name.1` of rank 1 and so on."""
+        return dict(tensors)
 
-    @abstractmethod
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
         """Raise `RankExited` unless all ranks have the same weights."""
 
 
-@final
-class _SingleRank(Ranks):
-    rank, size, local_size = 0, 1, 1
-
-    def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(message)
-
-    def bind_device(self, device: torch.device) -> torch.device:
-        return device
-
-    def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:
-        return make()
-
-    def agree(self, signal: int, seconds: float, *, is_writing: bool = False) -> tuple[int, float, bool]:
-        return signal, seconds, is_writing
-
-    def distribute(self, model: nn.Module, device: torch.device, *, parallel: str, precision: str) -> None:
-        model.to(device)
-
-    def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def finish_reduction(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        return [*sums, gradient_norm(parameters)]
-
-    def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
-        return contextlib.nullcontext(model)
-
-    def report_activity(self, activity: str) -> None:
-        pass
-
-    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(tensors)
-
-    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        pass
-
-
-SINGLE_RANK = _SingleRank()
+SINGLE_RANK = Ranks()
 
 
 def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
