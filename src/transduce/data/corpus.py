@@ -19,6 +19,7 @@ from transduce.data.lines import (
     read_encoded,
     read_inputs,
     read_lines,
+    shown,
 )
 from transduce.data.tmx import read_tmx
 from transduce.errors import DataError, SettingsError, nearest
@@ -39,13 +40,13 @@ def read_tsv(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, st
         fields = line.split("\t")
         if not n and line.strip():
             if len(fields) < 2:
-                raise DataError(f"{path}, line {number}: no tab; expected source<TAB>target")
+                raise DataError(f"{shown(path)}, line {number}: no tab; expected source<TAB>target")
             n, first, names = len(fields), number, [field.strip().lower() for field in fields]
             if src_lang.lower() in names and tgt_lang.lower() in names:
                 src, tgt = names.index(src_lang.lower()), names.index(tgt_lang.lower())
                 continue
         if len(fields) != n and line.strip():
-            raise DataError(f"{path}, line {number}: line {first} has {n} columns, this line has {len(fields)}")
+            raise DataError(f"{shown(path)}, line {number}: line {first} has {n} columns, this line has {len(fields)}")
         yield (number, fields[src], fields[tgt]) if len(fields) == n else (number, "", "")
 
 
@@ -125,16 +126,16 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair
     """
     if corpus.path is None:
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
-        file, names = str(corpus.src), (corpus.src, corpus.tgt)
+        file, names = shown(corpus.src), (shown(corpus.src), shown(corpus.tgt))
         lines = aligned(read_inputs(corpus.src), read_lines(corpus.tgt), names)
         return (Pair(src, tgt, file, line) for line, src, tgt in lines)
+    file = shown(corpus.path)
     found = PAIR_FORMATS.get(".arrow" if is_dataset(corpus.path) else bare_suffix(corpus.path))
     if found is None:
         known, packed = ", ".join(PAIR_FORMATS), ", ".join(COMPRESSIONS)
         raise SettingsError(
-            f"{corpus.path}: unknown format; known: {known} (also {packed}), a saved dataset, or two files src and tgt"
+            f"{file}: unknown format; known: {known} (also {packed}), a saved dataset, or two files src and tgt"
         )
-    file = str(corpus.path)
     return (Pair(src, tgt, file, line) for line, src, tgt in found(corpus.path, src_lang, tgt_lang))
 
 
@@ -152,9 +153,9 @@ def read_columns(src: Path, tgt: Path, n: int) -> Iterator[PairColumns]:
         for first, (srcs, tgts) in zip(count(1, n), sides, strict=False):
             if len(srcs) != len(tgts):
                 raise DataError(f"{src} and {tgt} have different numbers of lines")
-            yield PairColumns(str(src), srcs, tgts, range(first, first + len(srcs)))
+            yield PairColumns(shown(src), srcs, tgts, range(first, first + len(srcs)))
     except DataError:
-        for _ in aligned(read_lines(src), read_lines(tgt), (src, tgt)):
+        for _ in aligned(read_lines(src), read_lines(tgt), (shown(src), shown(tgt))):
             pass  # until the first error of the two files, which names its line
         raise
 
@@ -166,7 +167,7 @@ def read_labelled(path: Path | str, vocabulary: Vocabulary | None = None) -> Ite
     of texts than the lines before. A file of vectors gives the names of its sequences and their labels, unless the
     model's `vocabulary` encodes text.
     """
-    name = str(path)
+    name = shown(Path(path))
     if (vectors := open_vectors(path, vocabulary)) is not None:
         for number, (label, text) in enumerate(zip(vectors.labels, vectors.names, strict=True), 1):
             yield Labelled(label, (text,), (name, number))
@@ -185,7 +186,7 @@ def read_labelled(path: Path | str, vocabulary: Vocabulary | None = None) -> Ite
         else:
             yield Labelled(label.strip(), tuple(texts), (name, number))
             continue
-        raise DataError(f"{path}, line {number}: {fault}")
+        raise DataError(f"{name}, line {number}: {fault}")
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:

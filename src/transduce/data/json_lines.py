@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transduce.data.lines import one_line, read_lines
+from transduce.data.lines import one_line, read_lines, shown
 from transduce.errors import DataError
 from transduce.text.special import characters
 
@@ -18,9 +18,9 @@ def read_json_lines(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[
         try:
             src, tgt = pair_of(json.loads(line), src_lang, tgt_lang) if line.strip() else ("", "")
         except (json.JSONDecodeError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: not valid JSON: {getattr(error, 'msg', error)}") from None
+            raise DataError(f"{shown(path)}, line {number}: not valid JSON: {getattr(error, 'msg', error)}") from None
         except ValueError as error:
-            raise DataError(f"{path}, line {number}: {error}") from None
+            raise DataError(f"{shown(path)}, line {number}: {error}") from None
         yield number, src, tgt
 
 
@@ -38,4 +38,7 @@ def pair_of(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str]:
             if characters(src + tgt) != src + tgt:
                 raise ValueError("half of a surrogate pair is not a character")
             return one_line(src), one_line(tgt)
-    raise ValueError("expected " + " or ".join(f'{{"{src}": "...", "{tgt}": "..."}}' for src, tgt in keys))
+    expected = " or ".join(f'{{"{src}": "...", "{tgt}": "..."}}' for src, tgt in keys)
+    kind = type(value).__name__
+    found = str({key: type(item).__name__ for key, item in value.items()})[:200] if isinstance(value, dict) else kind
+    raise ValueError(f"expected {expected} (data.src_lang and data.tgt_lang name other keys), found {found}")

@@ -42,6 +42,7 @@ _SPACES = re.compile(r"\s+")
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE = ord("\n")
 _BLOCK = 1 << 16  # bytes read per call
+_SECONDS = 60  # without an answer of a web server
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
 COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
@@ -51,19 +52,41 @@ COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
 }
 
 
-def _open_remote(url: str) -> Any:
-    """Open a file for reading with fsspec. Raises `SettingsError` without the libraries that its protocol needs."""
+def _open_remote(url: str, *, in_order: bool) -> Any:
+    """Open a file for reading with fsspec. Raises `SettingsError` without the libraries that its protocol needs.
+
+    `in_order`: it is read once from the start to the end, which every web server allows. A server may take any time for
+    a file, but not for the next bytes of it.
+    """
     import fsspec  # PyTorch requires it
 
+    options: dict[str, Any] = {}
     try:
-        return fsspec.open(url, "rb").open()
+        if url.startswith("http"):
+            from aiohttp import ClientTimeout
+
+            timeout = ClientTimeout(total=None, sock_connect=_SECONDS, sock_read=_SECONDS)
+            options = {"client_kwargs": {"timeout": timeout}, "block_size": 0 if in_order else None}
+        return fsspec.open(url, "rb", **options).open()
     except (ImportError, ValueError) as error:  # no library for the protocol, or no such protocol
         raise SettingsError(f"{url}: {error}; pip install 'transduce[remote]' for https, s3 and hf") from error
 
 
-def remote_url(path: Path) -> str | None:
-    """The address of a remote file, `https://host/a.tsv`; None for a local path."""
-    return path.as_posix().replace(":/", "://", 1) if is_remote(path) else None
+def _reason(error: Exception) -> str:
+    """Why a file cannot be read. fsspec raises FileNotFoundError(url) from most errors of a server."""
+    cause: Any = error.__cause__ or error
+    if isinstance(cause, TimeoutError):
+        return f"no answer for {_SECONDS} seconds"
+    if status := getattr(cause, "status", 0):  # of HTTP, in errors of aiohttp
+        return f"{status} {cause.message}"
+    if isinstance(cause, FileNotFoundError):
+        return cause.strerror or "not found"
+    return message_of(cause) or type(cause).__name__
+
+
+def shown(path: Path) -> str:
+    """A path for people: of a remote file its address, `https://host/a.tsv`."""
+    return path.as_posix().replace(":/", "://", 1) if is_remote(path) else str(path)
 
 
 def bare_suffix(path: Path) -> str:
@@ -76,40 +99,46 @@ def is_missing(path: Path) -> bool:
     return not is_remote(path) and not path.exists()
 
 
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        sets = sorted(shown(one.parent) for one in path.glob("*/state.json"))  # of a saved DatasetDict
+        raise DataError(f"{path} is a folder; name {'one of ' + ', '.join(sets) if sets else 'a text file'}")
+
+
 def check_is_text(path: Path) -> None:
     """Refuse what is not a regular file: a folder, a pipe, a device."""
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; name a text file")
+    _refuse_folder(path)
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is a pipe or a device; write the text to a file first")
 
 
 @contextlib.contextmanager
-def _open_stored(path: Path) -> Iterator[io.BufferedReader]:
+def _open_stored(path: Path, *, in_order: bool) -> Iterator[io.BufferedReader]:
     """Open a local or remote file as it is stored. Missing and damaged files are a `DataError`."""
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; name a text file")
-    url = remote_url(path)
+    _refuse_folder(path)
+    name = shown(path)
     try:
-        with path.open("rb", buffering=0) if url is None else _open_remote(url) as file:
+        with _open_remote(name, in_order=in_order) if is_remote(path) else path.open("rb", buffering=0) as file:
             yield io.BufferedReader(file, 1 << 16)
     except _DAMAGE as error:
-        raise DataError(f"{path}: damaged or truncated: {error}") from None
+        raise DataError(f"{name}: damaged or truncated: {error}") from None
     except OSError as error:
-        raise DataError(f"cannot read {url or path}: {error.strerror or error}") from None
+        reason = _reason(error) if is_remote(path) else error.strerror or error
+        raise DataError(f"cannot read {name}: {reason}") from None
     except Exception as error:  # each of the libraries for remote files has its own
-        if url is None or isinstance(error, TransduceError):
+        if not is_remote(path) or isinstance(error, TransduceError):
             raise
-        raise DataError(f"cannot read {url}: {message_of(error) or type(error).__name__}") from error
+        raise DataError(f"cannot read {name}: {_reason(error)}") from error
 
 
 @contextlib.contextmanager
-def open_bytes(path: Path) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int]]]:
+def open_bytes(path: Path, *, in_order: bool = True) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int]]]:
     """Open a file for reading, decompressed according to its suffix, and a function for the bytes of it that were read.
 
-    Missing and damaged files are a `DataError`.
+    `in_order` false: it is not read from the start to the end, which not every web server allows. Missing and damaged
+    files are a `DataError`.
     """
-    with _open_stored(path) as stored:
+    with _open_stored(path, in_order=in_order) as stored:
         unpack = COMPRESSIONS.get(path.suffix.lower())
         if unpack is None:
             yield stored, stored.tell
@@ -121,7 +150,7 @@ def open_bytes(path: Path) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int
 def content_mark(path: Path) -> bytes:
     """The sha256 of a file; of a remote one that of its size and its first MiB, so that it is not loaded twice."""
     check_is_text(path)
-    with _open_stored(path) as file:
+    with _open_stored(path, in_order=False) as file:
         if not is_remote(path):
             return hashlib.file_digest(file, "sha256").digest()
         raw: Any = file.raw
@@ -138,14 +167,14 @@ def read_lines(path: Path | str) -> Iterator[str]:
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
         return
     with _open_text(Path(path)) as file:
-        yield from decode_lines(file, str(path))
+        yield from decode_lines(file, shown(Path(path)))
 
 
 @contextlib.contextmanager
 def _open_text(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file for reading, decompressed. A file of vectors is a `DataError`."""
     if is_vectors(path):
-        raise DataError(f"{path} is a file of vectors; a text file belongs here")
+        raise DataError(f"{shown(path)} is a file of vectors; a text file belongs here")
     with open_bytes(path) as (file, _):
         yield file
 
@@ -224,9 +253,9 @@ def read_encoded(path: Path, n: int) -> Iterator[EncodedLines]:
     """The lines of a text file, `n` at a time. Raises the errors that `read_lines` raises."""
     pending, n_pending = list[bytes](), 0
     with _open_text(path) as file:
-        for block, first, n_lines in _blocks(file, str(path)):
+        for block, first, n_lines in _blocks(file, shown(path)):
             if _decoded(block) is None:
-                for _ in _decode(block, first, str(path)):
+                for _ in _decode(block, first, shown(path)):
                     pass  # until the error, if there is one
             while n_pending + n_lines >= n:
                 missing = n - n_pending

@@ -7,8 +7,10 @@ import functools
 import gzip
 import http.server
 import json
+import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 
 from transduce.config.settings import Corpus, Settings
 from transduce.data.corpus import Pair, read_pairs
+from transduce.data.lines import check_is_text
 from transduce.data.sources import pair_sources
 from transduce.distillation.training_text import _moved
 from transduce.errors import DataError, SettingsError
@@ -162,6 +165,68 @@ def test_a_lost_connection_is_a_one_line_error(name: str) -> None:
             texts(url)
         running.shutdown()
     assert "\n" not in str(caught.value)
+
+
+class Serves(http.server.BaseHTTPRequestHandler):
+    """An error, silence, or pairs in two halves with a pause between them, as the path says."""
+
+    def do_GET(self) -> None:
+        if self.path == "/error.tsv":
+            self.send_error(503)
+            return
+        if self.path == "/silence.tsv":
+            time.sleep(3)
+            return
+        half = b"A dog.\tEin Hund.\n" * 50
+        self.send_response(200)
+        self.send_header("Content-Length", str(2 * len(half)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(half)
+            self.wfile.flush()
+            time.sleep(0.5)
+            self.wfile.write(half)
+
+    do_HEAD = do_GET
+
+
+@pytest.mark.loopback
+def test_a_server_may_be_slow_but_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors say what the server did. A pause of half a second is within the limit, one of three seconds is not."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr("transduce.data.lines._SECONDS", 1)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Serves) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{running.server_port}"
+        assert texts(f"{url}/a.tsv") == [("A dog.", "Ein Hund.")] * 100
+        with pytest.raises(DataError, match=rf"cannot read {url}/error\.tsv: 503 Service Unavailable"):
+            texts(f"{url}/error.tsv")
+        with pytest.raises(DataError, match=rf"cannot read {url}/silence\.tsv: no answer for 1 seconds"):
+            texts(f"{url}/silence.tsv")
+        running.shutdown()
+    with pytest.raises(DataError, match=rf"cannot read {url}/a\.tsv: Cannot connect to host"):
+        texts(f"{url}/a.tsv")
+
+
+@pytest.mark.loopback
+def test_large_files_of_a_server_that_sends_no_parts(tmp_path: Path, server: str) -> None:
+    """Text is read from the start to the end; parquet needs parts."""
+    pytest.importorskip("aiohttp")
+    written = [(f"{number:0200}", f"{-number:0200}") for number in range(20_000)]
+    (tmp_path / "a.tsv").write_text("".join(f"{src}\t{tgt}\n" for src, tgt in written))
+    assert texts(f"{server}/a.tsv") == written
+    random = [os.urandom(100).hex() for _ in range(60_000)]
+    pa.parquet.write_table(pa.table({"src": random, "tgt": random}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=rf"{server}/a\.parquet: its server sends no parts of files"):
+        texts(f"{server}/a.parquet")
+
+
+def test_a_folder_of_saved_datasets_names_them(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        (tmp_path / "both" / name).mkdir(parents=True)
+        (tmp_path / "both" / name / "state.json").write_text("{}")
+    with pytest.raises(DataError, match=r"both is a folder; name one of .*/both/test, .*/both/train"):
+        check_is_text(tmp_path / "both")
 
 
 @pytest.mark.loopback
