@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from transduce.runs.folder import RunFolder
 
 _LONGEST_LINE = 1 << 20  # bytes; parsing takes up to 20 times as much memory
+_SECONDS = 15  # that a training waits for the server of a tracker, which is dropped after two or three such times
 
 
 class MetricsFile:
@@ -115,7 +117,8 @@ def _wandb(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
     import wandb
 
     mode: Any = os.environ.get("WANDB_MODE", "offline")
-    run = wandb.init(project="transduce", name=name, dir=folder, config=dict(settings), mode=mode)
+    waits = wandb.Settings(init_timeout=_SECONDS)
+    run = wandb.init(project="transduce", name=name, dir=folder, config=dict(settings), mode=mode, settings=waits)
     return Tracker(lambda numbers, update: run.log({"update": update, **numbers}), run.finish)
 
 
@@ -123,6 +126,9 @@ def _mlflow(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
     """A file store in `mlruns/`; MLFLOW_TRACKING_URI names a server."""
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions prefer databases
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_SECONDS))
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    from mlflow.entities import Metric, Param
     from mlflow.tracking import MlflowClient
 
     uri = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
@@ -130,12 +136,13 @@ def _mlflow(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
     found = client.get_experiment_by_name("transduce")
     experiment = client.create_experiment("transduce") if found is None else found.experiment_id
     run = client.create_run(experiment, run_name=name).info.run_id
-    for key, value in settings.items():
-        client.log_param(run, key, str(value)[:500])
+    params = [Param(key, str(value)[:500]) for key, value in settings.items()]
+    for start in range(0, len(params), 100):  # the most that a request may have
+        client.log_batch(run, params=params[start : start + 100])
 
     def log(numbers: Mapping[str, float], update: int) -> None:
-        for key, value in numbers.items():
-            client.log_metric(run, key, value, step=update)
+        now = int(1000 * time.time())
+        client.log_batch(run, [Metric(key, value, now, update) for key, value in numbers.items()])
 
     return Tracker(log, lambda: client.set_terminated(run))
 
