@@ -67,13 +67,13 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default=choose_precision(CPU), help="by default %(default)s")
     args = parser.parse_args()
     keep_freed_memory()
-    cluster = Cluster("here", n_gpus=1)
     print("| model | peak | cache | seconds per update | predicted | error |\n|---|---|---|---|---|---|")
     for size in args.sizes:
         settings, found = resolve_preset(model_settings(preset=size)), list[tuple[float, ...]]()
         for measured in islice(updates(settings, args.precision), 2, args.updates + 2):  # the first two are slower
             GPUS["here"] = here = this_machine(settings.d_model, args.precision)
-            predicted = forecast(settings, cluster, vocab_size=VOCABULARY, targets=ROWS * SENTENCE).seconds_per_update
+            cluster, n_targets = Cluster("here", n_gpus=1), ROWS * SENTENCE
+            predicted = forecast(settings, cluster, vocab_size=VOCABULARY, targets=n_targets).seconds_per_update
             error = predicted / measured - 1
             found.append((here.operations / 1e9, here.bandwidth / 1e9, measured, predicted, error))
         peak, cache, measured, predicted, error = map(statistics.median, zip(*found, strict=True))

@@ -25,7 +25,7 @@ from transduce.data.corpus import sorted_labels
 from transduce.data.sources import Sources
 from transduce.distributed.group import check_devices
 from transduce.doctor.checks import run_checks, texts_of
-from transduce.doctor.cluster import Cluster, Forecast, forecast_settings
+from transduce.doctor.cluster import ERRORS, Cluster, Forecast, forecast_settings
 from transduce.doctor.findings import Finding, Level, note_or_warning, percent, size
 from transduce.doctor.resources import tokens_at_once
 from transduce.doctor.trial import FULL, Trial, measure
@@ -319,8 +319,10 @@ def _measured(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         until = f"training.{time.by} ({time.updates:,} updates, {time.epochs:.1f} epochs)"
         yield "time", f"about {duration(time.seconds)} until {until}, without validations"
     if (forecast := diagnosis.forecast) is not None:
-        speed = f"{forecast.tokens_per_second:,.0f} target tokens/s, {forecast.seconds_per_update:.3g} s per update"
-        yield "forecast", f"on {diagnosis.cluster}, from operations and bytes: {speed}"
+        each = f"{forecast.seconds_per_update:.3g} s per update of {settings.training.batch_tokens:,}"
+        yield "forecast", f"on {diagnosis.cluster}: {forecast.tokens_per_second:,.0f} target tokens/s, {each}"
+        low, high = ERRORS
+        yield "", f"from operations and bytes; the errors for published trainings are {low:+.0%} to {high:+.0%}"
         if time is not None and time.by != "max_minutes":
             yield "", f"about {duration(forecast.seconds_per_update * time.updates)} for {time.updates:,} updates"
         if forecast.seconds_per_update < SHORT:
