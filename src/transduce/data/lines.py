@@ -73,7 +73,7 @@ def _open_remote(url: str, *, in_order: bool) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Why a file cannot be read. fsspec raises FileNotFoundError(url) from most errors of a server."""
+    """The reason that a file cannot be read. fsspec raises FileNotFoundError(url) from most errors of a server."""
     cause: Any = error.__cause__ or error
     if isinstance(cause, TimeoutError):
         return f"no answer for {_SECONDS} seconds"
