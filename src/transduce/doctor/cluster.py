@@ -34,7 +34,7 @@ PRODUCTS = 0.6  # share of a GPU's peak that large matrix products reach
 PASSES = 6  # over each kept number: written, read by two layers; with its gradient in the backward pass
 FEWER_PASSES = 2  # on GPUs with our kernels, which do in one pass what PyTorch's do in several; measured on an H100
 BYTES_PER_PARAMETER = 20  # float32: weights, gradients, their sums, and two of Adam
-ROOM = 0.9  # of the memory; the rest is of CUDA and fragmentation
+ROOM_ON_GPU = 0.9  # of the memory; the rest is of CUDA and fragmentation
 SENTENCE = 32  # keys of an attention, where rows have no fixed length
 ERRORS = (-0.23, 0.02)  # smallest and largest of the seconds per update of published trainings
 SMALLEST = 2048  # tokens of a micro-batch, for the largest model that fits
@@ -144,6 +144,6 @@ def forecast(
     fixed = BYTES_PER_PARAMETER * n_parameters / shards
     memory = fixed + (micro_tokens or share) * kept
     # With all widths times s, parameters grow as s**2 and what is kept as s: a quadratic equation.
-    least, room = SMALLEST * kept, ROOM * card.memory
+    least, room = SMALLEST * kept, ROOM_ON_GPU * card.memory
     scale = (sqrt(least**2 + 4 * fixed * room) - least) / (2 * fixed)
     return Forecast(seconds, targets / seconds, memory, n_parameters * scale**2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from transduce.config.kinds import model_settings, resolve_preset
-from transduce.doctor.cluster import BYTES_PER_PARAMETER, ERRORS, GPUS, PASSES, ROOM, Cluster, forecast
+from transduce.doctor.cluster import BYTES_PER_PARAMETER, ERRORS, GPUS, PASSES, ROOM_ON_GPU, Cluster, forecast
 from transduce.errors import SettingsError
 from transduce.models.registry import ARCHITECTURES
 
@@ -64,7 +64,7 @@ def test_more_gpus_are_faster_and_a_model_of_the_largest_size_fits() -> None:
     one, many = (forecast(base, Cluster("h100", n), vocab_size=32_000, targets=25_000) for n in (1, 8))
     assert 3 < many.tokens_per_second / one.tokens_per_second < 8
     assert one.memory > many.memory
-    assert BYTES_PER_PARAMETER * one.largest < ROOM * GPUS["h100"].memory
+    assert BYTES_PER_PARAMETER * one.largest < ROOM_ON_GPU * GPUS["h100"].memory
 
 
 def test_gpus_that_shard_a_model_divide_its_memory() -> None:
