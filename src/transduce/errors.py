@@ -87,6 +87,12 @@ _OUT_OF_MEMORY = (
 )
 
 
+def cannot_write(path: object, error: OSError) -> RunFolderError:
+    """The error of a file that cannot be written."""
+    hint = "; free some space and run the same command again" if error.errno == errno.ENOSPC else ""
+    return RunFolderError(f"cannot write {path}: {error.strerror or error}{hint}")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, PyTorch, oneDNN, a CUDA library or the system ran out of memory."""
     if isinstance(error, OSError):

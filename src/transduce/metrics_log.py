@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transduce.errors import RunFolderError, SettingsError, message_of
+from transduce.errors import SettingsError, cannot_write, message_of
 from transduce.runs.atomic import reading, sync, write_text
 from transduce.runs.identity import settings_by_name
 
@@ -48,7 +48,7 @@ class MetricsFile:
             with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise RunFolderError(f"cannot write {self.path}: {error.strerror or error}") from None
+            raise cannot_write(self.path, error) from None
 
     def sync(self) -> None:
         """Make the system write the lines to the disk."""

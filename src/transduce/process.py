@@ -99,9 +99,13 @@ def n_threads_to_use() -> int:
     return min(int(asked), 1024) if asked.isdecimal() and int(asked) else n_cores()
 
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""With this in its environment, `python -m` imports nothing from the current folder, such as a user's `random.py`."""
+
+
 def child_environment() -> dict[str, str]:
     """Our environment, for a child process that calls `exit_with_parent`."""
-    return {**os.environ, _PARENT: str(os.getpid())}
+    return {**os.environ, **SAFE_PATH, _PARENT: str(os.getpid())}
 
 
 def exit_with_parent() -> None:

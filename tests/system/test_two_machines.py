@@ -115,7 +115,7 @@ def test_a_machine_that_is_cut_off_is_named_and_the_other_one_goes_on_until_it_c
         power_off(machines[1])
         ip("-n", "transduce-b", "link", "set", "cable", "up")
         machines[1] = start("transduce-b", second, *asked)
-        wait_for(first, "had 1 processes until update", after=place)
+        wait_for(first, "had 1 process until update", after=place)
         wait_for_updates(machines[0], first, run, more=3)
     finally:
         for machine in machines:

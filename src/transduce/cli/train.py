@@ -48,7 +48,8 @@ def train(
 
         sys.exit(run_worker())
     settings, folder = request.settings(), request.run_folder()
-    launch.launch_if_asked(1 if dry_run else processes, max_restarts=max_restarts)
+    if not dry_run:
+        launch.launch_if_asked(processes, max_restarts=max_restarts)
 
     from transduce.logging import Log
     from transduce.pipeline import train as run_train

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from transduce.data.lines import zstd
-from transduce.errors import RunFolderError
+from transduce.errors import RunFolderError, cannot_write
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]
@@ -118,4 +118,4 @@ def writing(folder: Path | None) -> Iterator[None]:
         yield
     except OSError as error:
         where = folder or tempfile.gettempdir()
-        raise RunFolderError(f"cannot write temporary data in {where}: {error.strerror or error}") from error
+        raise cannot_write(f"temporary data in {where}", error) from error

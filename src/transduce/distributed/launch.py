@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from transduce.distributed.environment import LAUNCHER_ID, this_process
 from transduce.errors import RankExited, SettingsError
 from transduce.logging import print_error
-from transduce.process import n_cores, send_at_parent_exit
+from transduce.process import SAFE_PATH, n_cores, send_at_parent_exit
 
 _SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
 _CONSEQUENCES = (RankExited.exit_code, -signal.SIGTERM, *_SAVED)
@@ -29,6 +29,8 @@ def launch_if_asked(n: int, *, max_restarts: int) -> None:
     size = this_process().size
     if size > 1 and n not in (1, size):
         raise SettingsError(f"--processes {n}: torchrun started {size} already; use one of the two")
+    if max_restarts and n == 1:
+        raise SettingsError(f"--max-restarts {max_restarts}: needs --processes of at least 2; torchrun has its own")
     if n > size:
         sys.exit(launch(["-m", "transduce", *sys.argv[1:]], n, max_restarts=max_restarts))
 
@@ -43,7 +45,7 @@ def launch(arguments: Sequence[str], n: int, *, max_restarts: int = 0) -> int:
 
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, n_cores() // n)))
-    os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, **SAFE_PATH}
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(_signals_to_forward())
     logging.disable()  # we report failures in one line
     while True:
@@ -56,7 +58,8 @@ def launch(arguments: Sequence[str], n: int, *, max_restarts: int = 0) -> int:
         if not _is_loss(codes) or not max_restarts:
             return report_failures(codes, n)
         max_restarts -= 1
-        print_error(f"a process was lost; all start again from the last checkpoint (restarts left: {max_restarts})")
+        lost = _killed(codes, n) or "a process was lost"
+        print_error(f"{lost}; all start again from the last checkpoint (restarts left: {max_restarts})")
 
 
 def _run_once(arguments: Sequence[str], n: int) -> dict[int, int]:
@@ -110,14 +113,20 @@ def report_failures(codes: Mapping[int, int], n: int) -> int:
         codes: Exit codes of failed processes by rank, negative ones for signals.
         n: The number of processes.
     """
-    causes = [(rank, code) for rank, code in sorted(codes.items()) if code not in _CONSEQUENCES]
+    causes = [code for _, code in sorted(codes.items()) if code not in _CONSEQUENCES]
     if not causes:
         return next((code for code in codes.values() if code in _SAVED), 1)
-    rank, code = causes[0]
-    if code > 0:
-        return code
+    if causes[0] > 0:
+        return causes[0]
     print_error(
-        f"process {rank + 1} of {n} was killed by {signal.Signals(-code).name}, and the others stopped; run the same "
-        "command again to resume from the last checkpoint"
+        f"{_killed(codes, n)}, and the others stopped; run the same command again to resume from the last checkpoint"
     )
-    return 128 - code if rank == 0 else 1
+    return 128 - causes[0]
+
+
+def _killed(codes: Mapping[int, int], n: int) -> str:
+    """The first process that was killed, or an empty string."""
+    for rank, code in sorted(codes.items()):
+        if code < 0 and code not in _CONSEQUENCES:
+            return f"process {rank + 1} of {n} was killed by {signal.Signals(-code).name}"
+    return ""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transduce.errors import RunFolderError, message_of
+from transduce.errors import RunFolderError, cannot_write, message_of
 
 MOST_JSON = 1 << 28
 """Bytes of the largest JSON file: 256 MiB, for test sets and samples."""
@@ -54,7 +54,7 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
                 os.replace(aside, partial_of(path))
         _remove(aside)
         if isinstance(error, OSError) and _is_about(error, path.parent):
-            raise RunFolderError(f"cannot write {given}: {error.strerror or error}") from error
+            raise cannot_write(given, error) from error
         raise
 
 

@@ -14,6 +14,7 @@ CHANGEABLE = (
     "data.workers",
     "training.keep_checkpoints",
     "training.save_updates",
+    "training.timeout",
     "training.track",
 )
 """Settings that do not affect what is computed: a command with other values resumes the same run, with the new values.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, SoftFileLock, Timeout
 
-from transduce.errors import FolderInUse, RunFolderError
+from transduce.errors import FolderInUse, RunFolderError, cannot_write
 
 NAME = ".lock"
 
@@ -80,7 +80,7 @@ def locked_folder(folder: Path, *, use: str) -> Iterator[None]:
         if not isinstance(error, OSError):
             raise
         where = error.filename or folder
-        raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
+        raise cannot_write(where, error) from error
 
 
 def _make(folder: Path) -> None:

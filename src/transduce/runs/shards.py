@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.errors import RunFolderError, message_of
+from transduce.errors import RunFolderError, cannot_write, message_of
 from transduce.runs.atomic import sync
 from transduce.runs.tensor_file import ERRORS
 from transduce.runs.tensors import write_tensors
@@ -80,7 +81,7 @@ def copy_shards(path: Path, tensors: Mapping[str, Tensor]) -> Callable[[], None]
             write_tensors(path, shards, {"DCP_SHARDING_INFO": info}, seal=False)
             sync(path)
         except OSError as error:
-            raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
+            raise cannot_write(path, error) from error
 
     return write
 
@@ -103,6 +104,8 @@ def read_shards(folder: Path, like: Any) -> dict[str, Tensor]:
         empty = partial(sharded.empty, device_mesh=like.device_mesh, placements=like.placements)
 
     reader = checkpoint.HuggingFaceStorageReader(str(folder / FOLDER))
+    # It warns that no other rank takes part; each reads its own shards.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
     try:
         stored: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
         for name, one in stored.items():

@@ -303,7 +303,7 @@ class Updater:
             notes.append(f"the kernels were {before} and are {self.kernels} now: results differ by rounding")
         if (n := state["processes"]) != self.ranks.size:
             notes.append(
-                f"the run had {n} processes until update {n_updates} and resumes with {self.ranks.size}: each "
-                "update has the same sentences, but dropout has other random numbers"
+                f"the run had {n} process{'es' * (n > 1)} until update {n_updates} and resumes with {self.ranks.size}: "
+                "updates have the same sentences, but results differ by rounding, and dropout has other random numbers"
             )
         return notes

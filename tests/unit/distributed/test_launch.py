@@ -48,11 +48,12 @@ def test_every_process_gets_its_rank_and_its_share_of_the_cores(
     assert [ProcessRank.of(one) for one in found] == [ProcessRank(rank, 2, rank, 2, launched=True) for rank in range(2)]
     assert {one["OMP_NUM_THREADS"] for one in found} == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     assert {one["MASTER_ADDR"] for one in found} == {"localhost"}
+    assert {one["PYTHONSAFEPATH"] for one in found} == {"1"}
 
 
 @pytest.mark.loopback
 def test_a_killed_process_is_named_and_the_others_exit(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(FOREVER, KILLED) == 1
+    assert run(FOREVER, KILLED) == 137
     error = capfd.readouterr().err
     assert "process 2 of 2 was killed by SIGKILL" in error and "resume" in error and error.count("\n") == 1
 
@@ -87,7 +88,7 @@ def test_signals_are_forwarded(tmp_path: Path) -> None:
         ({0: 130, 1: 130}, 130),
         ({0: RankExited.exit_code, 1: 143}, 143),
         ({0: -signal.SIGKILL, 1: RankExited.exit_code}, 137),
-        ({0: 143, 1: -signal.SIGKILL}, 1),
+        ({0: 143, 1: -signal.SIGKILL}, 137),
     ],
 )
 def test_the_exit_code_is_that_of_the_process_that_stopped_the_others(
@@ -131,6 +132,11 @@ def test_a_worker_reports_only_its_own_sentence_that_does_not_fit(
         monkeypatch.setattr(pipeline, "join_ranks", Mock(side_effect=error))
         assert pipeline.run_worker() == 1
         assert capfd.readouterr().err == (f"transduce: error: {said}\n" if said else "")
+
+
+def test_restarts_need_several_processes() -> None:
+    with pytest.raises(SettingsError, match="--max-restarts 3: needs --processes"):
+        launch.launch_if_asked(1, max_restarts=3)
 
 
 RANK_1_OF_2 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}

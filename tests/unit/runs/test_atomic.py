@@ -65,7 +65,8 @@ def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError) as caught, write_aside(path) as aside:
         aside.write_text("half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert str(caught.value) == f"cannot write {path}: No space left on device"
+    advice = "free some space and run the same command again"
+    assert str(caught.value) == f"cannot write {path}: No space left on device; {advice}"
     assert names(tmp_path) == []
 
 

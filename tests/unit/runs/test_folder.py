@@ -75,11 +75,13 @@ def test_resume_uses_the_resolved_settings(tmp_path: Path) -> None:
 
 def test_changeable_settings_may_differ_on_resume(tmp_path: Path) -> None:
     path = finished_run(tmp_path / "run")
-    values = {"name": "better", "training": {"lr": 0.002, "keep_checkpoints": 5}, "data": {"root": "/elsewhere"}}
+    training = {"lr": 0.002, "keep_checkpoints": 5, "timeout": 3.0}
+    values = {"name": "better", "training": training, "data": {"root": "/elsewhere"}}
     asked = Settings.from_mapping(values)
     with RunFolder.create(path, asked, "its new recipe") as run:
         assert run.resumed
         assert run.settings.name == "better" and run.settings.training.keep_checkpoints == 5
+        assert run.settings.training.timeout == 3
         assert run.settings.training.batch_tokens == 4096, "other settings stay as resolved"
     found = RunFolder.open(path)
     assert found.settings == run.settings
