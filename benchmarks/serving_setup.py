@@ -1,4 +1,4 @@
-"""Common parts of serving.py: the server, the requests, the check of the answers and of the memory."""
+"""Shared code of the parts of serving.py: the server, the requests, the check of the answers and of the memory."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ _OUT_OF_MEMORY = (
 
 def cannot_write(path: object, error: OSError) -> RunFolderError:
     """The error of a file that cannot be written."""
-    hint = "; free some space and run the same command again" if error.errno == errno.ENOSPC else ""
+    hint = "; free some space and run the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return RunFolderError(f"cannot write {path}: {error.strerror or error}{hint}")
 
 

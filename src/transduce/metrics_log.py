@@ -114,11 +114,11 @@ def _tensorboard(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracke
 
 def _wandb(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
     """Offline runs in `wandb/`, which `wandb sync` uploads; WANDB_MODE=online uploads them at once."""
+    os.environ.setdefault("WANDB_INIT_TIMEOUT", str(_SECONDS))
     import wandb
 
     mode: Any = os.environ.get("WANDB_MODE", "offline")
-    waits = wandb.Settings(init_timeout=_SECONDS)
-    run = wandb.init(project="transduce", name=name, dir=folder, config=dict(settings), mode=mode, settings=waits)
+    run = wandb.init(project="transduce", name=name, dir=folder, config=dict(settings), mode=mode)
     return Tracker(lambda numbers, update: run.log({"update": update, **numbers}), run.finish)
 
 

@@ -65,7 +65,7 @@ def test_runs_that_are_stopped_and_that_lose_processes_end_alike(tmp_path: Path)
         os.kill(child_with(wanted, process.pid), signal.SIGKILL)
     _, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
-    assert error.count("all start again from the last checkpoint") == 2
+    assert error.count("of 2 was killed by SIGKILL; all start again from the last checkpoint") == 2
     assert (stopped / "model.safetensors").read_bytes() == (killed / "model.safetensors").read_bytes()
 
 

@@ -83,7 +83,7 @@ def translate_to_folder(
 
 
 def _read_chunks(shards: Sequence[Shard]) -> Iterator[Chunk]:
-    """The rest of all files that is to be translated, so that nodes need not wait for the end of a file."""
+    """Chunks of all files that remain to be translated, so that nodes need not wait for the end of a file."""
     for shard in shards:
         first = shard.position.lines
         if not shard.position.done:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.data.json_lines import pair_of
-from transduce.data.lines import open_bytes, shown
+from transduce.data.lines import bare_suffix, format_path, open_bytes
 from transduce.errors import DataError, SettingsError
 
 _ROWS = 1000  # of a parquet file that are in memory at once
@@ -53,16 +53,18 @@ def _rows(path: Path, read: Callable[[Any, Any], Iterable[Any]]) -> Iterator[Any
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        raise SettingsError(f"{shown(path)}: this format needs pyarrow: pip install 'transduce[formats]'") from error
-    with open_bytes(path, in_order=False) as (file, _):
+        raise SettingsError(
+            f"{format_path(path)}: this format needs pyarrow: pip install 'transduce[formats]'"
+        ) from error
+    with open_bytes(path, in_order=bare_suffix(path) != ".parquet") as (file, _):
         try:
             for batch in read(pyarrow, file):
                 yield from batch.to_pylist()
         except (pyarrow.ArrowException, ValueError, OverflowError) as error:
-            if "range requests" in str(error):  # fsspec's
+            if "range requests" in str(error) or "Cannot seek streaming" in str(error):  # fsspec's
                 reason = "its server sends no parts of files, which this format needs; download the file first"
-                raise DataError(f"{shown(path)}: {reason}") from None
-            raise DataError(f"{shown(path)}: not a valid {path.suffix[1:]} file: {error}") from None
+                raise DataError(f"{format_path(path)}: {reason}") from None
+            raise DataError(f"{format_path(path)}: not a valid {path.suffix[1:]} file: {error}") from None
 
 
 def _pairs(rows: Iterable[Any], path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, str, str]]:
@@ -70,5 +72,5 @@ def _pairs(rows: Iterable[Any], path: Path, src_lang: str, tgt_lang: str) -> Ite
         try:
             src, tgt = pair_of(row, src_lang, tgt_lang)
         except ValueError as error:
-            raise DataError(f"{shown(path)}, row {number}: {error}") from None
+            raise DataError(f"{format_path(path)}, row {number}: {error}") from None
         yield number, src, tgt

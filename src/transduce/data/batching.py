@@ -103,7 +103,7 @@ def offset_of(context: int, *, seed: int, epoch: int) -> int:
 
 
 def row_starts(n_tokens: int, *, context: int, offset: int) -> np.ndarray:
-    """The beginnings of the targets of each row in `n_tokens` ids; the first row has `offset` targets."""
+    """Positions where the targets of each row begin in `n_tokens` ids; the first row has `offset` targets."""
     starts = np.arange(1 + offset, n_tokens, context)
     return np.concatenate(([1], starts)) if offset and n_tokens > 1 else starts
 
@@ -181,7 +181,7 @@ def _cuts(
 
 
 def _times(weights: np.ndarray | None, *, seed: int, epoch: int) -> np.ndarray | None:
-    """The occurrences of each index in an epoch, by its weight; None: once.
+    """Number of uses of each index in an epoch, by its weight; None: once.
 
     The fractional part of a weight selects that fraction of the sentences with this weight: a window that moves from
     epoch to epoch over a fixed random order, so that every sentence is used equally often.

@@ -16,10 +16,10 @@ from transduce.data.lines import (
     EncodedLines,
     aligned,
     bare_suffix,
+    format_path,
     read_encoded,
     read_inputs,
     read_lines,
-    shown,
 )
 from transduce.data.tmx import read_tmx
 from transduce.errors import DataError, SettingsError, nearest
@@ -40,13 +40,15 @@ def read_tsv(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, st
         fields = line.split("\t")
         if not n and line.strip():
             if len(fields) < 2:
-                raise DataError(f"{shown(path)}, line {number}: no tab; expected source<TAB>target")
+                raise DataError(f"{format_path(path)}, line {number}: no tab; expected source<TAB>target")
             n, first, names = len(fields), number, [field.strip().lower() for field in fields]
             if src_lang.lower() in names and tgt_lang.lower() in names:
                 src, tgt = names.index(src_lang.lower()), names.index(tgt_lang.lower())
                 continue
         if len(fields) != n and line.strip():
-            raise DataError(f"{shown(path)}, line {number}: line {first} has {n} columns, this line has {len(fields)}")
+            raise DataError(
+                f"{format_path(path)}, line {number}: line {first} has {n} columns, this line has {len(fields)}"
+            )
         yield (number, fields[src], fields[tgt]) if len(fields) == n else (number, "", "")
 
 
@@ -126,10 +128,10 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair
     """
     if corpus.path is None:
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
-        file, names = shown(corpus.src), (shown(corpus.src), shown(corpus.tgt))
+        file, names = format_path(corpus.src), (format_path(corpus.src), format_path(corpus.tgt))
         lines = aligned(read_inputs(corpus.src), read_lines(corpus.tgt), names)
         return (Pair(src, tgt, file, line) for line, src, tgt in lines)
-    file = shown(corpus.path)
+    file = format_path(corpus.path)
     found = PAIR_FORMATS.get(".arrow" if is_dataset(corpus.path) else bare_suffix(corpus.path))
     if found is None:
         known, packed = ", ".join(PAIR_FORMATS), ", ".join(COMPRESSIONS)
@@ -152,10 +154,10 @@ def read_columns(src: Path, tgt: Path, n: int) -> Iterator[PairColumns]:
     try:
         for first, (srcs, tgts) in zip(count(1, n), sides, strict=False):
             if len(srcs) != len(tgts):
-                raise DataError(f"{src} and {tgt} have different numbers of lines")
-            yield PairColumns(shown(src), srcs, tgts, range(first, first + len(srcs)))
+                raise DataError(f"{format_path(src)} and {format_path(tgt)} have different numbers of lines")
+            yield PairColumns(format_path(src), srcs, tgts, range(first, first + len(srcs)))
     except DataError:
-        for _ in aligned(read_lines(src), read_lines(tgt), (shown(src), shown(tgt))):
+        for _ in aligned(read_lines(src), read_lines(tgt), (format_path(src), format_path(tgt))):
             pass  # until the first error of the two files, which names its line
         raise
 
@@ -167,7 +169,7 @@ def read_labelled(path: Path | str, vocabulary: Vocabulary | None = None) -> Ite
     of texts than the lines before. A file of vectors gives the names of its sequences and their labels, unless the
     model's `vocabulary` encodes text.
     """
-    name = shown(Path(path))
+    name = format_path(Path(path))
     if (vectors := open_vectors(path, vocabulary)) is not None:
         for number, (label, text) in enumerate(zip(vectors.labels, vectors.names, strict=True), 1):
             yield Labelled(label, (text,), (name, number))

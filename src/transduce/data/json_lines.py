@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transduce.data.lines import one_line, read_lines, shown
+from transduce.data.lines import format_path, one_line, read_lines
 from transduce.errors import DataError
 from transduce.text.special import characters
 
@@ -18,9 +18,11 @@ def read_json_lines(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[
         try:
             src, tgt = pair_of(json.loads(line), src_lang, tgt_lang) if line.strip() else ("", "")
         except (json.JSONDecodeError, RecursionError) as error:
-            raise DataError(f"{shown(path)}, line {number}: not valid JSON: {getattr(error, 'msg', error)}") from None
+            raise DataError(
+                f"{format_path(path)}, line {number}: not valid JSON: {getattr(error, 'msg', error)}"
+            ) from None
         except ValueError as error:
-            raise DataError(f"{shown(path)}, line {number}: {error}") from None
+            raise DataError(f"{format_path(path)}, line {number}: {error}") from None
         yield number, src, tgt
 
 

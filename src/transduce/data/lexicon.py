@@ -67,7 +67,7 @@ class _Chunk:
 
 
 def n_links(pair: TokenPair) -> int:
-    """The number of pairs of tokens of a sentence pair: time and memory are in proportion to their sum."""
+    """Number of token pairs in a sentence pair: time and memory are in proportion to their sum."""
     return (len(pair[0]) + 1) * len(pair[1])
 
 

@@ -76,15 +76,15 @@ def _reason(error: Exception) -> str:
     """The reason that a file cannot be read. fsspec raises FileNotFoundError(url) from most errors of a server."""
     cause: Any = error.__cause__ or error
     if isinstance(cause, TimeoutError):
-        return f"no answer for {_SECONDS} seconds"
+        return message_of(cause) or "no answer in time"
     if status := getattr(cause, "status", 0):  # of HTTP, in errors of aiohttp
-        return f"{status} {cause.message}"
+        return f"{status} {getattr(cause, 'message', '')}"
     if isinstance(cause, FileNotFoundError):
         return cause.strerror or "not found"
     return message_of(cause) or type(cause).__name__
 
 
-def shown(path: Path) -> str:
+def format_path(path: Path) -> str:
     """A path for people: of a remote file its address, `https://host/a.tsv`."""
     return path.as_posix().replace(":/", "://", 1) if is_remote(path) else str(path)
 
@@ -101,7 +101,7 @@ def is_missing(path: Path) -> bool:
 
 def _refuse_folder(path: Path) -> None:
     if path.is_dir():
-        sets = sorted(shown(one.parent) for one in path.glob("*/state.json"))  # of a saved DatasetDict
+        sets = sorted(format_path(one.parent) for one in path.glob("*/state.json"))  # of a saved DatasetDict
         raise DataError(f"{path} is a folder; name {'one of ' + ', '.join(sets) if sets else 'a text file'}")
 
 
@@ -116,7 +116,7 @@ def check_is_text(path: Path) -> None:
 def _open_stored(path: Path, *, in_order: bool) -> Iterator[io.BufferedReader]:
     """Open a local or remote file as it is stored. Missing and damaged files are a `DataError`."""
     _refuse_folder(path)
-    name = shown(path)
+    name = format_path(path)
     try:
         with _open_remote(name, in_order=in_order) if is_remote(path) else path.open("rb", buffering=0) as file:
             yield io.BufferedReader(file, 1 << 16)
@@ -167,14 +167,14 @@ def read_lines(path: Path | str) -> Iterator[str]:
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
         return
     with _open_text(Path(path)) as file:
-        yield from decode_lines(file, shown(Path(path)))
+        yield from decode_lines(file, format_path(Path(path)))
 
 
 @contextlib.contextmanager
 def _open_text(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file for reading, decompressed. A file of vectors is a `DataError`."""
     if is_vectors(path):
-        raise DataError(f"{shown(path)} is a file of vectors; a text file belongs here")
+        raise DataError(f"{format_path(path)} is a file of vectors; a text file belongs here")
     with open_bytes(path) as (file, _):
         yield file
 
@@ -204,9 +204,9 @@ def read_parallel(src: Path, tgt: Path, vocabulary: Vocabulary) -> tuple[list[st
 
     `vocabulary`: the model's. Raises `DataError` if the files are empty.
     """
-    pairs = list(aligned(read_inputs(src, vocabulary), read_lines(tgt), (src, tgt)))
+    pairs = list(aligned(read_inputs(src, vocabulary), read_lines(tgt), (format_path(src), format_path(tgt))))
     if not pairs:
-        raise DataError(f"{src} is empty")
+        raise DataError(f"{format_path(src)} is empty")
     return [source for _, source, _ in pairs], [target for _, _, target in pairs]
 
 
@@ -253,9 +253,9 @@ def read_encoded(path: Path, n: int) -> Iterator[EncodedLines]:
     """The lines of a text file, `n` at a time. Raises the errors that `read_lines` raises."""
     pending, n_pending = list[bytes](), 0
     with _open_text(path) as file:
-        for block, first, n_lines in _blocks(file, shown(path)):
+        for block, first, n_lines in _blocks(file, format_path(path)):
             if _decoded(block) is None:
-                for _ in _decode(block, first, shown(path)):
+                for _ in _decode(block, first, format_path(path)):
                     pass  # until the error, if there is one
             while n_pending + n_lines >= n:
                 missing = n - n_pending

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.parsers import expat
 
-from transduce.data.lines import one_line, open_bytes, shown
+from transduce.data.lines import format_path, one_line, open_bytes
 from transduce.errors import DataError
 from transduce.text.languages import base_language
 
@@ -84,10 +84,10 @@ def read_units(path: Path) -> Iterator[Unit]:
                 units.done.clear()
             units.parser.Parse(b"", True)
         except (LookupError, ValueError) as error:  # an unknown encoding, or one that expat cannot read
-            raise DataError(f"{shown(path)}, line 1: not valid TMX: {error}") from None
+            raise DataError(f"{format_path(path)}, line 1: not valid TMX: {error}") from None
         except expat.ExpatError as error:
             reason = expat.ErrorString(error.code)
-            raise DataError(f"{shown(path)}, line {error.lineno}: not valid TMX: {reason}") from None
+            raise DataError(f"{format_path(path)}, line {error.lineno}: not valid TMX: {reason}") from None
     yield from units.done
 
 
@@ -106,7 +106,7 @@ def read_tmx(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[int, st
     if known and not n_pairs:
         languages = ", ".join(sorted(known))
         missing = f"no unit has both '{src_lang}' and '{tgt_lang}'; languages in the file: {languages}"
-        raise DataError(f"{shown(path)}: {missing}")
+        raise DataError(f"{format_path(path)}: {missing}")
 
 
 def choose_language(wanted: str, known: set[str]) -> str | None:

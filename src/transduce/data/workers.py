@@ -93,7 +93,7 @@ def _call(chunk: Any) -> Arrays:
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """The place of a preparation.
+    """Folder and workers of a preparation.
 
     folder: the folder for intermediate results (default: the system's temporary folder). keep: give them names, so that
     the same preparation resumes after a kill. workers: default: `data.workers` processes.

@@ -73,7 +73,7 @@ class Note(NamedTuple):
 
 
 def note_on(style: Style, number: int, src: str, translation: Translation) -> Note | None:
-    """The report on line `number`, if there is one. JSON contains the note."""
+    """The note to print for line `number`, or None. JSON contains the note."""
     if not translation.note or style == "json":
         return None
     return Note(number, translation.note, bool(src.strip()) and not translation.text)

@@ -126,7 +126,7 @@ SYMMETRIZATIONS: dict[str, Callable[[Links, Links], Collection[WordLink]]] = {
     "intersection": lambda forward, backward: set(forward) & set(backward),
     "union": lambda forward, backward: set(forward) | set(backward),
 }
-"""Make one set of the links of two directions. Both are given as links from the source to the target."""
+"""Functions that merge the links of two directions. Both are given as links from the source to the target."""
 
 
 def check_symmetrization(how: str) -> None:

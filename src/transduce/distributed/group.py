@@ -30,7 +30,7 @@ from transduce.training.ranks import SINGLE_RANK, Ranks, name_on_rank
 
 T = TypeVar("T")
 PARALLEL: dict[str, type[Replicas] | type[Shards]] = {"replicate": Replicas, "shard": Shards}
-"""The choices of `training.parallel`."""
+"""Classes for `training.parallel`."""
 
 TEXT_TIMEOUT = timedelta(days=7)
 """Time that a worker waits for the main process, which may read text for hours. Later ranks wait `training.timeout`. A

@@ -25,7 +25,7 @@ from transduce.data.corpus import sorted_labels
 from transduce.data.sources import Sources
 from transduce.distributed.group import check_devices
 from transduce.doctor.checks import run_checks, texts_of
-from transduce.doctor.cluster import ERRORS, GPUS, ROOM_ON_GPU, Cluster, Forecast, forecast_settings
+from transduce.doctor.cluster import GPUS, PUBLISHED, ROOM_ON_GPU, Cluster, Forecast, forecast_settings
 from transduce.doctor.findings import Finding, Level, note_or_warning, percent, size
 from transduce.doctor.resources import tokens_at_once
 from transduce.doctor.trial import FULL, Trial, measure
@@ -319,15 +319,15 @@ def _measured(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         until = f"training.{time.by} ({time.updates:,} updates, {time.epochs:.1f} epochs)"
         yield "time", f"about {duration(time.seconds)} until {until}, without validations"
     if (forecast := diagnosis.forecast) is not None and diagnosis.cluster is not None:
-        each = f"{forecast.seconds_per_update:.3g} s per update of {settings.training.batch_tokens:,}"
+        each = f"{forecast.seconds_per_update:.3g} s per update of {settings.training.batch_tokens:,} target tokens"
         yield "forecast", f"on {diagnosis.cluster}: {forecast.tokens_per_second:,.0f} target tokens/s, {each}"
-        low, high = ERRORS
-        yield "", f"from operations and bytes; the errors for published trainings are {low:+.0%} to {high:+.0%}"
+        low, high = PUBLISHED
+        yield "", f"from operations and bytes; published trainings took {low:.2f} to {high:.2f} times the forecast"
         if time is not None and time.by != "max_minutes":
             yield "", f"about {duration(forecast.seconds_per_update * time.updates)} for {time.updates:,} updates"
         if forecast.seconds_per_update < SHORT:
             yield "", "so short an update takes longer: the time to start kernels and exchanges is not counted"
         memory = GPUS[diagnosis.cluster.gpu].memory
-        fits = "" if forecast.memory < ROOM_ON_GPU * memory else ": too much"
+        fits = "" if forecast.memory < ROOM_ON_GPU * memory else f", of which {ROOM_ON_GPU:.0%} can be used: too much"
         yield "", f"{size(forecast.memory)} of the {size(memory)} of each GPU{fits}"
         yield "", f"a model of up to {forecast.largest / 1e9:.1f} billion parameters fits"

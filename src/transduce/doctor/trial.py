@@ -117,7 +117,7 @@ class Rehearsal:
         )
 
     def run(self, seconds: float) -> Iterator[Trial]:
-        """The findings after each measurement: of the largest batch, then of real updates for `seconds`."""
+        """Yield the measurements so far: of the largest batch, then of real updates for `seconds`."""
         found = Trial(count_parameters(self.model), base=self._peak())
         yield found
         self.update(self._largest())

@@ -100,7 +100,7 @@ def evaluate_translations(run: Path, options: TranslationEvaluation, *, device: 
 
 
 def _decoding_of(options: TranslationEvaluation, runs: Sequence[Path]) -> DecodingOptions:
-    """The decoding options of the runs. Without a run, refuses options that would have no effect."""
+    """Decoding options for the runs. Without a run, refuses options that would have no effect."""
     batch = {} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}
     decoding = DecodingOptions(**options.decoding.model_dump(exclude_unset=True), **batch)
     if not runs and (unused := [*decoding.model_fields_set, *(["precision"] if options.precision else [])]):

@@ -58,7 +58,7 @@ class Scores:
         return TypeAdapter(cls).validate_python(values)
 
     def signatures(self) -> dict[str, str]:
-        """The computation of each score."""
+        """Signature of each score."""
         return {"BLEU": self.bleu.signature, "chrF": self.chrf.signature, "TER": self.ter.signature}
 
     def lines(self) -> list[str]:

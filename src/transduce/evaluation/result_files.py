@@ -134,7 +134,7 @@ class Wording:
 
     @property
     def usage(self) -> str:
-        """The purpose of a model and its command, e.g. "translates text: `transduce translate`"."""
+        """A model's function and command, e.g. "translates text: `transduce translate`"."""
         return f"{self.does}: `{' '.join(self.command.split()[:2])}`"
 
     @property

@@ -43,7 +43,7 @@ MOST_BYTES = 3_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inspection:
-    """The computation of a model for one sentence: its views, and the parts with their values.
+    """A record of a model's computation for one sentence: its views, and the parts with their values.
 
     recorded: views by name. slow: functions that compute further views, and keep what they computed.
     """
@@ -237,7 +237,7 @@ def _part_data(part: Part, with_values: bool, with_weights: bool) -> dict[str, A
     found_of = {name: operands(part, name) if with_values else None for name in part.values}
 
     def product(name: str) -> dict[str, Any] | None:
-        """The page's computation of a cell, if the record has its operands."""
+        """Formula of a cell, if its operands are recorded."""
         how, found = part.point(name).product, found_of[name]
         if how is None or found is None or (how.weight is not None and not with_weights):
             return None

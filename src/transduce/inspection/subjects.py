@@ -134,7 +134,7 @@ class Subject(ABC):
         return model.output_weight, model.output_bias
 
     def pieces(self, ids: Sequence[int]) -> Sequence[str]:
-        """The predicted token or label, by its place among the logits."""
+        """Names of predicted tokens or labels, by their ids."""
         return self.tokenizers.tgt.pieces(ids)
 
     def side_of(self, part: str) -> tuple[str, str]:

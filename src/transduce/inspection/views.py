@@ -85,7 +85,7 @@ def masks_view(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
 
 
 def _places(own: Sequence[tuple[int, int]], of_all: Iterable[Sequence[tuple[int, int]]]) -> str:
-    """The place of one of several masks: in some layers, or in some heads of the layers."""
+    """Layers, or heads of layers, that use one of several masks."""
     layers = [{layer for layer, _ in one} for one in of_all]
     axis, name = (0, "layer") if sum(map(len, layers)) == len(set[int]().union(*layers)) else (1, "head")
     numbers = sorted({place[axis] + 1 for place in own})
@@ -183,7 +183,7 @@ def _rows_at_once(sentence: Sentence) -> int:
 
 
 def leave_out(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
-    """The fall of each prediction's log-probability without each word that the model reads, [T, S].
+    """Decrease of each prediction's log-probability when each input word is removed, [T, S].
 
     All tokens of a word are left out together, and share its result (Li et al. 2016).
     """

@@ -89,7 +89,7 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
 
 
 def unused_by_stacks(s: AttentionSettings) -> Iterator[str]:
-    """Settings without effect, of consistent stacks with attention patterns."""
+    """Settings without effect, for consistent settings of stacks with attention patterns."""
     patterns = s.patterns
     factored = [getattr(s, f"n_{stack}_layers") for stack, name in patterns.items() if len(_factors(name)) > 1]
     if is_changed(s, "summary_tokens"):

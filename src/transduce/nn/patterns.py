@@ -166,7 +166,7 @@ class SparsePattern(FullPattern, ABC):
 
     @abstractmethod
     def layout(self, n: int) -> Layout:
-        """The computation of a sequence of n positions at a cost that follows the pattern."""
+        """Block layout for n positions, at a cost that follows the pattern."""
 
     def worthwhile(self, n: int) -> bool:
         """Whether that is faster than a dense product: for more than two parts."""
@@ -271,7 +271,7 @@ SPREADS: dict[str, Callable[[Factors, int], Factors]] = {
     "heads": lambda factors, n_heads: (HeadsPattern(factors, n_heads=n_heads),),
     "layers": lambda factors, n_heads: factors,
 }
-"""Distribution of the factors: the patterns of the layers, one after another and again from the first."""
+"""Functions that distribute factors: the patterns of the layers, one after another and again from the first."""
 
 
 def make_patterns(

@@ -132,7 +132,7 @@ class Checkpoints:
 
 
 def environment() -> dict[str, Any]:
-    """The influences on a CPU's rounding besides the machine: versions and the number of threads."""
+    """Factors besides the machine that affect rounding on a CPU: versions and the number of threads."""
     return {"PyTorch": str(torch.__version__), "NumPy": np.__version__, "threads": torch.get_num_threads()}
 
 

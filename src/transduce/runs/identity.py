@@ -1,4 +1,4 @@
-"""The identity of a run. `RunFolder.model_digest` is that of models."""
+"""Settings that decide whether two runs are the same. `RunFolder.model_digest` is that of models."""
 
 from __future__ import annotations
 

@@ -104,15 +104,15 @@ def read_shards(folder: Path, like: Any) -> dict[str, Tensor]:
         empty = partial(sharded.empty, device_mesh=like.device_mesh, placements=like.placements)
 
     reader = checkpoint.HuggingFaceStorageReader(str(folder / FOLDER))
-    # It warns that no other rank takes part; each reads its own shards.
-    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
     try:
         stored: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
         for name, one in stored.items():
             if sum(chunk.sizes.numel() for chunk in one.chunks) != one.size.numel():
                 raise ValueError(f"a part of {name} is missing")
         found = {name: empty(one.size, dtype=one.properties.dtype) for name, one in stored.items()}
-        checkpoint.load(found, storage_reader=reader, no_dist=True)
+        with warnings.catch_warnings():  # it warns that no other rank takes part; each reads its own shards
+            warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+            checkpoint.load(found, storage_reader=reader, no_dist=True)
     except (checkpoint.CheckpointException, *ERRORS) as error:
         raise RunFolderError(f"{folder} is damaged: {message_of(error)[:200]}") from error
     return found

@@ -102,7 +102,7 @@ class Task(ABC, Generic[TextsT, StoreT]):
 
     name: ClassVar[str]
     wording: ClassVar[Wording]
-    """The description of its models."""
+    """Wording for its models in reports."""
     defaults: ClassVar[Defaults]
     """Values of unset settings."""
     uses: ClassVar[frozenset[str]]
@@ -219,7 +219,7 @@ class Task(ABC, Generic[TextsT, StoreT]):
 
     @abstractmethod
     def validation(self, prepared: Prepared[StoreT], settings: Settings, device: torch.device) -> Validation:
-        """The computation of a validation."""
+        """The validation of this task."""
 
     def validator(
         self, model: nn.Module, prepared: Prepared[StoreT], settings: Settings, device: torch.device

@@ -45,7 +45,7 @@ class OneSidedTask(Task[TextsT, StoreT]):
         """The text of a record, which held-out text is compared with."""
 
     def size_of(self, record: Any) -> int:
-        """The part of `TextSet.size` that a record is."""
+        """The contribution of a record to `TextSet.size`."""
         return 1
 
     @abstractmethod

@@ -78,7 +78,7 @@ def copy_values(into: Weights, values: Weights) -> None:
         tensor.copy_(value)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Average(ABC):
     """The weights that a run keeps. `live` are the model's own parameters by name; `folder` is for files."""
 

@@ -1,4 +1,4 @@
-"""Common tests of all tasks: settings without effect are refused, sets have distinct names, leaks are reported."""
+"""Behaviour common to all tasks: settings without effect are refused, sets have distinct names, leaks are reported."""
 
 from __future__ import annotations
 

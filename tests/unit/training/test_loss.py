@@ -159,7 +159,7 @@ def test_gradients_are_computed_in_training_only(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(params=["auto", "torch"])
 def kernels(request: pytest.FixtureRequest) -> str:
-    """What computes."""
+    """The setting of `training.kernels`."""
     native.choose_kernels(request.param)
     return request.param
 

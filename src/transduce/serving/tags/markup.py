@@ -44,7 +44,7 @@ _ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9A-Fa-f]+);)[A-Za-z_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkupRules:
-    """Handling of tags.
+    """Rules for tags.
 
     kind: html or xml. ignore: names of elements whose text stays. splitting: of elements that end a sentence.
     non_splitting: of elements that do not. outline: elements of XML are inside a sentence only if text is beside them.

@@ -321,7 +321,7 @@ class _Projection:
         return place, place
 
     def _characters(self, inside: Span, place: Span, child: Element) -> Span:
-        """The places of these words in the target."""
+        """The span of these words in the target."""
         if inside[0] < inside[1]:
             return self.words[inside[0]].start, self.words[inside[1] - 1].end
         starts_word = child.start > 0 and self.source[child.start - 1].isspace()

@@ -46,7 +46,7 @@ class TextFormat:
         return parts
 
     def escape(self, text: str) -> str:
-        """The form of a text in a document."""
+        """Text as escaped in a document."""
         return text if self.rules is None else html.escape(text, quote=False)
 
 
