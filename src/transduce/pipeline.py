@@ -250,7 +250,7 @@ def rebuild_report(run: Path) -> Path:
         with RunFolder.open_locked(run) as folder:
             wording = find_task(folder.settings.task).wording
             write_report(folder, wording)
-            if _end_of(folder) is not None and not (run / "README.md").exists():  # an import has a card of its own
+            if _end_of(folder) is not None and not (run / "README.md").exists():  # an import already has a card
                 write_card(folder, wording)
     else:  # the training holds the lock; at its end it writes the report again
         folder = RunFolder.open(run, model=False)

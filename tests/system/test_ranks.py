@@ -100,7 +100,7 @@ def test_resuming_with_another_number_of_processes_gives_the_same_run(
     there = max(team.samples(name))
     folder = team.train(name, after, *asked)
     assert max(team.samples(name)) > there
-    assert f"until update 20 and resumes with {after}" in team.said(name)
+    assert f"had {before} process{'es' * (before > 1)} until update 20 and resumes with {after}" in team.said(name)
     assert team.samples(name) == team.samples("alone")
     assert_same_but_for_rounding(alone, folder)
 

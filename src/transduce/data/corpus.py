@@ -128,9 +128,9 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair
     """
     if corpus.path is None:
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
-        file, names = format_path(corpus.src), (format_path(corpus.src), format_path(corpus.tgt))
+        names = format_path(corpus.src), format_path(corpus.tgt)
         lines = aligned(read_inputs(corpus.src), read_lines(corpus.tgt), names)
-        return (Pair(src, tgt, file, line) for line, src, tgt in lines)
+        return (Pair(src, tgt, names[0], line) for line, src, tgt in lines)
     file = format_path(corpus.path)
     found = PAIR_FORMATS.get(".arrow" if is_dataset(corpus.path) else bare_suffix(corpus.path))
     if found is None:
@@ -151,13 +151,14 @@ def columns_of(pairs: Iterable[Pair], n: int) -> Iterator[PairColumns]:
 def read_columns(src: Path, tgt: Path, n: int) -> Iterator[PairColumns]:
     """The pairs that `read_pairs` yields of two text files, `n` at a time."""
     sides = zip_longest(read_encoded(src, n), read_encoded(tgt, n), fillvalue=())
+    names = format_path(src), format_path(tgt)
     try:
         for first, (srcs, tgts) in zip(count(1, n), sides, strict=False):
             if len(srcs) != len(tgts):
-                raise DataError(f"{format_path(src)} and {format_path(tgt)} have different numbers of lines")
-            yield PairColumns(format_path(src), srcs, tgts, range(first, first + len(srcs)))
+                raise DataError(f"{names[0]} and {names[1]} have different numbers of lines")
+            yield PairColumns(names[0], srcs, tgts, range(first, first + len(srcs)))
     except DataError:
-        for _ in aligned(read_lines(src), read_lines(tgt), (format_path(src), format_path(tgt))):
+        for _ in aligned(read_lines(src), read_lines(tgt), names):
             pass  # until the first error of the two files, which names its line
         raise
 

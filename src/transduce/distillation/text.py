@@ -1,4 +1,4 @@
-"""The text that a student is trained on: the teacher's translations of its own training sources.
+"""Training text of a student: the teacher's translations of training sources.
 
     FOLDER/sources/train-1.txt        the sources of the first training corpus, cleaned
     FOLDER/references/train-1.txt     their original translations

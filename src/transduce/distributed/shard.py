@@ -35,7 +35,7 @@ class Shards:
 
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # the gradients are tested
         self._model: Any = model
-        check_equal(dict(model.named_parameters()))  # each rank keeps a part of its own
+        check_equal(dict(model.named_parameters()))  # each rank keeps another part
         sizes = torch.tensor([process.local_size, -process.local_size])
         distributed.all_reduce(sizes, op=distributed.ReduceOp.MAX)  # all ranks must make the same mesh
         is_even = not sizes.sum() and process.size % process.local_size == 0

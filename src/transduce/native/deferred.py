@@ -23,7 +23,7 @@ from transduce.native.kernels import n_threads
 from transduce.native.library import address, loaded_library
 
 _CALLS_PER_RUN = 2  # given to the library together
-_MAX_UNFINISHED = 4  # when Python goes on: they keep the memory of what they read
+_MAX_UNFINISHED = 4  # while Python continues: they keep the memory that they read
 
 
 class _Calls:

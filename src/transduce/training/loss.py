@@ -165,7 +165,7 @@ def predict_tokens_with_carry(
 ) -> tuple[Tensor, Tensor, Carry]:
     """The same for models whose `forward(*inputs, carry=carry)` returns (hidden, carry).
 
-    `memory_length`: of a Transformer-XL, instead of its own.
+    `memory_length`: of a Transformer-XL, instead of the model's setting.
     """
     options = {} if memory_length is None else {"memory_length": memory_length}
     hidden, carry = model(*batch.inputs, carry=carry, **options)

@@ -441,7 +441,7 @@ def test_several_threads_at_a_time() -> None:
 
 
 def with_gradient_of_the_memory(model: Any, batch: Any, *, smoothing: float) -> tuple[Tensor, Tensor, tuple[()]]:
-    """A criterion with backward passes of its own: adversarial training adds the gradient to what it is of."""
+    """A criterion with backward passes inside: adversarial training adds each gradient to the tensor it belongs to."""
     loss, nll, _ = predict_tokens(model, batch, smoothing=smoothing)
     weight = model.decoder.blocks[1].feed_forward.expand.weight
     of_weight, of_table = torch.autograd.grad(loss, [weight, model.output_weight], retain_graph=True)

@@ -240,7 +240,7 @@ def test_native_kernels_give_the_same_bits_with_any_number_of_threads(precision:
 
 @pytest.mark.skipif(not PRECISIONS, reason="this CPU has no kernels of training")
 def test_native_kernels_in_a_fork() -> None:
-    """The child starts threads of its own. PyTorch's do not survive a fork, so all other work is small."""
+    """The child starts its threads itself. PyTorch's do not survive a fork, so all other work is small."""
 
     def norm() -> float:
         hidden, weight, targets = problem(20, 30, 700, 40)

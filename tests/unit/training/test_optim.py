@@ -152,7 +152,7 @@ def test_moments_of_another_shape_or_type_are_refused(change: Callable[[torch.Te
 
 @needs_training_kernels
 def test_the_state_of_adam_is_that_of_pytorchs_with_either_kernels() -> None:
-    """A run that began with one may go on with the other; a parameter without a gradient keeps its state."""
+    """A run that began with one may continue with the other; a parameter without a gradient keeps its state."""
     params = [nn.Parameter(torch.randn(shape)) for shape in ((40, 70), (3,), (2, 5))]
     pairs = []
     for first, second in (("auto", "torch"), ("torch", "auto")):
@@ -208,7 +208,7 @@ def test_orthogonalize_of_zeros_is_zeros() -> None:
 def test_muon_equals_pytorchs(weight_decay: float) -> None:
     """Square, wide, tall, several of one shape: batched here, one by one in PyTorch, both in bfloat16.
 
-    The native kernel, which rounds less, has a test of its own.
+    The native kernel, which rounds less, has a separate test.
     """
     choose_kernels("torch")
     params = [nn.Parameter(torch.randn(shape)) for shape in ((8, 8), (6, 20), (20, 6), (8, 8), (6, 20), (1, 9))]

@@ -1,4 +1,4 @@
-"""Checkpoints that another thread writes while training goes on, as with weights on a GPU."""
+"""Checkpoints that another thread writes while training continues, as with weights on a GPU."""
 
 from __future__ import annotations
 
