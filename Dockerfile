@@ -1,11 +1,12 @@
 # The translation service:
-#   docker build --tag transduce .                 (--build-arg PIP_FLAGS="--index-url URL" for another index, e.g. of CPU builds)
+#   docker build --tag transduce .                 (--build-arg PIP_FLAGS="--index-url URL" for another index)
 #   docker run --publish 8080:8080 --volume "$PWD/runs:/runs:ro" transduce /runs/en-de
 FROM python:3.11-slim AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ make
 COPY . /src
 RUN make -C /src wheel
 
+# Without PyTorch: the native library runs Transformers. For other models, or GPUs, install "[serve,train]" below.
 FROM python:3.11-slim
 ARG PIP_FLAGS=""
 COPY constraints.txt /

@@ -23,7 +23,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
-NAME = "transduce.native.libtransduce_native"
+NAME = "transduce.kernels.libtransduce_native"
 SOURCES = Path("native/src")
 OBJECTS = Path("native/build")
 # No contracted floating-point operations: a result must not depend on how a kernel was compiled.
@@ -38,8 +38,9 @@ VNNI = [*AVX512, "-mavx512vnni"]
 BF16 = [*VNNI, "-mavx512bf16"]
 AMX = [*VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"]
 # Kernels are compiled once per instruction set and chosen at load time. Other processors have the portable ones.
-X86_64_ONLY = {
+X86_64 = {
     "target_avx2": AVX2,
+    "target_avx_vnni": [*AVX2, "-mavxvnni"],
     "target_avx512": AVX512,
     "target_avx2_training": AVX2,
     "target_avx512_training": AVX512,
@@ -48,7 +49,14 @@ X86_64_ONLY = {
     "target_amx": AMX,
     "target_amx_bf16": AMX,
 }
-AMX_ONLY = [name for name, flags in X86_64_ONLY.items() if flags is AMX]
+AMX_ONLY = [name for name, flags in X86_64.items() if flags is AMX]
+# GCC's first scheduling would need more registers than there are.
+NEON = ["-fno-schedule-insns"]
+AARCH64 = {
+    "target_neon_dot": [*NEON, "-march=armv8.2-a+dotprod"],
+    "target_neon_i8mm": [*NEON, "-march=armv8.2-a+dotprod+i8mm"],
+}
+TARGETS = X86_64 | AARCH64
 
 
 class BuildLibrary(build_ext):
@@ -70,8 +78,9 @@ class BuildLibrary(build_ext):
             if not ext.optional:
                 raise CompileError(missing) from None
             return print(f"transduce: {missing}: PyTorch will decode, which is slower")
-        is_x86_64 = machine.startswith(("x86_64", "amd64"))
-        sources = [source for source in map(Path, ext.sources) if is_x86_64 or source.stem not in X86_64_ONLY]
+        is_x86_64, is_aarch64 = machine.startswith(("x86_64", "amd64")), machine.startswith(("aarch64", "arm64"))
+        others = {*(() if is_x86_64 else X86_64), *(() if is_aarch64 else AARCH64)}
+        sources = [source for source in map(Path, ext.sources) if source.stem not in others]
         library = Path(self.get_ext_fullpath(ext.name))
         for folder in (OBJECTS, library.parent):
             folder.mkdir(parents=True, exist_ok=True)
@@ -87,11 +96,16 @@ class BuildLibrary(build_ext):
 
 def compiled(source: Path, command: list[str]) -> Path:
     """The object file of a source, compiled again if what it includes has changed. Its name depends on the options."""
-    flags = X86_64_ONLY.get(source.stem, [])
-    if "TRANSDUCE_EMULATED_AVX512" in os.environ and source.stem in ("training_loss", "target_bf16", "target_amx_bf16"):
-        flags = [*AVX2, *(flag for flag in flags if "amx" in flag), "-include", "native/tests/emulated_avx512.h", "-O1"]
+    flags = TARGETS.get(source.stem, [])
+    is_emulated = set(flags) - set(AVX2) or source.stem in ("cpu", "training_loss")
+    if "TRANSDUCE_EMULATED_AVX512" in os.environ and is_emulated:
+        emulated = [f"-DEMULATED_{flag[2:].upper()}" for flag in flags if "avx512" in flag or "vnni" in flag]
+        flags = [*AVX2, *emulated, *(flag for flag in flags if "amx" in flag)]
+        flags += ["-include", "native/tests/emulated_avx512.h", "-O1"]
     if "TRANSDUCE_EMULATED_TILES" in os.environ and source.stem in ("cpu", "training_loss", *AMX_ONLY):
         flags = [*flags, "-include", "native/tests/emulated_tiles.h", "-O1"]  # compiles in a third of the time of -O3
+    if "ziglang" in command:  # which knows no -march; GCC 12 gives `generic` no dot products
+        flags = [flag.replace("-march=armv8.2-a", "-mcpu=generic") for flag in flags]
     command = [*command, *flags]
     output = OBJECTS / f"{source.stem}-{crc32(shlex.join(command).encode()):08x}.o"
     included = output.with_suffix(".d")

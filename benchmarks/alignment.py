@@ -33,7 +33,7 @@ from transduce.data.lines import read_lines
 from transduce.data.word_links import GoldLinks, WordLink, format_links, parse_links, read_links
 from transduce.decoding.translator import Translator
 from transduce.decoding.word_alignment import GROW, SYMMETRIZATIONS, align_words, heads_of, symmetrize
-from transduce.evaluation.alignment_error import score_links
+from transduce.evaluation.metrics import score_links
 from transduce.runs.folder import RunFolder
 
 RECIPE = """
@@ -169,7 +169,7 @@ def cost(args: argparse.Namespace) -> None:
     """Print what guided alignment costs while the native library translates."""
     run = args.runs / f"gold.{args.src}-{args.tgt}"
     keeps = Translator.load(run, device="cpu")
-    with mock.patch("transduce.decoding.native_engine.guided_head", return_value=None):
+    with mock.patch("transduce.decoding.open_run.guided_head", return_value=None):
         plain = Translator.load(run, device="cpu")
     lines = list(read_lines(args.data / f"{args.set}.{args.src}"))
     for beam in (1, 5):

@@ -55,7 +55,7 @@ def attention(d: int, n: int, pattern: FullPattern) -> Layer:
 
 def strided(d: int, n: int) -> Layer:
     """The Sparse Transformer's strided pattern in both directions, half of the heads for each factor."""
-    (pattern,) = make_patterns("strided", size=round(math.sqrt(n)), n_heads=HEADS, causal=False)
+    (pattern,) = make_patterns("strided", size=round(math.sqrt(n)), causal=False)
     return attention(d, n, pattern)
 
 

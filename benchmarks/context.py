@@ -21,7 +21,7 @@ from pathlib import Path
 
 from results import heading, row, write
 
-from transduce import Budget, compare
+from transduce import compare
 from transduce.config.recipe import apply_overrides, read_recipe
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "shakespeare-xl.toml"
@@ -64,7 +64,7 @@ def main() -> None:
     for name, own in MODELS.items():
         recipes[name] = read_recipe(RECIPE)
         apply_overrides(recipes[name], [*args.set, *own])
-    found = compare(recipes, args.out, budget=Budget(minutes=args.minutes), data=args.data)
+    found = compare(recipes, args.out, minutes=args.minutes, data=args.data)
     text = args.out / "text.txt"
     text.write_text((args.data / "valid.txt").read_text(encoding="utf-8")[: args.characters], encoding="utf-8")
     losses = {name: {n: measure(args.out / name / "seed1", text, n) for n in args.memories} for name in MODELS}

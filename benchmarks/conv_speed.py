@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.config.architectures import ConvS2SSettings
-from transduce.config.kinds import model_settings, resolve_preset
+from transduce.config.architectures import ConvS2SSettings, model_settings, resolve_preset
 from transduce.models.registry import build_model
 from transduce.models.star import StarTransformer
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from transduce.config.recipe import apply_overrides, read_recipe
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
-from transduce.decoding.loading import open_model
+from transduce.decoding.open_run import open_model
 from transduce.nn.positions import POSITIONS
 from transduce.pipeline import train
 

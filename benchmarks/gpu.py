@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from training import peak_flops, training_flops
 
+from transduce.config.architectures import model_settings, resolve_preset
 from transduce.config.decoding import DecodingOptions
-from transduce.config.kinds import model_settings, resolve_preset
 from transduce.config.settings import TrainingSettings
 from transduce.data.store import TokenStore
 from transduce.decoding.translator import Translator
@@ -72,7 +72,7 @@ def time_updates(updater: Updater, feeder: PairFeeder, n: int) -> tuple[float, f
             asked = time.perf_counter()
             feed: Feed = next(feeds)
             waited += time.perf_counter() - asked
-            updater.update(feed.batches, 1.0, feed.n_targets)
+            updater.update(feed.batches, 1.0, n_targets=feed.n_targets)
             tokens += feed.n_tokens - feed.n_targets, feed.n_targets
         synchronize(device)
     return time.perf_counter() - began, waited, tokens
@@ -120,7 +120,7 @@ def overflow(args: argparse.Namespace) -> str:
     torch.cuda.set_per_process_memory_fraction(4e9 / torch.cuda.get_device_properties(device).total_memory, device)
     try:
         feed = next(feeder_of("news", 200_000, device).feeds(DataPosition()))
-        found = updater.update(feed.batches, 1.0, feed.n_targets)
+        found = updater.update(feed.batches, 1.0, n_targets=feed.n_targets)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     if updater.too_large is None:

@@ -30,8 +30,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from transduce.inspection.subjects import open_subject
-from transduce.inspection.views import predictions, recorded_run
+from transduce.inspection.analyses import log_prob, recorded_run
+from transduce.inspection.inspected_models import open_subject
 
 WATCH = """
 let pressed = 0;
@@ -100,7 +100,7 @@ def recording(run: Path, text: str, times: int = 60) -> None:
     def forward() -> float:
         began = time.perf_counter()
         with torch.no_grad():
-            predictions(subject, subject.model, sentence)
+            log_prob(subject, subject.model, sentence)
         return time.perf_counter() - began
 
     def recorded() -> float:
@@ -134,6 +134,7 @@ def main() -> None:
         browser.get(address)
         while not browser.find_elements(By.CSS_SELECTOR, "#text"):
             time.sleep(0.1)
+        browser.find_element(By.ID, "text").clear()  # of the example
         browser.find_element(By.ID, "text").send_keys(arguments.text)
         time.sleep(3)
         browser.execute_script(WATCH)

@@ -63,7 +63,7 @@ def measure(name: str, length: int, tokens: int, rounds: int) -> dict[str, float
     """Seconds of CPU time and bytes of memory per token of an update of a model."""
     import torch
 
-    from transduce.config.kinds import model_settings
+    from transduce.config.architectures import model_settings
     from transduce.models.registry import build_model
 
     torch.set_num_threads(1)

@@ -62,7 +62,7 @@ def main() -> None:
     from common import DATA, MODEL  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as folder:
-        list(import_run("marian", MODEL, Path(folder) / "run"))
+        list(import_run(MODEL, Path(folder) / "run"))
         translator = Translator.load(Path(folder) / "run", precision="float32")
         engines = {p: [load(Path(folder) / "run", p, n_threads) for n_threads in (1, 2)] for p in PRECISIONS}
         exact_engine = TorchEngine(translator.model)

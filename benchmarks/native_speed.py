@@ -2,12 +2,14 @@
 
     python benchmarks/native_speed.py --peers PEERS_FOLDER               # idle machine: seconds, a thread per core
     python benchmarks/native_speed.py --peers PEERS_FOLDER --cpu         # busy machine: CPU seconds, one thread each
+    TRANSDUCE_NATIVE_ISA=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/native_speed.py ...
 
 Prints sentences per second of each task and precision, and the ratio to CTranslate2 with the same precision at its
-fastest batch size, instruction set (its own choice and AVX-512) and number of threads. Tasks: 1,000 captions
-(Multi30k's test2016) at once, and 200 of them one at a time, by a small Marian model; 100 of them by one of base size
-with random weights, which never ends a sentence: both sides stop at 20 tokens. Greedy search gives no scores on either
-side, beam search does. Both sides get tokens and give tokens. PEERS_FOLDER: see translation.py.
+fastest batch size, library of products (CT2_USE_MKL), instruction set (its own choice and AVX-512) and number of
+threads. With TRANSDUCE_NATIVE_ISA only that instruction set is measured, and CTranslate2 is limited to it. Tasks: 1,000
+captions (Multi30k's test2016) at once, and 200 of them one at a time, by a small Marian model; 100 of them by one of
+base size with random weights, which never ends a sentence: both sides stop at 20 tokens. Greedy search gives no scores
+on either side, beam search does. Both sides get tokens and give tokens. PEERS_FOLDER: see translation.py.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 Job = Callable[[], object]
-PEER_ISAS = ("AVX512", "")
+ISA = os.environ.get("TRANSDUCE_NATIVE_ISA", "")
+PEER_ISAS = ("AVX2",) if ISA in {"avx2", "avx_vnni"} else ("AVX512", "")
 """Instruction sets of CTranslate2; empty: as it chooses."""
 
 
@@ -48,11 +51,11 @@ TASKS = {
     "base, greedy": Task("base", 1, False, 100, 20, (32, 64)),
     "base, beam 5": Task("base", 5, False, 100, 20, (8, 16)),
 }
-OURS = (
-    *(("", precision) for precision in ("float32", "float32-fast", "int8")),
-    *(("avx512_vnni", precision) for precision in ("float32", "int8")),
-    *(("avx512", precision) for precision in ("float32", "int8")),
-)
+OURS = [
+    (isa, precision) for isa in ([ISA] if ISA else ["", "avx512_vnni", "avx512"]) for precision in ("float32", "int8")
+]
+if not ISA:
+    OURS.append(("", "float32-fast"))
 """Instruction set (empty: the best) and precision. Without AMX, float32-fast is float32: one of them is enough."""
 
 
@@ -92,7 +95,7 @@ def prepare(folder: Path, tiny: Path) -> None:
 
     make_base(tiny, folder / "base")
     for name, path in (("tiny", tiny), ("base", folder / "base")):
-        list(import_run("marian", path, folder / f"{name}-run"))
+        list(import_run(path, folder / f"{name}-run"))
         for precision in ("float32", "int8"):
             converter = ctranslate2.converters.TransformersConverter(str(path))
             converter.convert(str(folder / f"{name}-{precision}"), quantization=precision)
@@ -175,10 +178,10 @@ def timed(job: Job) -> float:
 
 
 class Peer:
-    """CTranslate2 with one instruction set, in its own process."""
+    """CTranslate2 with one instruction set, with or without MKL, in its own process."""
 
-    def __init__(self, isa: str, arguments: list[str]) -> None:
-        environment = os.environ | ({"CT2_FORCE_CPU_ISA": isa} if isa else {})
+    def __init__(self, isa: str, mkl: str, arguments: list[str]) -> None:
+        environment = os.environ | {"CT2_USE_MKL": mkl} | ({"CT2_FORCE_CPU_ISA": isa} if isa else {})
         command = [sys.executable, __file__, "--serve", *arguments]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -243,7 +246,7 @@ def main() -> None:
         folder = Path(temporary)
         prepare(folder, MODEL)
         arguments = ["--peers", str(args.peers), "--folder", str(folder), *(["--cpu"] if args.cpu else [])]
-        peers = {isa: Peer(isa, arguments) for isa in PEER_ISAS}
+        peers = {f"{isa} MKL={mkl}": Peer(isa, mkl, arguments) for isa in PEER_ISAS for mkl in "01"}
         print("| task | ours | sentences/s | x CTranslate2 | its best: instruction set, precision:batch:threads |")
         print("|---|---|---|---|---|")
         for name in args.tasks:

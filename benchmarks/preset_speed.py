@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from transduce.config.architectures import model_settings, resolve_preset
 from transduce.config.decoding import DecodingOptions
-from transduce.config.kinds import model_settings, resolve_preset
 from transduce.config.recipe import apply_overrides
 from transduce.decoding.engine import DecodingInput
 from transduce.decoding.native_engine import NativeEngine

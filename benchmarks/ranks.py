@@ -33,7 +33,7 @@ def work(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from transduce.config.kinds import model_settings, resolve_preset
+    from transduce.config.architectures import model_settings, resolve_preset
     from transduce.config.settings import TrainingSettings
     from transduce.data.store import TokenStore
     from transduce.distributed.group import join_ranks
@@ -73,7 +73,7 @@ def work(args: argparse.Namespace) -> None:
         for number, feed in enumerate(islice(feeder.feeds(DataPosition()), n_updates)):
             if number == WARM:
                 summing, n_targets, began = 0.0, 0, time.perf_counter()
-            updater.update(feed.batches, 1.0, feed.n_targets, (), feed.dummies)
+            updater.update(feed.batches, 1.0, n_targets=feed.n_targets, dummies=feed.dummies)
             n_targets += feed.n_targets
         seconds = time.perf_counter() - began
         kept = [*model.parameters(), *optimizer_tensors(updater.optimizer).values()]

@@ -30,9 +30,9 @@ from results import heading, row
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.config.kinds import model_settings
+from transduce.config.architectures import model_settings
 from transduce.models.registry import build_model
-from transduce.training.loss import label_smoothed_loss
+from transduce.nn.loss import label_smoothed_loss
 
 UNUSED = (
     *("spacy", "fasttext", "pyonmttok", "ahocorasick", "rapidfuzz", "waitress", "subword_nmt", "sacremoses"),

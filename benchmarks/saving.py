@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from transduce.config.kinds import resolve_preset
+from transduce.config.architectures import resolve_preset
 from transduce.config.settings import Settings
 from transduce.data.store import TokenStore
 from transduce.logging import Log

@@ -20,7 +20,7 @@ from serving_setup import BEAMS, Setup
 from serving_speed import latency, overload, throughput
 
 from transduce import DecodingOptions, Translator
-from transduce.serving.texts import split_sentences
+from transduce.text.sentences import split_sentences
 
 COMMANDS: dict[str, Callable[[Setup], bool]] = {
     "throughput": throughput, "latency": latency, "overload": overload, "mixed": mixed, "shutdown": shutdown,

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from http_load import Outcome
 from memory import Sample, resident
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from http_load import Outcome, request
-from servers import Server
+from servers import Server, request
 
 CLIENTS = 64
 BEAMS = (1, 2, 4)

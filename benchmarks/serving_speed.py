@@ -11,9 +11,9 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from http_load import Load, percentile
 from serving_setup import CLIENTS, Setup, check_answers, report, watch_memory
 
-from http_load import Load, percentile
 from transduce.convert.exporting import export_run
 
 

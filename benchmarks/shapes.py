@@ -37,7 +37,7 @@ def ours(shape: str) -> Callable[[], object]:
     """A function that makes one update of our model."""
     import torch
 
-    from transduce.config.kinds import model_settings, resolve_preset
+    from transduce.config.architectures import model_settings, resolve_preset
     from transduce.config.settings import TrainingSettings
     from transduce.data.batch import MaskedBatch, RowBatch
     from transduce.machine import choose_precision

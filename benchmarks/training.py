@@ -7,7 +7,7 @@ environment with `transformers` and `pymarian`. All train one architecture on th
 batches (at most 4,096 padded tokens per side, post-norm, label smoothing 0.1, Adam, clipping). Each round runs every
 system once, alone, in a separate process; the table gives the median of the rounds. For ours, the share of the
 machine's measured peak is reported too. `transduce-torch` (training.kernels = "torch") is a system too; ours train in
-`--precision`.
+`--precision`, by default in that of `transduce train` on this machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from transduce.machine import this_machine
 
 SIZES = {"tiny": {"dropout": 0.3}, "base": {"dropout": 0.1}}
 WARM = 3
@@ -56,10 +58,10 @@ def ours(peers: Path, size: str, updates: int, precision: str, kernels: str) -> 
     import torch
     from common import EOS, V, batches, load  # type: ignore[import-not-found]
 
-    from transduce.config.kinds import model_settings, resolve_preset
+    from transduce.config.architectures import model_settings, resolve_preset
     from transduce.config.settings import TrainingSettings
     from transduce.data.batch import collate
-    from transduce.data.examples import Example
+    from transduce.data.store import Example
     from transduce.models.registry import build_model
     from transduce.process import keep_freed_memory
     from transduce.training.step import Updater
@@ -111,13 +113,13 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--systems", nargs="*", default=["hf", "torchnn"])
-    parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--precision", choices=("bfloat16", "float32"), help="default: that of `transduce train` here")
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--kernels", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.peers = args.peers.resolve()
+    args.peers, args.precision = args.peers.resolve(), args.precision or this_machine("cpu").precision
     if args.worker:
         print(json.dumps(ours(args.peers, args.size, args.updates, args.worker, args.kernels)))
         return

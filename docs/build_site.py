@@ -23,8 +23,8 @@ from pathlib import Path
 
 from latex2mathml.converter import convert
 
+from transduce.config.architectures import MODEL_SETTINGS
 from transduce.config.decoding import DecodingOptions, DecodingSettings
-from transduce.config.kinds import MODEL_SETTINGS
 from transduce.config.section import Section
 from transduce.config.settings import Corpus, Settings
 

@@ -18,7 +18,7 @@ from transduce.convert.exporting import export_run
 from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizers
-from transduce.text.training import train_tokenizer
+from transduce.text.training import train_tokenizer, train_tokenizers
 
 LINES = [
     f"{who} {does} {what} ."
@@ -32,18 +32,32 @@ MODEL: dict[str, Any] = {
 
 
 @cache
-def tokenizers(*, joint: bool = True) -> Tokenizers:
+def tokenizers(*, joint: bool = True, placeholders: int = 0) -> Tokenizers:
+    if placeholders:
+        chosen = TokenizerSettings(joint=joint, placeholders=placeholders)
+        return train_tokenizers(LINES, LINES[9:], chosen, vocab_size=90)
     src, tgt = (train_tokenizer(LINES[i:], TokenizerSettings(), vocab_size=n) for i, n in ((0, 90), (9, 80)))
     return Tokenizers(src, src if joint else tgt)
 
 
 def make_run(
-    path: Path, *, joint: bool = True, seed: int = 1, decoding: Mapping[str, Any] | None = None, **options: Any
+    path: Path,
+    *,
+    joint: bool = True,
+    placeholders: int = 0,
+    seed: int = 1,
+    decoding: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Path:
     """Create a run folder whose weights are all random and non-zero."""
-    vocabularies = tokenizers(joint=joint)
+    vocabularies = tokenizers(joint=joint, placeholders=placeholders)
     model = fitting(**{**MODEL, **options}).model_dump(exclude_unset=True)
-    settings = Settings.from_mapping({"name": "toy", "model": model, "decoding": decoding or {}})
+    return write_run(path, {"name": "toy", "model": model, "decoding": decoding or {}}, vocabularies, seed=seed)
+
+
+def write_run(path: Path, values: Mapping[str, Any], vocabularies: Tokenizers, *, seed: int) -> Path:
+    """Create the run folder of these settings. All weights are random and non-zero."""
+    settings = Settings.from_mapping(values)
     model = build_model(settings.model, n_src=vocabularies.n_src, n_tgt=vocabularies.n_tgt)
     randomize(model, seed=seed)
     with RunFolder.create(path, settings, "") as folder:

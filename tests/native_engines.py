@@ -10,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 from torch import nn
 
 from oracle.stand_in import untrained
@@ -19,12 +18,10 @@ from transduce.config.settings import Settings
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import NativeModel, NativePrecision
 from transduce.decoding.torch_engine import TorchEngine
-from transduce.native.kernels import kernels_in_use
-from transduce.native.library import instruction_set, load_library
+from transduce.kernels.calls import precisions
+from transduce.kernels.library import load_library
 
-needs_training_kernels = pytest.mark.skipif(
-    kernels_in_use(torch.float32) == "torch", reason="this CPU has no kernels of training"
-)
+needs_training_kernels = pytest.mark.skipif(not precisions(), reason="this CPU has no kernels of training")
 needs_library = pytest.mark.skipif(isinstance(load_library(), str), reason="the native library is not built")
 
 N_TOKENS = 700
@@ -49,8 +46,14 @@ GPTS: dict[str, dict[str, Any]] = {
 
 def instruction_sets() -> list[str]:
     """Those that this CPU has, the fastest last."""
-    known = ["portable", "avx2", "avx512", "avx512_vnni", "amx"]
-    return known[: known.index(instruction_set()) + 1]
+    library = load_library()
+    assert not isinstance(library, str), library
+    available = []
+    for name in ("portable", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx"):
+        with mock.patch.dict(os.environ, TRANSDUCE_NATIVE_ISA=name):
+            if library.transduce_isa():
+                available.append(name)
+    return available
 
 
 def translator_settings(**model: Any) -> Settings:
@@ -78,13 +81,25 @@ def pytorch_of(name: str) -> TorchEngine:
 
 
 def engine_for(
-    model: nn.Module, settings: Settings, *, precision: NativePrecision = "float32", n_threads: int | None = None
+    model: nn.Module,
+    settings: Settings,
+    *,
+    precision: NativePrecision = "float32",
+    n_threads: int | None = None,
+    placeholders: bool = False,
 ) -> NativeEngine:
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     tables = {side: weights.get(f"{side}_embedding.table.weight") for side in ("src", "tgt")}
     sizes = {f"n_{side}": len(weights["embedding.table.weight"] if t is None else t) for side, t in tables.items()}
     head = settings.model.guided_head if isinstance(settings.model, TransformerSettings) else None
-    native = NativeModel(weights, settings.model, precision=precision, guided_head=head, **sizes)  # type: ignore[arg-type]
+    native = NativeModel(
+        weights,
+        settings.model,
+        precision=precision,
+        guided_head=head,
+        placeholders=placeholders,
+        **sizes,  # type: ignore[arg-type]
+    )
     return NativeEngine(native, pytorch_model=lambda: model, n_threads=n_threads)
 
 

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from transduce.decoding.engine import OUTCOMES
-from transduce.decoding.native_decoder import Load, Sentences, option_array
-from transduce.decoding.native_scoring import _Pairs
-from transduce.text.special import BOS
+from transduce.decoding.native_engine import Load, Sentences, _Pairs, option_array
 
 ODD = (0, -1, 1, 2, 17, 89, 90, 1 << 30, -(1 << 31), (1 << 31) - 1)
 ODD_OFFSETS = (-5, 1, 1 << 62, -(1 << 62))
@@ -26,8 +24,8 @@ MOST = 1000
 
 Arrays = dict[str, list[Any] | None]
 DTYPES = {
-    **dict.fromkeys(("ids", "prefixes", "allowed", "limits", "sources", "inputs", "tokens"), np.int32),
-    **dict.fromkeys(("offsets", "prefix_offsets", "allowed_offsets", "source_offsets"), np.int64),
+    **dict.fromkeys(("ids", "prefixes", "limits", "sources", "inputs", "tokens"), np.int32),
+    **dict.fromkeys(("offsets", "prefix_offsets", "source_offsets"), np.int64),
     "numbers": np.float64,
 }
 
@@ -38,7 +36,7 @@ class Request:
     arrays: Arrays
     n: int
     ticket: int | None = None
-    seconds: float = math.inf
+    order: float = 0.0
 
 
 @dataclass
@@ -69,10 +67,8 @@ def fine_request(pick: random.Random, *, n_tokens: int, most: int) -> Request:
         "length_penalty": pick.choice([0.0, 0.6, 1.0]),
         "no_repeat_ngram": pick.choice([0, 0, 1, 3]),
     }
-    kind = pick.choice(["plain", "scoreless", "listed", "prefixed", "sampled"])
-    if kind in ("listed", "prefixed") and pick.random() < 0.5:
-        arrays |= lists_of(pick, len(limits), n_tokens)
-    if kind == "scoreless" or (kind == "listed" and pick.random() < 0.5):
+    kind = pick.choice(["plain", "scoreless", "prefixed", "sampled"])
+    if kind == "scoreless":
         options |= {"beam": 1, "n_best": 1, "scores": 0}
     if kind == "prefixed" or (kind == "sampled" and pick.random() < 0.5):
         counts = [pick.choice([0, 1, limit]) for limit in limits]
@@ -82,13 +78,6 @@ def fine_request(pick: random.Random, *, n_tokens: int, most: int) -> Request:
         options |= {"top_k": pick.choice([0, 1, 20, 1 << 30]), "top_p": pick.choice([0.0, 0.5, 1.0])}
         arrays["numbers"] = [pick.choice([0.0, pick.random(), 1 - 2**-53]) for _ in range(beam * sum(limits))]
     return Request(options, arrays, len(limits))
-
-
-def lists_of(pick: random.Random, n: int, n_tokens: int) -> Arrays:
-    """The tokens that each of n outputs may consist of; without those of a prefix, which is then refused."""
-    tokens = [i for i in range(1, n_tokens) if i != BOS]
-    lists = [sorted(pick.sample(tokens, pick.choice([0, 1, len(tokens) // 2, len(tokens)]))) for _ in range(n)]
-    return {"allowed": [*itertools.chain(*lists)], "allowed_offsets": offsets_of([*map(len, lists)])}
 
 
 def fine_pairs(pick: random.Random, *, n_tokens: int, decoder_only: bool) -> Pairs:
@@ -113,14 +102,14 @@ def damage_array(of: Request | Pairs, pick: random.Random) -> None:
     elif name.endswith("offsets"):
         array[pick.randrange(len(array))] = pick.choice(ODD_OFFSETS)
         for other, values in of.arrays.items():  # in case that the offsets still fit
-            if values is not None and other in ("ids", "prefixes", "allowed", "sources", "inputs", "tokens"):
+            if values is not None and other in ("ids", "prefixes", "sources", "inputs", "tokens"):
                 values.append(5)
     else:
         array[pick.randrange(len(array))] = pick.choice(ODD_FLOATS if name == "numbers" else ODD)
 
 
 def damage_request(request: Request, pick: random.Random) -> None:
-    part = pick.choice(["array", "array", "option", "option", "n", "ticket", "seconds"])
+    part = pick.choice(["array", "array", "option", "option", "n", "ticket", "order"])
     if part == "array":
         damage_array(request, pick)
     elif part == "option":
@@ -131,7 +120,7 @@ def damage_request(request: Request, pick: random.Random) -> None:
     elif part == "ticket":
         request.ticket = pick.choice([*ODD, (1 << 63) - 1, -(1 << 63), (1 << 63) - (1 << 31)])
     else:
-        request.seconds = pick.choice(ODD_SECONDS)
+        request.order = pick.choice(ODD_SECONDS)
 
 
 def damage_pairs(pairs: Pairs, pick: random.Random) -> None:
@@ -167,7 +156,7 @@ class Session:
         self.library, self.queue, self.ticket = library, ctypes.c_void_p(), 1000
         self.clients = [ctypes.c_void_p(), ctypes.c_void_p()]
         self.open, self.ended = (Counter[int](), Counter[int]()), (Counter[int](), Counter[int]())
-        assert library.transduce_queue_new(model, 1, 1.0, ctypes.byref(self.queue)) == 0
+        assert library.transduce_queue_new(model, 1, ctypes.byref(self.queue)) == 0
         for client in self.clients:
             assert library.transduce_client_new(self.queue, ctypes.byref(client)) == 0
 
@@ -179,7 +168,7 @@ class Session:
         self.ticket += 10
         options = option_array(request.options)
         code = self.library.transduce_submit(
-            self.clients[client], options, len(options), ctypes.byref(sentences), ticket, request.seconds, 1
+            self.clients[client], options, len(options), ctypes.byref(sentences), ticket, request.order, 1
         )
         del kept
         if code:

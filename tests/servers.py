@@ -12,12 +12,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from transduce.serving.server import ServerOptions, find_address, make_server, start
+
+
+def request(path: str, content: Any = None, *, method: str = "POST", headers: Sequence[str] = ()) -> bytes:
+    """The bytes of a request. Content: bytes, or what becomes JSON."""
+    body = content if isinstance(content, bytes) else b"" if content is None else json.dumps(content).encode()
+    head = [f"{method} {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*head, *headers, "", ""]).encode() + body
 
 
 class Server:
@@ -36,7 +43,6 @@ class Server:
             raise AssertionError("".join(self.log))
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
             if found := re.search(r"listening on (https?://127.0.0.1:(\d+))", line):

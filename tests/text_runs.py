@@ -7,11 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from marians import LINES
-from oracle.adapter import fitting, randomize
-from transduce.config.settings import Settings, TokenizerSettings
-from transduce.models.registry import build_model
-from transduce.runs.folder import RunFolder
+from marians import LINES, write_run
+from oracle.adapter import fitting
+from transduce.config.settings import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer, Tokenizers
 from transduce.text.training import train_tokenizer
 
@@ -57,10 +55,4 @@ def make_run(
         "model": fitting(**{**SIZES, **options}).model_dump(exclude_unset=True),
         "decoding": decoding or {},
     }
-    settings = Settings.from_mapping(values)
-    model = build_model(settings.model, n_src=tokenizer.vocab_size, n_tgt=tokenizer.vocab_size)
-    randomize(model, seed=seed)
-    with RunFolder.create(path, settings, "") as folder:
-        folder.save_tokenizers(Tokenizers(tokenizer, tokenizer).save)
-        folder.save_model(model.state_dict())
-    return path
+    return write_run(path, values, Tokenizers(tokenizer, tokenizer), seed=seed)

@@ -25,19 +25,21 @@ import transduce
 from oracle import cases
 from oracle.cases import VOCAB
 from transduce.__main__ import main
-from transduce.config.kinds import MODEL_SETTINGS
+from transduce.config.architectures import MODEL_SETTINGS
+from transduce.config.recipe import apply_overrides
 from transduce.config.settings import Settings, TrainingSettings
-from transduce.data.examples import Example
-from transduce.data.store import TokenStore
-from transduce.distributed.environment import this_process
+from transduce.data.store import Example, TokenStore
 from transduce.distributed.group import join_ranks
+from transduce.distributed.launch import this_process
 from transduce.errors import Interrupted, RankExited
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
 from transduce.models.registry import build_model
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
-from transduce.tasks.registry import find_task
+from transduce.runs.manifest import Manifest
+from transduce.tasks.base import open_prepared
+from transduce.tasks.resolve import find_task
 from transduce.training import loop
 from transduce.training.feed import DataPosition, Feed, PairFeeder
 from transduce.training.loop import Trainer
@@ -150,16 +152,25 @@ def run(
     torch.manual_seed(asked.training.seed)
     model = build_model(asked.model, n_src=vocab_size, n_tgt=vocab_size)
     with _folder(path, asked, ranks) as folder:
+        asked = folder.settings
         ranks.bind_device(CPU)
         feeder = PairFeeder(train_on, asked.training, device=CPU)
         feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
         held_out = PairFeeder(validate_on, asked.training, device=CPU)
         validator = Validator(model, held_out.batches, smoothing=asked.training.label_smoothing, judge=judge)
         precision = asked.training.precision
-        updater = Updater(model, asked.training, device=CPU, precision=precision, ranks=ranks)
+        criterion = find_task("translation").loss(asked)
+        updater = Updater(model, asked.training, device=CPU, precision=precision, criterion=criterion, ranks=ranks)
         log = log or Log(quiet=True)
         result = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log).run()
     return model, result
+
+
+def change(path: Path, changes: Mapping[str, tuple[Any, Any]], *, continues: bool = False) -> None:
+    """Record changed settings of the run in a folder."""
+    asked = Manifest.read(path).asked_settings()
+    with RunFolder.create(path, asked, "") as folder:
+        folder.change(changes, continues=continues)
 
 
 def judge(scores: Callable[[nn.Module], Mapping[str, float]]) -> Judge:
@@ -175,6 +186,8 @@ def _folder(path: Path, asked: Settings, ranks: Ranks) -> RunFolder:
     """The run folder: the main process creates it, workers open it."""
     if ranks.is_main_process:
         folder = RunFolder.create(path, asked, "")
+        if folder.requested:
+            folder.change(folder.requested)
         ranks.start({"timeout": asked.training.timeout})
         return folder
     ranks.start({})
@@ -227,11 +240,11 @@ def failing_update(number: int, error: BaseException) -> Iterator[None]:
     """Raise the error in place of the `number`-th update of this process."""
     original, calls = Updater.update, [0]
 
-    def update(*args: Any) -> Any:
+    def update(*args: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == number:
             raise error
-        return original(*args)
+        return original(*args, **options)
 
     with mock.patch.object(Updater, "update", update):
         yield
@@ -257,13 +270,13 @@ def with_nan(is_bad: Callable[[Any], bool]) -> Any:
     """An `Updater.update` with NaN among the weights for some batches."""
     original = Updater.update
 
-    def update(self: Updater, batches: Any, *rest: Any) -> Any:
+    def update(self: Updater, batches: Any, lr_scale: float, **options: Any) -> Any:
         if not is_bad(batches):
-            return original(self, batches, *rest)
+            return original(self, batches, lr_scale, **options)
         weight = next(self.model.parameters()).detach()
         before = weight.clone()
         weight.fill_(float("nan"))
-        result = original(self, batches, *rest)
+        result = original(self, batches, lr_scale, **options)
         assert result.skipped and result.carry == ()
         weight.copy_(before)
         return result
@@ -329,8 +342,9 @@ def process(arguments: list[str], errors: Path, process: Mapping[str, str] | Non
         stall_validation(Path(rest[1]))
         rest = rest[2:]
     number = int(rest[1]) if rest[:1] == ["--poison"] else 0
-    values = dict(argument.split("=", 1) for argument in rest[2 if number else 0 :])
-    model = {key.removeprefix("model."): values.pop(key) for key in list(values) if key.startswith("model.")}
+    values: dict[str, Any] = {}
+    apply_overrides(values, rest[2 if number else 0 :])
+    model = values.pop("model", {})
     if number:
         poison(number, settings(model=model, **values))
     try:
@@ -359,14 +373,13 @@ def validate(arguments: list[str], errors: Path, process: Mapping[str, str]) -> 
     try:
         with join_ranks() as ranks:
             ranks.start({"timeout": 1.0})
-            prepared = task.open_prepared(folder)
+            prepared = open_prepared(task, folder)
             torch.manual_seed(1)
             n_src, n_tgt = prepared.tokenizers.n_src, prepared.tokenizers.n_tgt
             model = build_model(settings.model, n_src=n_src, n_tgt=n_tgt)
             ranks.distribute(model, CPU, parallel=parallel, precision="float32")
-            validator = task.validator(model, prepared, settings, CPU)
+            validator = task.validate(model, prepared, settings, CPU)
             judge = validator.judge
-            assert judge is not None
 
             def outputs(model: nn.Module, items: Iterable[Any]) -> list[Any]:
                 if failing == [str(ranks.rank)]:

@@ -33,6 +33,7 @@ namespace {
 thread_local std::string last_error;
 
 constexpr int32_t kMaxLimit = 1'000'000;
+constexpr int64_t kMostSteps = 1 << 24;
 constexpr double kForever = 1e9;  // seconds
 
 struct Option {
@@ -77,19 +78,24 @@ transduce::Request with_options(const transduce_option* options, int64_t n) {
 std::vector<int32_t> part(const int32_t* ids, const int64_t* offsets, int64_t i, int64_t least, int64_t most) {
     require(offsets[0] == 0 && offsets[i] >= 0 && offsets[i + 1] >= offsets[i], "offsets: must start with 0 and must not fall");
     require(least <= offsets[i + 1] - offsets[i] && offsets[i + 1] - offsets[i] <= most,
-            "offsets: a sentence must have from 1 to 65536 tokens, a prefix at most its limit, a list at most the vocabulary");
+            "offsets: a sentence must have from 1 to 65536 tokens, a prefix at most its limit");
     return std::vector<int32_t>(ids + offsets[i], ids + offsets[i + 1]);
 }
 
-void check_allowed(const transduce_config& config, const transduce::Request& request) {
-    const std::vector<int32_t>& allowed = request.allowed;
-    if (allowed.empty()) return;
-    require(0 <= allowed.front() && allowed.back() < config.n_tgt, "allowed: must be tokens of the target vocabulary");
-    for (size_t k = 0; k < allowed.size(); k++)
-        require((k == 0 || allowed[k - 1] < allowed[k]) && allowed[k] != config.pad && allowed[k] != config.bos,
-                "allowed: must be ascending, without padding and start");
-    for (const int32_t id : request.prefix)
-        require(std::binary_search(allowed.begin(), allowed.end(), id), "allowed: must contain the prefix");
+transduce::Spelling spelling_of(const transduce_config& config, const transduce_spelling* steps, const int64_t* offsets, int64_t i) {
+    require(offsets[0] == 0 && offsets[i] >= 0 && offsets[i + 1] >= offsets[i] && offsets[i + 1] - offsets[i] <= kMostSteps,
+            "spelling_offsets: must start with 0 and must not fall, and a sentence must have at most 2^24 steps");
+    transduce::Spelling spelling;
+    for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
+        const transduce_spelling& step = steps[k];
+        require(0 <= step.state && step.state < step.next, "spellings: a state must not be negative, and must lead to a higher one");
+        require(0 <= step.token && step.token < config.n_tgt && step.token != config.pad && step.token != config.bos,
+                "spellings: must be tokens of the target vocabulary, without padding and start");
+        require(spelling.empty() || std::pair(spelling.back().state, spelling.back().token) < std::pair(step.state, step.token),
+                "spellings: must be ordered by state and token");
+        spelling.push_back({step.state, step.token, step.next});
+    }
+    return spelling;
 }
 
 std::shared_ptr<transduce::Request> request_of(const transduce::Request& options, const transduce_config& config,
@@ -99,6 +105,8 @@ std::shared_ptr<transduce::Request> request_of(const transduce::Request& options
     require(1 <= limit && limit <= kMaxLimit, "limits: must be from 1 to 1000000");
     request->ids = part(s.ids, s.offsets, i, 1, kMaxSource);
     if (s.prefixes) request->prefix = part(s.prefixes, s.prefix_offsets, i, 0, limit);
+    if (s.unscored) request->n_unscored = s.unscored[i];
+    require(0 <= request->n_unscored && request->n_unscored <= int64_t(request->prefix.size()), "unscored: must be from 0 to the length of the prefix");
     const int64_t length = int64_t(request->ids.size());
     const int64_t n_positions = config.decoder_only ? length + limit - 1 : std::max<int64_t>(length, limit);
     require(config.positions != 3 || n_positions <= config.max_positions, "a sentence or a limit is longer than the learned positions");
@@ -108,8 +116,10 @@ std::shared_ptr<transduce::Request> request_of(const transduce::Request& options
     for (const int32_t id : request->prefix)
         require(0 <= id && id < config.n_tgt && id != config.pad && id != config.bos && id != config.eos,
                 "prefixes: must be tokens of the target vocabulary, without padding, start and end");
-    if (s.allowed) request->allowed = part(s.allowed, s.allowed_offsets, i, 0, config.n_tgt);
-    check_allowed(config, *request);
+    if (s.spellings) request->spelling = spelling_of(config, s.spellings, s.spelling_offsets, i);
+    if (s.copies) request->copies = s.copies[i];
+    request->options.scores |= request->copies != 0;
+    require(!request->copies || config.placeholder >= 0, "copies: the vocabulary has no placeholders");
     return request;
 }
 
@@ -169,10 +179,6 @@ int transduce::abi::fail(int code, const char* reason) noexcept {
     return code;
 }
 
-void transduce::abi::pass_on(int32_t code) {
-    if (code) throw Failure{code, last_error};
-}
-
 extern "C" {
 
 int32_t transduce_abi_version(void) { return TRANSDUCE_ABI_VERSION; }
@@ -194,12 +200,11 @@ int32_t transduce_model_new(const transduce_config* config, const transduce_tens
 
 void transduce_model_free(transduce_model* model) { delete model; }
 
-int32_t transduce_queue_new(transduce_model* model, int32_t n_workers, double patience, transduce_queue** queue) {
+int32_t transduce_queue_new(transduce_model* model, int32_t n_workers, transduce_queue** queue) {
     return guarded([&] {
         require(model && queue, "model and queue must not be null");
         require(1 <= n_workers && n_workers <= kMaxThreads, "n_workers: must be from 1 to 1024");
-        require(patience >= 0 && patience <= kForever, "patience: must be from 0 to 1e9 seconds");
-        *queue = new transduce_queue{std::make_shared<transduce::Queue>(model->model, n_workers, patience), model->model.config};
+        *queue = new transduce_queue{std::make_shared<transduce::Queue>(model->model, n_workers), model->model.config};
     });
 }
 
@@ -246,20 +251,21 @@ void transduce_client_free(transduce_client* client) {
 }
 
 int32_t transduce_submit(transduce_client* client, const transduce_option* options, int64_t n_options,
-                         const transduce_sentences* sentences, int64_t first_ticket, double seconds, int32_t works) {
+                         const transduce_sentences* sentences, int64_t first_ticket, double order, int32_t works) {
     return guarded([&] {
         require(client && (options || n_options == 0) && sentences, "client, options and sentences must not be null");
         require(0 <= first_ticket && first_ticket <= INT64_MAX - INT32_MAX, "first_ticket: must be from 0 to 2^63 - 2^31");
         transduce::Request asked = with_options(options, n_options);
-        asked.options.eos = client->config.eos, asked.deadline = time_after(seconds);
+        asked.options.eos = client->config.eos, asked.options.n_tokens = client->config.n_tgt;
+        require(!std::isnan(order), "order: must be a number");
         const bool sampled = asked.options.sampled;
         const transduce_sentences& s = *sentences;
+        asked.options.placeholder = client->config.placeholder;
         require(s.n >= 0 && s.n <= INT32_MAX, "n: must be from 0 to 2^31 - 1");
         require(s.n == 0 || (s.ids && s.offsets && s.limits), "ids, offsets and limits must not be null");
         require(!s.prefixes == !s.prefix_offsets, "prefixes and prefix_offsets: both or none");
+        require(!s.spellings == !s.spelling_offsets, "spellings and spelling_offsets: both or none");
         require(s.n == 0 || !s.numbers == !sampled, "numbers: needed by sampling, and by nothing else");
-        require(!sampled || !s.allowed, "allowed: not with sampling");
-        require(!s.allowed == !s.allowed_offsets, "allowed and allowed_offsets: both or none");
         const double* numbers = s.numbers;
         std::vector<std::shared_ptr<transduce::Request>> requests;
         for (int64_t i = 0; i < s.n; i++) {
@@ -267,7 +273,7 @@ int32_t transduce_submit(transduce_client* client, const transduce_option* optio
             requests.back()->ticket = first_ticket + i;
             if (sampled) numbers = take_numbers(*requests.back(), numbers);
         }
-        client->client.queue->submit(client->client, std::move(requests), works == 1);
+        client->client.queue->submit(client->client, std::move(requests), order, works == 1);
     });
 }
 

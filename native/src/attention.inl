@@ -11,7 +11,7 @@ using transduce::kBlockKeys;
 
 #if defined(__AVX512F__)
 constexpr int kMaxQueries = 5, kSumsOne = 8, kSumsMany = 4;  // sums in registers: of one query, of each of several
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int kMaxQueries = 2, kSumsOne = 8, kSumsMany = 4;
 #else
 constexpr int kMaxQueries = 1, kSumsOne = 4, kSumsMany = 4;
@@ -195,7 +195,7 @@ template <class Cache>
 void attend(const AttentionCall& call) {
     switch (call.n_queries) {
     case 1: return attend_queries<Cache, 1>(call);
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__aarch64__)
     case 2: return attend_queries<Cache, 2>(call);
 #endif
 #if defined(__AVX512F__)
@@ -218,10 +218,10 @@ void store_int8(const HeadShape& heads, char* keys, char* values, int at, const 
     const int width = heads.head_width, groups = heads.heads / heads.kv_heads;
     char *to_key = keys + size_t(at / 4) * 4 * heads.key_width() + at % 4 * 4, *to_value = values + size_t(at) * heads.key_width();
     for (int h = 0; h < heads.kv_heads; h++, key += width, value += width, to_key += 4 * width, to_value += width) {
-        const float key_scale = quantize_row(key, width, 0, [=](int k, Bytes q) {
+        const float key_scale = quantize_row(key, width, [=](int k, Bytes q) {
             for (int i = 0; i < 16; i += 4) std::memcpy(to_key + (k + i) * 4, reinterpret_cast<const char*>(&q) + i, 4);
         });
-        const float value_scale = quantize_row(value, width, 0, [=](int k, Bytes q) { std::memcpy(to_value + k, &q, 16); });
+        const float value_scale = quantize_row(value, width, [=](int k, Bytes q) { std::memcpy(to_value + k, &q, 16); });
         for (int head = h * groups; head < (h + 1) * groups; head++) {
             const size_t place = scales_at(heads, head / 4) + (at * 4 + head % 4) * sizeof(float);
             std::memcpy(keys + place, &key_scale, 4);

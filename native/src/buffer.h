@@ -3,10 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <utility>
+
+#include "platform.h"
 
 namespace transduce {
 
@@ -33,7 +34,7 @@ public:
         if (!size) return;
         if (size > SIZE_MAX / sizeof(T) - 64) throw std::bad_alloc();
         const size_t bytes = (size * sizeof(T) + 63) / 64 * 64;
-        data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+        data_ = static_cast<T*>(allocate_aligned(bytes));
         if (!data_) throw std::bad_alloc();
         std::memset(data_, 0, bytes);
         size_ = size;
@@ -50,7 +51,7 @@ public:
 
 private:
     void free() {
-        std::free(data_);
+        free_aligned(data_);
         data_ = nullptr, size_ = 0;
     }
 

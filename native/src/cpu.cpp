@@ -8,16 +8,16 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
-#endif
+
+#include "platform.h"
 
 namespace transduce {
 namespace {
 
-constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512_vnni", "amx"};
+constexpr const char* kNames[] = {"portable", "neon_dot", "neon_i8mm", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx"};
+
+constexpr unsigned bit(Isa isa) { return 1u << int(isa); }
 
 #if defined(__x86_64__)
 
@@ -40,68 +40,69 @@ uint64_t saved_state() {
     return uint64_t(high) << 32 | low;
 }
 
-// Linux gives a process the AMX tile registers only on request.
-bool request_tiles() {
-#if defined(__linux__)
-    constexpr int kRequestPermission = 0x1023, kTileData = 18;
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-    return false;
-#endif
-}
-
-Isa detect() {
-    const Registers one = cpuid(1, 0), seven = cpuid(7, 0);
+unsigned detect() {
+    const Registers one = cpuid(1, 0), seven = cpuid(7, 0), more = cpuid(7, 1);
     const bool os_saves = has(one.c, 27);
     const uint64_t saved = os_saves ? saved_state() : 0;
     constexpr uint64_t kAvx = 0x6, kAvx512 = 0xe6, kTiles = 0x60000;
-    if ((saved & kAvx) != kAvx || !has(one.c, 12) || !has(seven.b, 5) || !has(seven.b, 8)) {
-        return Isa::portable;  // FMA, AVX2, BMI2
-    }
+    unsigned found = bit(Isa::portable);
+    if ((saved & kAvx) != kAvx || !has(one.c, 12) || !has(seven.b, 5) || !has(seven.b, 8)) return found;  // FMA, AVX2, BMI2
+    found |= bit(Isa::avx2);
+    if (has(more.a, 4)) found |= bit(Isa::avx_vnni);
+#if defined(TRANSDUCE_EMULATED_AVX512)
+    found |= bit(Isa::avx_vnni) | bit(Isa::avx512) | bit(Isa::avx512_vnni);
+#if defined(TRANSDUCE_EMULATED_TILES)
+    found |= bit(Isa::amx);
+#endif
+    return found;
+#endif
     const bool avx512 = (saved & kAvx512) == kAvx512 && has(seven.b, 16) && has(seven.b, 17) && has(seven.b, 30) &&
                         has(seven.b, 31);  // F, DQ, BW, VL
-    if (!avx512) return Isa::avx2;
-    if (!has(seven.c, 11)) return Isa::avx512;  // VNNI
-    const Registers more = cpuid(7, 1);
+    if (!avx512) return found;
+    found |= bit(Isa::avx512);
+    if (!has(seven.c, 11)) return found;  // VNNI
+    found |= bit(Isa::avx512_vnni);
 #if defined(TRANSDUCE_EMULATED_TILES)
-    if (has(more.a, 5)) return Isa::amx;
+    if (has(more.a, 5)) return found | bit(Isa::amx);
 #endif
     const bool amx = (saved & kTiles) == kTiles && has(seven.d, 24) && has(seven.d, 25) && has(seven.d, 22) &&
                      has(more.a, 5);  // tiles, int8, bf16 products; AVX-512 conversions to bf16
-    return amx && request_tiles() ? Isa::amx : Isa::avx512_vnni;
+    return amx && request_amx_tiles() ? found | bit(Isa::amx) : found;
 }
 
 #else
 
-Isa detect() { return Isa::portable; }
+unsigned detect() {
+    const bool dot = has_arm_dot_product(), i8mm = dot && has_arm_i8mm();
+    return bit(Isa::portable) | (dot ? bit(Isa::neon_dot) : 0) | (i8mm ? bit(Isa::neon_i8mm) : 0);
+}
 
 #endif
 
-}  // namespace
-
-Isa best_isa() {
-    static const Isa found = detect();
-    return found;
+bool available(Isa isa) {
+    static const unsigned found = detect();
+    return found & bit(isa);
 }
+
+}  // namespace
 
 Isa chosen_isa() {
     const char* wanted = std::getenv("TRANSDUCE_NATIVE_ISA");
-    if (!wanted || !*wanted) return best_isa();
+    Isa best = Isa::portable;
+    std::string names;
     for (int i = 0; i <= int(Isa::amx); i++) {
-        if (std::strcmp(wanted, kNames[i]) != 0) continue;
-        if (i > int(best_isa())) {
-            throw std::invalid_argument(std::string("TRANSDUCE_NATIVE_ISA = ") + wanted + ": this CPU offers " +
-                                        name_of(best_isa()));
-        }
-        return Isa(i);
+        if (!available(Isa(i))) continue;
+        best = Isa(i);
+        if (wanted && std::strcmp(wanted, kNames[i]) == 0) return best;
+        names += (i ? ", " : "") + std::string(kNames[i]);
     }
-    throw std::invalid_argument(std::string("TRANSDUCE_NATIVE_ISA = ") + wanted +
-                                ": allowed are portable, avx2, avx512, avx512_vnni and amx");
+    if (wanted && *wanted) throw std::invalid_argument("TRANSDUCE_NATIVE_ISA = " + std::string(wanted) + ": this CPU offers " + names);
+    return best;
 }
 
 bool has_bf16() {
 #if defined(__x86_64__)
-    static const bool found = best_isa() >= Isa::avx512_vnni && has(cpuid(7, 1).a, 5);
+    static const bool found = available(Isa::avx512_vnni) && has(cpuid(7, 1).a, 5);
     return found;
 #else
     return false;

@@ -3,13 +3,11 @@
 
 namespace transduce {
 
-enum class Isa { portable, avx2, avx512, avx512_vnni, amx };  // each includes those before it
+// In the order of their speed. A CPU with AVX-512 may lack AVX-VNNI.
+enum class Isa { portable, neon_dot, neon_i8mm, avx2, avx_vnni, avx512, avx512_vnni, amx };
 
-// The best instruction set of this CPU that the operating system supports and that this library was built with.
-Isa best_isa();
-
-// `best_isa()`, or the one that the environment variable TRANSDUCE_NATIVE_ISA names. Throws std::invalid_argument if it
-// is unknown or not available.
+// The best instruction set of this CPU that the operating system supports and that this library was built with, or the one that the
+// environment variable TRANSDUCE_NATIVE_ISA names. Throws std::invalid_argument if that is not available.
 Isa chosen_isa();
 
 // Whether the CPU has AVX-512's bfloat16 products.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "network.h"
+#include "search.h"
 
 namespace transduce {
 namespace {
@@ -23,7 +24,11 @@ void Network::draw(std::vector<Draw>& draws) {
             Draw& draw = draws[first + i];
             float* logits = drawn_logits_.data() + size_t(i) * columns;
             hide_padding(model_.logits, logits, 0, columns);
-            draw.token = sampler_.draw(logits, model_.config.n_tgt, columns, banned(draw.row, nullptr), *draw.sampling, draw.number, draw.log_prob);
+            raised_.clear();
+            for (int32_t id = model_.config.placeholder, last = id + kPlaceholders; draw.missing && id < last; id++)
+                if (count_of(draw.missing, id, model_.config.placeholder)) raised_.emplace_back(id, logits[model_.config.eos] + kMisplaced);
+            draw.token =
+                sampler_.draw(logits, model_.config.n_tgt, columns, banned(draw.row), raised_, *draw.sampling, draw.number, draw.log_prob);
         }
     }
 }

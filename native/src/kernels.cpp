@@ -16,12 +16,15 @@ const Kernels& kernels_for(Isa isa) {
     case Isa::amx: return kAmxKernels;
     case Isa::avx512_vnni: return kVnniKernels;
     case Isa::avx512: return kAvx512Kernels;
+    case Isa::avx_vnni: return kAvxVnniKernels;
     case Isa::avx2: return kAvx2Kernels;
-    case Isa::portable: break;
+    default: return kPortableKernels;
     }
+#elif defined(__aarch64__)
+    return isa == Isa::neon_i8mm ? kNeonI8mmKernels : isa == Isa::neon_dot ? kNeonDotKernels : kPortableKernels;
+#else
+    return (void)isa, kPortableKernels;
 #endif
-    (void)isa;
-    return kPortableKernels;
 }
 
 }  // namespace transduce

@@ -89,9 +89,9 @@ struct Screen {
 constexpr int kGroupColumns = kPad;  // columns that sampling skips or adds up together
 
 struct Kernels {
-    Isa isa;
     ProductKernels float32, int8, bf16x3;  // a `multiply` that is null: not available
     int max_queries;                       // of one attention call
+    int screened_rows;                     // most rows of float32 models whose best tokens int8 products find faster
 
     // x + pending (if any) normalised into `out`, which may be x; `keep`: x itself also gets `pending` added.
     void (*norm)(const NormWeights& w, float* x, size_t stride, int rows, const float* pending, bool keep, float* out);
@@ -130,7 +130,9 @@ const Kernels& kernels_for(Isa isa);
 
 extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
-extern const Kernels kAvx2Kernels, kAvx512Kernels, kVnniKernels, kAmxKernels;
+extern const Kernels kAvx2Kernels, kAvxVnniKernels, kAvx512Kernels, kVnniKernels, kAmxKernels;
+#elif defined(__aarch64__)
+extern const Kernels kNeonDotKernels, kNeonI8mmKernels;
 #endif
 
 }  // namespace transduce

@@ -74,8 +74,8 @@ void add_rows(const Number* from, int width, int rows, float* sum) {
 }
 
 // Calls `work` with a constant for the call's activation.
-template <class Work>
-void with_activation(const LinearCall& call, Work work) {
+template <class Call, class Work>
+void with_activation(const Call& call, Work work) {
     switch (call.activation) {
     case Activation::relu: return work(std::integral_constant<Activation, Activation::relu>());
     case Activation::gelu: return work(std::integral_constant<Activation, Activation::gelu>());
@@ -136,7 +136,7 @@ void weight_rows_gradient(const LinearCall& call, const OperandRows& operands, i
                           float* grad_weight) {
     const Products products;
     multiply_operands(call, operands, first, rows, column, columns, product);
-    write_rows(product, kGradientColumns, rows, columns, nullptr, grad_weight + size_t(first) * call.inputs + column, call.inputs);
+    write_rows(product, kGradientColumns, rows, columns, nullptr, grad_weight + size_t(first) * call.inputs + column, call.inputs, call.adds_weights);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "model.h"
+#include "search.h"
 
 #include <algorithm>
 #include <cmath>
@@ -35,15 +36,18 @@ transduce_config checked(const transduce_config& c) {
     check_range("pre_norm", c.pre_norm, 0, 1);
     check_range("norm", c.norm, 0, 1);
     check_range("embedding_norm", c.embedding_norm, 0, 1);
-    check_range("positions", c.positions, 0, 4);
+    check_range("positions", c.positions, 0, 6);
     check(c.positions != 4 || c.d_model / c.n_heads % 2 == 0, "positions", c.positions, "rotary ones need an even head width");
     check_range("activation", c.activation, 0, 3);
     check_range("gated", c.gated, 0, 1);
     check(c.norm_eps > 0 && std::isfinite(c.norm_eps), "norm_eps", 0, "must be positive");
     check(std::isfinite(c.embedding_scale), "embedding_scale", 0, "must be finite");
     check_range("pad", c.pad, 0, c.n_tgt - 1);
+    check_range("unk", c.unk, 0, c.n_tgt - 1);
+    check_range("placeholder", c.placeholder, -1, c.n_tgt - kPlaceholders);
     check_range("bos", c.bos, 0, c.n_tgt - 1);
     check_range("eos", c.eos, 0, c.n_tgt - 1);
+    check_range("start", c.start, 0, c.n_tgt - 1);
     check_range("precision", c.precision, 0, 2);
     check_range("decoder_only", c.decoder_only, 0, 1);
     check_range("tied", c.tied, 0, 1);
@@ -261,12 +265,6 @@ const ProductKernels& products_of(Precision precision, const Kernels& kernels) {
     return precision == Precision::bf16x3 ? kernels.bf16x3 : kernels.float32;
 }
 
-// Without VNNI, int8 products save reading of memory but no arithmetic.
-int most_screened_rows(Precision precision, Isa isa) {
-    if (precision == Precision::int8 || isa < Isa::avx2) return 0;
-    return isa >= Isa::avx512_vnni ? kRowsAtOnce : 6;
-}
-
 }  // namespace
 
 Model::Model(const transduce_config& given, const transduce_tensor* tensors, int64_t n_tensors)
@@ -285,7 +283,7 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
     const DenseMatrix dense = loader.logits();
     weights.check_all_used();
     logits = loader.pack_matrix(dense);
-    screened_rows = most_screened_rows(precision, kernels.isa);
+    screened_rows = precision == Precision::int8 ? 0 : kernels.screened_rows;
     if (screened_rows) screen = pack(dense, Precision::int8, kernels.int8.panel), output_rows = loader.output_rows();
     max_depth = int(round_up(std::max({width, inner, query_width}), kPad));
     max_columns = std::max({int(round_up(query_width + 2 * key_width, kPad)), config.gated ? 2 * inner : inner, config.recurrent ? 2 * width : width});

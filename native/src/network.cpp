@@ -1,4 +1,5 @@
 #include "network.h"
+#include "search.h"
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +29,9 @@ Network::Network(const Model& model)
       pool_(model.config.n_decoder_layers, model.attention.bytes(model.heads)), source_positions_(model, model.encoder),
       target_positions_(model, model.decoder), width_(model.width), heads_stride_(row_stride(model.query_width)),
       wide_stride_(row_stride(model.max_columns)), memory_stride_(row_stride(model.memory.columns)),
-      never_{model.config.pad, model.config.bos} {}
+      never_{model.config.pad, model.config.unk, model.config.bos} {
+    for (int i = 0; model.config.placeholder >= 0 && i < kPlaceholders; i++) never_.push_back(model.config.placeholder + i);
+}
 
 void Network::reserve_rows(int rows) {
     if (rows <= capacity_) return;
@@ -320,19 +323,14 @@ void Network::hide_padding(const PackedMatrix& matrix, float* logits, int column
     for (int i = std::max(column, matrix.outputs); i < last; i++) logits[i - column] = kNever;
 }
 
-// Tokens that a row must not choose, or their places in a list.
-const std::vector<int32_t>& Network::banned(int row, const Shortlist* list) {
-    if (!banned_ && !list) return never_;
-    banned_of_row_.clear();
-    if (!list) banned_of_row_ = never_;
-    if (banned_)
-        for (const int32_t id : banned_[row]) banned_of_row_.push_back(list ? list->place(id) : id);
-    return banned_of_row_;
+// Tokens that a row must not choose.
+const std::vector<int32_t>& Network::banned(int row) const {
+    return banned_ && !banned_[row].empty() ? banned_[row] : never_;
 }
 
-// Rows [first, first + rows) of a part, at most kRowsAtOnce, over the whole vocabulary or the part's list.
-void Network::take_exact(int first, int rows, const BestWanted& part) {
-    const PackedMatrix& matrix = part.list ? part.list->logits() : model_.logits;
+// Rows [first, first + rows), at most kRowsAtOnce, over the whole vocabulary.
+void Network::take_exact(int first, int rows, bool scores) {
+    const PackedMatrix& matrix = model_.logits;
     multiplier_.convert(matrix, hidden_ + first * width_, width_, rows);
     for (int column = 0; column < matrix.columns; column += kLogitColumns) {
         const int last = std::min(matrix.columns, column + kLogitColumns);
@@ -340,16 +338,12 @@ void Network::take_exact(int first, int rows, const BestWanted& part) {
         for (int r = 0; r < rows; r++) {
             float* logits = logits_.data() + r * kLogitStride;
             hide_padding(matrix, logits, column, last);
-            int32_t forced = forced_ ? forced_[first + r] : -1;
-            if (part.list) forced = part.list->place(forced);
+            const int32_t forced = forced_ ? forced_[first + r] : -1;
             if (forced >= column && forced < last) best_[first + r].forced = logits[forced - column];
-            const std::vector<int32_t>& never = banned(first + r, part.list);
-            kernels_.take_logits(best_[first + r], logits, last - column, column, never.data(), int(never.size()), part.scores);
+            const std::vector<int32_t>& never = banned(first + r);
+            kernels_.take_logits(best_[first + r], logits, last - column, column, never.data(), int(never.size()), scores);
         }
     }
-    if (!part.list) return;
-    for (int r = first; r < first + rows; r++)
-        for (int i = 0; i < best_[r].n; i++) best_[r].ids[i] = part.list->token(best_[r].ids[i]);
 }
 
 // The same by int8 bounds: one token a row, no scores.
@@ -363,7 +357,7 @@ void Network::take_screened(int first, int rows) {
         screen_multiplier_.columns(model_.screen, column, last, logits_.data(), kLogitStride);
         for (int r = 0; r < rows; r++) {
             float* logits = logits_.data() + r * kLogitStride;
-            for (const int32_t id : banned(first + r, nullptr))
+            for (const int32_t id : banned(first + r))
                 if (id >= column && id < last) logits[id - column] = 2 * kNever;
             kernels_.take_bounds(screens_[r], logits, last - column, column, model_.screen.error.data() + column,
                                  model_.screen.norm.data() + column);
@@ -379,8 +373,8 @@ const RowBest* Network::best_tokens(const std::vector<BestWanted>& parts, const 
     for (const BestWanted& part : parts) {
         for (const int end = first + part.rows; first < end;) {
             const int rows = std::min(kRowsAtOnce, end - first);
-            const bool screened = rows <= model_.screened_rows && !part.scores && !part.list;
-            if (part.k) screened ? take_screened(first, rows) : take_exact(first, rows, part);
+            const bool screened = rows <= model_.screened_rows && !part.scores;
+            if (part.k) screened ? take_screened(first, rows) : take_exact(first, rows, part.scores);
             first += rows;
         }
     }
@@ -388,7 +382,7 @@ const RowBest* Network::best_tokens(const std::vector<BestWanted>& parts, const 
 }
 
 void Network::decide(Screen& screen, int row) {
-    if (screen.n > Screen::kMost) return take_exact(row, 1, {1, 1, false});
+    if (screen.n > Screen::kMost) return take_exact(row, 1, false);
     kernels_.drop(screen);
     RowBest& best = best_[row];
     for (int i = 0; i < screen.n; i++) {

@@ -8,7 +8,6 @@
 #include "positions.h"
 #include "recurrent.h"
 #include "sampler.h"
-#include "shortlist.h"
 
 namespace transduce {
 
@@ -40,11 +39,10 @@ struct Source {
 };
 
 // What is wanted of some rows of a step, side by side: the `k` best tokens and, for `scores`, the sum of exponentials. The best
-// token without scores is found by `Model::screen`. `list`: only these tokens count; null: all.
+// token without scores is found by `Model::screen`.
 struct BestWanted {
     int rows, k;
     bool scores;
-    const Shortlist* list = nullptr;
 };
 
 // A token to draw from a row of a step; `number`, of [0, 1), decides.
@@ -52,6 +50,7 @@ struct Draw {
     int row;
     const Sampling* sampling;
     double number;
+    uint64_t missing;    // placeholders, as `Search::missing` has them
     int32_t token = -1;  // -1: logits are not numbers
     float log_prob = 0;
 };
@@ -71,8 +70,10 @@ public:
     // After `step` or `read`: the best tokens of each row. `forced`: for each row a token whose logit is wanted too, or -1; null: for none.
     // Valid until the next call.
     const RowBest* best_tokens(const std::vector<BestWanted>& parts, const int32_t* forced);
-    // Tokens of each row of this step that are never chosen, besides padding and start; null: none.
+    // Tokens of each row of this step that are not chosen; those of `never` where there are none, and for null.
     void ban(const std::vector<int32_t>* tokens) { banned_ = tokens; }
+    // Padding, unknown, start and placeholders.
+    const std::vector<int32_t>& never() const { return never_; }
     // After `step`: fills in tokens and log-probabilities.
     void draw(std::vector<Draw>& draws);
     // Takes back the blocks of a sentence.
@@ -97,10 +98,10 @@ private:
 
     void start_best(const std::vector<BestWanted>& parts);
     static void hide_padding(const PackedMatrix& matrix, float* logits, int column, int last);
-    void take_exact(int first, int rows, const BestWanted& part);
+    void take_exact(int first, int rows, bool scores);
     void take_screened(int first, int rows);
     void decide(Screen& screen, int row);
-    const std::vector<int32_t>& banned(int row, const Shortlist* list);
+    const std::vector<int32_t>& banned(int row) const;
 
     const Model& model_;
     const Kernels& kernels_;
@@ -115,8 +116,7 @@ private:
     const float* hidden_ = nullptr;   // of the last step
     const int32_t* forced_ = nullptr; // of its rows
     const std::vector<int32_t>* banned_ = nullptr;
-    const std::vector<int32_t> never_;  // padding and start
-    std::vector<int32_t> banned_of_row_;
+    std::vector<int32_t> never_;
     std::vector<int> row_position_;
     Buffer<char> source_keys_, source_values_;
     Buffer<float> scratch_, logits_;
@@ -128,6 +128,7 @@ private:
     CausalMasks causal_;
     Sampler sampler_{model_.kernels};
     Buffer<float> drawn_hidden_, drawn_logits_;
+    std::vector<std::pair<int32_t, float>> raised_;  // of a row that is drawn
     std::vector<AttentionCall::WantedHead> wanted_;  // of this layer
     std::vector<float*> scores_;
     std::vector<RowBest> best_;

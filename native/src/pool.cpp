@@ -1,7 +1,5 @@
 #include "pool.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -17,10 +15,6 @@ inline void pause() {
 #endif
 }
 
-constexpr int kCallThread = 1;  // the thread of the pool that makes calls
-thread_local int this_thread = 0;  // 0: not one of the pool's
-thread_local bool in_queued_call = false;
-
 constexpr auto kSpin = std::chrono::microseconds(300);
 constexpr auto kTurn = std::chrono::milliseconds(1);  // after which a thread gives its core away for a moment
 
@@ -32,7 +26,7 @@ void await(Ready ready) {
         for (int i = 0; i < 16; i++) pause();
 }
 
-// Between two pieces, or two queued calls, of a thread: now and then lets another process have this core. If the system took it
+// Between two pieces of a thread: now and then lets another process have this core. If the system took it
 // in the middle of a piece, the other threads would wait for that piece; now they take the next ones.
 void yield(std::unique_lock<std::mutex>& lock) {
     thread_local auto began = std::chrono::steady_clock::now();
@@ -48,10 +42,10 @@ void yield(std::unique_lock<std::mutex>& lock) {
 Pool& Pool::get() {
     static std::mutex mutex;
     static std::atomic<Pool*> pool{nullptr};  // never freed: its threads wait until the process ends
-    static std::atomic<pid_t> owner{0};
-    if (owner == getpid()) return *pool;  // without the mutex, which a thread that a fork left behind could hold
+    static std::atomic<int> owner{0};
+    if (owner == process_id()) return *pool;  // without the mutex, which a thread that a fork left behind could hold
     const std::lock_guard<std::mutex> lock(mutex);
-    if (owner != getpid()) pool = new Pool, owner = getpid();
+    if (owner != process_id()) pool = new Pool, owner = process_id();
     return *pool;
 }
 
@@ -81,54 +75,26 @@ bool Pool::take(int thread, std::unique_lock<std::mutex>& lock) {
     return true;
 }
 
-bool Pool::is_in_queued_call() { return in_queued_call; }
-
-// Makes the next call, if there is one and the last one is made.
-bool Pool::make_call(std::unique_lock<std::mutex>& lock) {
-    if (calls_.empty() || is_making_) return false;
-    is_making_ = true;
-    const auto call = std::move(calls_.front());
-    calls_.pop_front();
-    if (!call_error_) {
-        lock.unlock();
-        std::exception_ptr error;
-        in_queued_call = true;
-        try {
-            call();
-        } catch (...) {
-            error = std::current_exception();
-        }
-        in_queued_call = false;
-        lock.lock();
-        call_error_ = error;
-    }
-    is_making_ = false;
-    n_left_--, n_events_++;
-    more_.notify_all();
-    return true;
-}
-
-// Waits a moment for an event after `seen`.
+// Waits a moment for a run after `seen`.
 void Pool::spin(unsigned seen, std::unique_lock<std::mutex>& lock) {
-    if (n_events_ != seen) return;
+    if (n_runs_ != seen) return;
     lock.unlock();
-    await([&] { return n_events_ != seen; });
+    await([&] { return n_runs_ != seen; });
     lock.lock();
 }
 
 void Pool::sleep(unsigned seen, std::unique_lock<std::mutex>& lock) {
-    while (n_events_ == seen) more_.wait(lock);
+    while (n_runs_ == seen) more_.wait(lock);
 }
 
 void Pool::serve(int thread) {
     const FlushDenormals flush;
-    this_thread = thread;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
         yield(lock);
-        const unsigned seen = n_events_;
-        if (take(thread, lock) || (thread == kCallThread && make_call(lock))) continue;
-        if (thread < int(ranges_.size()) || thread == kCallThread) spin(seen, lock);
+        const unsigned seen = n_runs_;
+        if (take(thread, lock)) continue;
+        if (thread < int(ranges_.size())) spin(seen, lock);
         sleep(seen, lock);
     }
 }
@@ -146,11 +112,11 @@ void Pool::run(int n_threads, int n_pieces, Function function, void* work) {
     std::unique_lock<std::mutex> lock(mutex_);
     start_threads(n_threads);
     ranges_.resize(n_threads);
-    n_events_++;
+    n_runs_++;
     function_ = function, work_ = work, n_pieces_ = n_pieces, n_taken_ = n_done_ = 0;
     for (int t = 0; t < n_threads; t++) ranges_[t] = {int(int64_t(n_pieces) * t / n_threads), int(int64_t(n_pieces) * (t + 1) / n_threads)};
     if (n_threads > 1 && n_pieces > 1) more_.notify_all();
-    while (take(std::min(this_thread, n_threads - 1), lock)) continue;  // a queued call is usually made by a thread of the pool
+    while (take(0, lock)) continue;
     if (n_done_ < n_pieces_) {
         lock.unlock();
         await([&] { return n_done_ == n_pieces_; });
@@ -158,35 +124,6 @@ void Pool::run(int n_threads, int n_pieces, Function function, void* work) {
     }
     while (n_done_ < n_pieces_) done_.wait(lock);
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-}
-
-void Pool::add(int n_threads, std::function<void()> call) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    start_threads(n_threads);
-    calls_.push_back(std::move(call));
-    n_left_++, n_events_++;
-    more_.notify_all();
-}
-
-int64_t Pool::wait(int64_t most) {
-    const FlushDenormals flush;
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (n_left_ > most)
-        while (n_left_ > most / 2) {
-            const unsigned seen = n_events_;
-            if (!take(this_thread, lock)) {
-                spin(seen, lock);
-                // If the thread that makes calls has not begun the next one by now, it has no core.
-                if (n_events_ == seen && !make_call(lock)) sleep(seen, lock);
-            }
-            yield(lock);
-        }
-    return n_left_;
-}
-
-void Pool::rethrow_error() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (call_error_) std::rethrow_exception(std::exchange(call_error_, nullptr));
 }
 
 }  // namespace transduce

@@ -6,14 +6,14 @@
 namespace transduce {
 namespace {
 
-enum { kNoPositions, kSinusoidal, kSinusoidalHalves, kLearned, kRotary };
+enum { kNoPositions, kSinusoidal, kSinusoidalHalves, kLearned, kRotary, kFairseq, kMarian };
 
 }  // namespace
 
 Positions::Positions(const Model& model, const Stack& stack) : model_(model), stack_(stack) {
     const transduce_config& c = model.config;
     if (c.positions == kRotary) half_ = c.d_model / c.n_heads / 2, stride_ = 2 * half_;
-    if (c.positions == kSinusoidal || c.positions == kSinusoidalHalves) stride_ = model.width;
+    else if (c.positions != kNoPositions && c.positions != kLearned) stride_ = model.width;
 }
 
 void Positions::compute(int position, float* row) const {
@@ -23,6 +23,15 @@ void Positions::compute(int position, float* row) const {
             const float angle = float(position) * std::exp(float(2 * i) * float(-std::log(10000.0) / (2 * half_)));
             row[i] = std::cos(angle), row[half_ + i] = std::sin(angle);
         }
+        return;
+    }
+    if (model_.config.positions == kFairseq || model_.config.positions == kMarian) {
+        const int half = d_model / 2, first = model_.config.positions == kFairseq ? 2 : 0;
+        for (int i = 0; i < half; i++) {
+            const double angle = (position + first) * std::exp(i * (-std::log(10000.0) / std::max(1, half - 1)));
+            row[i] = float(std::sin(angle)), row[half + i] = float(std::cos(angle));
+        }
+        if (d_model % 2) row[d_model - 1] = 0;
         return;
     }
     const bool halves = model_.config.positions == kSinusoidalHalves;
@@ -47,6 +56,8 @@ const float* Positions::row(int position) {
 const float* Positions::added(int position) {
     switch (model_.config.positions) {
     case kSinusoidal:
+    case kFairseq:
+    case kMarian:
     case kSinusoidalHalves: return row(position);
     case kLearned: return stack_.positions.data() + size_t(position) * model_.width;
     default: return nullptr;

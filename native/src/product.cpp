@@ -44,7 +44,7 @@ void pack_bf16x3(const DenseMatrix& dense, PackedMatrix& packed) {
     }
 }
 
-void pack_int8(const DenseMatrix& dense, PackedMatrix& packed) {
+void pack_int8(const DenseMatrix& dense, int panel, PackedMatrix& packed) {
     packed.quantized.reset(size_t(dense.columns) * dense.depth);
     packed.scale.reset(dense.columns), packed.correction.reset(dense.columns);
     packed.error.reset(dense.columns), packed.norm.reset(dense.columns);
@@ -61,7 +61,7 @@ void pack_int8(const DenseMatrix& dense, PackedMatrix& packed) {
             const size_t tile = (size_t(j / 32) * (dense.depth / 64) + i / 64) * 2 + j % 32 / 16;
             const float scaled = std::isfinite(column[i]) ? column[i] * inverse : 0;
             const int q = std::min(127, std::max(-127, int(std::lrint(scaled))));
-            packed.quantized[((tile * 16 + i % 64 / 4) * 16 + j % 16) * 4 + i % 4] = int8_t(q);
+            packed.quantized[tile * 1024 + (i % 64 / panel * 16 + j % 16) * panel + i % panel] = int8_t(q);
             sum += q;
             const double quantized = double(q) * packed.scale[j];
             square += quantized * quantized, square_error += (column[i] - quantized) * (column[i] - quantized);
@@ -86,16 +86,16 @@ PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel) {
     std::copy(dense.bias.begin(), dense.bias.end(), packed.bias.data());
     if (precision == Precision::float32) pack_float32(dense, panel, packed);
     if (precision == Precision::bf16x3) pack_bf16x3(dense, packed);
-    if (precision == Precision::int8) pack_int8(dense, packed);
+    if (precision == Precision::int8) pack_int8(dense, panel, packed);
     return packed;
 }
 
 Multiplier::Multiplier(const ProductKernels& kernels, int max_depth) : kernels_(kernels) {
     if (!kernels.convert) return;
     const size_t size = size_t(kRowsAtOnce + kSpareRows) * round_up(max_depth, kPad);
-    high_.reset(size), low_.reset(size), quantized_.reset(size), scale_.reset(kRowsAtOnce + kSpareRows);
+    high_.reset(size), low_.reset(size), quantized_.reset(2 * size), scale_.reset(kRowsAtOnce + kSpareRows), start_.reset(kRowsAtOnce);
     activations_.high = high_.data(), activations_.low = low_.data();
-    activations_.quantized = quantized_.data(), activations_.scale = scale_.data();
+    activations_.quantized = quantized_.data(), activations_.scale = scale_.data(), activations_.start = start_.data();
 }
 
 void Multiplier::convert(const PackedMatrix& w, const float* a, size_t a_stride, int rows) {

@@ -26,7 +26,7 @@ constexpr float kNever = -1e30f;  // the logit of columns that are only padding
 //
 // float32: [outputs / panel][inputs][panel]; panel: columns that a kernel computes at once, different for each target.
 // bf16x3: a number is the sum of two bf16 numbers, high and low: [outputs / 32][inputs / 32][2][16 pairs][16 columns][2].
-// int8: scale[column] * q: [outputs / 32][inputs / 64][2][16 quads][16 columns][4]; correction: -128 * sum of the column,
+// int8: scale[column] * q: [outputs / 32][inputs / 64][2][64 / panel][16 columns][panel], panel: 4 or 8; correction: -128 * sum of the column,
 // for products that take activations as unsigned numbers, 128 too large.
 struct PackedMatrix {
     Precision precision = Precision::float32;
@@ -57,13 +57,14 @@ struct Activations {
     const float* values = nullptr;
     size_t stride = 0;
     uint16_t *high = nullptr, *low = nullptr;  // bf16x3: tiles [rows / 16][depth / 32][16][32]
-    int8_t* quantized = nullptr;               // int8: tiles [rows / 16][depth / 64][16][64], or rows of `depth`
+    int8_t* quantized = nullptr;               // int8: tiles [rows / 16][depth / 64][16][64], or rows of one or two times `depth`
     float* scale = nullptr;                    // int8: of each row
+    int32_t* start = nullptr;                  // int8, AVX2: of each row, from what its sums start
 };
 
 // The products of one precision for one instruction set.
 struct ProductKernels {
-    int panel;  // of float32 weights
+    int panel;  // of float32 and int8 weights
     // Fills in the converted form of at most kRowsAtOnce rows for products with matrices of this depth.
     void (*convert)(Activations& a, int depth);
     // Columns [first, last), multiples of kPad, of C = A W + I. `init_stride` 0: the same row for all.
@@ -92,6 +93,7 @@ private:
     Buffer<uint16_t> high_, low_;
     Buffer<int8_t> quantized_;
     Buffer<float> scale_;
+    Buffer<int32_t> start_;
 };
 
 }  // namespace transduce

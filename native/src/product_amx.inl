@@ -4,9 +4,6 @@
 
 namespace {
 
-using transduce::Activations;
-using transduce::PackedMatrix;
-
 thread_local int configured_rows = 0;  // of the tiles of this thread; 0: not configured
 
 // Fewer than 16 rows take proportionally less time.
@@ -122,7 +119,7 @@ void multiply_bf16x3(const PackedMatrix& w, const Activations& a, int first, int
 void convert_int8_tiles(Activations& a, int depth) {
     for (int r = 0; r < a.rows; r++) {
         int8_t* to = a.quantized + size_t(r / 16) * depth * 16 + r % 16 * 64;
-        a.scale[r] = quantize_row(a.values + r * a.stride, depth, 0, [to](int k, Bytes q) { std::memcpy(to + k / 64 * 1024 + k % 64, &q, 16); });
+        a.scale[r] = quantize_row(a.values + r * a.stride, depth, [to](int k, Bytes q) { std::memcpy(to + k / 64 * 1024 + k % 64, &q, 16); });
     }
 }
 

@@ -9,6 +9,8 @@ namespace {
 constexpr int kPanelVecs = 4, kMaxRows = 6;  // 24 of 32 registers for sums
 #elif defined(__AVX2__)
 constexpr int kPanelVecs = 2, kMaxRows = 6;  // 12 of 16
+#elif defined(__aarch64__)
+constexpr int kPanelVecs = 4, kMaxRows = 6;  // 24 of 32
 #else
 constexpr int kPanelVecs = 2, kMaxRows = 4;
 #endif
@@ -19,10 +21,13 @@ template <int ROWS>
 void panel_rows(const float* a, size_t a_stride, const float* panel, int depth, float* c, size_t stride, const float* init,
                 size_t init_stride) {
     Vec sum[ROWS][kPanelVecs];
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
         for (int j = 0; j < kPanelVecs; j++) sum[r][j] = load(init + r * init_stride + W * j);
     for (int k = 0; k < depth; k++, panel += kPanel) {
         Vec b[kPanelVecs];
+#pragma GCC unroll 4
         for (int j = 0; j < kPanelVecs; j++) b[j] = load(panel + W * j);
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
@@ -31,17 +36,16 @@ void panel_rows(const float* a, size_t a_stride, const float* panel, int depth, 
             for (int j = 0; j < kPanelVecs; j++) sum[r][j] = fma(x, b[j], sum[r][j]);
         }
     }
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
         for (int j = 0; j < kPanelVecs; j++) store(c + r * stride + W * j, sum[r][j]);
 }
 
 using PanelRows = void (*)(const float*, size_t, const float*, int, float*, size_t, const float*, size_t);
-constexpr PanelRows kPanelRows[] = {
-    nullptr, panel_rows<1>, panel_rows<2>, panel_rows<3>, panel_rows<4>,
-#if defined(__AVX2__)
-    panel_rows<5>, panel_rows<6>,
-#endif
-};
+template <int ROWS>
+constexpr PanelRows kRows = panel_rows<(ROWS < kMaxRows ? ROWS : kMaxRows)>;
+constexpr PanelRows kPanelRows[] = {nullptr, kRows<1>, kRows<2>, kRows<3>, kRows<4>, kRows<5>, kRows<6>};
 
 // All rows times inputs [from, from + depth) of one panel, which starts from `init`.
 void panel_product(const transduce::Activations& a, int from, int depth, const float* panel, float* c, size_t stride, const float* init,

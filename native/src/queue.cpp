@@ -1,12 +1,7 @@
 #include "queue.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <stdexcept>
-#include <system_error>
 
 #include "denormals.h"
 
@@ -18,26 +13,7 @@ constexpr auto kLongWait = std::chrono::hours(1);
 
 }  // namespace
 
-Bell::Bell() {
-    if (pipe(ends_)) throw std::system_error(errno, std::generic_category(), "pipe");
-    for (const int end : ends_) fcntl(end, F_SETFD, FD_CLOEXEC), fcntl(end, F_SETFL, O_NONBLOCK);
-}
-
-Bell::~Bell() {
-    for (const int end : ends_) close(end);
-}
-
-void Bell::ring() const {
-    const ssize_t n = write(ends_[1], "!", 1);
-    (void)n;  // full: it rings already
-}
-
-void Bell::silence() const {
-    char bytes[64];
-    while (read(ends_[0], bytes, sizeof bytes) == sizeof bytes) continue;
-}
-
-Queue::Queue(const Model& model, int n_workers, double patience) : model_(model), patience_(patience) {
+Queue::Queue(const Model& model, int n_workers) : model_(model) {
     for (int i = 0; i < n_workers; i++) {
         workers_.push_back(std::make_unique<Worker>(model));
         free_workers_.push_back(workers_.back().get());
@@ -51,21 +27,20 @@ void Queue::join(Client& client) {
     clients_.insert(&client);
 }
 
-void Queue::submit(Client& client, std::vector<std::shared_ptr<Request>> requests, bool works) {
+void Queue::submit(Client& client, std::vector<std::shared_ptr<Request>> requests, double order, bool works) {
     const Lock lock(mutex_);
     if (closed_ || client.closed) throw std::runtime_error("the queue is closed");
     for (const std::shared_ptr<Request>& request : requests)
         if (client.open.count(request->ticket)) throw std::invalid_argument("first_ticket: a sentence with this ticket has not ended");
-    const Time due = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience_);
     for (std::shared_ptr<Request>& request : requests) {
         request->client = &client;
         request->number = n_arrived_++;
-        request->due = request->deadline == Time::max() ? due : request->deadline;
+        request->order = order, request->submission = n_submitted_;
         n_waiting_tokens_ += int64_t(request->ids.size());
-        if (request->deadline != Time::max()) deadlines_.insert({request->deadline, request.get()});
         client.open.emplace(request->ticket, request);
         waiting_.insert(std::move(request));
     }
+    n_submitted_++;
     wake(std::min(requests.size() - (works && !requests.empty()), free_workers_.size()));
 }
 
@@ -160,15 +135,8 @@ void Queue::end(Request& request, Outcome outcome, std::vector<Finished> hypothe
     const std::shared_ptr<Request> kept = open->second;
     request.ended = true;
     if (request.waiting) waiting_.erase(kept), n_waiting_tokens_ -= int64_t(request.ids.size());
-    if (request.deadline != Time::max()) deadlines_.erase({request.deadline, &request});
     client.open.erase(open);
     report(client, {ticket, outcome, std::move(hypotheses)});
-}
-
-void Queue::expire() {
-    if (deadlines_.empty()) return;
-    const Time now = Clock::now();
-    while (!deadlines_.empty() && deadlines_.begin()->first <= now) end(*deadlines_.begin()->second, Outcome::expired);
 }
 
 void Queue::deliver(Worker::Slot& slot) {
@@ -180,7 +148,7 @@ void Queue::deliver(Worker::Slot& slot) {
 }
 
 void Queue::admit(Worker& worker) {
-    if (waiting_.empty() || !worker.wants_more()) return;
+    if (waiting_.empty() || !worker.wants_more(**waiting_.begin())) return;
     const size_t n_threads = std::max<size_t>(1, std::min<size_t>(n_working_, workers_.size()));
     size_t share = (waiting_.size() + n_threads - 1) / n_threads;  // each thread gets some
     for (int tokens = 0; share && !waiting_.empty(); share--) {
@@ -230,7 +198,6 @@ Worker* Queue::take_worker() {
 
 void Queue::drive(Worker& worker, Lock& lock, const Client* client, Time until) {
     while (true) {
-        expire();
         worker.after_step([this](Worker::Slot& slot) { deliver(slot); });
         if (!stays(client, until)) break;
         admit(worker);

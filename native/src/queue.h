@@ -12,7 +12,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "condition.h"
+#include "platform.h"
 #include "worker.h"
 
 namespace transduce {
@@ -21,21 +21,6 @@ struct Event {
     int64_t ticket;
     Outcome outcome;
     std::vector<Finished> hypotheses;  // `tokens`: one, with the tokens that are new
-};
-
-// A pipe that wakes an event loop: it can be read while it rings.
-class Bell {
-public:
-    Bell();
-    ~Bell();
-    Bell(const Bell&) = delete;
-    Bell& operator=(const Bell&) = delete;
-    int fd() const { return ends_[0]; }
-    void ring() const;
-    void silence() const;
-
-private:
-    int ends_[2];
 };
 
 class Queue;
@@ -59,14 +44,13 @@ struct Load {
 
 class Queue {
 public:
-    // `patience`: the seconds after which a sentence without a deadline is as urgent as one whose deadline is now.
-    Queue(const Model& model, int n_workers, double patience);
+    Queue(const Model& model, int n_workers);
 
     void join(Client& client);
     // Forgets a client and all its sentences.
     void leave(Client& client);
-    // Adds sentences, whose tickets must be new. `works`: the calling thread calls `work` next.
-    void submit(Client& client, std::vector<std::shared_ptr<Request>> requests, bool works);
+    // Adds sentences, whose tickets must be new. The smallest `order` comes first. `works`: the calling thread calls `work` next.
+    void submit(Client& client, std::vector<std::shared_ptr<Request>> requests, double order, bool works);
     // The sentence ends at the next step. False if it has ended already.
     bool cancel(Client& client, int64_t ticket);
     // A file descriptor that can be read when there is something to collect.
@@ -92,7 +76,8 @@ private:
     };
     struct Before {
         bool operator()(const std::shared_ptr<Request>& a, const std::shared_ptr<Request>& b) const {
-            if (a->due != b->due) return a->due < b->due;
+            if (a->order != b->order) return a->order < b->order;
+            if (a->submission != b->submission) return a->submission < b->submission;
             if (a->ids.size() != b->ids.size()) return a->ids.size() > b->ids.size();
             return a->number < b->number;
         }
@@ -106,22 +91,19 @@ private:
     Worker* take_worker();
     void deliver(Worker::Slot& slot);
     void admit(Worker& worker);
-    void expire();
     void end(Request& request, Outcome outcome, std::vector<Finished> hypotheses = {});
     void report(Client& client, Event event);
     void unlock(Lock& lock);
     void close_client(Client& client);
 
     const Model& model_;
-    const std::chrono::duration<double> patience_;
     std::mutex mutex_;
     bool closed_ = false;
     int n_working_ = 0;  // threads in `work`
-    int64_t n_arrived_ = 0, n_waiting_tokens_ = 0, n_steps_ = 0, n_rows_ = 0;
+    int64_t n_submitted_ = 0, n_arrived_ = 0, n_waiting_tokens_ = 0, n_steps_ = 0, n_rows_ = 0;
     Condition all_left_;
     std::unordered_set<Client*> clients_;
     std::set<std::shared_ptr<Request>, Before> waiting_;
-    std::set<std::pair<Time, Request*>> deadlines_;  // of sentences that have not ended
     std::vector<std::unique_ptr<Worker>> workers_;
     std::vector<Worker*> free_workers_;  // without a thread, the longest first
     std::vector<Waiter*> idle_;

@@ -17,23 +17,24 @@ using Time = Clock::time_point;
 struct Client;
 
 // What can happen to a sentence. All but `tokens` are its end.
-enum class Outcome : int32_t { done, tokens, cancelled, expired, failed };
+enum class Outcome : int32_t { done, tokens, cancelled, failed };
 
 struct Request {
     std::vector<int32_t> ids, prefix;
-    std::vector<int32_t> allowed;  // tokens of the output, ascending; none: all
+    int n_unscored = 0;    // tokens of the prefix whose log-probabilities do not count
+    Spelling spelling;    // behind the prefix
+    uint64_t copies = 0;  // see transduce_sentences
     SearchOptions options;
     int limit = 1;
     Sampling sampling;
     std::vector<double> numbers;  // sampling: `limit` of each sample, which decide what is drawn
     bool stream = false;  // tokens are reported as soon as they are certain
     int64_t ticket = 0;   // of the client
-    Time deadline = Time::max();
 
     // The queue's: read and written under its lock.
     Client* client = nullptr;
-    Time due;            // the order of decoding
-    int64_t number = 0;  // the order of arrival
+    double order = 0;                    // of decoding
+    int64_t submission = 0, number = 0;  // the order of arrival
     bool waiting = true, ended = false;
 };
 

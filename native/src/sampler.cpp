@@ -13,8 +13,8 @@ constexpr float kCoolest = 1e-30f;  // lower temperatures are as good as 0, and 
 
 }  // namespace
 
-int32_t Sampler::draw(float* logits, int n, int columns, const std::vector<int32_t>& banned, const Sampling& sampling, double number,
-                      float& log_prob) {
+int32_t Sampler::draw(float* logits, int n, int columns, const std::vector<int32_t>& banned,
+                      const std::vector<std::pair<int32_t, float>>& raised, const Sampling& sampling, double number, float& log_prob) {
     const int n_groups = columns / kGroupColumns;
     maxima_.resize(n_groups), sums_.resize(n_groups), weights_.resize(columns);
     kernels_.group_maxima(logits, columns, maxima_.data());
@@ -24,6 +24,12 @@ int32_t Sampler::draw(float* logits, int n, int columns, const std::vector<int32
     const double log_sum = double(first) + std::log(std::accumulate(sums_.begin(), sums_.end(), 0.0));
     if (!std::isfinite(log_sum)) return -1;
 
+    own_.clear();
+    for (const auto& [id, least] : raised) {
+        own_.push_back(logits[id]);
+        logits[id] = std::max(logits[id], least);
+        maxima_[id / kGroupColumns] = std::max(maxima_[id / kGroupColumns], logits[id]);
+    }
     for (const int32_t id : banned) {
         logits[id] = 2 * kNever;
         const float* group = logits + id / kGroupColumns * kGroupColumns;
@@ -32,7 +38,7 @@ int32_t Sampler::draw(float* logits, int n, int columns, const std::vector<int32
     const float largest = largest_of(maxima_);
     if (!(largest > kNever / 2)) return -1;
     const Sampling how = sampling.temperature > kCoolest ? sampling : Sampling{1, 1, 1};
-    if (how.temperature != 1 || largest != first)
+    if (how.temperature != 1 || largest != first || !raised.empty())
         kernels_.weigh(logits, columns, 1 / how.temperature, largest, weights_.data(), sums_.data());
     const auto exclude = [this](int id) {
         weights_[id] = 0;
@@ -47,7 +53,10 @@ int32_t Sampler::draw(float* logits, int n, int columns, const std::vector<int32
     if (how.top_p < 1) take_top_p(logits, n, few, how);
     if ((few || how.top_p < 1) && taken_.empty()) return -1;  // logits that are not numbers
     const int32_t token = few || how.top_p < 1 ? draw_from_taken(number) : draw_from_all(n, number);
-    log_prob = float(double(logits[token]) - log_sum);
+    float own = logits[token];
+    for (size_t i = 0; i < raised.size(); i++)
+        if (raised[i].first == token) own = own_[i];
+    log_prob = float(double(own) - log_sum);
     return token;
 }
 

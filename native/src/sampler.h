@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -20,10 +21,11 @@ class Sampler {
 public:
     explicit Sampler(const Kernels& kernels) : kernels_(kernels) {}
 
-    // The first `n` of `columns` logits are tokens; the others, and those that are banned, are never drawn. `number`, of [0, 1), decides.
-    // `log_prob`: of the token, before temperature and cuts. -1: the logits are not numbers. Changes `logits`.
-    int32_t draw(float* logits, int n, int columns, const std::vector<int32_t>& banned, const Sampling& sampling, double number,
-                 float& log_prob);
+    // The first `n` of `columns` logits are tokens; the others, and those that are banned, are never drawn. `raised`: tokens with the least
+    // logits that they have when the token is drawn. `number`, of [0, 1), decides. `log_prob`: of the token, before all of this. -1: the
+    // logits are not numbers. Changes `logits`.
+    int32_t draw(float* logits, int n, int columns, const std::vector<int32_t>& banned, const std::vector<std::pair<int32_t, float>>& raised,
+                 const Sampling& sampling, double number, float& log_prob);
 
 private:
     struct Token {
@@ -38,7 +40,7 @@ private:
     int32_t draw_from_taken(double number) const;
 
     const Kernels& kernels_;
-    std::vector<float> maxima_, weights_, sums_, order_;
+    std::vector<float> maxima_, weights_, sums_, order_, own_;  // own_: logits of those that are raised
     std::vector<Token> taken_, sorted_;  // taken_: in the order of ids
 };
 

@@ -6,9 +6,10 @@
 
 namespace transduce {
 
-void Search::start(const SearchOptions& options, int limit, const std::vector<int32_t>& prompt, const std::vector<int32_t>& prefix) {
-    options_ = options, prompt_ = &prompt, prefix_ = &prefix, limit_ = limit, length_ = 0, n_ended_ = 0;
-    live_.assign(1, {0, 0, prompt.back(), -1, 0});
+void Search::start(const SearchOptions& options, int limit, const std::vector<int32_t>& prompt, const std::vector<int32_t>& prefix,
+                   const Spelling& spelling, uint64_t copies, int n_unscored) {
+    n_unscored_ = n_unscored, options_ = options, prompt_ = &prompt, prefix_ = &prefix, spelling_ = &spelling, limit_ = limit, length_ = 0, n_ended_ = 0;
+    live_.assign(1, {0, 0, prompt.back(), -1, 0, copies});
     history_.clear(), finished_.clear(), attention_.clear(), width_ = 0;
     if (options.sampled) finished_.resize(options.n_best);
 }
@@ -44,21 +45,60 @@ std::vector<float> Search::attention_to(int node, size_t n_tokens) const {
     return rows;
 }
 
+void Search::banned_tokens(int row, const std::vector<int32_t>& never, std::vector<int32_t>& tokens) const {
+    if (forced_token() >= 0) return;
+    if (is_spelling(live_[row])) {
+        auto [step, end] = steps_of(live_[row]);
+        for (int32_t token = 0; token < options_.n_tokens; token++) {
+            if (step != end && step->token == token) ++step;
+            else tokens.push_back(token);
+        }
+        return;
+    }
+    const uint64_t missing = live_[row].missing;
+    if (options_.no_repeat_ngram) repeating_tokens(row, tokens);
+    if (tokens.empty() && !missing) return;
+    for (const int32_t token : never)
+        if (!count_of(missing, token, options_.placeholder)) tokens.push_back(token);
+    if (missing) tokens.push_back(options_.eos);
+}
+
+std::pair<Spelling::const_iterator, Spelling::const_iterator> Search::steps_of(const Live& live) const {
+    const auto before = [](const SpellingStep& a, const SpellingStep& b) { return a.state < b.state; };
+    return std::equal_range(spelling_->begin(), spelling_->end(), SpellingStep{live.state, 0, 0}, before);
+}
+
+bool Search::is_spelling(const Live& live) const {
+    if (spelling_->empty() || forced_token() >= 0) return false;
+    const auto [first, last] = steps_of(live);
+    return first != last;
+}
+
+int32_t Search::state_after(const Live& live, int32_t token) const {
+    if (!is_spelling(live)) return live.state;
+    const auto [first, last] = steps_of(live);
+    return std::find_if(first, last, [=](const SpellingStep& step) { return step.token == token; })->next;
+}
+
+uint64_t Search::missing_after(const Live& live, int32_t token) const {
+    if (!count_of(live.missing, token, options_.placeholder)) return live.missing;
+    return live.missing - (uint64_t(1) << 8 * (token - options_.placeholder));
+}
+
 void Search::repeating_tokens(int row, std::vector<int32_t>& tokens) const {
     const size_t n = size_t(options_.no_repeat_ngram);
-    if (!n || forced_token() >= 0) return;
     std::vector<int32_t> ids = *prompt_;
     const std::vector<int32_t> path = path_to(live_[row].node);
     ids.insert(ids.end(), path.begin(), path.end());
     if (ids.size() < n) return;
     const auto last = ids.end() - (n - 1);  // the first n - 1 tokens of the next n-gram
     for (auto gram = ids.begin(); gram + (n - 1) != ids.end(); ++gram)
-        if (std::equal(last, ids.end(), gram)) tokens.push_back(gram[n - 1]);
+        if (gram[n - 1] != options_.eos && std::equal(last, ids.end(), gram)) tokens.push_back(gram[n - 1]);  // the first token may be the end too
 }
 
-// Keeps a hypothesis among the n_best; `node` is that of its last token.
-void Search::finish(float log_prob, int node, bool finished) {
-    const float score = normalized(log_prob, length_);
+// Keeps a hypothesis of `length` tokens among the n_best; `node` is that of its last token.
+void Search::finish(float log_prob, int node, int length, bool finished) {
+    const float score = normalized(log_prob, length);
     auto place = finished_.end();
     if (finished) {
         while (place != finished_.begin() && std::prev(place)->score < score) --place;
@@ -80,7 +120,6 @@ bool Search::is_done() const {
 }
 
 bool Search::extend(const Continuation* best, int n) {
-    length_++;
     next_.clear();
     for (int i = 0; i < n && int(next_.size()) < options_.beam; i++) {
         const Continuation& c = best[i];
@@ -89,18 +128,20 @@ bool Search::extend(const Continuation* best, int n) {
         if (c.token == options_.eos) {
             if (i >= options_.beam) continue;  // only the `beam` best continuations may finish
             n_ended_++;
-            finish(c.log_prob, node, true);
+            finish(c.log_prob, node, length_ + 1, true);
         } else {
-            next_.push_back({c.log_prob, c.parent, c.token, int(history_.size()), 0});
+            const Live& live = live_[c.parent];
+            next_.push_back({counted(c), c.parent, c.token, int(history_.size()), 0, missing_after(live, c.token), state_after(live, c.token)});
             history_.push_back({node, c.token});
         }
     }
+    length_++;
     live_.swap(next_);
     if (is_done()) return true;
     if (length_ < limit_) return false;
     for (const Live& live : live_) {
         if (int(finished_.size()) == options_.n_best) break;
-        finish(live.log_prob, live.node, false);
+        finish(live.log_prob, live.node, length_, false);
     }
     return true;
 }
@@ -118,8 +159,11 @@ bool Search::extend_samples(const Continuation* drawn) {
         if (ends || length_ + 1 == limit_) {
             std::vector<int32_t> ids = path_to(node);
             std::vector<float> attention = attention_to(node, ids.size());
-            finished_[draw_sample(i)] = {c.log_prob, c.log_prob / float(length_ + 1), ends, std::move(ids), std::move(attention)};
-        } else next_.push_back({c.log_prob, c.parent, c.token, node, draw_sample(i)});
+            finished_[draw_sample(i)] = {counted(c), counted(c) / float(length_ + 1), ends, std::move(ids), std::move(attention)};
+            continue;
+        }
+        const Live& live = live_[c.parent];
+        next_.push_back({counted(c), c.parent, c.token, node, draw_sample(i), missing_after(live, c.token), state_after(live, c.token)});
     }
     length_++;
     live_.swap(next_);

@@ -16,15 +16,15 @@
 namespace {
 
 constexpr transduce::ProductKernels kFloat32 = {kPanel, nullptr, multiply_float32};
-constexpr transduce::ProductKernels kInt8 = {kPanel, convert_int8_rows, multiply_int8};
+constexpr transduce::ProductKernels kInt8 = {4 * kDotRows, convert_int8_rows, multiply_int8};
 constexpr transduce::ProductKernels kUnavailable = {kPanel, nullptr, nullptr};
 
-[[maybe_unused]] void release_nothing() {}
+void release_nothing() {}
 
-constexpr transduce::Kernels all_kernels(transduce::Isa isa, transduce::ProductKernels int8, transduce::ProductKernels bf16x3,
-                                         void (*release)()) {
+constexpr transduce::Kernels all_kernels(transduce::ProductKernels int8 = kInt8, transduce::ProductKernels bf16x3 = kUnavailable,
+                                         void (*release)() = release_nothing) {
     return {
-        isa, kFloat32, int8, bf16x3, kMaxQueries, norm, activate, embed, rotate, recur, kFloat32Attention, kInt8Attention, take_logits,
+        kFloat32, int8, bf16x3, kMaxQueries, kScreenedRows, norm, activate, embed, rotate, recur, kFloat32Attention, kInt8Attention, take_logits,
         start_screen, take_bounds, drop, dot, group_maxima, weigh, release,
     };
 }

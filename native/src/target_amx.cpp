@@ -5,9 +5,9 @@
 
 namespace {
 
-constexpr transduce::ProductKernels kInt8Tiles = {kPanel, convert_int8_tiles, multiply_int8_tiles};
+constexpr transduce::ProductKernels kInt8Tiles = {4, convert_int8_tiles, multiply_int8_tiles};
 constexpr transduce::ProductKernels kBf16x3 = {kPanel, convert_bf16x3, multiply_bf16x3};
 
 }  // namespace
 
-constexpr transduce::Kernels transduce::kAmxKernels = all_kernels(Isa::amx, kInt8Tiles, kBf16x3, release_tiles);
+constexpr transduce::Kernels transduce::kAmxKernels = all_kernels(kInt8Tiles, kBf16x3, release_tiles);

@@ -1,4 +1,4 @@
 // Kernels for CPUs with AVX2 and FMA.
 #include "target.inl"
 
-constexpr transduce::Kernels transduce::kAvx2Kernels = all_kernels(Isa::avx2, kInt8, kUnavailable, release_nothing);
+constexpr transduce::Kernels transduce::kAvx2Kernels = all_kernels();

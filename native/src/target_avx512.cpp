@@ -1,4 +1,4 @@
 // Kernels for CPUs with AVX-512 (F, BW, DQ, VL).
 #include "target.inl"
 
-constexpr transduce::Kernels transduce::kAvx512Kernels = all_kernels(Isa::avx512, kInt8, kUnavailable, release_nothing);
+constexpr transduce::Kernels transduce::kAvx512Kernels = all_kernels();

@@ -1,4 +1,4 @@
 // Kernels for any CPU.
 #include "target.inl"
 
-constexpr transduce::Kernels transduce::kPortableKernels = all_kernels(Isa::portable, kInt8, kUnavailable, release_nothing);
+constexpr transduce::Kernels transduce::kPortableKernels = all_kernels();

@@ -1,4 +1,4 @@
 // Kernels for CPUs with AVX-512 and its int8 products (VNNI).
 #include "target.inl"
 
-constexpr transduce::Kernels transduce::kVnniKernels = all_kernels(Isa::avx512_vnni, kInt8, kUnavailable, release_nothing);
+constexpr transduce::Kernels transduce::kVnniKernels = all_kernels();

@@ -1,12 +1,11 @@
 // Kernels of training. Their numbers are bfloat16 (uint16_t), where the CPU has products of these, or float32.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels.h"
-
-struct transduce_sublayer_call;
 
 namespace transduce {
 
@@ -68,6 +67,7 @@ struct Dropout {
     float scale;     // of the others
     uint64_t seed;
 };
+inline Dropout dropout_of(float p, uint64_t seed) { return {uint32_t(std::llround(double(p) * 4294967296.0)), 1 / (1 - p), seed}; }
 
 // Attention of all heads of some sequences. The numbers of one head at one position are side by side; strides, in numbers, are of
 // sequences, heads and positions. The output is contiguous: [batch, positions, heads, width].
@@ -135,6 +135,7 @@ struct ResidualCall {
     float* grad_x;               // null: without a norm, where it is grad_output
     Number* grad_update;
     float *grad_gain, *grad_shift;
+    bool adds = false;           // to grad_gain and grad_shift
 };
 
 template <class Number>
@@ -159,6 +160,7 @@ struct LinearCall {
     void* grad_x;                // of the type of x; null: not wanted
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias
     bool adds;                   // to grad_x
+    bool adds_weights = false;   // to grad_weight and grad_bias
     int64_t padded_rows = 0;     // of the left operand of the gradient of the weights, and in bfloat16 of the right one
     int padded_outputs = 0;
 
@@ -178,9 +180,39 @@ void linear(const LinearCall<Number>& call, int n_threads);
 template <class Number>
 void linear_backward(const LinearCall<Number>& call, int n_threads);
 
-// The codes of transduce_native.h.
-int32_t sublayer(const transduce_sublayer_call& call, int32_t n_threads);
-int32_t sublayer_backward(const transduce_sublayer_call& call, int32_t n_threads);
+// dropout(activation(gate) * value), of `hidden` [rows, 2 width] with both side by side, or the gradient of `hidden`.
+template <class Number>
+struct GateCall {
+    int width;
+    Activation activation;
+    Dropout dropout;
+    const Number* hidden;
+    Number* output;              // [rows, width]; null: backward
+    const Number* grad_output;
+    Number* grad_hidden;
+};
+
+// Rotates both halves of the numbers of each head, at the beginning of rows of `row` numbers, as planes.
+template <class Number>
+struct RotateCall {
+    int positions, heads, width, row;
+    const float *cos, *sin;      // [positions, width / 2]
+    float direction;             // 1, or backward -1
+    Number* numbers;
+};
+
+constexpr int kRecurrentColumns = 64;  // that a thread takes at once
+
+// relu(c_t) of the simpler simple recurrent unit: c_t = f_t c_t-1 + (1 - f_t) v_t with f = sigmoid(gates), of `hidden` [sequences, positions, 2 width]
+// with gates and values v side by side; or the gradient of `hidden`.
+template <class Number>
+struct RecurrentCall {
+    int positions, width;
+    const Number* hidden;
+    Number* output;              // [sequences, positions, width]; null: backward
+    const Number* grad_output;
+    Number* grad_hidden;
+};
 
 // The nearest semi-orthogonal matrices, approximately: X becomes a X + (b G + c G G) X with G = X X^T in each step (Muon).
 // A matrix that Muon changes, and the running mean of its gradient: weight becomes weight_kept * weight - rate * (orthogonalized update).
@@ -254,6 +286,9 @@ struct TrainingKernels {
     void (*embedding_rows)(const EmbeddingCall& call, int64_t first, int64_t last);
     void (*embedding_gradient)(const EmbeddingCall& call, int rest);
     void (*position_gradient)(const EmbeddingCall& call, int64_t position);
+    void (*gate_rows)(const GateCall<Number>& call, int64_t first, int64_t last);
+    void (*rotate_rows)(const RotateCall<Number>& call, int64_t first, int64_t last);
+    void (*recur_columns)(const RecurrentCall<Number>& call, int64_t sequence, int first, float* states);
     void (*muon_step)(const MuonCall& call, const MuonMatrix& matrix, float* memory);
     void (*adam_numbers)(const AdamTensor& tensor, const AdamFactors& factors, int64_t first, int64_t last);
     double (*sum_of_squares)(const float* numbers, int64_t n);

@@ -17,6 +17,7 @@
 #include "embedding_training.inl"
 #include "attention_training.inl"
 #include "linear_training.inl"
+#include "block_training.inl"
 #include "loss_training.inl"
 #include "norm_training.inl"
 #include "optimizer_training.inl"
@@ -28,7 +29,8 @@ constexpr transduce::TrainingKernels<Number> kTraining = {
     kKeepsLogits, kLossColumns, kGradientRows, kGradientColumns, kGradientStep,
     round_row, square_of, pack_panel, loss_block, transpose_rows, weight_gradient, unpack_gradient, attend_groups,
     pack_weight_columns, pack_weight_rows, linear_rows, linear_rows_backward, weight_rows_gradient,
-    residual_rows, residual_rows_backward, dropout_rows_backward, embedding_rows, embedding_gradient, position_gradient, muon_step,
+    residual_rows, residual_rows_backward, dropout_rows_backward, embedding_rows, embedding_gradient, position_gradient, gate_rows, rotate_rows,
+    recur_columns, muon_step,
     adam_numbers, sum_of_squares,
 };
 

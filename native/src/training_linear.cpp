@@ -84,7 +84,7 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
         else n_columns /= 2;
     }
     const int n_down = down(), in_group = across() * n_down;
-    if (groups > 1) operands.gradients.reserve(groups * size);
+    if (groups > 1) operands.gradients.reserve(groups * size), call.adds_weights = false;  // until the groups are added
     float* gradients = groups > 1 ? operands.gradients.data() : call.grad_weight;
     share(n_threads, groups * in_group, [&](int piece) {
         const int of_group = piece % in_group, first = of_group % n_down * n_rows, column = of_group / n_down * n_columns;
@@ -97,14 +97,14 @@ void linear_backward(const LinearCall<Number>& given, int n_threads) {
     });
     if (groups > 1)
         Pool::get().run_rows(n_threads, size, kSummed, [&](int, int64_t first, int64_t n) {
-            std::copy_n(gradients + first, n, call.grad_weight + first);
-            for (int g = 1; g < groups; g++)
+            if (!given.adds_weights) std::copy_n(gradients + first, n, call.grad_weight + first);
+            for (int g = given.adds_weights ? 0 : 1; g < groups; g++)
                 for (int64_t i = first; i < first + n; i++) call.grad_weight[i] += gradients[g * size + i];
         });
     for (int n = 0; call.grad_bias && n < call.outputs; n++) {
         double sum = 0;
         for (int b = 0; b < blocks; b++) sum += bias[b * width + n];
-        call.grad_bias[n] = float(sum);
+        call.grad_bias[n] = float(sum) + (given.adds_weights ? call.grad_bias[n] : 0);
     }
 }
 

@@ -209,7 +209,7 @@ template <>
 const TrainingKernels<float>* training_kernels() {
 #if defined(__x86_64__)
     if (chosen_isa() >= Isa::avx512) return &kAvx512TrainingKernels;
-    if (chosen_isa() == Isa::avx2) return &kAvx2TrainingKernels;
+    if (chosen_isa() >= Isa::avx2) return &kAvx2TrainingKernels;
 #endif
     return nullptr;
 }

@@ -25,8 +25,8 @@ void residual_backward(const ResidualCall<Number>& call, int n_threads) {
     for (int k = 0; k < call.width; k++) {
         double gain = 0, shift = 0;
         for (size_t p = 0; p < pieces; p++) gain += sums[p * 2 * width + k], shift += sums[(p * 2 + 1) * width + k];
-        call.grad_gain[k] = float(gain);
-        if (call.grad_shift) call.grad_shift[k] = float(shift);
+        call.grad_gain[k] = float(gain) + (call.adds ? call.grad_gain[k] : 0);
+        if (call.grad_shift) call.grad_shift[k] = float(shift) + (call.adds ? call.grad_shift[k] : 0);
     }
 }
 

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 22
+#define TRANSDUCE_ABI_VERSION 29
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -28,11 +28,13 @@ typedef struct {
     int32_t pre_norm;         /* 0: norm after the residual connection, 1: before it, and a final norm */
     int32_t norm;             /* 0: layer, 1: rms */
     int32_t embedding_norm;   /* 1: a norm over embeddings and positions */
-    int32_t positions;        /* 0: none, 1: sinusoidal, 2: all sines before all cosines, 3: learned, 4: rotary */
+    int32_t positions;        /* 0: none, 1: sinusoidal, 2: all sines before all cosines, 3: learned, 4: rotary, 5: fairseq's sinusoids, 6: Marian's */
     int32_t activation;       /* 0: relu, 1: gelu, 2: gelu_tanh, 3: silu */
     int32_t gated;            /* 1: feed_forward.expand has 2 d_ff outputs */
     float norm_eps, embedding_scale;
-    int32_t pad, bos, eos;    /* token ids: pad and bos are never chosen, a target starts with bos */
+    int32_t pad, unk, bos, eos; /* token ids: pad, unk and bos are never chosen */
+    int32_t start;            /* the token that a target starts with, and that is read in place of bos */
+    int32_t placeholder;      /* the first of 8 ids that stand for parts of a source; -1: none */
     int32_t precision;        /* 0: float32, 1: bf16x3 (float32 where the CPU has no AMX), 2: int8 */
     int32_t decoder_only;     /* 1: no encoder and no cross-attention; targets continue their sources, n_src is n_tgt */
     int32_t recurrent;        /* 1: the decoder has recurrent units (SSRU) in place of self-attention */
@@ -70,9 +72,8 @@ TRANSDUCE_API void transduce_model_free(transduce_model* model);
  * does not change a result. All functions may be called from any thread at any time, except that a client has one thread that
  * collects, and that nothing else uses what is freed. */
 
-/* `n_workers`: the number of threads that decode at the same time. A sentence without a deadline counts as one whose deadline is
- * `patience` seconds after it was submitted: the earliest is decoded first, then the longest. */
-TRANSDUCE_API int32_t transduce_queue_new(transduce_model* model, int32_t n_workers, double patience, transduce_queue** queue);
+/* `n_workers`: the number of threads that decode at the same time. */
+TRANSDUCE_API int32_t transduce_queue_new(transduce_model* model, int32_t n_workers, transduce_queue** queue);
 /* Cancels all sentences and lets the threads that decode or collect return. */
 TRANSDUCE_API void transduce_queue_close(transduce_queue* queue);
 /* Closes it and waits for `transduce_work` and `transduce_serve`. Clients may be freed later, but not used. */
@@ -93,33 +94,41 @@ TRANSDUCE_API void transduce_client_close(transduce_client* client);
 TRANSDUCE_API void transduce_client_free(transduce_client* client);
 
 /* A decoding option, by its name in transduce/config/decoding.py. In addition `stream`, 1: tokens are reported as soon as no hypothesis
- * that may still be the best differs in them. Options that are not given: greedy search. `sample` needs numbers, and no allowed tokens. */
+ * that may still be the best differs in them. Options that are not given: greedy search. `sample` needs numbers. */
 typedef struct {
     const char* name;
     double value;
 } transduce_option;
 
+/* A token that may come in a state, and the higher state that it leads to. */
+typedef struct {
+    int32_t state, token, next;
+} transduce_spelling;
+
 /* The ids of sentence i are ids[offsets[i]] to ids[offsets[i + 1] - 1]. Its output starts with its prefix, likewise in `prefixes`
- * (null: no prefixes), and has at most limits[i] tokens, the prefix and the end included. It consists of the tokens `allowed`,
- * likewise, in ascending order and with those of the prefix; others have no probability. None, or null: all tokens. A source of a model
- * with an encoder has no padding inside. */
+ * (null: no prefixes), and has at most limits[i] tokens, the prefix and the end included. Behind the prefix, the sentence's steps in
+ * `spellings` (null: none), ordered by state and token, say which tokens may come: from state 0 to a state without steps. A source of a model with an encoder has no
+ * padding inside. The first unscored[i] tokens of the prefix (null: none) count in lengths, but not in log-probabilities. copies[i] has 8 bits for each placeholder, the first one lowest: how often it occurs in the output, exactly, unless
+ * the output is cut off; null: no output has any. */
 typedef struct {
     const int32_t* ids;
     const int64_t* offsets;
     const int32_t* prefixes;
     const int64_t* prefix_offsets;
-    const int32_t* allowed;
-    const int64_t* allowed_offsets;
+    const transduce_spelling* spellings;
+    const int64_t* spelling_offsets;
     const int32_t* limits;
+    const int32_t* unscored;
+    const uint64_t* copies;
     const double* numbers;  /* sampling: numbers of [0, 1), limits[i] for each sample, one behind another; they decide what is drawn */
     int64_t n;
 } transduce_sentences;
 
 /* Adds sentences, all or none, with the tickets first_ticket, first_ticket + 1, ..., which no sentence of the client may have that
- * has not ended. They expire after `seconds` (infinity: never). `works`: 1 if this thread calls `transduce_work` next. Everything is
- * copied. */
+ * has not ended. The sentences with the smallest `order` come first, then those submitted first, then the longest. `works`: 1 if this
+ * thread calls `transduce_work` next. Everything is copied. */
 TRANSDUCE_API int32_t transduce_submit(transduce_client* client, const transduce_option* options, int64_t n_options,
-                                       const transduce_sentences* sentences, int64_t first_ticket, double seconds, int32_t works);
+                                       const transduce_sentences* sentences, int64_t first_ticket, double order, int32_t works);
 /* The sentence ends at the next step of the search; its end is reported. No effect if it has ended. */
 TRANSDUCE_API int32_t transduce_cancel(transduce_client* client, int64_t ticket);
 /* Decodes in this thread until all sentences of a client have ended, or for about `seconds`; `n_open`: how many have not ended. */
@@ -127,7 +136,7 @@ TRANSDUCE_API int32_t transduce_work(transduce_client* client, double seconds, i
 /* Decodes in this thread until the queue is closed. */
 TRANSDUCE_API int32_t transduce_serve(transduce_queue* queue);
 
-enum { TRANSDUCE_DONE = 0, TRANSDUCE_TOKENS = 1, TRANSDUCE_CANCELLED = 2, TRANSDUCE_EXPIRED = 3, TRANSDUCE_FAILED = 4 };
+enum { TRANSDUCE_DONE = 0, TRANSDUCE_TOKENS = 1, TRANSDUCE_CANCELLED = 2, TRANSDUCE_FAILED = 3 };
 
 /* Takes what has come of the client's sentences; waits up to `seconds` until there is something. Gives the numbers of events, of
  * their hypotheses, of the tokens of these and of their weights. */
@@ -182,53 +191,6 @@ typedef struct {
 
 TRANSDUCE_API int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads);
 
-/* dropout(softmax(scale * query key^T + bias)) value, of all heads of some sequences. The numbers of one head at one position
- * side by side; strides are of sequences, heads and positions, in numbers. Groups of heads / kv_heads heads share keys and values. The
- * output is contiguous: [batch, positions, heads, width]. */
-typedef struct {
-    int64_t batch;
-    int32_t heads, kv_heads, queries, keys, width, value_width;
-    int32_t causal;           /* a query sees no later key; as many keys as queries */
-    int32_t is_bf16;
-    float scale, p;           /* p: of dropping a weight */
-    uint64_t seed;
-    const void *query, *key, *value;
-    int64_t query_strides[3], key_strides[3], value_strides[3];
-    const float* bias;        /* null, or numbers of keys side by side */
-    int64_t bias_strides[3];  /* 0: the same for all */
-    void* output;             /* transduce_attend */
-    const void* grad_output;  /* transduce_attend_backward: the rest */
-    int64_t grad_strides[3];
-    void *grad_query, *grad_key, *grad_value;
-    int64_t grad_query_strides[3], grad_key_strides[3], grad_value_strides[3];
-} transduce_heads_call;
-
-TRANSDUCE_API int32_t transduce_attend(const transduce_heads_call* call, int32_t n_threads);
-TRANSDUCE_API int32_t transduce_attend_backward(const transduce_heads_call* call, int32_t n_threads);
-
-/* x + dropout(update), and its norm: LayerNorm, or RMSNorm. Rows of `width` numbers; those of `update` may be bfloat16. What is dropped
- * is a function of the seed and of the number of the element. */
-typedef struct {
-    int64_t rows;
-    int32_t width, rms, is_bf16; /* is_bf16: the update, and `rounded` */
-    float epsilon, p;          /* p: of dropping */
-    uint64_t seed;
-    const float* x;            /* null: zeros */
-    const void* update;        /* null: none */
-    const float *gain, *shift; /* of the norm; shift: null: none */
-    float *sum, *output, *statistics; /* sum: null without an update; statistics: [rows, 2], null without a norm; output: of the norm, or null */
-    void* rounded;             /* the norm in bfloat16, if is_bf16; null: not wanted */
-    const float *grad_output, *normed; /* backward: the rest; `normed`: what the norm has read */
-    const void* grad_rounded;  /* null: none; then also grad_output may be null */
-    const float* grad_kept;    /* added to grad_x: of x where it is used beside the norm. Null: it is not */
-    float* grad_x;             /* null without a norm, where it is grad_output */
-    void* grad_update;
-    float *grad_gain, *grad_shift;
-} transduce_residual_call;
-
-TRANSDUCE_API int32_t transduce_residual(const transduce_residual_call* call, int32_t n_threads);
-TRANSDUCE_API int32_t transduce_residual_backward(const transduce_residual_call* call, int32_t n_threads);
-
 /* dropout(table[ids] * scale + positions), in float32. Row r is at position r % length. */
 typedef struct {
     int64_t rows, length;
@@ -246,80 +208,40 @@ typedef struct {
 TRANSDUCE_API int32_t transduce_embedding(const transduce_embedding_call* call, int32_t n_threads);
 TRANSDUCE_API int32_t transduce_embedding_backward(const transduce_embedding_call* call, int32_t n_threads);
 
-/* x weight^T + bias, with an activation and dropout after it, and its gradients. */
+/* The blocks of an encoder or a decoder: each has self-attention, attention to a memory if there is one, and a feed-forward network, each with its
+ * residual connection and its norm, which comes first with pre_norm. With pre_norm a norm follows the last block.
+ *
+ * `weights` has the parameters in this order, null for a missing one. Each block: weight and bias of the projection to queries, keys and values, weight
+ * and bias of the output projection, gain and shift of the norm; with a memory: weight and bias of the projection to queries, of the projection to keys
+ * and values and of the output projection, gain and shift of the norm; weight and bias of both layers of the feed-forward network, gain and shift of
+ * the norm. With pre_norm: gain and shift of the last norm. With `recurrent`, the simpler simple recurrent unit (SSRU) takes the place of self-attention;
+ * it has one layer, the projection to gates and values. `grads` has their gradients in this order; null: not wanted. */
 typedef struct {
-    int64_t rows;
-    int32_t inputs, outputs;
-    int32_t is_bf16, x_is_bf16, grad_is_bf16; /* whether products and output, x, and grad_output are bfloat16; otherwise float32 */
-    const void* x;             /* [rows, inputs] */
-    int32_t activation;        /* -1: none; 0: ReLU, 1: GELU, 2: its tanh form, 3: SiLU */
-    float p;                   /* of dropping what is activated; 0 without an activation */
-    uint64_t seed;
-    const float *weight, *bias; /* [outputs, inputs]; null, or [outputs] */
-    void* output;              /* [rows, outputs] */
-    void* slope;               /* of the output, for the gradient; null: not wanted, or ReLU, whose gradient needs `output` */
-    const void* grad_output;   /* backward */
-    void* grad_x;              /* of the type of x; null: not wanted */
-    float *grad_weight, *grad_bias; /* grad_bias: null without a bias */
-    int32_t adds;              /* whether to add to grad_x what would be written to it */
-} transduce_linear_call;
-
-TRANSDUCE_API int32_t transduce_linear(const transduce_linear_call* call, int32_t n_threads);
-TRANSDUCE_API int32_t transduce_linear_backward(const transduce_linear_call* call, int32_t n_threads);
-
-/* A linear layer of a sub-layer. */
-typedef struct {
-    const float *weight, *bias;  /* [outputs, inputs]; null, or [outputs] */
-    float *grad_weight, *grad_bias;
-    int32_t inputs, outputs;
-} transduce_layer;
-
-/* A sub-layer of a Transformer's block, of x [batch, positions, width], with its residual connection: norm(x + dropout(f(x))), or with pre_norm
- * x + dropout(f(norm(x))). f: two linear layers, and between them either the activation of the first one's output with dropout, or attention of
- * its heads. Bfloat16, if is_bf16: what is not float*. */
-typedef struct transduce_sublayer_call {
     int64_t batch;
-    int32_t positions, width;
-    int32_t is_bf16, read_is_bf16, pre_norm, rms;
-    float epsilon, p, inner_p;   /* p, inner_p: of dropping the result, and what is activated or the weights of attention */
-    uint64_t seed, inner_seed;
-    const float *gain, *shift;   /* shift: null: none */
-    float *grad_gain, *grad_shift;
-    transduce_layer first, second; /* first: queries and, without `key`, keys and values, side by side */
-    int32_t activation;          /* as in transduce_linear_call */
-    int32_t heads, kv_heads, keys, key_width, value_width, causal; /* heads: 0 without attention; the others as in transduce_heads_call */
-    const void *key, *value;     /* of other positions than x's; null: of x's */
-    int64_t key_strides[3], value_strides[3];
-    const float* bias;
+    int32_t positions, width, n_blocks, inner_width, heads, kv_heads, key_width, value_width, memory_positions;
+    int32_t is_bf16, pre_norm, rms, causal, activation, gated, recurrent; /* activation: 0: ReLU, 1: GELU, 2: its tanh form, 3: SiLU */
+    float epsilon, p, attention_p, activation_p; /* p: of dropping numbers of a sub-layer's result */
+    uint64_t seed;
+    const float* const* weights;
+    float* const* grads;
+    const int8_t* adds;         /* whether each gradient is added to the numbers that are there */
+    const float* x;             /* [batch, positions, width] */
+    const float* bias;          /* added to the scores of self-attention; null: none. Its keys are side by side; bias_strides are those of sequences, heads and
+                                 * queries; 0: all have the same bias */
     int64_t bias_strides[3];
-    const float* x;
-    const void* read;            /* x for the first layer, in either type; null: x. Not with pre_norm */
-    float *output, *sum;         /* written: the result, and without pre_norm what the norm has read */
-    void* rounded;               /* the result in bfloat16; null: not wanted */
-    void* normed;                /* with pre_norm, its result */
-    float* statistics;           /* [rows, 2] */
-    void *hidden, *slope, *inner; /* the first layer's output, its slope as in transduce_linear_call, and that of attention */
-    const float* grad_output;    /* backward, which reads what has been written: the rest */
-    const void* grad_rounded;    /* this or grad_output may be null; not with pre_norm */
-    float* grad_x;
-    void *grad_read, *grad_key, *grad_value; /* grad_read: of the type of `read`; without it, grad_x has both */
-    int64_t grad_key_strides[3], grad_value_strides[3];
-} transduce_sublayer_call;
+    const float *cos, *sin;     /* [positions, key_width / 2]: of the angles by which queries and keys of self-attention are rotated; null: no rotation */
+    const float* memory;        /* [batch, memory_positions, width]; null: none */
+    const float* memory_bias;
+    int64_t memory_bias_strides[3];
+    void* kept;                 /* transduce_stack_memory bytes, from the forward to the backward pass */
+    float* output;              /* [batch, positions, width] */
+    const float* grad_output;   /* backward */
+    float *grad_x, *grad_memory; /* null: not wanted */
+} transduce_stack_call;
 
-TRANSDUCE_API int32_t transduce_sublayer(const transduce_sublayer_call* call, int32_t n_threads);
-TRANSDUCE_API int32_t transduce_sublayer_backward(const transduce_sublayer_call* call, int32_t n_threads);
-
-/* A function of those above that take a call and the number of threads, and its call. */
-typedef struct {
-    int32_t (*function)(const void* call, int32_t n_threads);
-    const void* call;
-} transduce_step;
-
-/* Queues n calls, which threads of the library, or one that waits here, make in order; with one thread they are made before the return. If
- * more than `most` are unfinished, the calling thread first helps until at most `most / 2` are. `left`: how many are unfinished, the last ones: what they read and
- * write must be kept. After a failure the remaining calls are skipped, and the run that leaves none returns the error. There is one queue in a
- * process: `left` and the error are those of all callers. */
-TRANSDUCE_API int32_t transduce_run(const transduce_step* steps, int64_t n, int32_t n_threads, int64_t most, int64_t* left);
+TRANSDUCE_API int32_t transduce_stack_memory(const transduce_stack_call* call, int64_t* bytes);
+TRANSDUCE_API int32_t transduce_stack(const transduce_stack_call* call, int32_t n_threads);
+TRANSDUCE_API int32_t transduce_stack_backward(const transduce_stack_call* call, int32_t n_threads);
 
 /* A float32 tensor for transduce_adam: its weights, their gradient, the running means of the gradient and of its square, and the number
  * of updates, which grows by one. */

@@ -11,6 +11,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -152,7 +154,7 @@ inline Vec sum_quads(Vec a, Vec b, Vec c, Vec d) {
     return _mm256_castpd_ps(_mm256_unpacklo_pd(p, q)) + _mm256_castpd_ps(_mm256_unpackhi_pd(p, q));
 }
 
-#else  // any CPU, by the compiler's own vectors (SSE2, NEON, or plain code)
+#else  // any CPU, by the compiler's own vectors (SSE2 or plain code) and on AArch64 NEON
 
 constexpr int W = 4;
 typedef float Vec __attribute__((vector_size(16)));
@@ -165,6 +167,18 @@ inline Vec load(const float* p) {
 }
 inline void store(float* p, Vec a) { std::memcpy(p, &a, sizeof a); }
 inline Vec splat(float x) { return Vec{x, x, x, x}; }
+#if defined(__aarch64__)
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+inline Vec max(Vec a, Vec b) { return vmaxq_f32(a, b); }
+inline Vec min(Vec a, Vec b) { return vminq_f32(a, b); }
+inline Vec abs(Vec a) { return vabsq_f32(a); }
+inline Vec nearest(Vec a) { return vrndnq_f32(a); }
+inline unsigned at_least(Vec a, Vec b) {
+    const uint32x4_t bits = {1, 2, 4, 8};
+    return vaddvq_u32(vandq_u32(vcgeq_f32(a, b), bits));
+}
+#else
 inline float fma(float a, float b, float c) { return a * b + c; }
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
@@ -174,6 +188,12 @@ inline Vec nearest(Vec a) {  // of |a| < 2^22: adding 1.5 * 2^23 leaves no bits 
     const Vec big = splat(12582912.f);
     return (a + big) - big;
 }
+inline unsigned at_least(Vec a, Vec b) {
+    unsigned bits = 0;
+    for (int i = 0; i < W; i++) bits |= unsigned(a[i] >= b[i]) << i;
+    return bits;
+}
+#endif
 inline Vec times_power_of_2(Vec a, Vec n) {
     const Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
     Vec power;
@@ -184,11 +204,6 @@ inline float sum_of(Vec a) { return (a[0] + a[1]) + (a[2] + a[3]); }
 inline float max_of(Vec a) {
     const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
     return x > y ? x : y;
-}
-inline unsigned at_least(Vec a, Vec b) {
-    unsigned bits = 0;
-    for (int i = 0; i < W; i++) bits |= unsigned(a[i] >= b[i]) << i;
-    return bits;
 }
 inline Vec first_lanes(Vec a, int n) {
     for (int i = n; i < W; i++) a[i] = 0;

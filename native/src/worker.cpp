@@ -17,6 +17,8 @@ int best_rows(const Model& model, int beam) {
 }
 
 constexpr double kRefill = 1.0 / 6;  // the part that must be free before sentences are added
+constexpr double kCrowded = 2;       // the most load with sentences that pass others
+constexpr size_t kLong = 512;        // tokens of a source; while a longer one is encoded, others wait for too long
 constexpr double kRounding = 1e-9;
 constexpr double kMostWeights = 1 << 24;  // of attention that is kept with the tokens of a search: 64 MiB
 
@@ -26,7 +28,7 @@ int n_best_tokens(const SearchOptions& options, const Model& model, bool forced)
     return options.beam == 1 ? 1 : std::min(2 * options.beam, model.config.n_tgt);
 }
 
-bool same_wish(const BestWanted& a, const BestWanted& b) { return a.k == b.k && a.scores == b.scores && a.list == b.list; }
+bool same_wish(const BestWanted& part, int k, bool scores) { return part.k == k && part.scores == scores; }
 
 }  // namespace
 
@@ -36,9 +38,25 @@ double Worker::share_of(const Request& request) const {
     return 1.0 / std::max(1, best_rows(model_, beam) / beam);
 }
 
-bool Worker::wants_more() const { return active_.empty() || load_ <= 1 - kRefill + kRounding; }
+// Whether it should be done before a sentence that is being decoded.
+bool Worker::passes(const Request& request) const {
+    return std::any_of(active_.begin(), active_.end(), [&](const Slot* slot) { return request.order < slot->request->order; });
+}
 
-bool Worker::fits(const Request& request) const { return active_.empty() || load_ + share_of(request) <= 1 + kRounding; }
+// Whether encoding it takes long, while a short sentence that should be done before it is being decoded.
+bool Worker::holds_up(const Request& request) const {
+    return request.ids.size() > kLong && std::any_of(active_.begin(), active_.end(), [&](const Slot* slot) {
+        return slot->request->ids.size() <= kLong && slot->request->order < request.order;
+    });
+}
+
+bool Worker::wants_more(const Request& first) const { return active_.empty() || load_ <= 1 - kRefill + kRounding || passes(first); }
+
+bool Worker::fits(const Request& request) const {
+    if (active_.empty()) return true;
+    if (holds_up(request)) return false;
+    return load_ + share_of(request) <= (passes(request) ? kCrowded : 1) + kRounding;
+}
 
 void Worker::add(std::shared_ptr<Request> request) {
     if (free_.empty()) {
@@ -66,8 +84,7 @@ void Worker::start_new() {
         Slot& slot = *active_[i];
         const Request& request = *slot.request;
         const bool prompt = model_.config.decoder_only;  // the last token of a prompt is read in the first step
-        slot.search.start(request.options, request.limit, prompt ? request.ids : start_, request.prefix);
-        slot.list.start(model_, request.allowed);
+        slot.search.start(request.options, request.limit, prompt ? request.ids : start_, request.prefix, request.spelling, request.copies, request.n_unscored);
         slot.attended = !model_.guided.empty() && double(request.options.beam) * request.limit * request.ids.size() <= kMostWeights;
         sources_.push_back({request.ids.data(), int(request.ids.size()) - prompt});
         states_.push_back(&slot.state);
@@ -82,25 +99,25 @@ void Worker::start_new() {
 
 // Fills in the rows of this step.
 void Worker::gather_rows() {
-    states_.clear(), tokens_.clear(), forced_.clear(), wanted_.clear(), repeats_.clear();
-    any_forced_ = any_repeats_ = false;
+    states_.clear(), tokens_.clear(), forced_.clear(), wanted_.clear(), banned_.clear();
+    any_forced_ = any_banned_ = false;
     for (Slot* slot : active_) {
         const Search& search = slot->search;
         const SearchOptions& options = slot->request->options;
         const int rows = search.n_live();
         const int32_t forced = search.forced_token();
         const int k = n_best_tokens(options, model_, forced >= 0);
-        any_forced_ |= forced >= 0;
         if (slot->attended) slot->attention.resize(size_t(rows) * slot->state.n_source);
         slot->state.weights = slot->attended ? slot->attention.data() : nullptr;
         states_.push_back(&slot->state);
         for (int r = 0; r < rows; r++) {
-            tokens_.push_back(search.last_token(r)), forced_.push_back(forced), repeats_.emplace_back();
-            search.repeating_tokens(r, repeats_.back());
-            any_repeats_ |= !repeats_.back().empty();
+            const int32_t wanted = forced < 0 && search.missing(r) ? options.eos : forced;
+            any_forced_ |= wanted >= 0;
+            tokens_.push_back(search.last_token(r)), forced_.push_back(wanted), banned_.emplace_back();
+            search.banned_tokens(r, network_->never(), banned_.back());
+            any_banned_ |= !banned_.back().empty();
         }
-        const BestWanted wish{0, k, options.scores, slot->list.empty() ? nullptr : &slot->list};
-        if (wanted_.empty() || !same_wish(wanted_.back(), wish)) wanted_.push_back(wish);
+        if (wanted_.empty() || !same_wish(wanted_.back(), k, options.scores)) wanted_.push_back({0, k, options.scores});
         wanted_.back().rows += rows;
     }
 }
@@ -110,7 +127,7 @@ void Worker::step() {
     if (n_started_ < active_.size()) start_new();
     gather_rows();
     network_->step(states_.data(), int(states_.size()), tokens_);
-    network_->ban(any_repeats_ ? repeats_.data() : nullptr);
+    network_->ban(any_banned_ ? banned_.data() : nullptr);
     const RowBest* best = network_->best_tokens(wanted_, any_forced_ ? forced_.data() : nullptr);
     draw_samples();
     const Draw* draws = draws_.data();
@@ -131,6 +148,7 @@ bool Worker::extend(Slot& slot, const RowBest* best) {
     const SearchOptions& options = slot.request->options;
     const int rows = slot.search.n_live();
     const int32_t forced = slot.search.forced_token();
+    bool added = false;
     continuations_.clear();
     for (int r = 0; r < rows; r++) {
         const float before = slot.search.log_prob(r), total = options.scores ? log_sum_exp(best[r]) : 0;
@@ -141,13 +159,22 @@ bool Worker::extend(Slot& slot, const RowBest* best) {
             add(best[r].forced, forced);
             continue;
         }
+        const uint64_t missing = slot.search.missing(r);
+        const float least = best[r].forced + kMisplaced;  // of a missing placeholder
         for (int i = 0; i < best[r].n; i++) {
             if (!(best[r].values[i] > kNever / 2)) break;  // padding, or a token that is never chosen
-            add(best[r].values[i], best[r].ids[i]);
+            if (!count_of(missing, best[r].ids[i], options.placeholder) || !(best[r].values[i] < least)) add(best[r].values[i], best[r].ids[i]);
+        }
+        for (int i = 0; missing && i < kPlaceholders; i++) {
+            const int32_t id = options.placeholder + i;
+            const auto likely = [&, r](int k) { return best[r].ids[k] == id && !(best[r].values[k] < least); };
+            bool known = false;
+            for (int k = 0; k < best[r].n; k++) known |= likely(k);
+            if ((missing >> 8 * i & 255) && !known) add(least, id), added = true;
         }
     }
     const size_t n = std::min(continuations_.size(), size_t(n_best_tokens(options, model_, forced >= 0)));
-    if (rows > 1) {
+    if (rows > 1 || added) {
         std::partial_sort(continuations_.begin(), continuations_.begin() + n, continuations_.end(), [](const auto& a, const auto& b) {
             if (a.log_prob != b.log_prob) return a.log_prob > b.log_prob;
             return a.parent != b.parent ? a.parent < b.parent : a.token < b.token;
@@ -166,7 +193,7 @@ void Worker::draw_samples() {
         const Request& request = *slot->request;
         for (int i = 0; request.options.sampled && i < search.n_draws(); i++) {
             const double number = request.numbers[size_t(search.draw_sample(i)) * request.limit + search.length()];
-            draws_.push_back({row + search.draw_row(i), &request.sampling, number});
+            draws_.push_back({row + search.draw_row(i), &request.sampling, number, search.missing(search.draw_row(i))});
         }
         row += search.n_live();
     }

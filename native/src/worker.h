@@ -19,7 +19,6 @@ public:
         std::shared_ptr<Request> request;
         Search search;
         Sentence state;
-        Shortlist list;
         bool done = false;             // the search has ended: its results are final
         std::vector<int32_t> certain;  // tokens of a request that streams that were not certain before this step
         int n_certain = 0;             // all of them
@@ -27,12 +26,12 @@ public:
         std::vector<float> attention;  // of this step: [rows, source]
     };
 
-    explicit Worker(const Model& model) : model_(model), start_{model.config.bos} {}
+    explicit Worker(const Model& model) : model_(model), start_{model.config.start} {}
 
     bool empty() const { return active_.empty(); }
     int n_rows() const { return int(tokens_.size()); }  // of the last step
-    // Whether there is room for some sentences: encoding a few at once is cheaper.
-    bool wants_more() const;
+    // Whether there is room for some sentences, this one first: encoding a few at once is cheaper.
+    bool wants_more(const Request& first) const;
     // Whether there is room for this one.
     bool fits(const Request& request) const;
     void add(std::shared_ptr<Request> request);
@@ -62,6 +61,8 @@ public:
 
 private:
     double share_of(const Request& request) const;
+    bool passes(const Request& request) const;
+    bool holds_up(const Request& request) const;
     void release(Slot& slot);
     void start_new();
     void gather_rows();
@@ -79,8 +80,8 @@ private:
     std::vector<Source> sources_;
     std::vector<Sentence*> states_;
     std::vector<int32_t> tokens_, forced_;  // of each row
-    std::vector<std::vector<int32_t>> repeats_;  // of each row, tokens that would repeat an n-gram
-    bool any_forced_ = false, any_repeats_ = false;
+    std::vector<std::vector<int32_t>> banned_;  // of each row, see Search::banned_tokens
+    bool any_forced_ = false, any_banned_ = false;
     std::vector<BestWanted> wanted_;
     std::vector<Continuation> continuations_;
     std::vector<Draw> draws_;

@@ -1,4 +1,4 @@
-/* AVX-512 with bfloat16 products in plain C++, to test these kernels of training on CPUs that have AVX2 only:
+/* AVX-512 with bfloat16 and int8 products, and AVX-VNNI, in plain C++, to test the kernels for all CPUs on every one that has AVX2:
  *
  *     TRANSDUCE_EMULATED_AVX512=1 python setup.py build_ext --build-lib OTHER_FOLDER
  *
@@ -22,6 +22,7 @@ using Ints = int32_t __attribute__((vector_size(64)));
 using Words = uint32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(64)));
 using SomeHalves = uint16_t __attribute__((vector_size(32)));
+using SomeInts = int32_t __attribute__((vector_size(32)));
 
 template <class To, class From>
 inline To bits(From from) {
@@ -73,6 +74,7 @@ inline Floats select(Floats others, uint32_t lanes, Floats a) { return each<Floa
 inline Floats fma(Floats a, Floats b, Floats c) { return each<Floats>([&](int i) { return std::fma(a[i], b[i], c[i]); }); }
 inline Floats max(Floats a, Floats b) { return each<Floats>([&](int i) { return a[i] > b[i] ? a[i] : b[i]; }); }
 inline Floats min(Floats a, Floats b) { return each<Floats>([&](int i) { return a[i] < b[i] ? a[i] : b[i]; }); }
+inline Floats root(Floats a) { return each<Floats>([&](int i) { return std::sqrt(a[i]); }); }
 inline Floats nearest(Floats a) { return each<Floats>([&](int i) { return std::nearbyint(a[i]); }); }
 inline Floats scale(Floats a, Floats n) { return each<Floats>([&](int i) { return std::ldexp(a[i], int(std::floor(n[i]))); }); }
 inline uint32_t at_least(Floats a, Floats b) {
@@ -101,6 +103,7 @@ inline __m512i unpack(__m512i a, __m512i b) {
 inline __m512i quarters(__m512i a, __m512i b, int order) {
     return (__m512i)each<Ints>([&](int i) { return ((Ints)(i < 8 ? a : b))[(order >> i / 4 * 2 & 3) * 4 + i % 4]; });
 }
+inline __m256i half(__m512i a, int upper) { return (__m256i)each<SomeHalves>([&](int i) { return ((Halves)a)[16 * upper + i]; }); }
 inline __m512i pick(Halves order, Halves a, Halves b) { return (__m512i)each<Halves>([&](int i) { return (order[i] & 32 ? b : a)[order[i] & 31]; }); }
 template <class... Numbers>
 inline __m512i from_last(Numbers... numbers) {
@@ -116,12 +119,39 @@ inline Floats add_products(Floats sum, Halves a, Halves b) {
     });
 }
 
+inline int16_t saturated(int x) { return int16_t(x < -32768 ? -32768 : x > 32767 ? 32767 : x); }
+inline __m128i narrowed(Ints a) {
+    using Bytes = signed char __attribute__((vector_size(16)));
+    return (__m128i)each<Bytes>([&](int i) { return a[i] < -128 ? -128 : a[i] > 127 ? 127 : a[i]; });
+}
+// Sums of pairs of products of unsigned and signed bytes; of pairs of products of 16-bit numbers; sums + four products of bytes.
+inline __m512i add_byte_pairs(__m512i a, __m512i b) {
+    const auto *u = reinterpret_cast<const uint8_t*>(&a);
+    const auto *s = reinterpret_cast<const int8_t*>(&b);
+    return (__m512i)each<Halves>([&](int i) { return uint16_t(saturated(u[2 * i] * s[2 * i] + u[2 * i + 1] * s[2 * i + 1])); });
+}
+inline __m512i add_pairs(__m512i a, __m512i b) {
+    const auto *x = reinterpret_cast<const int16_t*>(&a), *y = reinterpret_cast<const int16_t*>(&b);
+    return (__m512i)each<Ints>([&](int i) { return x[2 * i] * y[2 * i] + x[2 * i + 1] * y[2 * i + 1]; });
+}
+template <class Numbers, class Vector>
+inline Vector add_quads(Vector sums, Vector a, Vector b) {
+    const auto *u = reinterpret_cast<const uint8_t*>(&a);
+    const auto *s = reinterpret_cast<const int8_t*>(&b);
+    return (Vector)each<Numbers>([&](int i) {
+        int sum = bits<Numbers>(sums)[i];
+        for (int j = 4 * i; j < 4 * i + 4; j++) sum += u[j] * s[j];
+        return sum;
+    });
+}
+
 }  // namespace emulated
 
 #undef _mm512_roundscale_ps
 #undef _mm512_cmp_ps_mask
 #undef _mm512_shuffle_i32x4
 #undef _mm512_shuffle_f32x4
+#undef _mm512_extracti64x4_epi64
 #define __m512bh __m512i
 #define _mm512_loadu_ps emulated::load<__m512>
 #define _mm512_loadu_si512 emulated::load<__m512i>
@@ -144,6 +174,7 @@ inline Floats add_products(Floats sum, Halves a, Halves b) {
 #define _mm512_fmadd_ps emulated::fma
 #define _mm512_max_ps emulated::max
 #define _mm512_min_ps emulated::min
+#define _mm512_sqrt_ps emulated::root
 #define _mm512_abs_ps(a) (__m512)((emulated::Ints)(a) & 0x7fffffff)
 #define _mm512_roundscale_ps(a, how) emulated::nearest(a)
 #define _mm512_scalef_ps emulated::scale
@@ -162,6 +193,9 @@ inline Floats add_products(Floats sum, Halves a, Halves b) {
 #define _mm512_shuffle_f32x4(a, b, order) (__m512)emulated::quarters((__m512i)(a), (__m512i)(b), order)
 #define _mm512_castps_pd (__m512d)
 #define _mm512_castpd_ps (__m512)
+#define _mm512_castsi512_ps (__m512)
+#define _mm512_castsi512_si256(a) emulated::half(a, 0)
+#define _mm512_extracti64x4_epi64 emulated::half
 #define _mm512_slli_epi32(a, n) (__m512i)((emulated::Words)(a) << (n))
 #define _mm512_add_epi16(a, b) (__m512i)((emulated::Halves)(a) + (emulated::Halves)(b))
 #define _mm512_cvtepu16_epi32(a) (__m512i)emulated::each<emulated::Words>([&](int i) { return ((emulated::SomeHalves)(a))[i]; })
@@ -173,8 +207,24 @@ inline Floats add_products(Floats sum, Halves a, Halves b) {
 #define _mm512_cvtepi8_epi32(a) emulated::each<emulated::Ints>([&](int i) { return ((signed char __attribute__((vector_size(16))))(a))[i]; })
 #define _mm512_cvtepi32_ps(a) emulated::each<emulated::Floats>([&](int i) { return float(((emulated::Ints)(a))[i]); })
 #define _mm512_broadcast_f32x4(a) emulated::each<emulated::Floats>([&](int i) { return (a)[i % 4]; })
+#define _mm512_cvtps_epi32(a) (__m512i)emulated::each<emulated::Ints>([&](int i) { return _mm_cvtss_si32(_mm_set_ss((a)[i])); })
+#define _mm512_cvtsepi32_epi8(a) emulated::narrowed((emulated::Ints)(a))
+#define _mm512_maddubs_epi16 emulated::add_byte_pairs
+#define _mm512_madd_epi16 emulated::add_pairs
+#define _mm512_dpbusd_epi32 emulated::add_quads<emulated::Ints>
+#define _mm256_dpbusd_avx_epi32 emulated::add_quads<emulated::SomeInts>
+#if defined(EMULATED_AVX512F)
 #define __AVX512F__ 1
 #define __AVX512BW__ 1
+#endif
+#if defined(EMULATED_AVX512BF16)
 #define __AVX512BF16__ 1
+#endif
+#if defined(EMULATED_AVX512VNNI)
+#define __AVX512VNNI__ 1
+#endif
+#if defined(EMULATED_AVXVNNI)
+#define __AVXVNNI__ 1
+#endif
 
 #endif

@@ -27,11 +27,6 @@ constexpr int kTokens = 40, kClients = 3, kRounds = 30, kSentences = 6, kLimit =
 }
 #define CHECK(fine) ((fine) ? void() : fail(__LINE__, #fine))
 
-template <class Call>
-transduce_step step(int32_t (*function)(const Call*, int32_t), const Call* call) {
-    return {reinterpret_cast<int32_t (*)(const void*, int32_t)>(function), call};
-}
-
 // A model of random weights.
 struct Model {
     explicit Model(int precision) {
@@ -41,7 +36,7 @@ struct Model {
         config.n_src = config.n_tgt = kTokens, config.max_positions = 1;
         config.guided_layer = 0, config.guided_head = 1;
         config.positions = 1, config.norm_eps = 1e-5f, config.embedding_scale = 1;
-        config.pad = 0, config.bos = 2, config.eos = 3, config.precision = precision, config.tied = 1;
+        config.pad = 0, config.unk = 1, config.bos = 2, config.eos = 3, config.start = 2, config.precision = precision, config.tied = 1;
         for (const std::string side : {"encoder", "decoder"}) {
             const std::string block = side + ".blocks.0.";
             add((side == "encoder" ? "src" : "tgt") + std::string("_embedding.table.weight"), kTokens, 32);
@@ -90,19 +85,17 @@ struct Request {
         options = {{"beam", n_best}, {"n_best", n_best}, {"length_penalty", 0.6}, {"no_repeat_ngram", ngram},
                    {"scores", scores}, {"stream", double(number % 2)}, {"sample", sample}};
         sampled = number % 5 == 4;
-        for (int id = 1; number % 5 == 2 && id < kTokens; id += 2) allowed.push_back(id);
         for (int i = 0; i < beams[number % 5] * kLimit; i++) numbers.push_back(double(random()) / 4294967296.0);
     }
-    void submit(transduce_client* client, int64_t ticket, double seconds, bool works) const {
-        const int64_t offsets[] = {0, int64_t(ids.size())}, allowed_offsets[] = {0, int64_t(allowed.size())};
+    void submit(transduce_client* client, int64_t ticket, double order, bool works) const {
+        const int64_t offsets[] = {0, int64_t(ids.size())};
         const int32_t limit = kLimit;
         const transduce_sentences sentences{
-            ids.data(), offsets, nullptr, nullptr, allowed.empty() ? nullptr : allowed.data(), allowed.empty() ? nullptr : allowed_offsets,
-            &limit, sampled ? numbers.data() : nullptr, 1,
+            ids.data(), offsets, nullptr, nullptr, nullptr, nullptr, &limit, nullptr, nullptr, sampled ? numbers.data() : nullptr, 1,
         };
-        CHECK(transduce_submit(client, options.data(), int64_t(options.size()), &sentences, ticket, seconds, works) == 0);
+        CHECK(transduce_submit(client, options.data(), int64_t(options.size()), &sentences, ticket, order, works) == 0);
     }
-    std::vector<int32_t> ids, allowed;
+    std::vector<int32_t> ids;
     std::vector<double> numbers;
     std::vector<transduce_option> options;
     bool sampled = false;
@@ -149,7 +142,7 @@ std::vector<Result> results_alone(transduce_queue* queue) {
     transduce_client* client;
     CHECK(transduce_client_new(queue, &client) == 0);
     for (int i = 0; i < kRequests; i++) {
-        Request(i).submit(client, i, HUGE_VAL, true);
+        Request(i).submit(client, i, 0, true);
         int64_t n_open;
         CHECK(transduce_work(client, HUGE_VAL, &n_open) == 0 && n_open == 0);
         CHECK(collect(client, 0, [&](int64_t, int outcome, const Result& one) { found[i] = one, CHECK(outcome == TRANSDUCE_DONE); }) == 1);
@@ -173,7 +166,7 @@ void use(transduce_queue* queue, const std::vector<Result>& alone, int seed) {
         int requests[kSentences], ended = 0;
         for (int i = 0; i < kSentences; i++) {
             requests[i] = int(random() % kRequests);
-            Request(requests[i]).submit(client, first + i, random() % 4 ? HUGE_VAL : 0.002, works);
+            Request(requests[i]).submit(client, first + i, random() % 4, works);
         }
         std::thread other([&, ticket = first + int64_t(random() % kSentences)] {
             CHECK(transduce_cancel(client, ticket) == 0);
@@ -208,86 +201,80 @@ void score(transduce_model* model) {
     }
 }
 
+// Memory and one call for a block of a decoder's stack: with attention to a memory, or with a recurrent unit in place of self-attention.
+struct Block {
+    static constexpr int kBatch = 15, kLength = 20, kWidth = 20, kInner = 48;
+
+    Block(std::mt19937& random, bool is_bf16, bool is_recurrent) {
+        std::normal_distribution<float> normal;
+        const auto floats = [&](size_t n) {
+            std::vector<float> found(n);
+            for (float& x : found) x = 0.3f * normal(random);
+            return found;
+        };
+        const auto add = [&](size_t n) { weights.push_back(floats(n)), grads.emplace_back(n); };
+        const auto add_layer = [&](int inputs, int outputs) { add(size_t(inputs) * outputs), add(outputs); };
+        const auto add_norm = [&] { add(kWidth), add(kWidth); };
+        add_layer(kWidth, is_recurrent ? 2 * kWidth : 3 * kWidth);
+        if (!is_recurrent) add_layer(kWidth, kWidth);
+        add_norm();
+        for (const int outputs : {kWidth, 2 * kWidth, kWidth}) add_layer(kWidth, outputs);
+        add_norm();
+        add_layer(kWidth, kInner), add_layer(kInner, kWidth), add_norm();
+        for (size_t i = 0; i < weights.size(); i++) weight_pointers.push_back(weights[i].data()), grad_pointers.push_back(grads[i].data());
+        x = floats(kBatch * kLength * kWidth), memory = floats(x.size()), grad_output = floats(x.size());
+        output.resize(x.size()), grad_x.resize(x.size()), grad_memory.resize(x.size());
+        call.batch = kBatch, call.positions = call.memory_positions = kLength, call.width = kWidth, call.n_blocks = 1, call.inner_width = kInner;
+        call.heads = call.kv_heads = 2, call.key_width = call.value_width = kWidth / 2, call.is_bf16 = is_bf16, call.causal = 1, call.recurrent = is_recurrent;
+        call.epsilon = 1e-5f, call.p = call.attention_p = call.activation_p = 0.1f, call.seed = random();
+        call.weights = weight_pointers.data(), call.grads = grad_pointers.data(), call.x = x.data(), call.memory = memory.data();
+        call.output = output.data(), call.grad_output = grad_output.data(), call.grad_x = grad_x.data(), call.grad_memory = grad_memory.data();
+        int64_t bytes = 0;
+        CHECK(transduce_stack_memory(&call, &bytes) == 0 && bytes > 0);
+        kept.resize(bytes + 64);
+        call.kept = kept.data() + 64 - reinterpret_cast<uintptr_t>(kept.data()) % 64;
+    }
+    Block(const Block&) = delete;
+
+    void compute(int n_threads, std::vector<double>& found) {
+        CHECK(transduce_stack(&call, n_threads) == 0 && transduce_stack_backward(&call, n_threads) == 0);
+        for (const auto* numbers : {&output, &grad_x, &grad_memory}) found.insert(found.end(), numbers->begin(), numbers->end());
+        for (const auto& grad : grads) found.insert(found.end(), grad.begin(), grad.end());
+    }
+
+    transduce_stack_call call{};
+    std::vector<std::vector<float>> weights, grads;
+    std::vector<const float*> weight_pointers;
+    std::vector<float*> grad_pointers;
+    std::vector<float> x, memory, output, grad_output, grad_x, grad_memory;
+    std::vector<char> kept;
+};
+
 // Computes the same update again and again, with other numbers of threads, beside other threads that do so.
-template <class Number>
-void train(int seed) {
-    constexpr bool kIsBf16 = sizeof(Number) == 2;
-    constexpr int kRows = 300, kInputs = 40, kOutputs = 70, kHeads = 2, kLength = 20, kWidth = 10;
+void train(int seed, bool is_bf16) {
+    constexpr int kRows = Block::kBatch * Block::kLength, kWidth = Block::kWidth, kVocabulary = 70;
     std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    const auto floats = [&](size_t n) {
-        std::vector<float> found(n);
-        for (float& x : found) x = normal(random);
-        return found;
-    };
-    const auto numbers = [&](size_t n) {
-        std::vector<Number> found(n);
-        for (Number& x : found) x = kIsBf16 ? Number(16000 + random() % 256) : Number(random() % 256) / 512;  // 0.125 to 0.5; 0 to 0.5
-        return found;
-    };
-    const std::vector<float> x = floats(kRows * kInputs), weight = floats(kOutputs * kInputs), bias = floats(kOutputs);
-    const std::vector<Number> heads = numbers(kRows * kHeads * kWidth), grad = numbers(kRows * kOutputs);
+    Block attention(random, is_bf16, false), recurrent(random, is_bf16, true);
     std::vector<int64_t> gold(kRows);
-    for (int64_t& id : gold) id = random() % kOutputs;
-    std::vector<Number> output(kRows * kOutputs), attended(heads.size());
-    std::vector<float> grad_x(x.size()), grad_weight(weight.size()), grad_bias(bias.size());
-    std::vector<std::vector<Number>> grad_heads(3, std::vector<Number>(heads.size()));
-    transduce_linear_call linear{};
-    linear.rows = kRows, linear.inputs = kInputs, linear.outputs = kOutputs, linear.is_bf16 = linear.grad_is_bf16 = kIsBf16;
-    linear.p = 0.1f, linear.seed = seed, linear.x = x.data(), linear.weight = weight.data(), linear.bias = bias.data();
-    linear.output = output.data(), linear.grad_output = grad.data();
-    linear.grad_x = grad_x.data(), linear.grad_weight = grad_weight.data(), linear.grad_bias = grad_bias.data();
-    transduce_heads_call attention{};
-    attention.batch = kRows / kLength, attention.heads = attention.kv_heads = kHeads, attention.queries = attention.keys = kLength;
-    attention.width = attention.value_width = kWidth, attention.causal = 1, attention.is_bf16 = kIsBf16, attention.scale = 0.3f, attention.p = 0.1f;
-    attention.query = attention.key = attention.value = attention.grad_output = heads.data(), attention.output = attended.data();
-    attention.grad_query = grad_heads[0].data(), attention.grad_key = grad_heads[1].data(), attention.grad_value = grad_heads[2].data();
-    for (int64_t* strides : {attention.query_strides, attention.key_strides, attention.value_strides, attention.grad_strides,
-                             attention.grad_query_strides, attention.grad_key_strides, attention.grad_value_strides})
-        strides[0] = kLength * kHeads * kWidth, strides[1] = kWidth, strides[2] = kHeads * kWidth;
-    std::vector<float> grad_hidden(x.size()), grad_table(weight.size());
+    for (int64_t& id : gold) id = random() % kVocabulary;
+    std::vector<float> table(kVocabulary * kWidth), grad_hidden(kRows * kWidth), grad_table(table.size()), embedded(kRows * kWidth), grad_rows(table.size());
+    for (float& x : table) x = float(random() % 256) / 256;
     transduce_loss_call loss{};
-    loss.hidden = x.data(), loss.weight = weight.data(), loss.gold = gold.data(), loss.rows = kRows, loss.pad = -1;
-    loss.width = kInputs, loss.vocabulary = kOutputs, loss.is_bf16 = kIsBf16, loss.smoothing = 0.1f, loss.grad_hidden = grad_hidden.data(), loss.grad_weight = grad_table.data();
+    loss.hidden = attention.output.data(), loss.weight = table.data(), loss.gold = gold.data(), loss.rows = kRows, loss.pad = -1;
+    loss.width = kWidth, loss.vocabulary = kVocabulary, loss.is_bf16 = is_bf16, loss.smoothing = 0.1f;
+    loss.grad_hidden = grad_hidden.data(), loss.grad_weight = grad_table.data();
     float sum, nll;
     loss.loss = &sum, loss.nll = &nll;
-    // A sub-layer of each kind: attention with pre-norm, feed-forward with post-norm.
-    constexpr int kRead = kInputs / 2, kHidden = kHeads * kWidth * 3;
-    const std::vector<float> first = floats(kHidden * kRead), second = floats(kHidden * kRead), gain = floats(kRead), grad_output = floats(kRows * kRead);
-    std::vector<float> result(kRows * kRead), total(kRows * kRead), statistics(2 * kRows), grad_read(kRows * kRead);
-    std::vector<float> grad_first(first.size()), grad_second(second.size()), grad_gain(kRead);
-    std::vector<Number> normed(kRows * kRead), hidden(kRows * kHidden), inner(kRows * kHidden);
-    transduce_sublayer_call attend{};
-    attend.batch = kRows / kLength, attend.positions = attend.keys = kLength, attend.width = kRead, attend.is_bf16 = kIsBf16, attend.pre_norm = 1;
-    attend.epsilon = 1e-5f, attend.p = attend.inner_p = 0.1f, attend.seed = seed, attend.inner_seed = seed + 1, attend.activation = -1;
-    attend.gain = gain.data(), attend.grad_gain = grad_gain.data(), attend.x = x.data(), attend.grad_output = grad_output.data();
-    attend.output = result.data(), attend.sum = total.data(), attend.normed = normed.data(), attend.statistics = statistics.data();
-    attend.hidden = hidden.data(), attend.inner = inner.data(), attend.grad_x = grad_read.data();
-    attend.first = {first.data(), nullptr, grad_first.data(), nullptr, kRead, kHidden};
-    attend.second = {second.data(), nullptr, grad_second.data(), nullptr, kHeads * kWidth, kRead};
-    attend.heads = attend.kv_heads = kHeads, attend.key_width = attend.value_width = kWidth, attend.causal = 1;
-    transduce_sublayer_call transform = attend;
-    transform.pre_norm = transform.heads = transform.activation = 0, transform.second.inputs = kHidden;
-    const std::vector<transduce_step> steps = {
-        step(transduce_linear, &linear), step(transduce_linear_backward, &linear), step(transduce_attend, &attention),
-        step(transduce_attend_backward, &attention), step(transduce_loss, &loss), step(transduce_sublayer, &attend),
-        step(transduce_sublayer_backward, &attend)};
-    const std::vector<transduce_step> more = {step(transduce_sublayer, &transform), step(transduce_sublayer_backward, &transform)};
+    transduce_embedding_call embedding{};
+    embedding.rows = kRows, embedding.length = Block::kLength, embedding.width = kWidth, embedding.vocabulary = kVocabulary, embedding.ids = gold.data();
+    embedding.table = table.data(), embedding.scale = 2, embedding.p = 0.1f, embedding.seed = seed, embedding.output = embedded.data();
+    embedding.grad_output = grad_hidden.data(), embedding.grad_table = grad_rows.data();
     const auto update = [&](int n_threads) {
-        int64_t left = -1;
-        std::fill(grad_second.begin(), grad_second.end(), 0.0f);  // one of the sub-layers writes a part of it
-        for (const transduce_step& one : steps) CHECK(transduce_run(&one, 1, n_threads, 2, &left) == 0 && left <= 2);
-        CHECK(transduce_run(nullptr, 0, n_threads, 0, &left) == 0 && left == 0);
-        std::vector<double> found{sum, nll};
-        const auto add_sublayer = [&] {
-            for (const auto* numbers : {&result, &grad_read, &grad_first, &grad_second, &grad_gain}) found.insert(found.end(), numbers->begin(), numbers->end());
-        };
-        add_sublayer();
-        for (const transduce_step& one : more) CHECK(transduce_run(&one, 1, n_threads, 2, &left) == 0 && left <= 2);
-        CHECK(transduce_run(nullptr, 0, n_threads, 0, &left) == 0 && left == 0);
-        add_sublayer();
-        for (const auto* numbers : {&grad_x, &grad_weight, &grad_bias, &grad_hidden, &grad_table}) found.insert(found.end(), numbers->begin(), numbers->end());
-        for (const auto* numbers : {&output, &attended, &grad_heads[0], &grad_heads[1], &grad_heads[2]}) found.insert(found.end(), numbers->begin(), numbers->end());
+        std::vector<double> found;
+        attention.compute(n_threads, found), recurrent.compute(n_threads, found);
+        CHECK(transduce_loss(&loss, n_threads) == 0 && transduce_embedding(&embedding, n_threads) == 0 && transduce_embedding_backward(&embedding, n_threads) == 0);
+        found.push_back(sum), found.push_back(nll);
+        for (const auto* numbers : {&grad_hidden, &grad_table, &embedded, &grad_rows}) found.insert(found.end(), numbers->begin(), numbers->end());
         return found;
     };
     const std::vector<double> expected = update(1);
@@ -297,7 +284,7 @@ void train(int seed) {
 void run(int precision) {
     const Model model(precision);
     transduce_queue* queue;
-    CHECK(transduce_queue_new(model.handle, 2, 0.01, &queue) == 0);
+    CHECK(transduce_queue_new(model.handle, 2, &queue) == 0);
     const std::vector<Result> alone = results_alone(queue);
     std::vector<std::thread> servers, users;
     for (int i = 0; i < 2; i++) servers.emplace_back([&] { CHECK(transduce_serve(queue) == 0); });
@@ -307,7 +294,7 @@ void run(int precision) {
     // Closing ends what is open, while threads decode and submit.
     transduce_client* client;
     CHECK(transduce_client_new(queue, &client) == 0);
-    for (int i = 0; i < kRequests; i++) Request(i).submit(client, i, HUGE_VAL, false);
+    for (int i = 0; i < kRequests; i++) Request(i).submit(client, i, 0, false);
     transduce_queue_close(queue);
     int ended = 0;
     while (ended < kRequests) ended += collect(client, 10, [](int64_t, int, const Result&) {});
@@ -321,7 +308,7 @@ void run(int precision) {
 int main() {
     for (int precision = 0; precision < 3; precision++) run(precision);
     std::vector<std::thread> trainers;
-    for (int i = 0; transduce_can_train() && i < kClients; i++) trainers.emplace_back(i % transduce_can_train() ? train<uint16_t> : train<float>, i);
+    for (int i = 0; transduce_can_train() && i < kClients; i++) trainers.emplace_back(train, i, i % transduce_can_train() != 0);
     for (std::thread& thread : trainers) thread.join();
     CHECK(n_done > kClients * kRounds);
     std::printf("%s: %d sentences of %d were done, each with its own result\n", transduce_isa(), n_done.load(), 3 * kClients * kRounds * kSentences);

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the names below, for type checkers and editors
+    from transduce.bulk.ray_cluster import RayCluster as RayCluster
+    from transduce.bulk.translate import translate_to_folder as translate_to_folder
+    from transduce.comparison.compare import compare as compare
+    from transduce.config.decoding import DecodingOptions as DecodingOptions
+    from transduce.config.settings import Settings as Settings
+    from transduce.decoding.classifier import TextClassifier as TextClassifier
+    from transduce.decoding.generator import Generator as Generator
+    from transduce.decoding.mask_filler import MaskFiller as MaskFiller
+    from transduce.decoding.queue import DecodingQueue as DecodingQueue
+    from transduce.decoding.translator import Translator as Translator
+    from transduce.distillation.distill import distill as distill
+    from transduce.doctor.diagnose import diagnose as diagnose
+    from transduce.inspection.inspection import inspect as inspect
+    from transduce.pipeline import train as train
 
 __version__ = "0.1.0"
 _LAZY = {
-    "Budget": "transduce.comparison.recipes",
     "DecodingOptions": "transduce.config.decoding",
     "DecodingQueue": "transduce.decoding.queue",
-    "DistillationOptions": "transduce.distillation.text",
     "Generator": "transduce.decoding.generator",
     "MaskFiller": "transduce.decoding.mask_filler",
     "RayCluster": "transduce.bulk.ray_cluster",
@@ -19,7 +34,7 @@ _LAZY = {
     "compare": "transduce.comparison.compare",
     "diagnose": "transduce.doctor.diagnose",
     "distill": "transduce.distillation.distill",
-    "inspect": "transduce.inspection.look",
+    "inspect": "transduce.inspection.inspection",
     "train": "transduce.pipeline",
     "translate_to_folder": "transduce.bulk.translate",
 }
@@ -31,3 +46,7 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'transduce' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

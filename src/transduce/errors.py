@@ -1,6 +1,7 @@
-"""Errors that a user can meet, each with the exit code of the command line.
+"""Errors for users, each with the exit code of the command line.
 
-A user's mistake is reported in one line: what was given, what is allowed, what to do. `assert` is for our own bugs.
+A user's mistake is reported in one line that says what was given, what is allowed and what to do. `assert` is for bugs
+of transduce itself.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Collection, Iterable
+
+NEEDS_PYTORCH = "PyTorch, which is not installed: pip install 'transduce[train]'"
 
 
 class TransduceError(Exception):
@@ -21,7 +24,7 @@ class TrainingError(TransduceError):
 
 
 class TooLong(TrainingError):
-    """A single sentence that does not fit into the memory of this rank; the other ranks do not know about it."""
+    """A single sentence does not fit into the memory of this rank; other ranks cannot see this error."""
 
 
 class RankExited(TransduceError):
@@ -35,9 +38,16 @@ class RankStuck(RankExited):
 
 
 class UserError(TransduceError):
-    """A mistake that the user can correct; reported in one line without a traceback, exit code 2."""
+    """A mistake that the user can correct; reported in one line without a traceback, exit code 2.
+
+    `names`: names of settings and parameters in the message, for which a command adds its options to the message.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *names: str) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 class SettingsError(UserError):
@@ -45,7 +55,7 @@ class SettingsError(UserError):
 
 
 class VocabularyTooSmall(SettingsError):
-    """A vocabulary size below the number of characters in the text, which alone need `needed` pieces."""
+    """A vocabulary size that is too small for the characters of the text, which need `needed` pieces."""
 
     def __init__(self, message: str, *, needed: int) -> None:
         super().__init__(message)
@@ -61,7 +71,7 @@ class RunFolderError(UserError):
 
 
 class FolderInUse(RunFolderError):
-    """A folder that another process works in."""
+    """A folder that is in use by another process."""
 
 
 class Interrupted(TransduceError):
@@ -88,7 +98,6 @@ _OUT_OF_MEMORY = (
 
 
 def cannot_write(path: object, error: OSError) -> RunFolderError:
-    """The error of a file that cannot be written."""
     hint = "; free some space and run the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return RunFolderError(f"cannot write {path}: {error.strerror or error}{hint}")
 
@@ -103,12 +112,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an error, of any library, on one line."""
     return " ".join(str(error).split())
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """A hint with the allowed name nearest to a misspelt one: `; did you mean 'x'?`, or an empty string.
+    """Return a hint with the allowed name nearest to a misspelt one, `; did you mean 'x'?`, or an empty string.
 
     >>> nearest("droput", ["dropout", "d_model"])
     "; did you mean 'dropout'?"
@@ -118,6 +126,6 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
 
 
 def check_known(setting: str, name: str, known: Collection[str]) -> None:
-    """Raise a `SettingsError` with the nearest known name if a setting has another one."""
+    """Raise `SettingsError` with the nearest known name if the value of a setting is unknown."""
     if name not in known:
         raise SettingsError(f"{setting} = '{name}'{nearest(name, known)}; allowed: {', '.join(known)}")

@@ -1,10 +1,11 @@
 """Progress for people, on stderr: lines, warnings and progress bars (rich on a terminal, plain lines elsewhere).
 
-stdout is reserved for what a command was asked for, such as translations. Metrics for programs: `metrics_log`.
+stdout is reserved for the result of a command, such as translations. Metrics for programs: `metrics_log`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -18,25 +19,24 @@ SECONDS_BETWEEN_LINES = 10.0
 LONGEST_ERROR = 2000
 """Characters of an error message; of a longer one, the middle is left out."""
 
-_COLOURS = re.compile(r"(\x1b\[(?:0|48;5;\d{1,3})m)")  # the sequences of our own pictures
-# Control characters but tab and line feed, line separators, marks that change the direction of the text after them, and
-# the half surrogates as which Python passes bytes that are not UTF-8.
+_COLOURS = re.compile(r"(\x1b\[(?:0|48;5;\d{1,3})m)")  # the escape sequences of `inspection.pictures`
+# Control characters except tab and line feed, line separators, marks that change the direction of the following text,
+# and lone surrogates, Python's form of bytes that are not UTF-8.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202d\u202e\ud800-\udfff]")
 
 
 def escape(text: str, *, colours: bool = False) -> str:
-    r"""`text` for a terminal or a log, with characters that a terminal would obey as \u001b.
+    r"""Replace control characters, which a terminal would obey, by escapes such as \u001b.
 
     File names, data and model output may contain anything. Sent to a terminal, escape sequences could retitle the
     window, overwrite lines or worse. `colours` keeps the background colours of `inspection.pictures`.
     """
     parts = _COLOURS.split(text) if colours else [text]
-    parts[::2] = [_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", part) for part in parts[::2]]
+    parts[::2] = [_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", part) for part in parts[::2]]
     return "".join(parts)
 
 
 def print_exception(error: BaseException) -> None:
-    """Print a traceback to stderr."""
     print_to_stderr(escape("".join(traceback.format_exception(error)).rstrip("\n")))
 
 
@@ -55,7 +55,7 @@ def print_to_stderr(text: str) -> None:
 
 
 class Bar:
-    """Shows how far a long job is, with the time left at the pace since the first call; made by `Log.progress`.
+    """Progress of a long job with the time left, from the average speed since the first call; made by `Log.progress`.
 
     >>> clock = iter([0.0, 10.0]).__next__
     >>> bar = Bar(lambda fraction, text: print(f"{fraction:.0%}  {text}"), clock)
@@ -68,18 +68,31 @@ class Bar:
     def __init__(self, show: Callable[[float, str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._show, self._clock = show, clock
         self._first: tuple[float, float] | None = None  # a resumed job does not start at 0
+        self._left = math.inf
 
     def update(
-        self, fraction: float, *, loss: float | None = None, tokens_per_second: float | None = None, note: str = ""
+        self,
+        fraction: float,
+        *,
+        loss: float | None = None,
+        tokens_per_second: float | None = None,
+        note: str = "",
+        at_most: float = math.inf,
     ) -> None:
-        """Show that `fraction` (0 to 1) of the job is done; cheap enough to call after every optimizer update."""
+        """Show that `fraction` (0 to 1) of the job is done. Cheap enough to call after every optimizer update.
+
+        `at_most`: seconds after which the job ends in any case. With such a limit the time left never rises.
+        """
         now = self._clock()
         then, start = self._first = self._first or (now, fraction)
+        left = min(at_most, (now - then) * (1 - fraction) / (fraction - start) if fraction > start else math.inf)
+        if at_most < math.inf:
+            left = self._left = max(0.0, min(left, self._left))
         parts = [
             note,
             "" if loss is None else f"loss {loss:.3f}",
             "" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s",
-            f"{duration((now - then) * (1 - fraction) / (fraction - start))} left" if fraction > start else "",
+            f"{duration(left)} left" if left < math.inf else "",
         ]
         self._show(fraction, "  ".join(filter(None, parts)))
 
@@ -98,7 +111,6 @@ class Log:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the stream can show bars and colours."""
         return self._stream.isatty() and os.environ.get("TERM") != "dumb" and "NO_COLOR" not in os.environ
 
     def say(self, text: str = "") -> None:
@@ -112,7 +124,7 @@ class Log:
 
     @contextmanager
     def progress(self, label: str) -> Iterator[Bar]:
-        """A bar from 0 to 1 with loss, tokens per second and time left; other lines appear above it."""
+        """Show a bar with loss, tokens per second and time left; other lines appear above it."""
         if self._quiet:
             yield Bar(lambda fraction, text: None)
         elif not self.is_terminal:
@@ -157,7 +169,7 @@ class Log:
 def plain_lines(
     label: str, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[float, str], None]:
-    """The output of a `Bar` outside a terminal: a line about every ten seconds, the first after two."""
+    """Return the output function of a `Bar` outside a terminal: a line every ten seconds, the first after two."""
     due = clock() + SECONDS_BETWEEN_LINES / 5
 
     def show(fraction: float, text: str) -> None:

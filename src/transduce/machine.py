@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
     import torch
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
-"""Of the drivers without which Linux has no GPU that PyTorch could use: NVIDIA, Tegra, Windows' (WSL), AMD."""
+"""Files of GPU drivers: NVIDIA, Tegra, Windows (WSL), AMD. Without one, Linux has no GPU that PyTorch could use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`memory` in bytes that one process may use; `precision` for matrix products.
+    """A machine as seen by one process of a training.
 
-    `n_sharing`: number of processes that share the memory of the machine.
+    `memory`: bytes that one process may use. `precision`: precision of matrix products. `n_sharing`: number of
+    processes that share the memory of the machine.
     """
 
     device: Literal["cpu", "cuda"]
@@ -39,15 +41,14 @@ class Machine:
         return 1.0e14 if self.device == "cuda" else 6.0e10 * self.n_threads
 
     def describe(self) -> str:
-        """One line for people."""
         cores = f", {self.n_threads} thread{'' if self.n_threads == 1 else 's'}" if self.device == "cpu" else ""
         each = f" for each of {self.n_sharing} processes" if self.n_sharing > 1 else ""
         return f"{self.name} ({self.device}{cores}, {self.memory / 2**30:.0f} GiB free{each})"
 
     def shared(self, n: int, n_here: int) -> Machine:
-        """The machine as `n` processes share it, `n_here` of them on it: all threads, and a part of the memory.
+        """Return the machine for a training of `n` processes, `n_here` of them on this machine.
 
-        Each process has its own GPU.
+        It has the threads of all processes and the memory of one of them. Each process has its own GPU.
         """
         if self.device == "cuda":
             return self
@@ -55,7 +56,7 @@ class Machine:
 
 
 def this_machine(device: str) -> Machine:
-    """The machine we run on; `device` is auto, cpu or cuda. Raises `SettingsError` if it has no such device."""
+    """Return this machine. `device`: auto, cpu or cuda. Raises `SettingsError` if there is no such device."""
     import torch
 
     where = find_device(device, setting="training.device")
@@ -67,7 +68,7 @@ def this_machine(device: str) -> Machine:
 
 
 def find_device(name: str, *, setting: str = "device") -> torch.device:
-    """The device called auto, cpu or cuda. Raises `SettingsError`, which names the setting, if there is none."""
+    """Return the device named auto, cpu or cuda. Raises `SettingsError`, with the setting, if there is none."""
     import torch
 
     if name not in ("auto", "cpu", "cuda"):
@@ -80,29 +81,36 @@ def find_device(name: str, *, setting: str = "device") -> torch.device:
 def is_cpu(name: str) -> bool:
     """Whether the device called auto, cpu or cuda is the CPU. Errors as for `find_device`.
 
-    PyTorch knows best, but importing it takes seconds; it is asked only where there may be a GPU.
+    Importing PyTorch takes seconds, so it is imported only if there may be a GPU.
     """
-    if name == "cpu" or (name == "auto" and sys.platform == "linux" and not any(map(os.path.exists, _GPU_FILES))):
+    if name == "cpu" or (name == "auto" and not _may_have_gpu()):
         return True
     return find_device(name).type == "cpu"
 
 
-def choose_precision(device: torch.device) -> str:
-    """bfloat16 if the GPU, or the CPU (AVX512-BF16), has instructions for it; otherwise float32.
+def _may_have_gpu() -> bool:
+    """Whether PyTorch is installed and the machine may have a GPU that it can use."""
+    has_driver = sys.platform != "linux" or any(map(os.path.exists, _GPU_FILES))
+    return has_driver and find_spec("torch") is not None
 
-    A rule and no measurement, so that two runs on one machine do not differ.
+
+def choose_precision(device: torch.device) -> str:
+    """Return bfloat16 if the GPU, or the CPU (AVX512-BF16), has instructions for it, else float32.
+
+    Nothing is measured, so that two runs on one machine do not differ.
     """
     import torch
 
     if device.type == "cuda":
         has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     else:  # the capability follows ATEN_CPU_CAPABILITY
-        has_bfloat16 = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.cpu._is_avx512_bf16_supported()
+        capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.13 has it
+        has_instructions = capabilities.get("avx512_bf16", False)
+        has_bfloat16 = torch.backends.cpu.get_cpu_capability() == "AVX512" and has_instructions
     return "bfloat16" if has_bfloat16 else "float32"
 
 
 def _processor() -> str:
-    """The processor's name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
@@ -111,7 +119,7 @@ def _processor() -> str:
 
 
 def _free_memory() -> int:
-    """Bytes available without swapping, within a container's limit; 4 GiB if the system does not report them."""
+    """Return the bytes available without swapping, within a container's limit; 4 GiB if they are unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable"))
@@ -123,9 +131,9 @@ def _free_memory() -> int:
 
 
 def container_memory(cgroup: Path) -> int | None:
-    """Bytes left below the limit of a control group (version 2 or 1); None without a limit.
+    """Return the bytes left below the limit of a control group (version 2 or 1); None without a limit.
 
-    The cache of files that were read counts as free: the system drops it when memory is needed.
+    The cache of files counts as free: the system drops it when memory is needed.
     """
     for limit, used, cache in (
         ("memory.max", "memory.current", "inactive_file"),
@@ -133,7 +141,7 @@ def container_memory(cgroup: Path) -> int | None:
     ):
         try:
             most, taken = (int((cgroup / name).read_text(encoding="ascii")) for name in (limit, used))
-        except (OSError, ValueError):  # no such file; no limit is "max"
+        except (OSError, ValueError):  # no such file, or "max": no limit
             continue
         with contextlib.suppress(OSError, ValueError):
             lines = (cgroup / limit).with_name("memory.stat").read_text(encoding="ascii").splitlines()

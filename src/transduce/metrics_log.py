@@ -1,7 +1,7 @@
-"""Metrics for programs: `metrics.jsonl`, one JSON object per line, and experiment trackers that get the same.
+"""Metrics for programs: `metrics.jsonl`, one JSON object per line, and experiment trackers.
 
 A tracker gets the numbers of every event as `EVENT/NAME` at the event's update, and the settings of the run. It writes
-into the run folder; nothing is sent to another machine unless the tracker's own environment variables ask for it.
+into the run folder; nothing is sent to another machine unless environment variables of the tracker request it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transduce.errors import SettingsError, cannot_write, message_of
 from transduce.runs.atomic import reading, sync, write_text
-from transduce.runs.identity import settings_by_name
+from transduce.runs.manifest import settings_by_name
 
 if TYPE_CHECKING:
     from transduce.runs.folder import RunFolder
 
-_LONGEST_LINE = 1 << 20  # bytes; parsing takes up to 20 times as much memory
-_SECONDS = 15  # that a training waits for the server of a tracker, which is dropped after two or three such times
+_LONGEST_LINE = 1 << 20  # bytes; parsing takes up to 20 times this memory
+_SECONDS = 15  # timeout for a tracker's server; a tracker is dropped after two or three failures
 
 
 class MetricsFile:
     """`metrics.jsonl`: one JSON object per line, each flushed when it is written.
 
-    Numbers that are not finite become null, so that any JSON reader can read every line. `active` false, for worker
-    ranks: nothing is read or written; the main process does that.
+    Numbers that are not finite become null, so that any JSON reader can read every line. `active`: false in ranks other
+    than the main process, which alone reads and writes.
     """
 
     def __init__(self, path: Path, *, active: bool = True) -> None:
@@ -56,52 +56,49 @@ class MetricsFile:
             sync(self.path)
 
     def read(self) -> list[dict[str, Any]]:
-        """All events, without damaged lines and a last one that a kill cut short; none if there is no file."""
-        return self._read()[0]
+        """Return all events, without damaged or incomplete lines; an empty list if there is no file."""
+        return [event for _, event in self._lines() if event is not None]
 
     def truncate_after(self, update: int, *, validated: bool = True) -> list[str]:
-        """Remove events after `update`, so that a resumed run repeats no line, and damaged lines.
+        """Remove damaged lines, and events after `update`, which a resumed run repeats; return a note per damaged line.
 
-        `validated` false: also a validation of `update`, which will be repeated. All restarts are kept. Returns a note
-        for each damaged line.
+        `validated`: false if the validation at `update` will be repeated too. Events of restarts are never removed.
         """
         if not self.active:
             return []
-        events, damaged = self._read()
-        last = {"validation": update if validated else update - 1}
+        lines, last = list(self._lines()), {"validation": update if validated else update - 1}
+        events = [event for _, event in lines if event is not None]
         kept = [e for e in events if e["event"] == "restart" or e.get("update", 0) <= last.get(e["event"], update)]
         write_text(self.path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in kept))
-        return [f"{self.path}, line {number}: damaged, left out" for number in damaged]
+        return [f"{self.path}, line {number}: damaged, left out" for number, event in lines if event is None]
 
-    def _read(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """The events, and the numbers of damaged lines."""
-        events: list[dict[str, Any]] = []
-        damaged = []
-        if not self.active or not self.path.exists():
-            return [], []
-        with reading(self.path), self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break  # a kill cut it short
-                if (event := _parse(line)) is None:
-                    damaged.append(number)
-                else:
-                    events.append(event)
-        return events, damaged
+    def _lines(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """Number the events; None for a damaged line. A last line that a kill has cut short is left out."""
+        if self.active and self.path.exists():
+            with reading(self.path), self.path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.endswith(b"\n"):
+                        yield number, _parse(line)
+
+
+def end_of(events: Iterable[Mapping[str, Any]], *, n_continuations: int) -> Mapping[str, Any] | None:
+    """Return the event that ended a training after it was continued so many times; None if it has not ended."""
+    ends = (event for event in events if event["event"] == "end" and type(event.get("best_update")) is int)
+    return next((event for event in ends if event.get("continuations", 0) == n_continuations), None)
 
 
 class Tracker(NamedTuple):
-    """Takes the numbers of the events of one run, with their updates; `close` writes what is left."""
+    """A tracker of one run. `log`: takes numbers and their update. `close`: writes pending data."""
 
     log: Callable[[Mapping[str, float], int], object]
     close: Callable[[], object]
 
 
 def _tensorboard(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
-    """Event files in `tensorboard/`."""
+    """Open a writer of event files in `tensorboard/`."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # it gets all events again
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # TensorBoard gets all events again
     writer = SummaryWriter(str(folder / "tensorboard"))
     writer.add_text("settings", "\n".join(f"    {key} = {value}" for key, value in settings.items()))
 
@@ -113,7 +110,7 @@ def _tensorboard(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracke
 
 
 def _wandb(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
-    """Offline runs in `wandb/`, which `wandb sync` uploads; WANDB_MODE=online uploads them at once."""
+    """Open an offline run in `wandb/`, which `wandb sync` uploads; WANDB_MODE=online uploads it at once."""
     os.environ.setdefault("WANDB_INIT_TIMEOUT", str(_SECONDS))
     import wandb
 
@@ -123,7 +120,7 @@ def _wandb(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
 
 
 def _mlflow(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
-    """A file store in `mlruns/`; MLFLOW_TRACKING_URI names a server."""
+    """Open a run in the file store `mlruns/`, or on the server that MLFLOW_TRACKING_URI names."""
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions prefer databases
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_SECONDS))
@@ -133,11 +130,11 @@ def _mlflow(folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker:
 
     uri = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
     client = MlflowClient(uri)
-    found = client.get_experiment_by_name("transduce")
-    experiment = client.create_experiment("transduce") if found is None else found.experiment_id
+    known = client.get_experiment_by_name("transduce")
+    experiment = client.create_experiment("transduce") if known is None else known.experiment_id
     run = client.create_run(experiment, run_name=name).info.run_id
     params = [Param(key, str(value)[:500]) for key, value in settings.items()]
-    for start in range(0, len(params), 100):  # the most that a request may have
+    for start in range(0, len(params), 100):  # the largest number of parameters in a request
         client.log_batch(run, params=params[start : start + 100])
 
     def log(numbers: Mapping[str, float], update: int) -> None:
@@ -152,7 +149,7 @@ TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = {
     "wandb": _wandb,
     "mlflow": _mlflow,
 }
-"""Functions that open a tracker: for a run folder, in which it writes, a name, and the settings by dotted name."""
+"""Functions that open a tracker. Arguments: the run folder, a name, and the settings by dotted name."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -163,7 +160,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def numbers_of(event: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of an event.
+    """Return the finite numbers of an event as `EVENT/NAME`.
 
     >>> numbers_of({"event": "validation", "update": 7, "loss": 2.5, "best": True, "grad_norm": math.nan})
     {'validation/loss': 2.5, 'validation/best': 1.0}
@@ -177,9 +174,9 @@ def numbers_of(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TrackedMetrics(MetricsFile):
-    """The metrics of a run, which `training.track` gets too.
+    """The metrics of a run, also sent to the trackers of `training.track`.
 
-    A process that resumes begins another run of the tracker, with all events so far.
+    A process that resumes opens a new run of the tracker, with all events so far.
     """
 
     def __init__(self, folder: RunFolder, *, active: bool, warn: Callable[[str], object]) -> None:
@@ -188,46 +185,43 @@ class TrackedMetrics(MetricsFile):
         self._names = list[str](dict.fromkeys(folder.settings.training.track)) if active else []
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Write one line; a full disk is a `RunFolderError`."""
         super().append(event)
         events: Sequence[Mapping[str, Any]] = [event]
         if self._names and not self._trackers:
             events = self.read()
             for name in list(self._names):
                 with self._dropping(name):
-                    self._trackers[name] = self._begin(name)
+                    run, settings = self._folder, dict(settings_by_name(self._folder.settings))
+                    title = run.settings.name or run.path.absolute().name
+                    self._trackers[name] = TRACKERS[name](run.path, title, settings)
             atexit.register(self.close)  # after an interrupt too
         for name, tracker in list(self._trackers.items()):
             with self._dropping(name):
-                for one in events:
-                    tracker.log(numbers_of(one), one.get("update", 0))
+                for missing in events:
+                    tracker.log(numbers_of(missing), missing.get("update", 0))
         if event["event"] == "end":
             self.close()
 
     def close(self) -> None:
-        """Complete what the trackers write."""
+        """Close the trackers, so that they write pending data."""
         for name, tracker in list(self._trackers.items()):
             with self._dropping(name):
                 tracker.close()
         self._trackers = {}
 
-    def _begin(self, name: str) -> Tracker:
-        run, settings = self._folder, dict(settings_by_name(self._folder.settings))
-        return TRACKERS[name](run.path, run.settings.name or run.path.absolute().name, settings)
-
     @contextmanager
     def _dropping(self, name: str) -> Iterator[None]:
-        """Inside, an error of a tracker ends that tracker, with a warning: the training and its metrics continue."""
+        """Context manager: if a tracker fails, warn and continue without it."""
         try:
             yield
-        except Exception as error:  # each of the libraries has its own
+        except Exception as error:  # each tracker has its own exceptions
             self._names.remove(name)
             self._trackers.pop(name, None)
             self._warn(f"training.track: {name} failed and gets nothing more: {message_of(error)}")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The event in a line; None if it is damaged."""
+    """Return the event in a line; None if it is damaged."""
     try:
         event = json.loads(line) if len(line) <= _LONGEST_LINE else None
     except (ValueError, RecursionError):  # not UTF-8, or not JSON

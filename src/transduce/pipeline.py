@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +15,45 @@ import torch
 
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
-from transduce.data.check_sample import Sample
+from transduce.data.preparation import Texts
+from transduce.data.windows import Sample
 from transduce.data.workers import Workers, Workplace
-from transduce.distributed.environment import this_process
 from transduce.distributed.group import check_devices, join_ranks
+from transduce.distributed.launch import this_process
 from transduce.doctor.checks import warn_of_data
-from transduce.doctor.resources import warn_of_resources
+from transduce.doctor.resources import size, warn_of_resources
 from transduce.errors import (
     Interrupted,
     RankExited,
     RankStuck,
     RunFolderError,
+    SettingsError,
     TooLong,
     TrainingError,
     TransduceError,
     UserError,
 )
-from transduce.evaluation.card import write_card
-from transduce.evaluation.report import render_report, write_report
+from transduce.evaluation.report import render_report, write_card, write_report
+from transduce.evaluation.wording import wording_of
 from transduce.logging import Log, print_error
 from transduce.machine import Machine, this_machine
-from transduce.metrics_log import MetricsFile
+from transduce.metrics_log import MetricsFile, end_of
 from transduce.models.registry import build_model, count_parameters
 from transduce.process import keep_freed_memory, limit_kernel_cache
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.runs.manifest import check_sealed
-from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_start_weights, save_start_weights
-from transduce.tasks.registry import AnyTask, find_task
-from transduce.tasks.resolve import check, resolve
+from transduce.tasks.base import AnyTask, find_prepared, open_prepared
+from transduce.tasks.continuation import More, change_settings, continue_run, stored_settings
+from transduce.tasks.finetune import (
+    Start,
+    build_frozen,
+    extend_vocabulary,
+    find_start,
+    load_start_weights,
+    save_start_weights,
+)
+from transduce.tasks.resolve import check, find_task, name_languages, resolve
 from transduce.text.extension import Extended
 from transduce.training.averaging import AVERAGES
 from transduce.training.loop import Trainer
@@ -47,16 +61,52 @@ from transduce.training.ranks import Ranks
 from transduce.training.step import Updater
 
 
-def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_run: bool = False) -> Path:
-    """Train a model on the text that the settings name, into the run folder `path`; returns the path.
+def train(
+    settings: Settings | None = None,
+    run: Path | str | None = None,
+    *,
+    src: Path | str | None = None,
+    tgt: Path | str | None = None,
+    pairs: Iterable[tuple[str, str]] | None = None,
+    more: More | None = None,
+    log: Log | None = None,
+    dry_run: bool = False,
+) -> Path:
+    """Train a model into the run folder `run`; return its path.
 
-    Unset settings are chosen and printed. A folder that contains the same run is resumed. `dry_run` reads the text and
-    prints the choices, and writes nothing. Under torchrun the main process calls this, workers `run_worker`.
+    Unset settings are chosen and printed. If the folder contains the same run, its training resumes; then text and
+    settings may be left out, and settings with the trait `changeable` may have other values. Under torchrun the main
+    process calls this function, and the other ranks call `run_worker`.
 
-    Raises `UserError` for a mistake that the user can correct, before anything is written; `Interrupted` after Ctrl-C,
-    when everything is saved; `TrainingError` when the loss is not finite.
+    >>> train(src="train.en", tgt="train.de", run="runs/mine")                      # doctest: +SKIP
+    >>> train(pairs=[("A dog.", "Ein Hund."), ("A cat.", "Eine Katze.")], run="x")  # doctest: +SKIP
+    >>> train(run="runs/mine", more=More(updates=1000))                             # doctest: +SKIP
+
+    Args:
+        settings: Settings; unset ones are chosen, or those of the run in the folder.
+        run: The run folder.
+        src: File of source sentences, instead of `settings.data.train`.
+        tgt: File of their translations, line by line.
+        pairs: Sentence pairs, instead of files. They are written to `run`.jsonl beside the run folder.
+        more: Continue the finished training in the folder by so much.
+        log: Log for progress (default: to stderr).
+        dry_run: Read the text, print the choices, and train nothing.
+
+    Raises:
+        UserError: A mistake that the user can correct, before anything is written.
+        Interrupted: Ctrl-C; everything is saved.
+        TrainingError: The loss is not finite.
     """
-    log, path = log or Log(), Path(path)
+    if run is None:
+        raise SettingsError("run: there is no run folder; give run='runs/NAME'")
+    log, path = log or Log(), Path(run)
+    settings = _with_text(settings or Settings(), path, src, tgt, pairs)
+    if more is not None and dry_run:
+        raise SettingsError(
+            "dry_run: shows the settings of a new training, and more continues one; leave one out", "more"
+        )
+    if more is not None and not has_read_text(path):
+        raise RunFolderError(f"more {more.length}: {path} contains no training that could be continued", "more", "run")
     limit_kernel_cache()
     start = None if has_read_text(path) else find_start(settings)
     task = check(settings if start is None else start.settings)
@@ -64,18 +114,45 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     check_devices(torch.device(machine.device))
     with join_ranks() as ranks:
         machine = machine.shared(ranks.size, ranks.local_size)
-        if dry_run:
-            _resolved(task, settings, start=start, machine=machine, log=log, place=Workplace(_nearest_folder(path)))
+        if dry_run:  # temporary files go to the disk of the run
+            existing = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+            _resolved(task, settings, start=start, machine=machine, log=log, workplace=Workplace(existing))
         else:
-            _train_in(path, settings, task=task, start=start, machine=machine, log=log, ranks=ranks)
+            _train_in(path, settings, task=task, start=start, more=more, machine=machine, log=log, ranks=ranks)
     return path
+
+
+def _with_text(
+    settings: Settings,
+    run: Path,
+    src: Path | str | None,
+    tgt: Path | str | None,
+    pairs: Iterable[tuple[str, str]] | None,
+) -> Settings:
+    """Return the settings with the training text of a call of `train`. Pairs in memory are written to a file first."""
+    if (src is None) != (tgt is None) or (src is not None and pairs is not None):
+        raise SettingsError("src, tgt, pairs: give src and tgt, or pairs")
+    if src is not None and tgt is not None:
+        corpus = {"src": Path(src).absolute(), "tgt": Path(tgt).absolute()}
+    elif pairs is not None:
+        corpus = {"path": run.absolute().with_name(f"{run.name}.jsonl")}
+        lines = (json.dumps({"src": source, "tgt": target}, ensure_ascii=False) for source, target in pairs)
+        corpus["path"].parent.mkdir(parents=True, exist_ok=True)
+        write_text(corpus["path"], "".join(f"{line}\n" for line in lines))
+    elif settings.data.train or settings.data.demo:
+        return settings
+    elif (run / "recipe.toml").exists():
+        return stored_settings(run, settings)
+    else:
+        raise SettingsError("there is no training text: give src and tgt, pairs, or settings with data.train")
+    return settings.with_values("data", train=[corpus])
 
 
 def prepare(settings: Settings, path: Path, *, log: Log | None = None, workers: Workers | None = None) -> None:
     """Read and encode the text into the run folder `path`, as `train` does before the first update.
 
-    A killed preparation resumes. `workers`: what cleans and encodes sentence pairs (default: processes of this
-    machine, as many as `data.workers`).
+    A killed preparation resumes. `workers`: workers that clean and encode sentence pairs (default: `data.workers`
+    processes of this machine).
     """
     log = log or Log()
     start = None if has_read_text(path) else find_start(settings)
@@ -85,21 +162,46 @@ def prepare(settings: Settings, path: Path, *, log: Log | None = None, workers: 
 
 
 def _train_in(
-    path: Path, settings: Settings, *, task: AnyTask, start: Start | None, machine: Machine, log: Log, ranks: Ranks
+    path: Path,
+    settings: Settings,
+    *,
+    task: AnyTask,
+    start: Start | None,
+    more: More | None,
+    machine: Machine,
+    log: Log,
+    ranks: Ranks,
 ) -> None:
     """Train in the locked run folder, in the main process."""
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
         end = _end_of(folder)
+        if end is not None and more is not None:
+            continue_run(task, folder, more, end, log)
+            end = None
+        elif more is not None:
+            log.say(
+                f"{path} is not finished: its training resumes, with its limit; then more {more.length} continue it"
+            )
+        if folder.requested:
+            change_settings(folder, is_finished=end is not None)
         has_prepared = (path / "tokens").exists()
         if end is not None and not has_prepared:
-            wording = task.wording.of(folder.settings)
-            RunFolder.open(path)  # names a file that is missing or damaged
-            log.say(f"{path} is finished; its model {wording.usage}; name another folder to train again")
+            RunFolder.open(path)  # the error names a missing or damaged file
+            log.say(
+                f"{path} is finished; its model {wording_of(folder.settings).usage}; --more-updates continues the "
+                "training; name another folder to train again"
+            )
             return
         if end is None and has_read_text(path) and not has_prepared:
+            if (path / "README.md").exists():  # the card is written at the end
+                raise RunFolderError(
+                    f"{path / 'metrics.jsonl'} is damaged: it records no end of training, but the encoded text was "
+                    "removed as after the end; the model can be used; to train, name another run folder",
+                    "run",
+                )
             raise RunFolderError(
-                f"{path / 'metrics.jsonl'} is damaged: it records no end of training, but the encoded text was removed "
-                "as after the end; the model can be used; to train, name another run folder"
+                f"{path / 'tokens'} was removed, but {path / 'metrics.jsonl'} has no end of the training; remove "
+                f"{path / 'data.json'} too, and the same command reads the text again and resumes"
             )
         if end is None:
             prepared = _prepare(task, folder, asked=settings, start=start, machine=machine, log=log)
@@ -109,27 +211,30 @@ def _train_in(
         else:
             check_sealed(path / "tokens")
             best_update = end["best_update"]
-        keeps_best = not AVERAGES[folder.settings.training.average].keeps_last
-        if not best_update and settings.training.start and keeps_best:
+        is_mean = AVERAGES[folder.settings.training.average].is_mean
+        if not best_update and settings.training.start and not is_mean:
             log.warn("no validation was better than the one before the first update: the run keeps the initial weights")
+        if settings.training.lora is not None and settings.training.lora.merge:
+            folder.merge_adapters()
         task.finish(folder, update=best_update, log=log)
-        finalize(folder, task, log)
+        finalize(folder, log)
 
 
 def _resolved(
-    task: AnyTask, asked: Settings, *, start: Start | None, machine: Machine, log: Log, place: Workplace
-) -> tuple[Any, Settings, Extended]:
-    """The text, the resolved settings, and the vocabulary."""
+    task: AnyTask, asked: Settings, *, start: Start | None, machine: Machine, log: Log, workplace: Workplace
+) -> tuple[Texts[Any], Settings, Extended]:
+    """Read the text, resolve the settings and train or extend the vocabulary; return all three."""
     if start is not None:
         asked = start.settings
         log.say(start.summary)
-    texts = task.read(asked, log, place=place)
-    if not asked.model.reads_vectors:
-        warn_of_data(Sample(texts.windows), asked.data, task.reads, log)
-    extended = None if start is None else extend_vocabulary(start, *task.lines(texts), log)
+    asked = name_languages(asked, task, log)
+    texts = task.form.read_texts(asked, log, workplace=workplace)
+    extended = None if start is None else extend_vocabulary(start, texts.lines(), log)
     known = None if extended is None else extended.tokenizers
     settings, tokenizers = resolve(task, asked, texts, machine, log, known=known)
-    return texts, settings, extended or Extended(tokenizers, (), ())
+    if tokenizers.src.reads_text:
+        warn_of_data(Sample(texts.windows), asked.data, task.form.name, log)
+    return texts, settings, replace(extended or Extended(tokenizers, (), ()), tokenizers=tokenizers)
 
 
 def _prepare(
@@ -142,23 +247,23 @@ def _prepare(
     log: Log,
     workers: Workers | None = None,
 ) -> Any:
-    """Encode the text, and copy the weights to start from, into the folder, unless an earlier start has done it.
+    """Encode the text, and copy the weights to start from, into the folder, unless an earlier start did.
 
-    A user's mistake leaves no new folder. After a full disk the folder stays, with what is prepared.
+    A user's mistake leaves no new folder. After a full disk the folder stays, with the text prepared so far.
     """
-    if folder.resumed and (found := task.find_prepared(folder, log)) is not None:
+    if folder.resumed and (prepared := find_prepared(task, folder, log)) is not None:
         shutil.rmtree(folder.path / "preparation", ignore_errors=True)  # left by a kill
-        return found
-    tokens, place = folder.path / "tokens", Workplace(folder.path / "preparation", keep=True, workers=workers)
-    shutil.rmtree(tokens, ignore_errors=True)  # what a killed process has left
+        return prepared
+    tokens, workplace = folder.path / "tokens", Workplace(folder.path / "preparation", keep=True, workers=workers)
+    shutil.rmtree(tokens, ignore_errors=True)  # left by a killed process
     tokens.mkdir(exist_ok=True)
     (folder.path / "preparation").mkdir(exist_ok=True)
     try:
-        texts, settings, extended = _resolved(task, asked, start=start, machine=machine, log=log, place=place)
+        texts, settings, extended = _resolved(task, asked, start=start, machine=machine, log=log, workplace=workplace)
         folder.write_settings(settings)
         if start is not None and settings.training.start is not None:
             save_start_weights(start, extended, settings, tokens)
-        prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
+        prepared = task.prepare(folder, texts, extended.tokenizers, log)
         shutil.rmtree(folder.path / "preparation", ignore_errors=True)
         return prepared
     except UserError as error:
@@ -177,28 +282,28 @@ def learn(
     ranks: Ranks,
     machine: Machine | None = None,
 ) -> int:
-    """Build the model and train it, in every rank; returns the best update.
+    """Build the model and train it, in every rank; return the best update.
 
-    `machine`: the main process warns if it has too little memory or disk space.
+    `machine`: given in the main process, which warns of too little memory or disk space.
     """
     settings, training, tokenizers = folder.settings, folder.settings.training, prepared.tokenizers
-    where = ranks.bind_device(torch.device(device))
-    if where.type == "cpu":
+    torch_device = ranks.bind_device(torch.device(device))
+    if torch_device.type == "cpu":
         keep_freed_memory()
     torch.manual_seed(training.seed)
-    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
+    build = build_model if training.lora is None else partial(build_frozen, folder=folder.path / "tokens")
+    model = build(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     log.say(f"model: {count_parameters(model):,} parameters")
-    if not folder.checkpoints.updates():
-        if machine is not None:
-            warn_of_resources(settings, model, folder.path, machine, log)
-        if training.start is not None:
-            load_start_weights(model, folder.path / "tokens", log)
-    feeder = task.feeder(prepared, settings, where)
+    is_new = not folder.checkpoints.updates()
+    if training.start is not None and (is_new or training.lora is not None):  # checkpoints have no frozen weights
+        load_start_weights(model, folder.path / "tokens", log, lora=training.lora)
+    if machine is not None and is_new:
+        warn_of_resources(settings, model, folder.path, machine, log)
+    feeder = task.batches(prepared, settings, torch_device)
     feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
-    feeder.plans = folder.path / "tokens" / "plans" if ranks.size > 1 else None
-    validator = task.validator(model, prepared, settings, where)
-    criterion = task.criterion(settings)
-    updater = Updater(model, training, device=where, precision=training.precision, criterion=criterion, ranks=ranks)
+    validator = task.validate(model, prepared, settings, torch_device)
+    loss = task.loss(settings)
+    updater = Updater(model, training, device=torch_device, precision=training.precision, criterion=loss, ranks=ranks)
     if updater.kernels != "torch":
         log.say(f"kernels: {updater.kernels} (PyTorch computes what they do not cover)")
     trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
@@ -206,9 +311,10 @@ def learn(
 
 
 def run_worker() -> int:
-    """Wait for the main process and train with it, without I/O and logging; return the exit code.
+    """Train as a rank other than the main process, without I/O and logging; return the exit code.
 
-    Errors that all ranks see are reported by the main process, others here, with the number of this process.
+    The main process reports errors that all ranks see; this function reports other errors, with the number of the
+    process.
     """
     limit_kernel_cache()
     try:
@@ -218,7 +324,7 @@ def run_worker() -> int:
                 return int(message["exit"])
             folder = RunFolder.open(Path(message["folder"]), model=False)
             task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
-            learn(task, folder, task.open_prepared(folder), device=message["device"], log=log, ranks=ranks)
+            learn(task, folder, open_prepared(task, folder), device=message["device"], log=log, ranks=ranks)
             return 0
     except RankExited as error:
         if isinstance(error, RankStuck):
@@ -232,29 +338,43 @@ def run_worker() -> int:
         return error.exit_code
 
 
-def finalize(folder: RunFolder, task: AnyTask, log: Log) -> None:
-    """Write the report and the model card, seal the log with a checksum and delete the encoded text."""
+def finalize(folder: RunFolder, log: Log) -> None:
+    """Write the report and the model card, seal the log with a checksum and delete the encoded text.
+
+    `training.keep_checkpoints` = 0 deletes the checkpoints too.
+    """
     if (folder.path / "metrics.jsonl").exists():
         folder.manifest.add(folder.manifest.records, "metrics.jsonl")
-    write_report(folder, task.wording)
-    write_card(folder, task.wording)
-    unused = folder.path / ".tokens.done.aside"  # after a kill, the next start removes the rest
-    (folder.path / "tokens").rename(unused)  # from here on the run is finished
+    write_report(folder)
+    write_card(folder)
+    unused = folder.path / ".tokens.done.aside"  # after a kill, the next start removes the remaining files
+    (folder.path / "tokens").rename(unused)  # now the run counts as finished
     shutil.rmtree(unused, ignore_errors=True)
+    states = [folder.path / name for name in ("checkpoints", "averaging")]
+    if not folder.settings.training.keep_checkpoints:
+        for path in states:
+            shutil.rmtree(path, ignore_errors=True)
+    n_bytes = sum(file.stat().st_size for path in states for file in path.rglob("*") if file.is_file())
     log.say(f"run folder: {folder.path}    report: {folder.path / 'report.html'}")
+    if n_bytes:
+        log.say(
+            f"checkpoints: {size(n_bytes)}; transduce train {folder.path} --more-updates N continues from the last one"
+        )
+    log.say("next:")
+    for command in wording_of(folder.settings).next_commands(folder.path):
+        log.say(f"  {command}")
 
 
 def rebuild_report(run: Path) -> Path:
-    """Write the report of a finished or running training again, and a missing card; returns the report's path."""
+    """Write the report of a finished or running training again, and a missing card; return the report's path."""
     if is_finished(run):
         with RunFolder.open_locked(run) as folder:
-            wording = find_task(folder.settings.task).wording
-            write_report(folder, wording)
+            write_report(folder)
             if _end_of(folder) is not None and not (run / "README.md").exists():  # an import already has a card
-                write_card(folder, wording)
-    else:  # the training holds the lock; at its end it writes the report again
+                write_card(folder)
+    else:  # a running training holds the lock; at its end it writes the report again
         folder = RunFolder.open(run, model=False)
-        write_text(run / "report.html", render_report(folder, find_task(folder.settings.task).wording))
+        write_text(run / "report.html", render_report(folder))
     return run / "report.html"
 
 
@@ -263,12 +383,6 @@ def is_finished(run: Path) -> bool:
     return (run / "manifest.json").exists() and not (run / "tokens").exists() and (run / "model.safetensors").exists()
 
 
-def _end_of(folder: RunFolder) -> dict[str, Any] | None:
-    """The event of a finished training; None before."""
-    events = MetricsFile(folder.path / "metrics.jsonl").read()
-    return next((event for event in events if event["event"] == "end" and type(event.get("best_update")) is int), None)
-
-
-def _nearest_folder(path: Path) -> Path:
-    """The folder itself, or the first one above it that exists: on the same disk."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+def _end_of(folder: RunFolder) -> Mapping[str, Any] | None:
+    """Return the event that ends the metrics of a finished training; None before."""
+    return end_of(MetricsFile(folder.path / "metrics.jsonl").read(), n_continuations=folder.manifest.n_continuations)

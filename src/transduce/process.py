@@ -1,4 +1,4 @@
-"""Settings of the whole process: signals, the end of its parent, memory, garbage collection."""
+"""Process-wide settings: signals, exit with the parent process, memory, garbage collection."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from transduce.errors import Interrupted
 _PARENT = "TRANSDUCE_PARENT"
 _MOST_FILES = 4096
 _keeps_memory = False
-_HUGE = 3 << 29  # bytes: less than the threshold from which malloc returns memory
+_HUGE = 3 << 29  # bytes; below malloc's threshold for returning memory
 
 
 class _Signalled(BaseException):
-    """A signal asked us to exit. No `Exception`, so that no handler on the way swallows it."""
+    """A signal asked the process to exit. Not an `Exception`, so that no handler swallows it."""
 
 
 @contextlib.contextmanager
 def handle_signals(
     handle: Callable[[signal.Signals], object], *names: str, always: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Inside, call `handle` for these signals, if the platform has them.
+    """Context in which `handle` is called for these signals, if the platform has them.
 
     Ignored signals (nohup, background jobs of a script) stay ignored, except those in `always`. Only the main thread
     receives signals; in other threads this does nothing.
@@ -46,7 +46,7 @@ def handle_signals(
 
 
 def raise_file_limit() -> None:
-    """Let this process open 4,096 files, of which connections are some, or as many as the system allows."""
+    """Let this process open 4,096 files, connections included, or as many as the system allows."""
     if sys.platform != "win32":
         import resource
 
@@ -57,13 +57,13 @@ def raise_file_limit() -> None:
 
 @contextlib.contextmanager
 def interrupted_by(*names: str, then: str) -> Iterator[Callable[[], None]]:
-    """Inside, the first of these signals unwinds the stack, so that `finally` blocks clean up.
+    """Context in which the first of these signals unwinds the stack, so that `finally` blocks clean up.
 
-    It becomes `Interrupted`, whose message ends with `then`. Further signals are ignored during the clean-up, which is
-    short. By default Python exits at once, without running `finally` blocks.
+    It becomes `Interrupted`, whose message ends with `then`. Further signals are ignored during the short clean-up. By
+    default Python exits at once, without running `finally` blocks.
 
-    Yields a function to call now and then: it raises again, as Python drops an exception that a signal raises in a
-    destructor.
+    Yields a function to call regularly. It raises the exception again, since Python drops an exception that a signal
+    handler raises in a destructor.
     """
     received: list[signal.Signals] = []
 
@@ -84,7 +84,7 @@ def interrupted_by(*names: str, then: str) -> Iterator[Callable[[], None]]:
 
 
 def exit_on_signals() -> contextlib.AbstractContextManager[object]:
-    """Inside, SIGTERM and SIGHUP stop what has nothing to save."""
+    """Context in which SIGTERM and SIGHUP stop a command that has nothing to save."""
     return interrupted_by("SIGTERM", "SIGHUP", then="child processes and temporary folders are removed")
 
 
@@ -104,13 +104,13 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
 
 def child_environment() -> dict[str, str]:
-    """Our environment, for a child process that calls `exit_with_parent`."""
+    """Return the environment for a child process that calls `exit_with_parent`."""
     return {**os.environ, **SAFE_PATH, _PARENT: str(os.getpid())}
 
 
 def exit_with_parent() -> None:
-    """Get killed when the process that started us exits, even by SIGKILL, if it set `child_environment` (Linux)."""
-    parent = os.environ.pop(_PARENT, None)  # not for our own children
+    """Make the system kill this process when its parent exits, if the parent set `child_environment` (Linux)."""
+    parent = os.environ.pop(_PARENT, None)  # child processes must not inherit it
     if parent is None or sys.platform != "linux":
         return
     send_at_parent_exit(signal.SIGKILL)
@@ -127,7 +127,7 @@ def send_at_parent_exit(number: signal.Signals) -> None:
 def call_c(name: str, *arguments: int) -> int:
     """Call a function of the C library whose arguments are numbers or addresses.
 
-    Does nothing and returns 0 if it has none of this name, or cannot be looked up (Windows).
+    Does nothing and returns 0 if the library lacks the function or cannot be loaded (Windows).
     """
     function = getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
     if function is None:
@@ -139,7 +139,7 @@ def call_c(name: str, *arguments: int) -> int:
 def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory instead of returning it to the system.
 
-    Otherwise large tensors are mapped and unmapped in every update, which takes a fifth of the time of a small model.
+    By default, large tensors are mapped and unmapped in every update, which takes a fifth of the time of a small model.
     Peak memory does not change.
     """
     global _keeps_memory
@@ -150,9 +150,9 @@ def keep_freed_memory() -> None:
 
 
 def _use_huge_pages() -> None:
-    """Make the next 1.5 GiB of malloc's memory huge pages, where Linux allows it.
+    """Make the next 1.5 GiB of malloc's memory huge pages, if Linux allows it.
 
-    An update passes over all its activations; to translate their addresses takes a twentieth of its time.
+    With small pages, the translation of the addresses of activations takes a twentieth of the time of an update.
     """
     if sys.platform == "linux" and (start := call_c("malloc", _HUGE)):
         page = 1 << 21
@@ -163,8 +163,9 @@ def _use_huge_pages() -> None:
 def limit_kernel_cache() -> None:
     """Limit the number of compiled kernels that oneDNN keeps, by default 1,024: one for each shape of a product.
 
-    Training needs few shapes (`nn.linear.rounded_rows`), but validation and translation need many, and each kernel
-    takes memory. Call this before the first matrix product of the process. An environment variable has precedence.
+    Training needs few shapes (`kernels.products.rounded_rows`), but validation and translation need many, and each
+    kernel takes memory. Call this before the first matrix product of the process. An environment variable has
+    precedence.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512")
 
@@ -172,9 +173,9 @@ def limit_kernel_cache() -> None:
 def limit_spinning() -> None:
     """Shorten the time for which threads of PyTorch's OpenMP (libgomp) wait for each other without giving up the core.
 
-    By default this takes milliseconds. Where other processes use the cores, that is time in which nobody works: two
-    threads then train many times more slowly than one. Call this before PyTorch is imported, by the process that owns
-    these settings. Environment variables have precedence.
+    By default they wait for milliseconds. If other processes use the cores, two threads then train many times more
+    slowly than one. Call this before PyTorch is imported, in a process that owns these settings. Environment variables
+    have precedence.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # docs/parallel.md has measurements
@@ -183,8 +184,8 @@ def limit_spinning() -> None:
 def collect_garbage_rarely() -> None:
     """Let Python search for garbage after 20,000 new objects, not after 700 or 2,000.
 
-    With chunks of ten thousand sentence pairs in memory, a quarter of the time of reading and cleaning was such
-    searches. Call this in a process that you own.
+    With chunks of ten thousand sentence pairs in memory, these searches took a quarter of the time of reading and
+    cleaning. Call this in a process that owns its settings.
     """
     gc.set_threshold(20_000)
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import lzma
 import os
-import pickle
 import random
-import re
 import shutil
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +21,6 @@ from transduce.data.lines import zstd
 
 Command = Callable[[Path, Path], list[str]]
 """Makes the arguments of a command from the case's folder and the damaged file."""
-
-_SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +47,18 @@ class Case:
     linked: bool  # the file was replaced by a link, a pipe or the like
 
 
-def _translate(folder: Path, file: Path) -> list[str]:
-    return ["translate", str(folder / "finished"), str(folder.parent / "in.txt"), "--beam", "1", "--max-length", "3"]
+def _run(*words: str) -> Command:
+    """A command with these words, in which {folder}, {parent} and {file} are replaced."""
+    return lambda folder, file: [word.format(folder=folder, parent=folder.parent, file=file) for word in words]
 
 
-def _bulk(folder: Path, file: Path) -> list[str]:
-    return [*BULK, str(folder / "finished"), str(folder / "lines.txt"), "--output-dir", str(folder / "bulk")]
-
-
-def _fill(folder: Path, file: Path) -> list[str]:
-    return ["fill", str(folder / "finished"), "the cat <mask> on the mat"]
-
-
-def _generate(folder: Path, file: Path) -> list[str]:
-    return ["generate", str(folder / "finished"), "--prompt", "the cat", "--max-length", "3"]
-
-
-def _classify(folder: Path, file: Path) -> list[str]:
-    return ["classify", str(folder / "finished"), str(folder.parent / "in.txt")]
+_TRANSLATE = _run("translate", "{folder}/finished", "{parent}/in.txt", "--beam", "1", "--max-length", "3")
+_BULK = _run(*BULK, "{folder}/finished", "{folder}/lines.txt", "--output-dir", "{folder}/bulk")
+_FILL = _run("fill", "{folder}/finished", "the cat <mask> on the mat")
+_GENERATE = _run("generate", "{folder}/finished", "--prompt", "the cat", "--max-length", "3")
+_CLASSIFY = _run("classify", "{folder}/finished", "{parent}/in.txt")
+_IMPORT = _run("import", "{folder}/theirs", "{folder}/made_now")
+_RECIPE = _run("train", "{file}", "--dry-run", "--run", "{folder}/none")
 
 
 def _train(state: str) -> Command:
@@ -78,14 +66,6 @@ def _train(state: str) -> Command:
         return [*json.loads((folder / "command.json").read_text()), "--run", str(folder / state)]
 
     return command
-
-
-def _import(kind: str) -> Command:
-    return lambda folder, file: ["import", kind, str(folder / "theirs"), str(folder / "made_now")]
-
-
-def _recipe(folder: Path, file: Path) -> list[str]:
-    return ["train", str(file), "--dry-run", "--run", str(folder / "none")]
 
 
 _CHEAP = ("tokenizer.kind=char", "tokenizer.vocab_size=400", "model.d_model=16")
@@ -108,27 +88,28 @@ def _corpus(folder: Path, file: Path) -> list[str]:
 
 _IMPORTED = ("config.json", "model.safetensors", "*.spm", "vocab.*", "merges.txt", "tokenizer.json", "*_config.json")
 TARGETS = (
-    Target("run: manifest", "translation", ("finished/manifest.json",), _translate, 12, True),
-    Target("run: config", "translation", ("finished/config.json",), _translate, 14, True),
-    Target("run: SentencePiece", "translation", ("finished/tokenizer.model",), _translate, 18, True),
-    Target("run: weights", "translation", ("finished/model.safetensors",), _translate, 16, True),
-    Target("bulk translation", "translation", ("bulk/.transduce/*",), _bulk, 8, True),
+    Target("run: manifest", "translation", ("finished/manifest.json",), _TRANSLATE, 12, True),
+    Target("run: config", "translation", ("finished/config.json",), _TRANSLATE, 14, True),
+    Target("run: SentencePiece", "translation", ("finished/tokenizer.*.model",), _TRANSLATE, 18, True),
+    Target("run: weights", "translation", ("finished/model.safetensors",), _TRANSLATE, 16, True),
+    Target("bulk translation", "translation", ("bulk/.transduce/*",), _BULK, 8, True),
     Target("run: records", "translation", tuple(f"finished/{name}" for name in ("metrics.jsonl", "*.json", "report.html", "README.md", "recipe.toml", "model.safetensors")), _train("finished"), 8, True),
     Target("run: half-way", "translation", ("halfway/*",), _train("halfway"), 2, True),
     Target("run: checkpoint", "translation", ("halfway/checkpoints/*/*",), _train("halfway"), 5, True),
     Target("run: encoded text", "translation", ("halfway/tokens/*.json", "halfway/tokens/*/*"), _train("halfway"), 5, True),
     Target("language model, half-way", "causal", ("halfway/*", "halfway/tokens/*", "halfway/tokens/*/*", "halfway/checkpoints/*/*"), _train("halfway"), 2),
-    Target("language model", "causal", ("finished/*",), _generate, 4),
+    Target("language model", "causal", ("finished/*",), _GENERATE, 4),
     Target("classifier, half-way", "classification", ("halfway/*", "halfway/tokens/*", "halfway/tokens/*/*", "halfway/checkpoints/*/*"), _train("halfway"), 2),
-    Target("classifier", "classification", ("finished/*",), _classify, 4),
-    Target("Marian's vocabulary in a run", "marian", ("finished/tokenizer*", "finished/config.json"), _translate, 10),
-    Target("a tokenizer.json in a run", "bert", ("finished/tokenizer*", "finished/config.json", "finished/model.safetensors"), _fill, 12),
-    Target("an exact tokenizer.json in a run", "gpt2", ("finished/tokenizer*",), _generate, 4),
-    Target("import of Marian", "marian", tuple(f"theirs/{name}" for name in _IMPORTED), _import("marian"), 16),
-    Target("import of a pickle", "marian_pickled", ("theirs/pytorch_model.bin",), _import("marian"), 10, True),
-    Target("import of BERT", "bert", tuple(f"theirs/{name}" for name in _IMPORTED), _import("bert"), 14),
-    Target("import of GPT-2", "gpt2", tuple(f"theirs/{name}" for name in _IMPORTED), _import("gpt2"), 10),
-    Target("recipe", "recipes", ("recipe.toml",), _recipe, 8, True),
+    Target("classifier", "classification", ("finished/*",), _CLASSIFY, 4),
+    Target("Marian's vocabulary in a run", "marian", ("finished/tokenizer*", "finished/config.json"), _TRANSLATE, 10),
+    Target("a tokenizer.json in a run", "bert", ("finished/tokenizer*", "finished/config.json", "finished/model.safetensors"), _FILL, 12),
+    Target("an exact tokenizer.json in a run", "gpt2", ("finished/tokenizer*",), _GENERATE, 4),
+    Target("import of Marian", "marian", tuple(f"theirs/{name}" for name in _IMPORTED), _IMPORT, 16),
+    Target("import of Marian's files", "marian_files", ("theirs/*",), _IMPORT, 10),
+    Target("import of CTranslate2", "ctranslate2", ("theirs/*",), _IMPORT, 10),
+    Target("import of BERT", "bert", tuple(f"theirs/{name}" for name in _IMPORTED), _IMPORT, 14),
+    Target("import of GPT-2", "gpt2", tuple(f"theirs/{name}" for name in _IMPORTED), _IMPORT, 10),
+    Target("recipe", "recipes", ("recipe.toml",), _RECIPE, 8, True),
     Target("text", "texts", ("a.txt", "b.txt"), _corpus, 2, True),
     Target("tsv, jsonl, labels", "texts", ("c.tsv", "c.jsonl", "labels.tsv"), _corpus, 3, True),
     Target("tmx", "texts", ("c.tmx",), _corpus, 4, True),
@@ -136,33 +117,19 @@ TARGETS = (
 )  # fmt: skip
 
 
+_BY_SUFFIX: dict[str, dict[str, Mutation]] = {
+    **{".json": JSON, ".jsonl": JSONL | TEXT, ".safetensors": TENSORS, ".toml": TOML, ".npy": ARRAYS, ".tmx": TMX},
+    **{".journal": JSONL, ".txt": TEXT, ".tsv": TEXT, ".html": TEXT, ".md": TEXT},
+}
+
+
 def mutations_of(file: Path) -> dict[str, Mutation]:
     """The mutations that apply to a file of this name."""
-    name = file.name
-    if name in ("vocab.json", "manifest.json", "tokenizer.json") or name.endswith(".json"):
-        return JSON
-    if name.endswith(".jsonl"):
-        return JSONL if name == "metrics.jsonl" else JSONL | TEXT
-    if name.endswith(".safetensors"):
-        return TENSORS
-    if name.endswith(".toml"):
-        return TOML
-    if name.endswith(".npy"):
-        return ARRAYS
-    if name.endswith((".model", ".spm")):
+    if file.name == "metrics.jsonl":
+        return JSONL
+    if file.suffix in (".model", ".spm"):
         return JSON if file.read_bytes()[:1] == b"{" else PIECES
-    if name.endswith(".journal"):
-        return {"line with a valid checksum": _journal_line}
-    return TMX if name.endswith(".tmx") else TEXT if name.endswith((".txt", ".tsv", ".html", ".md")) else {}
-
-
-def _journal_line(content: bytes, draw: random.Random) -> bytes:
-    """Other JSON in a line, behind its checksum."""
-    lines = content.splitlines(keepends=True)
-    place = draw.randrange(len(lines))
-    text = JSON[draw.choice(sorted(JSON))](lines[place][9:-1], draw).replace(b"\n", b" ")
-    lines[place] = b"%08x %s\n" % (zlib.crc32(text), text)
-    return b"".join(lines)
+    return _BY_SUFFIX.get(file.suffix, {})
 
 
 def make_case(original: Path, folder: Path, target: Target, draw: random.Random) -> Case:
@@ -178,8 +145,6 @@ def make_case(original: Path, folder: Path, target: Target, draw: random.Random)
     before = file.read_bytes()
     if file.suffix in PACK and draw.random() < 0.6:
         damage, content = _packed(file, before, draw)
-    elif file.suffix == ".bin" and draw.random() < 0.5:
-        damage, content = _pickled(before, folder, draw)
     else:
         own = mutations_of(file)
         damages = own if own and draw.random() < 0.65 else BYTES
@@ -227,32 +192,21 @@ def _manifest_of(file: Path) -> tuple[Path, str] | None:
 
 
 def guarded_by_checksum(file: Path) -> bool:
-    return (
-        _manifest_of(file) is not None
-        or (file.name == "model.safetensors" and file.parent.name == "finished")
-        or file.suffix == ".npy"
-    )
+    return _manifest_of(file) is not None or file.suffix == ".npy"
 
 
 def update_checksum(file: Path) -> bool:
-    """Update every checksum of a file to its content; return whether there was one."""
-    content, done = file.read_bytes(), False
-    if file.suffix == ".safetensors" and (place := _SEAL.search(content[: 1 << 20])):
-        bare = content[: place.start(1)] + b"0" * 64 + content[place.end(1) :]
-        file.write_bytes(
-            content[: place.start(1)] + hashlib.sha256(bare).hexdigest().encode() + content[place.end(1) :]
-        )
-        done = True
-    if found := _manifest_of(file):
-        manifest, name = found
-        values = json.loads(manifest.read_bytes())
-        values["files"][name] = {"sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "size": file.stat().st_size}
-        manifest.write_text(json.dumps(values))
-        done = True
-    return done
+    """Update the checksum of a file to its content; return whether there was one."""
+    if not (listed := _manifest_of(file)):
+        return False
+    manifest, name = listed
+    values = json.loads(manifest.read_bytes())
+    values["files"][name] = {"sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "size": file.stat().st_size}
+    manifest.write_text(json.dumps(values))
+    return True
 
 
-# -- links and the like, packed files, pickles
+# -- links and the like, packed files
 
 
 def _replace(file: Path, folder: Path, draw: random.Random) -> str:
@@ -301,40 +255,3 @@ def _packed(file: Path, before: bytes, draw: random.Random) -> tuple[str, bytes]
     damages = BYTES | mutations_of(inner)
     damage = draw.choice(sorted(damages))
     return f"inside: {damage}", PACK[file.suffix](damages[damage](text, draw))
-
-
-class _Hostile:
-    def __init__(self, call: Callable[..., object], *arguments: object) -> None:
-        self.call = (call, arguments)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return self.call
-
-
-def _pickled(before: bytes, folder: Path, draw: random.Random) -> tuple[str, bytes]:
-    """A pickle that calls something or contains something else."""
-    import torch
-
-    victim = str(folder.parent / "canary" / "executed")
-    weights = torch.load(io.BytesIO(before), weights_only=True)
-    name = draw.choice(sorted(weights))
-    old = weights[name]
-    tensors = [
-        old.half(),
-        old.to(torch.complex64),
-        old.int(),
-        old.to_sparse(),
-        old[:1],
-        old * float("nan"),
-        torch.empty(old.shape, device="meta"),
-    ]
-    values = [[], {"a": 1}, {1: old}, None, {"a": [old]}, old, *({**weights, name: other} for other in tensors)]
-    made = io.BytesIO()
-    match draw.randrange(3):
-        case 0:
-            return "pickle runs a command", pickle.dumps(_Hostile(os.system, f"touch {victim}"))
-        case 1:
-            torch.save({"a": _Hostile(open, victim, "w")}, made)
-        case _:
-            torch.save(draw.choice(values), made)
-    return "pickle of something else", made.getvalue()

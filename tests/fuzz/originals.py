@@ -17,8 +17,9 @@ from unittest import mock
 import torch
 
 import berts
+import marian_models
 import marians
-from system.commands import sets, transduce, write_corpus
+from system.commands import sets, succeed, transduce, write_corpus
 from transduce.data.lines import zstd
 
 SETTINGS = (
@@ -29,11 +30,6 @@ TEXT = "A dog sleeps.\nThe cat reads a book in the garden.\n\nTwo men play.\n"
 
 
 BULK = ("translate", "--beam", "1", "--max-length", "3", "--device", "cpu")
-
-
-def done(*arguments: object) -> None:
-    result = transduce(*arguments)
-    assert result.code == 0, result.err
 
 
 @contextlib.contextmanager
@@ -55,9 +51,9 @@ def stopped_after_one_update() -> Iterator[None]:
 def stopped_after_two_chunks() -> Iterator[None]:
     """Stop a bulk translation, of a line per chunk, with SIGTERM."""
     from transduce.bulk import translate as bulk
-    from transduce.bulk.journal import Shard
+    from transduce.bulk.journal import OutputFile
 
-    append, left = Shard.append, [2]
+    append, left = OutputFile.append, [2]
 
     def last(*args: Any, **kwargs: Any) -> None:
         append(*args, **kwargs)
@@ -65,14 +61,14 @@ def stopped_after_two_chunks() -> Iterator[None]:
         if not left[0]:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with mock.patch.object(Shard, "append", last), mock.patch.object(bulk, "CHUNK_LINES", 1):
+    with mock.patch.object(OutputFile, "append", last), mock.patch.object(bulk, "CHUNK_LINES", 1):
         yield
 
 
 def _train(folder: Path, arguments: list[Any], *more: str) -> None:
     """Make `finished` and `halfway` in a folder, and store the command's arguments in command.json."""
     command = ["train", *arguments, "--quiet", *sets(*SETTINGS, *more)]
-    done(*command, "--run", folder / "finished")
+    succeed(*command, "--run", folder / "finished")
     with stopped_after_one_update():
         assert transduce(*command, "--run", folder / "halfway").code == 143
     (folder / "command.json").write_text(json.dumps(list(map(str, command))))
@@ -111,25 +107,26 @@ def classification(folder: Path) -> None:
 def marian(folder: Path) -> None:
     made = marians.make_run(folder / "made", joint=False, tie="two_way")
     marians.make_folder(folder / "theirs", made)
-    done("import", "marian", folder / "theirs", folder / "finished")
+    succeed("import", folder / "theirs", folder / "finished")
 
 
-def marian_pickled(folder: Path) -> None:
-    from safetensors.torch import load_file
+def marian_files(folder: Path) -> None:
+    marian_models.make_folder(folder / "theirs", kind=marian_models.INT8)
 
-    theirs = marians.make_folder(folder / "theirs", marians.make_run(folder / "made"))
-    torch.save(load_file(theirs / "model.safetensors"), theirs / "pytorch_model.bin")
-    (theirs / "model.safetensors").unlink()
+
+def ctranslate2(folder: Path) -> None:
+    made = marians.make_run(folder / "made", joint=False, tie="two_way")
+    succeed("export", made, folder / "theirs", "--to", "ctranslate2", "--quantization", "int8")
 
 
 def bert(folder: Path) -> None:
     berts.make_folder(folder / "theirs", "BertForMaskedLM", seed=1)
-    done("import", "bert", folder / "theirs", folder / "finished")
+    succeed("import", folder / "theirs", folder / "finished")
 
 
 def gpt2(folder: Path) -> None:
     berts.make_gpt2(folder / "theirs", [TEXT], n_layer=1, n_head=2, n_positions=24, n_inner=32)
-    done("import", "gpt2", folder / "theirs", folder / "finished")
+    succeed("import", folder / "theirs", folder / "finished")
 
 
 def recipes(folder: Path) -> None:
@@ -197,7 +194,8 @@ def texts(folder: Path) -> None:
 
 
 ORIGINALS: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (translation, causal, classification, marian, marian_pickled, bert, gpt2, recipes, texts)
+    f.__name__: f
+    for f in (translation, causal, classification, marian, marian_files, ctranslate2, bert, gpt2, recipes, texts)
 }
 
 

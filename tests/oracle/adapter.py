@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from oracle.numpy_transformer import Array, Options
-from transduce.config.architectures import TransformerSettings
-from transduce.config.kinds import MODEL_SETTINGS
+from transduce.config.architectures import MODEL_SETTINGS, TransformerSettings
 from transduce.config.model import ModelSettings, OutputSettings
+from transduce.text.special import BOS, EOS
 
 # The embeddings of each side, and the stacks, of every kind of model.
 SHAPES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
@@ -71,6 +72,9 @@ def numpy_weights(state: Mapping[str, Tensor], s: ModelSettings) -> dict[str, Ar
         weights["output_bias"] = known["output_bias"]
     for side, name in sides.items():
         weights[f"{side}_embedding"] = known[f"{name}.table.weight"]
+        if side == "tgt" and getattr(s, "one_end", False):
+            weights["tgt_embedding"] = weights["tgt_embedding"].copy()
+            weights["tgt_embedding"][BOS] = weights["tgt_embedding"][EOS]
         if s.positions == "learned":
             weights[f"{side}_positions"] = known[f"{name}.positions.embedding.weight"]
         _copy(known, f"{name}.norm", weights, f"{side}_norm")
@@ -83,6 +87,26 @@ def numpy_weights(state: Mapping[str, Tensor], s: ModelSettings) -> dict[str, Ar
         _copy(known, f"{stack}.norm", weights, f"{stack}.norm")
         for n in range(n_layers):
             _block(known, f"{stack}.{n}", weights, s)
+    return weights
+
+
+def encoder_weights(state: Mapping[str, Tensor], s: ModelSettings, segments: NDArray[np.int64]) -> dict[str, Array]:
+    """The weights that `numpy_transformer.encode` needs for one sentence; `segments[t]`: the segment of token t.
+
+    Segments become part of the positions.
+    """
+    known = {name.replace(".blocks.", "."): tensor.detach().double().numpy() for name, tensor in state.items()}
+    weights: dict[str, Array] = {"src_embedding": known["embedding.table.weight"]}
+    if s.positions == "learned":
+        weights["src_positions"] = known["embedding.positions.embedding.weight"][: len(segments)]
+        if s.n_segments:
+            weights["src_positions"] = weights["src_positions"] + known["segment_embedding.weight"][segments]
+    elif getattr(s, "n_segments", 0):
+        raise NotImplementedError("segments without learned positions")
+    _copy(known, "embedding.norm", weights, "src_norm")
+    _copy(known, "encoder.norm", weights, "encoder.norm")
+    for n in range(s.n_encoder_layers):
+        _block(known, f"encoder.{n}", weights, s)
     return weights
 
 

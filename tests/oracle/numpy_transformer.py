@@ -186,8 +186,6 @@ def score_bias(n: int, head: int, weights: Weights, stack: str, options: Options
         table, causal = weights[f"{stack}.distances"], stack == "decoder"
         column = [[t5_bucket(max(t - s, 0) if causal else t - s, causal=causal) for s in range(n)] for t in range(n)]
         return table[np.array(column), head]
-    if options.positions not in ("sinusoidal", "sinusoidal_halves", "learned", "rotary", "shaw", "none"):
-        raise ValueError(f"no equation for positions = {options.positions!r}")
     return np.zeros((n, n))
 
 
@@ -309,6 +307,13 @@ def normalise(x: Array, weights: Weights, name: str, options: Options) -> Array:
     )
 
 
+def marian_sinusoid(position: int, width: int) -> list[float]:
+    """The sines, then the cosines, of the position times 10000^(-i / (half - 1)), and a 0 if the width is odd."""
+    half = width // 2
+    angles = [position * 10000 ** (-i / (half - 1)) for i in range(half)]
+    return [*map(math.sin, angles), *map(math.cos, angles), *[0.0] * (width % 2)]
+
+
 def embed(ids: NDArray[np.int64], weights: Weights, side: str, options: Options, first: int = 0) -> Array:
     """Embedding times sqrt(d_model) (3.4), plus the position's vector where positions are added (3.5).
 
@@ -321,6 +326,9 @@ def embed(ids: NDArray[np.int64], weights: Weights, side: str, options: Options,
     if options.positions == "sinusoidal_halves":
         known = sinusoid(first + len(ids), table.shape[1])[first:]
         x = x + np.concatenate([known[:, 0::2], known[:, 1::2]], axis=1)
+    if options.positions in ("sinusoidal_fairseq", "sinusoidal_marian"):
+        start = first + (2 if options.positions == "sinusoidal_fairseq" else 0)
+        x = x + np.array([marian_sinusoid(start + t, table.shape[1]) for t in range(len(ids))])
     if options.positions == "learned":
         x = x + weights[f"{side}_positions"][first : first + len(ids)]
     return normalise(x, weights, f"{side}_norm", options) if options.embedding_norm else x
@@ -427,22 +435,20 @@ def transformer(
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
-def label_smoothed(logits: Array, gold: NDArray[np.int64], smoothing: float) -> tuple[float, float]:
-    """Sums over positions of the cross-entropy with smoothed targets (5.4; Szegedy et al. 2015), and of -log p(gold).
-
-    The target distribution of a position is (1 - smoothing) on the gold token plus smoothing / V on every token, the
-    gold one included.
-    """
-    log_p = log_softmax(logits)
-    n_tokens, vocab_size = log_p.shape
+def smoothed(logits: Array, gold: NDArray[np.int64], smoothing: float) -> Array:
+    """The target distributions: (1 - smoothing) on the gold token plus smoothing / V on every token, gold included."""
+    n_tokens, vocab_size = logits.shape
     target = np.full((n_tokens, vocab_size), smoothing / vocab_size)
     target[np.arange(n_tokens), gold] += 1.0 - smoothing
-    return float(-(target * log_p).sum()), float(-log_p[np.arange(n_tokens), gold].sum())
+    return target
+
+
+def label_smoothed(logits: Array, gold: NDArray[np.int64], smoothing: float) -> tuple[float, float]:
+    """Sums over positions: the cross-entropy with smoothed targets (5.4; Szegedy et al. 2015), and -log p(gold)."""
+    log_p = log_softmax(logits)
+    return float(-(smoothed(logits, gold, smoothing) * log_p).sum()), float(-log_p[np.arange(len(gold)), gold].sum())
 
 
 def label_smoothed_gradient(logits: Array, gold: NDArray[np.int64], smoothing: float) -> Array:
     """The derivative of the first of `label_smoothed` with respect to the logits: softmax - target."""
-    n_tokens, vocab_size = logits.shape
-    target = np.full((n_tokens, vocab_size), smoothing / vocab_size)
-    target[np.arange(n_tokens), gold] += 1.0 - smoothing
-    return softmax(logits) - target
+    return softmax(logits) - smoothed(logits, gold, smoothing)

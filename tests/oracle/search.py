@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-PAD, BOS, EOS = 0, 2, 3
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
 NextLogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
 Found = tuple[tuple[int, ...], float, float]  # ids without the end, log-probability, score
 
@@ -22,7 +22,7 @@ def all_outputs(next_log_probs: NextLogProbs, src: Sequence[int], *, max_length:
         for token, more in enumerate(next_log_probs(src, prefix)):
             if token == EOS:
                 found.append((prefix, log_prob + more, (log_prob + more) / length**alpha))
-            elif token not in (PAD, BOS) and length < max_length:
+            elif token not in (PAD, UNK, BOS) and length < max_length:
                 extend((*prefix, token), log_prob + more)
 
     extend((), 0.0)
@@ -49,7 +49,7 @@ def beam_search(
             (log_prob + more, (*prefix, token))
             for log_prob, prefix in live
             for token, more in enumerate(next_log_probs(src, prefix))
-            if token not in (PAD, BOS) and (length > len(forced) or token == forced[length - 1])
+            if token not in (PAD, UNK, BOS) and (length > len(forced) or token == forced[length - 1])
             if length <= len(forced) or not repeats((*prefix, token), no_repeat_ngram)
         ]
         options.sort(key=lambda one: -one[0])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.config.settings import Settings
+from transduce.kernels.accelerate import accelerate
 from transduce.models.registry import build_model
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -78,4 +79,5 @@ def untrained(settings: Settings, *, n_src: int, n_tgt: int, seed: int = 0) -> n
             if parameter.dim() > 1 and "embedding" not in name:
                 parameter.mul_(3.0)
         model.output_weight[EOS] *= 2.5
+    accelerate(model, device=torch.device("cpu"), precision=torch.float32, purpose="decoding")
     return model.eval().requires_grad_(False)

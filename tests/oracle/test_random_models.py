@@ -11,12 +11,8 @@ from pathlib import Path
 
 import pytest
 
-transformers = pytest.importorskip("transformers")
-
-from oracle.twins import FAMILIES, LARGER, TINY  # noqa: E402
-
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+from oracle import quiet_transformers  # noqa: F401  skips this module without transformers
+from oracle.twins import FAMILIES, LARGER, TINY
 
 N_MODELS = int(os.environ.get("TRANSDUCE_MODELS", "10"))
 EVERY = 5

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from hard_strings import HARD
-from system.commands import transduce
-from transduce.decoding.loading import open_model
+from system.commands import succeed, transduce
+from transduce.decoding.open_run import open_model
 from transduce.text.special import BOS, EOS, PAD
 
 transformers = pytest.importorskip("transformers")
@@ -29,8 +29,7 @@ BOUND = 1e-4
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("real") / "run"
-    done = transduce("import", "bert", str(REAL), path)
-    assert done.code == 0, done.err
+    succeed("import", str(REAL), path)
     return path
 
 
@@ -46,7 +45,7 @@ def test_the_same_pieces(run: Path, theirs: tuple[Any, Any], old: bool, tmp_path
     vocabulary = open_model(run, task="encoding", device="cpu")[2].src
     if old:
         folder = shutil.copytree(str(REAL), tmp_path / "old", ignore=shutil.ignore_patterns("tokenizer.json"))
-        assert transduce("import", "bert", folder, tmp_path / "run").code == 0
+        assert transduce("import", folder, tmp_path / "run").code == 0
         vocabulary = open_model(tmp_path / "run", task="encoding", device="cpu")[2].src
     for text in [*HARD, *(f"{a} {b}" for a, b in pairwise(HARD))]:
         expected = theirs[1].tokenize(text)
@@ -84,8 +83,7 @@ def test_classifier_fine_tunes_from_it(run: Path, tmp_path: Path) -> None:
         'task = "classification"\n[data]\ntrain = [{ path = "train.tsv" }]\nvalid = [{ path = "train.tsv" }]\n'
         "[training]\nmax_updates = 12\nlr = 1e-4\n"
     )
-    done = transduce("train", tmp_path / "recipe.toml", "--from", run, "--run", tmp_path / "labels")
-    assert done.code == 0, done.err
+    done = succeed("train", tmp_path / "recipe.toml", "--from", run, "--run", tmp_path / "labels")
     assert "starting from" in done.err
     (tmp_path / "new.txt").write_text("i loved it\na waste of time\n")
     done = transduce("classify", tmp_path / "labels", tmp_path / "new.txt")

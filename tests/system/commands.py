@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import torch
+
 from transduce.__main__ import main
 from transduce.demo.corpus import demo_pairs
+from transduce.runs.folder import RunFolder
 
 SMALL = (
     "model.d_model=32",
@@ -52,6 +56,14 @@ def transduce(*arguments: object, stdin: str | None = None) -> Done:
     return Done(code, *(stream.buffer.getvalue().decode("utf-8") for stream in (out, err)))  # type: ignore[attr-defined]
 
 
+def succeed(*arguments: object, stdin: str | None = None, says: Iterable[str] = ()) -> Done:
+    """Run a command whose exit code has to be 0, and whose stderr has to contain the texts `says`."""
+    done = transduce(*arguments, stdin=stdin)
+    assert done.code == 0, done.err
+    assert [text for text in says if text not in done.err] == [], done.err
+    return done
+
+
 def assert_refused(done: Done, *parts: str) -> None:
     """Check for exit code 2 and a one-line error with these parts."""
     assert done.code == 2, done
@@ -59,6 +71,13 @@ def assert_refused(done: Done, *parts: str) -> None:
     assert line.startswith("transduce: error: "), done.err
     for part in parts:
         assert part in line, done.err
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    """Check that the models of two runs are equal bit for bit."""
+    ours, theirs = (RunFolder.open(run).load_model() for run in (one, other))
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
 def sets(*values: str) -> list[str]:

@@ -15,6 +15,8 @@ import pytest
 
 import marians
 import text_runs
+from shared import build_once
+from transduce import Translator
 
 
 @pytest.fixture(scope="session")
@@ -33,15 +35,42 @@ def processes() -> ForkServerContext:
 
 
 @pytest.fixture(scope="session")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that translates."""
-    return marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all xdist workers, for `build_once`."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
 
 
 @pytest.fixture(scope="session")
-def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def toy(shared: Path) -> Path:
+    """A run that translates."""
+    return build_once(shared / "runs" / "toy", marians.make_run)
+
+
+@pytest.fixture(scope="session")
+def translator(toy: Path) -> Translator:
+    return Translator.load(toy)
+
+
+@pytest.fixture(scope="session")
+def gpt(shared: Path) -> Path:
     """A language model."""
-    return text_runs.make_run(tmp_path_factory.mktemp("runs") / "gpt", **text_runs.GPT)
+    return build_once(shared / "runs" / "gpt", lambda folder: text_runs.make_run(folder, **text_runs.GPT))
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder to which the browser writes."""
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def browser(downloads: Path) -> Iterator[Any]:
+    from system.browsers import start_browser
+
+    driver = start_browser(downloads)
+    yield driver
+    driver.quit()
 
 
 @pytest.fixture(scope="module")

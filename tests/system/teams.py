@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
+import kills
 import toys
-from transduce.errors import RankExited
+from system.commands import assert_same_weights, succeed, transduce
+from transduce import Translator
+from transduce.errors import RankExited, TrainingError
 
 LEFT = RankExited.exit_code  # exit code of a process that lost another one
+
+
+def assert_resumes_exactly(
+    processes: ForkServerContext, folder: Path, command: Sequence[object], *killed_at: tuple[str, int]
+) -> None:
+    """Check that a training that is killed at these calls (see `toys.KILLS`) is repeated bit for bit by its command."""
+    whole, cut, errors = folder / "whole", folder / "cut", folder / "errors"
+    starts = [(whole, None), *((cut, call) for call in killed_at), (cut, None)]
+    for run, call in starts:
+        target = toys.killed_command if call else toys.command
+        arguments = [*map(str, command), "--run", str(run)]
+        process = processes.Process(target=target, args=(arguments, errors, *(call or ({},))))
+        process.start()
+        process.join(120)
+        assert process.exitcode == (-signal.SIGKILL if call else 0), errors.read_text()
+    assert len(kills.events(cut, "restart")) == len(killed_at)
+    assert kills.computed(whole) == kills.computed(cut)
+    *_, last = sorted((whole / "checkpoints").iterdir())
+    for name in ("config.json", "model.safetensors", f"checkpoints/{last.name}/training.safetensors"):
+        assert (whole / name).read_bytes() == (cut / name).read_bytes(), name
+
+
+def assert_resumes_without_start(folder: Path, command: Callable[[str], list[object]], number: int) -> Path:
+    """Check that a fine-tuning of `start` that fails at an update resumes exactly after `start` was moved away.
+
+    At the first update: as if it had been killed before the first checkpoint. Returns the run.
+    """
+    whole, run = folder / "whole", folder / f"parts{number}"
+    if not whole.exists():
+        succeed(*command(whole.name))
+    with toys.failing_update(number, TrainingError("interrupted by the test")):
+        assert transduce(*command(run.name)).code == 1
+    if number == 1:
+        shutil.rmtree(run / "checkpoints")
+    (folder / "start").rename(folder / "aside")
+    try:
+        assert number == 1 or len(Translator.load(run).translate(["a dog"])) == 1  # from the copy of the weights
+        succeed(*command(run.name))
+    finally:
+        (folder / "aside").rename(folder / "start")
+    assert_same_weights(whole, run)
+    return run
 
 
 def free_port() -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from system.commands import sets, transduce, write_corpus
+from system.commands import sets, succeed, transduce, write_corpus
+from transduce import Translator
+from transduce.evaluation.run_record import read_record
+from transduce.runs.folder import RunFolder
 
 SMALL = ("d_model=32", "n_encoder_layers=1", "n_decoder_layers=1")
 TRAINING = (
@@ -45,8 +49,7 @@ def test_a_translator_of_any_kind_works_in_all_commands(kind: str, tmp_path: Pat
     src, tgt = write_corpus(tmp_path, "train", 60)
     model = sets(*(f"model.{setting}" for setting in (f"kind={kind}", *SMALL, *KINDS[kind])))
     run = tmp_path / "run"
-    done = transduce("train", "--src", src, "--tgt", tgt, "--run", run, "-q", *model, *sets(*TRAINING))
-    assert done.code == 0, done.err
+    done = succeed("train", "--src", src, "--tgt", tgt, "--run", run, "-q", *model, *sets(*TRAINING))
 
     lines = [*src.read_text().splitlines()[:4], "", "a"]
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines))
@@ -73,3 +76,40 @@ def test_a_translator_of_any_kind_works_in_all_commands(kind: str, tmp_path: Pat
     done = transduce("train", "--from", run, "--src", src, "--tgt", tgt, "--run", tuned, "-q", *more)
     assert done.code == 0 and f'"{kind}"' in (tuned / "config.json").read_text(), done.err
     assert transduce("evaluate", tuned, "--src", src, "--ref", tgt).code == 0
+
+
+ROOT = Path(__file__).parents[2]
+PRINTED = {
+    "The old doctor reads.": "Der alte Arzt liest.",
+    "Where is his friend?": "Wo ist sein Freund?",
+    "When will the old doctor call his friend?": "Wann wird der alte Arzt seinen Freund anrufen?",
+    "A dog runs.": "Ein Hund läuft.",
+    "The old man sleeps.": "Der alte Mann schläft.",
+    "A woman reads a book.": "Eine Frau liest ein Buch.",
+    "A dog.": "Ein Hund.",
+}
+COMMANDS = re.compile(r"transduce (?:translate|inspect) |curl .*translate|translator\.translate\(|inspect\(translator")
+
+
+def sentences_of_commands() -> set[str]:
+    """The sentences that commands of the documentation and of the help texts translate."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "src" / "transduce" / "cli").glob("*.py")]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines() if COMMANDS.search(line)]
+    quoted = [text for line in lines for text in re.findall(r'"([A-Z][^"]*[.?])"', line)]
+    return {sentence for text in quoted for sentence in re.split(r"(?<=[.?]) ", text) if sentence in text}
+
+
+def test_the_documentation_translates_sentences_that_the_demo_knows() -> None:
+    unknown = sentences_of_commands() - set(PRINTED) - set(PRINTED.values())
+    assert not unknown
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_the_demo_translates_held_out_sentences_and_those_of_the_documentation(tmp_path: Path) -> None:
+    succeed("demo", "--run", tmp_path / "demo", "--quiet")
+    scores = {found.name: found.scores for found in read_record(RunFolder.open(tmp_path / "demo")).scores}
+    assert scores["test"].exact_match >= 0.95  # 0.976 on an AMD EPYC; other CPUs round differently
+    assert scores["held_out_combinations"].exact_match >= 0.65  # 0.764
+    translations = Translator.load(tmp_path / "demo").translate(list(PRINTED))
+    assert dict(zip(PRINTED, (found.text for found in translations), strict=True)) == PRINTED

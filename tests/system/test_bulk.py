@@ -19,7 +19,7 @@ import pytest
 
 import kills
 import marians
-from system.commands import transduce
+from system.commands import succeed, transduce
 from transduce.bulk import translate as bulk
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -143,8 +143,7 @@ main()"""
 def assert_resumes(folder: Path, out: Path, whole: dict[str, bytes]) -> None:
     """The same command completes a translation that was stopped."""
     assert outputs(out) != whole
-    done = transduce(*command(folder, out.name))
-    assert done.code == 0, done.err
+    succeed(*command(folder, out.name))
     assert outputs(out) == whole
 
 

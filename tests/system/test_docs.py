@@ -35,7 +35,14 @@ def blocks(page: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=pytest.mark.slow if page.parent.name == "notebooks" else ())
+        for page in PAGES
+        if blocks(page)
+    ],
+)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}

@@ -61,6 +61,7 @@ def test_json_and_python(corpus: tuple[Path, Path], monkeypatch: pytest.MonkeyPa
     assert not diagnosis.ready and diagnosis.obstacles[0].check == "copies"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["causal", "masked", "classification"])
 def test_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,6 +83,7 @@ def test_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found.time is not None and found.time.updates == 4
 
 
+@pytest.mark.slow
 def test_fine_tuning_and_processes(corpus: tuple[Path, Path]) -> None:
     src, tgt = corpus
     given = ("--src", src, "--tgt", tgt, "--quiet")
@@ -123,15 +125,3 @@ def test_bad_settings_are_obstacles(corpus: tuple[Path, Path]) -> None:
     assert done.code == 2 and "obstacle: model.d_model = 128 is not divisible by model.n_heads = 3" in done.out
     missing = transduce("doctor", "--src", "no.en", "--tgt", tgt)
     assert missing.code == 2 and "there is no file" in missing.err
-
-
-def test_a_forecast_for_gpus(corpus: tuple[Path, Path]) -> None:
-    src, tgt = corpus
-    cluster = ("--gpus", "8", "--nodes", "2", "--gpu", "a100")
-    done = transduce("doctor", "--src", src, "--tgt", tgt, *cluster, *small())
-    assert done.code == 0 and "forecast  on 2 machines with 8 a100: " in done.out
-    assert "s per update of 512 target tokens" in done.out and "took 0.98 to 1.31 times" in done.out
-    assert "so short an update takes longer" in done.out and "billion parameters fits" in done.out
-    done = transduce("doctor", "--src", src, "--tgt", tgt, "--gpus", "8", "--gpu", "k80", *small())
-    assert (done.code, done.out) == (2, "")
-    assert done.err == "transduce: error: --gpu = 'k80'; allowed: p100, v100, a100, h100, h200\n"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
 
-import toys
-from system.commands import assert_refused, sets, transduce
+from shared import build_once
+from system.commands import assert_refused, sets, succeed, transduce
+from system.teams import assert_resumes_exactly
 from transduce import MaskFiller, TextClassifier
-from transduce.errors import TrainingError
-from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
 
@@ -49,8 +49,12 @@ def sentiments(n: int, seed: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("encoder")
+def folder(shared: Path) -> Path:
+    return build_once(shared / "encoder", write_texts)
+
+
+def write_texts(path: Path) -> None:
+    path.mkdir(exist_ok=True)
     (path / "text.txt").write_text(documents(300, 1))
     (path / "valid.txt").write_text(documents(40, 2))
     (path / "train.tsv").write_text(sentiments(400, 1))
@@ -63,36 +67,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         'task = "classification"\n[data]\ntrain = [{ path = "train.tsv" }]\nvalid = [{ path = "valid.tsv" }]\n'
         'test = [{ path = "valid.tsv" }]\n'
     )
-    return path
 
 
 @pytest.fixture(scope="module")
 def masked(folder: Path) -> Path:
     """A masked run on single lines."""
-    lines = (
-        "data.documents=line",
-        "model.next_sentence=false",
-        "training.max_updates=120",
-        "training.valid_updates=60",
-    )
-    done = transduce(
-        "train", folder / "masked.toml", "--run", folder / "bert", *sets(*MODEL, CONTEXT, *TRAINING, *lines)
-    )
-    assert done.code == 0, done.err
-    for part in ("masked-token accuracy", "tokenizer.mask", "valid.txt: "):
-        assert part in done.err, done.err
-    assert "next sentences" not in done.err
-    return folder / "bert"
+    lines = ("data.documents=line", NO_PAIRS, "training.max_updates=120", "training.valid_updates=60")
+
+    def train(path: Path) -> None:
+        given = sets(*MODEL, CONTEXT, *TRAINING, *lines)
+        says = ("masked-token accuracy", "tokenizer.mask", "valid.txt: ")
+        done = succeed("train", folder / "masked.toml", "--run", path, *given, says=says)
+        assert "next sentences" not in done.err
+
+    return build_once(folder / "bert", train)
 
 
 @pytest.fixture(scope="module")
 def classifier(folder: Path) -> Path:
     given = sets(*MODEL, *TRAINING, "training.max_updates=60", "training.valid_updates=20", "model.pooling=mean")
-    done = transduce("train", folder / "labels.toml", "--run", folder / "sst", *given)
-    assert done.code == 0, done.err
-    for part in ("400 labelled texts to train on", "labels: neg, pos", "training.stop_by", "accuracy"):
-        assert part in done.err, done.err
-    return folder / "sst"
+
+    def train(path: Path) -> None:
+        says = ("400 labelled texts to train on", "labels: neg, pos", "training.stop_by", "accuracy")
+        succeed("train", folder / "labels.toml", "--run", path, *given, says=says)
+
+    return build_once(folder / "sst", train)
 
 
 def test_a_masked_model_learns_masked_words(masked: Path) -> None:
@@ -108,23 +107,21 @@ def test_a_masked_model_learns_masked_words(masked: Path) -> None:
     assert "masked-token accuracy" in report and "transduce fill" in card and "| valid |" in card
 
 
+@pytest.mark.slow
 def test_a_masked_model_learns_next_sentences(folder: Path) -> None:
     given = sets(*MODEL, CONTEXT, *TRAINING, "training.max_updates=300", "training.valid_updates=100")
-    done = transduce("train", folder / "masked.toml", "--run", folder / "pairs", *given)
-    assert done.code == 0 and "next-sentence accuracy" in done.err, done.err
+    succeed("train", folder / "masked.toml", "--run", folder / "pairs", *given, says=["next-sentence accuracy"])
     scores = json.loads((folder / "pairs" / "masked_scores.json").read_text())["sets"]
     assert all(found["next_sentence_accuracy"] > 0.7 for found in scores), scores
     found_ = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "valid.txt", "--json").out)
     assert found_["next_sentence_accuracy"] == scores[0]["next_sentence_accuracy"]
     tune = ["train", "--from", folder / "pairs", "--run", folder / "tuned", *sets("task=masked"), "--dry-run"]
-    done = transduce(*tune, "--text", folder / "valid.txt")  # data.documents is inherited
-    assert done.code == 0 and "data.documents = blank_line" in done.err, done.err
+    succeed(*tune, "--text", folder / "valid.txt", says=["data.documents = blank_line"])  # data.documents is inherited
     (folder / "one.txt").write_text("the cat wakes up\nthe cat wants milk\n")  # one document has no negative pairs
     tune += ["--text", folder / "one.txt", "--valid-text", folder / "valid.txt"]
     done = transduce(*tune)
     assert done.code == 2 and "error: train text has 1 document: model.next_sentence = true" in done.err, done.err
-    done = transduce(*tune, "--set", NO_PAIRS)
-    assert done.code == 0, done.err
+    succeed(*tune, "--set", NO_PAIRS)
     found_ = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "one.txt", "--json").out)
     assert "next_sentence_accuracy" not in found_ and found_["hidden"] > 0
 
@@ -148,10 +145,9 @@ def test_evaluate_a_masked_run(masked: Path, folder: Path) -> None:
 
 
 def test_options_of_other_tasks_are_refused(classifier: Path, folder: Path) -> None:
-    labels = ["evaluate", classifier, "--labels", folder / "valid.tsv"]
-    for option in ("--stride", "--beam", "--batch-tokens"):
-        assert_refused(transduce(*labels, option, 4), f"{option}: no effect for a run of task 'classification'")
-    assert_refused(transduce(*labels, "--cased", "--hyp", "x"), "--hyp, --lowercase/--cased: no effect")
+    others = ("--stride", 4, "--beam", 4, "--batch-tokens", 4, "--cased", "--hyp", "x")
+    done = transduce("evaluate", classifier, "--labels", folder / "valid.tsv", *others)
+    assert_refused(done, *others[:6:2], "--hyp, --lowercase/--cased", "no effect for a run of task 'classification'")
 
 
 def test_fill_prints_candidates(masked: Path) -> None:
@@ -190,8 +186,7 @@ def test_a_classifier_learns_labels(classifier: Path, folder: Path) -> None:
 def test_a_classifier_is_fine_tuned_from_a_masked_model(masked: Path, folder: Path) -> None:
     given = sets("training.max_updates=8", "training.valid_updates=8", "training.precision=float32")
     run = folder / "fine"
-    done = transduce("train", folder / "labels.toml", "--from", masked, "--run", run, *given)
-    assert done.code == 0, done.err
+    done = succeed("train", folder / "labels.toml", "--from", masked, "--run", run, *given)
     assert f"starting from {masked}: vocabulary (100 pieces, bpe), model (bert, d_model 32" in done.err
     assert "random: pooler.dense.weight, pooler.dense.bias, labels.weight" in done.err and "adamw" in done.err
     assert "unused: " in done.err and "update 0  epoch 0.0" in done.err
@@ -212,47 +207,33 @@ def test_a_masked_model_is_fine_tuned_on_plain_text(masked: Path, folder: Path) 
     given = sets("training.max_updates=4", "training.valid_updates=2", "training.precision=float32")
     text = ["--text", folder / "fish.txt", "--valid-text", folder / "valid.txt"]
     run = folder / "fish"
-    done = transduce("train", *text, "--from", masked, "--run", run, "--extend-vocabulary", 20, *given)
-    assert done.code == 0, done.err
+    succeed("train", *text, "--from", masked, "--run", run, "--extend-vocabulary", 20, *given)
     settings, tokenizer = RunFolder.open(run).settings, load_tokenizers(RunFolder.open(run)).tgt
     assert (settings.task, settings.model.kind) == ("masked", "bert")
     assert tokenizer.pieces([4]) == ["<mask>"] and "蟹" in tokenizer.pieces(range(100, tokenizer.vocab_size))
     assert MaskFiller.load(run).fill(["the <mask> eats 蟹"])[0].masks
 
 
-def test_resume_after_a_crash_gives_the_same_weights(folder: Path) -> None:
+@pytest.mark.parametrize("recipe", ["masked", "labels"])
+def test_a_resumed_run_ends_with_the_same_weights(
+    recipe: str, folder: Path, tmp_path: Path, processes: ForkServerContext
+) -> None:
     """Masks and batches are functions of the seed and the epoch, so the checkpoint need not store them."""
-    given = sets(*MODEL, *TRAINING, "training.valid_updates=10", "training.schedule=constant")
-    for task in ("masked", "labels"):
-        whole, parts = folder / f"{task}-whole", folder / f"{task}-parts"
-        more = sets("training.max_updates=20", *([CONTEXT] if task == "masked" else []))
-        asked = [folder / f"{task}.toml", *given, *more]
-        assert transduce("train", *asked, "--run", whole).code == 0
-        with toys.failing_update(13, TrainingError("interrupted by the test")):
-            assert transduce("train", *asked, "--run", parts).code == 1
-        assert transduce("train", *asked, "--run", parts).code == 0
-        ours, theirs = (RunFolder.open(path).load_model() for path in (whole, parts))
-        assert all((ours[name] == theirs[name]).all() for name in ours)
-        ends = [MetricsFile(path / "metrics.jsonl").read() for path in (whole, parts)]
-        assert [e["loss"] for e in ends[0] if e["event"] == "validation"] == [
-            e["loss"] for e in ends[1] if e["event"] == "validation"
-        ]
+    given = sets(*MODEL, *TRAINING, "training.valid_updates=10", "training.max_updates=20")
+    context = sets(CONTEXT) if recipe == "masked" else []
+    command = ["train", folder / f"{recipe}.toml", *given, *context]
+    assert_resumes_exactly(processes, tmp_path, command, ("update", 13))
 
 
 @pytest.mark.parametrize(
     ("recipe", "values", "message"),
     [
         ("masked", ["data.documents=line"], "one sentence has no next sentence"),
-        ("masked", ["model.kind=gpt"], "unknown key 'model.next_sentence' for model.kind = 'gpt'"),
         ("masked", ["tokenizer.mask=false"], "task 'masked' needs a piece <mask>"),
         ("masked", ["model.positions=learned", "model.max_positions=16"], "model.max_positions = 16 learned positions"),
-        ("masked", ["data.documents=file"], "train text has 1 document: model.next_sentence = true needs two"),
         ("masked", ["model.n_segments=1"], "model.n_segments must be 2"),
         ("labels", ["data.labels=['pos', 'pos']"], "at least two, all different"),
         ("labels", ["data.labels=['pos', 'meh']"], "unknown label 'neg'; known: pos, meh"),
-        ("labels", ["data.demo=5"], "built-in corpus"),
-        ("labels", ["data.max_length=1"], "data.max_length = 1: must be at least 8"),
-        ("labels", ["training.start=nowhere"], "nowhere"),
     ],
 )
 def test_settings_that_do_not_fit_the_task_are_refused(
@@ -263,14 +244,3 @@ def test_settings_that_do_not_fit_the_task_are_refused(
     done = transduce("train", folder / f"{recipe}.toml", "--run", folder / "bad", *sets(*given, *values))
     assert_refused(done, message)
     assert not (folder / "bad").exists()
-
-
-def test_bad_label_files_are_refused_with_file_and_line(folder: Path, classifier: Path) -> None:
-    bad = folder / "bad.tsv"
-    bad.write_text("pos\tgood\nposs\tgood\n")
-    assert_refused(transduce("evaluate", classifier, "--labels", bad), "bad.tsv, line 2: unknown label 'poss'")
-    bad.write_text("pos\tgood\nno tab\n")
-    assert_refused(transduce("evaluate", classifier, "--labels", bad), "bad.tsv, line 2: expected label<TAB>text")
-    bad.write_text("")
-    assert_refused(transduce("evaluate", classifier, "--labels", bad), "there is no text")
-    assert_refused(transduce("evaluate", classifier, "--labels", bad, "--src", bad), "--src: no effect")

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from system.commands import transduce
+from system.commands import succeed, transduce
 from transduce.data.lines import read_lines
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,6 @@ SMALL = ["--set", "model.d_model=32", "--set", "model.d_ff=64", "--set", "model.
 
 def example(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -27,8 +26,7 @@ def example(name: str) -> ModuleType:
 def train(name: str, folder: Path) -> None:
     short = ["--set", "training.max_updates=2", "--set", "training.precision=float32"]
     run = folder / "run"
-    done = transduce("train", ROOT / "examples" / f"{name}.toml", "--data", folder, "--run", run, *SMALL, *short)
-    assert done.code == 0, done.err
+    succeed("train", ROOT / "examples" / f"{name}.toml", "--data", folder, "--run", run, *SMALL, *short)
 
 
 def test_digits(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def error_lines(error: str) -> list[str]:
     return [line for line in error.splitlines() if line.startswith("transduce: error:")]
 
 
+@pytest.mark.slow
 def test_runs_that_are_stopped_and_that_lose_processes_end_alike(tmp_path: Path) -> None:
     """torchrun resumes after SIGTERM; each rank is killed once, and all restart. The weights are the same."""
     src, tgt = write_corpus(tmp_path, "train", 200)

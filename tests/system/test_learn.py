@@ -18,8 +18,11 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 VOCAB_SIZE = 16
 STRINGS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "longest": 6}
 MODEL = {"d_model": 64, "d_ff": 128, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
-STAR = {"kind": "star", "residual": "pre", "n_encoder_layers": 1, "n_decoder_layers": 1}
-SSRU = {"residual": "pre", "n_encoder_layers": 1, "n_decoder_layers": 1, "decoder_self": "ssru"}
+SMALL = {"residual": "pre", "n_encoder_layers": 1, "n_decoder_layers": 1}
+SPARSE = {
+    "residual": "pre", "positions": "shaw", "encoder_pattern": "strided", "decoder_pattern": "fixed", "window": 4,
+}  # fmt: skip
+SHORT: dict[str, Any] = {"max_updates": 250, "valid_updates": 50, "average_n": 2}
 TRAINING = {
     "optimizer": "muon", "label_smoothing": 0.0, "ema_decay": 0.98, "lr": 5e-3, "matrix_lr": 0.02,
     "batch_tokens": 512, "micro_batch_tokens": 512, "max_updates": 350, "valid_updates": 175, "warmup_updates": 30,
@@ -28,6 +31,27 @@ RNN = {
     "kind": "rnn", "cell": "gru", "attention": "bahdanau", "d_model": 32, "d_hidden": 64,
     "n_encoder_layers": 1, "n_decoder_layers": 1,
 }  # fmt: skip
+
+
+def limits(updates: int) -> dict[str, Any]:
+    return {"max_updates": updates, "valid_updates": updates // 2}
+
+
+SIMCUT = {"kind": "simcut", "from": 0.4}
+CASES: dict[str, tuple[bool, dict[str, Any], dict[str, Any]]] = {  # whether to reverse, the model, the training
+    "as in the paper": (False, {"residual": "post"}, {"optimizer": "adam"}),
+    "reverse, pre-norm": (True, {"residual": "pre"}, {}),
+    "reverse, ConvS2S": (True, {"kind": "convs2s", "d_conv": 64}, limits(180) | {"optimizer": "adam"}),
+    "star encoder": (False, SMALL | {"kind": "star"}, limits(250)),
+    "SSRU": (False, SMALL | {"decoder_self": "ssru"}, limits(250)),
+    "reverse, Shaw and sparse": (True, SPARSE, limits(240)),
+    "reverse, RNN": (True, RNN, limits(340)),
+    "SimCut and word dropout": (False, SMALL, {**SHORT, "consistency": SIMCUT, "word_dropout": 0.02}),
+    "R-Drop, mean of the best": (
+        False, SMALL | {"dropout": 0.1}, {**SHORT, "consistency": {"kind": "rdrop"}, "average": "best"},
+    ),
+}  # fmt: skip
+SLOW = ("reverse, pre-norm", "star encoder", "reverse, Shaw and sparse")
 
 
 @pytest.fixture
@@ -39,40 +63,9 @@ def one_thread() -> Any:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(
-    ("reverse", "options", "training"),
-    [
-        (False, {"residual": "post"}, {"optimizer": "adam", "max_updates": 350}),
-        (True, {"residual": "pre"}, {}),
-        (True, {"kind": "convs2s", "d_conv": 64}, {"optimizer": "adam", "max_updates": 180, "valid_updates": 90}),
-        (False, STAR, {"max_updates": 250, "valid_updates": 125}),
-        (False, SSRU, {"max_updates": 250, "valid_updates": 125}),
-        (
-            True,
-            {
-                "residual": "pre",
-                "positions": "shaw",
-                "encoder_pattern": "strided",
-                "decoder_pattern": "fixed",
-                "window": 4,
-            },
-            {"max_updates": 240, "valid_updates": 120},
-        ),
-        (True, RNN, {"max_updates": 340, "valid_updates": 170}),
-    ],
-    ids=[
-        "as in the paper",
-        "reverse, pre-norm",
-        "reverse, ConvS2S",
-        "star encoder",
-        "SSRU",
-        "reverse, Shaw and sparse",
-        "reverse, RNN",
-    ],
-)
-def test_learns_to_copy_and_to_reverse(
-    tmp_path: Path, reverse: bool, options: dict[str, Any], training: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES])
+def test_learns_to_copy_and_to_reverse(tmp_path: Path, case: str) -> None:
+    reverse, options, training = CASES[case]
     train_on = toys.pairs(8000, seed=1, reverse=reverse, **STRINGS)
     seen = {tuple(train_on[i][0].tolist()) for i in range(len(train_on))}
     asked = toys.settings(model={**MODEL, **options}, **{**TRAINING, **training})

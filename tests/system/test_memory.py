@@ -12,19 +12,18 @@ import torch
 
 import toys
 from kills import events
-from system.commands import assert_refused, transduce
+from shared import build_once
+from system.commands import assert_refused, succeed, transduce
 from system.test_causal import LINES, POEM, small
 from transduce import Generator
+from transduce.config.architectures import model_settings
 from transduce.config.decoding import DecodingOptions
-from transduce.config.kinds import model_settings
 from transduce.data.store import TextStore
 from transduce.models.registry import build_model
-from transduce.models.transformer_xl import TransformerXL
 from transduce.runs.folder import RunFolder
-from transduce.training.feed import DataPosition
+from transduce.training.feed import DataPosition, StreamFeeder
 from transduce.training.loss import predict_tokens_with_carry
 from transduce.training.step import Updater
-from transduce.training.text_feed import StreamFeeder
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 VERSE = f"{POEM[:60]}\n" * 8
@@ -48,14 +47,15 @@ def accuracy(*, reverse: bool, memory: int, updates: int) -> float:
         segment_length=SEGMENT, memory_length=memory,
     )  # fmt: skip
     model: Any = build_model(settings, n_src=VOCAB, n_tgt=VOCAB)
-    assert isinstance(model, TransformerXL)
     asked = toys.settings(batch_tokens=64 * SEGMENT, optimizer="muon", lr=5e-3, matrix_lr=0.04, label_smoothing=0.0)
     updater = Updater(model, asked.training, device=CPU, precision="float32", criterion=predict_tokens_with_carry)
     text = strings(4000, seed=1, reverse=reverse)
     data, carry = StreamFeeder(text, asked.training, device=CPU, context=SEGMENT), ()
     for i, feed in zip(range(updates), data.feeds(DataPosition()), strict=False):
         before = () if feed.position.index == 0 else carry
-        carry = updater.update(feed.batches, min(1.0, 2 - 2 * i / updates), feed.n_targets, before).carry
+        carry = updater.update(
+            feed.batches, min(1.0, 2 - 2 * i / updates), n_targets=feed.n_targets, carry=before
+        ).carry
     ids = torch.from_numpy(strings(50, seed=2, reverse=reverse).ids.astype(np.int64))[None]
     with torch.no_grad():
         best = torch.cat([model.logits(hidden).argmax(-1) for hidden in model.eval().read(ids)], 1)[0, :-1]
@@ -63,7 +63,11 @@ def accuracy(*, reverse: bool, memory: int, updates: int) -> float:
     return float((best == ids[0, 1:])[is_second].float().mean())
 
 
-@pytest.mark.parametrize(("reverse", "updates"), [(False, 90), (True, 320)], ids=["copy", "reverse"])
+@pytest.mark.parametrize(
+    ("reverse", "updates"),
+    [(False, 90), pytest.param(True, 320, marks=pytest.mark.slow)],
+    ids=["copy", "reverse"],
+)
 def test_learns_to_copy_and_to_reverse_from_the_memory(reverse: bool, updates: int) -> None:
     assert accuracy(reverse=reverse, memory=SEGMENT + 3, updates=updates) > 0.9
 
@@ -73,25 +77,26 @@ def test_without_a_memory_the_earlier_segment_is_unknown() -> None:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("memory") / "poem.txt"
-    path.write_text(VERSE, encoding="utf-8", newline="\n")
-    return path
+def text(shared: Path) -> Path:
+    path = shared / "verse" / "poem.txt"
+    return build_once(path, lambda path: path.write_text(VERSE, encoding="utf-8", newline="\n"))
 
 
 @pytest.fixture(scope="module")
 def run(text: Path) -> Path:
     """A run that has memorized a verse, in two streams and segments of 16 characters."""
-    folder = text.parent / "run"
-    learning = (
-        *("training.max_updates=120", "model.d_model=64", "model.n_decoder_layers=2", "training.batch_tokens=32"),
-        *("training.lr=0.01", "training.matrix_lr=0.02", "model.dropout=0.0", "model.eval_memory_length=24"),
-    )
-    done = transduce("train", "--text", text, "--valid-text", text, "--run", folder, *small(*XL, *learning))
-    assert done.code == 0, done.err
-    assert "model.segment_length" in done.err, done.err
-    assert {event["padding"] for event in events(folder, "update")} == {0.0}
-    return folder
+
+    def train(folder: Path) -> None:
+        learning = (
+            *("training.max_updates=120", "model.d_model=64", "model.n_decoder_layers=2", "training.batch_tokens=32"),
+            *("training.lr=0.01", "training.matrix_lr=0.02", "model.dropout=0.0", "model.eval_memory_length=24"),
+            "training.precision=float32",  # as the evaluation, with which the validation is compared
+        )
+        done = succeed("train", "--text", text, "--valid-text", text, "--run", folder, *small(*XL, *learning))
+        assert "model.segment_length" in done.err, done.err
+        assert {event["padding"] for event in events(folder, "update")} == {0.0}
+
+    return build_once(text.parent / "run", train)
 
 
 def test_generation_continues_prompts_and_texts_of_any_length(run: Path) -> None:
@@ -113,8 +118,8 @@ def test_evaluation_carries_the_memory_over_the_text(run: Path, text: Path) -> N
     assert saved["memory"] == 24 and saved["nll"] == pytest.approx(scores[24]["nll"], rel=1e-5)
     assert {one["tokens"] for one in scores.values()} == {len(VERSE) + 1}
     validation = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    last = [event for event in validation if event["event"] == "validation"][-1]
-    assert last["nll"] == pytest.approx(scores[24]["nll"], rel=1e-3), "validation has the same memory"
+    best = [event for event in validation if event["event"] == "validation" and event["best"]][-1]  # the saved weights
+    assert best["nll"] == pytest.approx(scores[24]["nll"], rel=1e-4), "validation has the same memory"
     card = (run / "README.md").read_text("utf-8")
     assert "sees 16 tokens at once, and the last 24" in card
 
@@ -133,8 +138,7 @@ def test_a_fine_tuned_run_keeps_the_architecture(run: Path, tmp_path: Path) -> N
     other.write_text("".join(f"{line}\n" for line in LINES[::-1]), encoding="utf-8")
     updates = ["--set", "training.max_updates=2", "--set", "model.memory_length=8", "--set", "training.device=cpu"]
     updates += ["--set", "model.kind=transformer-xl"]
-    done = transduce("train", "--from", run, "--text", other, "--run", tmp_path / "tuned", *updates)
-    assert done.code == 0, done.err
+    succeed("train", "--from", run, "--text", other, "--run", tmp_path / "tuned", *updates)
     model: Any = RunFolder.open(tmp_path / "tuned").settings.model
     assert (model.kind, model.memory_length, model.segment_length, model.d_model) == ("transformer-xl", 8, 16, 64)
 
@@ -145,9 +149,7 @@ def test_a_fine_tuned_run_keeps_the_architecture(run: Path, tmp_path: Path) -> N
         (["model.segment_length=8"], ["segment_length = 8", "data.context = 16"]),
         (["data.separate_documents=true"], ["data.separate_documents"]),
         (["model.feed_forward=conv"], ["model.feed_forward = 'conv'", "plain, gated"]),
-        (["model.n_heads=5"], ["d_model = 32", "n_heads = 5"]),
         (["model.positions=rotary"], ["positions"]),
-        (["model.memory_length=-1"], ["memory_length"]),
     ],
     ids=lambda values: values[0],
 )
@@ -158,10 +160,8 @@ def test_settings_that_do_not_fit_are_refused(
     assert_refused(done, *parts)
 
 
-def test_options_that_do_not_fit_are_refused(run: Path, text: Path, tmp_path: Path) -> None:
+def test_options_that_do_not_fit_are_refused(run: Path, gpt: Path, text: Path, tmp_path: Path) -> None:
     assert_refused(transduce("evaluate", run, "--text", text, "--stride", 4), "stride = 4", "memory")
     assert_refused(transduce("evaluate", run, "--text", text, "--batch-tokens", 4), "batch_tokens = 4", "memory")
-    assert_refused(transduce("export", run, tmp_path / "out", "--to", "onnx"), "onnx")
-    other = tmp_path / "gpt"
-    assert transduce("train", "--text", text, "--run", other, "--quiet", *small()).code == 0
-    assert_refused(transduce("generate", other, "-p", "a", "--memory", 4), "memory = 4", "gpt")
+    assert_refused(transduce("export", run, tmp_path / "out", "--to", "huggingface"), "huggingface")
+    assert_refused(transduce("generate", gpt, "-p", "a", "--memory", 4), "memory = 4", "gpt")

@@ -19,7 +19,7 @@ from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
-from transduce.native import kernels
+from transduce.kernels.calls import precisions
 from transduce.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -126,21 +126,6 @@ def test_pytorch_takes_the_same_weights_or_none(run: Path, tmp_path: Path, monke
     assert one.model is model
 
 
-def test_an_unknown_precision_is_refused(run: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "transduce",
-        "translate",
-        str(run),
-        "--precision",
-        "int4",
-    ]  # types are not checked there
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "precision = 'int4': allowed are float32, float32-fast, int8, bfloat16" in done.stderr
-
-
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 def test_make_native_without_a_compiler_succeeds_and_says_so() -> None:
     command = ["make", "native", "CXX=no-such-compiler"]
@@ -148,27 +133,18 @@ def test_make_native_without_a_compiler_succeeds_and_says_so() -> None:
     assert "no C++ compiler" in done.stdout
 
 
-@pytest.mark.parametrize("isa", ["avx512_vnni", "amx"])
-def test_kernels_of_training_for_cpus_with_bfloat16_products_on_others(tmp_path: Path, isa: str) -> None:
-    """AVX-512 and the tiles of AMX are plain C++ here where the CPU does not have them."""
-    if not kernels.precisions():
-        pytest.skip("this CPU has no kernels of training")
-    has_bfloat16 = torch.bfloat16 in kernels.precisions()
-    if isa == "avx512_vnni" and kernels.kernels_in_use(torch.bfloat16) == "avx512_bf16":
-        pytest.skip("the other tests run them")
-    emulated = {"TRANSDUCE_NATIVE_REQUIRED": "1"}
-    if not has_bfloat16:
-        emulated["TRANSDUCE_EMULATED_AVX512"] = "1"
-    if isa == "amx":
-        emulated["TRANSDUCE_EMULATED_TILES"] = "1"
+@pytest.mark.slow
+@pytest.mark.skipif(not precisions(), reason="this CPU has no kernels of training")
+@pytest.mark.parametrize("emulated", ["AVX512", "AVX512 TILES"])
+def test_kernels_of_training_for_other_cpus_in_plain_cpp(tmp_path: Path, emulated: str) -> None:
+    """On every CPU, whatever it has itself: else a change is tested on some only."""
+    required = {"TRANSDUCE_NATIVE_REQUIRED": "1"} | {f"TRANSDUCE_EMULATED_{part}": "1" for part in emulated.split()}
     build = [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, env={**os.environ, **emulated}, check=True)
-    library = tmp_path / "transduce/native/libtransduce_native.so"
+    subprocess.run(build, cwd=ROOT, env={**os.environ, **required}, check=True)
+    library = tmp_path / "transduce/kernels/libtransduce_native.so"
     used = {"TRANSDUCE_NATIVE_LIBRARY": str(library), "OMP_NUM_THREADS": "1"}
-    if has_bfloat16:
-        used["TRANSDUCE_NATIVE_ISA"] = isa
-    only = ("-k", "not float32")  # whose kernels are those of CPUs without AMX
-    tests = [sys.executable, "-m", "pytest", "-n", "0", *only, "tests/unit/training/test_kernels.py"]
+    only = ("-k", "bfloat16 and not whole_models")  # kernels in float32 are not emulated; whole models take long
+    tests = [sys.executable, "-m", "pytest", "-n", "0", *only, "tests/unit/training/test_stacks.py"]
     done = subprocess.run(tests, cwd=ROOT, env={**os.environ, **used}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout and "skipped" not in done.stdout

@@ -2,84 +2,50 @@
 
 from __future__ import annotations
 
-import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 import marians
 from servers import Server
+from system.browsers import MARKS, Browser, logged_problems, wait
 from transduce import DecodingOptions, Generator, Translator
 
-pytestmark = [
-    pytest.mark.loopback,
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("chromedriver") is None, reason="no Chromium with its driver"),
-]
-ARGUMENTS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
-)
+pytestmark = MARKS
+Runs = tuple[Path, Path]
 TEXT = f"{marians.LINES[0]}\n\n{marians.LINES[1]}"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     path = tmp_path_factory.mktemp("runs")
     return marians.make_run(path / "there", seed=2), marians.make_run(path / "back", seed=7)
 
 
 @pytest.fixture(scope="module")
-def server(runs: tuple[Path, Path], gpt: Path) -> Iterator[Server]:
+def server(runs: Runs, gpt: Path) -> Iterator[Server]:
     server = Server(f"en-de={runs[0]}", f"de-en={runs[1]}", gpt)
     yield server
     server.stop()
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    for argument in ARGUMENTS:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    folder = str(tmp_path_factory.mktemp("downloads"))
-    options.add_experimental_option("prefs", {"download.default_directory": folder})
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-    driver.downloads = Path(folder)  # type: ignore[attr-defined]
-    yield driver
-    driver.quit()
-
-
-def wait(condition: Callable[[], Any], seconds: float = 20) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert found
-    return found
-
-
 @pytest.fixture
-def page(browser: webdriver.Chrome, server: Server) -> Iterator[webdriver.Chrome]:
+def page(browser: Browser, server: Server) -> Iterator[Browser]:
     browser.get(server.url)
     wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#source option"))
     yield browser
-    problems = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-    assert not problems, problems
+    assert not (problems := logged_problems(browser)), problems
 
 
-def output(page: webdriver.Chrome) -> str:
+def output(page: Browser) -> str:
     return page.find_element(By.ID, "output").get_property("textContent")  # type: ignore[return-value]
 
 
-def test_translation_while_typing_and_the_swap_of_languages(page: webdriver.Chrome, runs: tuple[Path, Path]) -> None:
+def test_translation_while_typing_and_the_swap_of_languages(page: Browser, runs: Runs) -> None:
     there, back = (Translator.load(run) for run in runs)
     lines = marians.LINES[:2]
     expected = "\n\n".join(one.text for one in there.translate(lines))
@@ -93,7 +59,7 @@ def test_translation_while_typing_and_the_swap_of_languages(page: webdriver.Chro
     wait(lambda: output(page) == "")
 
 
-def test_alternatives_of_a_word_by_keyboard_alone(page: webdriver.Chrome, runs: tuple[Path, Path]) -> None:
+def test_alternatives_of_a_word_by_keyboard_alone(page: Browser, runs: Runs) -> None:
     page.switch_to.active_element.send_keys(marians.LINES[3])
     words = wait(lambda: page.find_elements(By.CSS_SELECTOR, ".word"))
     before = output(page)
@@ -108,7 +74,7 @@ def test_alternatives_of_a_word_by_keyboard_alone(page: webdriver.Chrome, runs: 
     wait(lambda: output(page) == found[0])
 
 
-def test_confidence_and_themes(page: webdriver.Chrome) -> None:
+def test_confidence_and_themes(page: Browser) -> None:
     page.find_element(By.ID, "input").send_keys(marians.LINES[0])
     word = wait(lambda: page.find_elements(By.CSS_SELECTOR, ".word"))[0]
     plain = word.value_of_css_property("background-color")
@@ -121,7 +87,7 @@ def test_confidence_and_themes(page: webdriver.Chrome) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["txt", "tsv"])
-def test_files(page: webdriver.Chrome, runs: tuple[Path, Path], tmp_path: Path, suffix: str) -> None:
+def test_files(page: Browser, runs: Runs, downloads: Path, tmp_path: Path, suffix: str) -> None:
     lines = [*marians.LINES, "", *marians.LINES[:7]]
     file = tmp_path / f"in.{suffix}"
     file.write_text("".join(f"{line}\tx\n" if suffix == "tsv" else f"{line}\n" for line in lines), encoding="utf-8")
@@ -129,7 +95,7 @@ def test_files(page: webdriver.Chrome, runs: tuple[Path, Path], tmp_path: Path, 
     link = page.find_element(By.ID, "download")
     wait(link.is_displayed, 60)
     link.click()
-    path = page.downloads / f"in.de.{suffix}"  # type: ignore[attr-defined]
+    path = downloads / f"in.de.{suffix}"
     wait(path.exists)
     translations = [one.text for one in Translator.load(runs[0]).translate(lines)]
     if suffix == "tsv":
@@ -137,7 +103,7 @@ def test_files(page: webdriver.Chrome, runs: tuple[Path, Path], tmp_path: Path, 
     assert path.read_text(encoding="utf-8").splitlines() == translations
 
 
-def test_files_that_are_not_text_are_refused(page: webdriver.Chrome, tmp_path: Path) -> None:
+def test_files_that_are_not_text_are_refused(page: Browser, tmp_path: Path) -> None:
     for content, message in ((b"K\xe4se", "not UTF-8"), (b"", "empty")):
         file = tmp_path / f"{len(content)}.txt"
         file.write_bytes(content)
@@ -145,14 +111,12 @@ def test_files_that_are_not_text_are_refused(page: webdriver.Chrome, tmp_path: P
         wait(partial(lambda text: text in page.find_element(By.ID, "file-state").text, message))
 
 
-def put(page: webdriver.Chrome, text: str) -> None:
+def put(page: Browser, text: str) -> None:
     script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))"
     page.execute_script(script, page.find_element(By.ID, "input"), text)
 
 
-def test_long_texts_are_sent_in_parts_and_only_changed_lines_again(
-    page: webdriver.Chrome, runs: tuple[Path, Path]
-) -> None:
+def test_long_texts_are_sent_in_parts_and_only_changed_lines_again(page: Browser, runs: Runs) -> None:
     page.execute_script(
         "window.sent = []; const fetch = window.fetch;"
         "window.fetch = (path, request) => { sent.push(JSON.parse(request.body).text); return fetch(path, request); }"
@@ -167,7 +131,7 @@ def test_long_texts_are_sent_in_parts_and_only_changed_lines_again(
     assert len(parts) == 2 and [*parts[0], *parts[1]] == list(filter(None, lines)) and last == [marians.LINES[30]]
 
 
-def test_a_service_that_does_not_answer_is_asked_again(page: webdriver.Chrome) -> None:
+def test_a_service_that_does_not_answer_is_asked_again(page: Browser) -> None:
     def status() -> str:
         return page.find_element(By.ID, "status").text
 
@@ -186,7 +150,7 @@ def test_a_service_that_does_not_answer_is_asked_again(page: webdriver.Chrome) -
     wait(lambda: status() == "no" and output(page) == "...")
 
 
-def test_arrow_keys_and_right_to_left_text(page: webdriver.Chrome) -> None:
+def test_arrow_keys_and_right_to_left_text(page: Browser) -> None:
     put(page, marians.LINES[0])
     words = [word.text for word in wait(lambda: page.find_elements(By.CSS_SELECTOR, ".word"))]
     page.find_element(By.ID, "output").send_keys(Keys.ARROW_RIGHT)
@@ -201,7 +165,7 @@ def test_arrow_keys_and_right_to_left_text(page: webdriver.Chrome) -> None:
 @pytest.mark.parametrize("path", ["", "/generate"])
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_nothing_is_wider_than_the_screen_and_everything_has_a_label(
-    page: webdriver.Chrome, server: Server, path: str, width: int
+    page: Browser, server: Server, path: str, width: int
 ) -> None:
     page.get(server.url + path)
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
@@ -214,11 +178,11 @@ def test_nothing_is_wider_than_the_screen_and_everything_has_a_label(
     assert page.execute_script(unnamed) == []
 
 
-def marked_text(page: webdriver.Chrome) -> str:
+def marked_text(page: Browser) -> str:
     return page.execute_script("return [...document.querySelectorAll('mark')].map((one) => one.textContent).join('')")
 
 
-def test_a_word_marks_the_words_that_it_translates(page: webdriver.Chrome, runs: tuple[Path, Path]) -> None:
+def test_a_word_marks_the_words_that_it_translates(page: Browser, runs: Runs) -> None:
     translator = Translator.load(runs[0])
     lines = ["😀 A dog.", marians.LINES[3]]  # JavaScript counts two units for the first character
     page.execute_script("arguments[0].value = arguments[1]", page.find_element(By.ID, "input"), "\n".join(lines))
@@ -247,7 +211,7 @@ def test_a_word_marks_the_words_that_it_translates(page: webdriver.Chrome, runs:
     assert any(expected)
 
 
-def test_a_language_model_continues_a_text(page: webdriver.Chrome, gpt: Path) -> None:
+def test_a_language_model_continues_a_text(page: Browser, gpt: Path) -> None:
     page.find_element(By.LINK_TEXT, "Generate text").click()
     wait(lambda: page.find_elements(By.CSS_SELECTOR, "#model option"))
     assert page.find_element(By.ID, "translate-link").is_displayed()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from system.commands import transduce
+from system.commands import succeed, transduce
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.data import preparation
@@ -72,7 +72,7 @@ def in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "CHUNK", 200)
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 3])
 def test_any_number_of_workers_prepares_the_same_bytes(
     texts: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
@@ -145,7 +145,7 @@ def test_kills_at_random_moments_change_nothing_and_leave_no_process(
 
     draw = random.Random(3)
     n_killed = n_reused = 0
-    for _ in range(12):
+    for _ in range(6):
         before = written()
         process = subprocess.Popen([*command(texts, tmp_path), "--set", "data.workers=2", "--quiet"])
         while process.poll() is None and written() <= before:
@@ -179,8 +179,7 @@ def test_the_command_prepares_what_train_continues(texts: Path, tmp_path: Path) 
     files = ("--src", texts / "a.en", "--tgt", texts / "a.de", "--run", tmp_path / "run")
     values = ("training.max_updates=1", "training.valid_bleu_sentences=0", "tokenizer.kind=char", "model.preset=tiny")
     overrides = [part for value in values for part in ("--set", value)]
-    done = transduce("prepare", *files, *overrides)
-    assert done.code == 0 and "transduce train" in done.err, done.err
+    succeed("prepare", *files, *overrides, says=["transduce train"])
     assert (tmp_path / "run" / "data.json").exists() and not (tmp_path / "run" / "model.safetensors").exists()
     (texts / "a.en").rename(texts / "moved")
     try:

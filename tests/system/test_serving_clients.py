@@ -18,9 +18,8 @@ from transduce.serving.app import App
 from transduce.serving.http import Call, Endpoint
 from transduce.serving.keys import NO_KEYS, ApiKeys, new_key
 from transduce.serving.limits import Limits
-from transduce.serving.routes import RunSpec
 from transduce.serving.server import _reload_when_asked
-from transduce.serving.service import Service
+from transduce.serving.service import RunSpec, Service
 
 pytestmark = [pytest.mark.loopback, pytest.mark.anyio]
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -78,33 +77,6 @@ def test_a_problem_of_a_watched_run_is_logged_once(capsys: pytest.CaptureFixture
     asyncio.run(main())
     log = capsys.readouterr().err
     assert log.count("stays in service") == 1 and "/nowhere/x" in log and "/nowhere/y" in log
-
-
-async def test_a_content_length_may_have_leading_zeros() -> None:
-    async with serving(make_app(make_service(), empty)) as (_, connect):
-        fields = f"Host: x\r\nContent-Length: {'0' * 5000}2\r\n\r\n{{}}"
-        reader, _ = await connect(b"POST / HTTP/1.1\r\n" + fields.encode())
-        assert await status_of(reader) == 200
-
-
-@pytest.mark.parametrize("offered", ["h2c", "websocket"])
-async def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
-    async def echo(call: Call) -> Response:
-        return Response(call.body, media_type="text/plain")
-
-    fields = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {offered}\r\nHTTP2-Settings: AAMAAABk\r\n"
-    head = f"POST / HTTP/1.1\r\nHost: x\r\n{fields}".encode()
-    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n5\r\nA dog\r\n0\r\n\r\n"
-    whole = head + b"Content-Length: 5\r\n\r\nA cat"
-    async with serving(make_app(make_service(), echo)) as (_, connect):
-        for packets in ([chunked + whole + GET], [whole[:-3], whole[-3:] + chunked], [whole[:90], whole[90:]]):
-            reader, writer = await connect(b"")
-            for packet in packets:
-                writer.write(packet)
-                await asyncio.sleep(0.02)
-            sent = b"".join(packets)
-            for body in sorted((x for x in (b"A dog", b"A cat") if x in sent), key=sent.index):
-                assert (await asyncio.wait_for(reader.readuntil(body), 5)).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
@@ -169,15 +141,9 @@ async def test_a_stream_whose_client_leaves_is_counted_as_cancelled() -> None:
 
 
 async def test_bodies_that_do_not_arrive_keep_nobody_out() -> None:
-    service = make_service(max_requests=1, max_arriving=3)
-    arriving = service.admission._arriving
-    async with serving(make_app(service, empty)) as (_, connect):
-        slow = [await connect(UNFINISHED) for _ in range(2)]
-        await until(lambda: arriving["127.0.0.1"] == 2)
+    async with serving(make_app(make_service(max_requests=1), empty)) as (_, connect):
+        slow = [await connect(UNFINISHED) for _ in range(3)]
         assert await status_of((await connect(POST))[0]) == 200
-        slow.append(await connect(UNFINISHED))
-        await until(lambda: arriving["127.0.0.1"] == 3)
-        assert await status_of((await connect(UNFINISHED))[0]) == 429  # of one address
         for reader, writer in slow:
             writer.write(b"45")
             assert await status_of(reader) == 200
@@ -186,7 +152,7 @@ async def test_bodies_that_do_not_arrive_keep_nobody_out() -> None:
 async def test_a_body_without_a_valid_key_is_not_read(tmp_path: Path) -> None:
     secret, line = new_key("alice")
     (tmp_path / "keys").write_text(line, encoding="utf-8")
-    app = make_app(make_service(), empty, ApiKeys.load(tmp_path / "keys"))
+    app = make_app(make_service(), empty, ApiKeys(tmp_path / "keys"))
     async with serving(app) as (_, connect):
         reader, _ = await connect(UNFINISHED.replace(b"Host", b"X-API-Key: wrong\r\nHost"))
         assert await status_of(reader) == 401

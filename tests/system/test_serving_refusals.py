@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 import socket
+import threading
 import urllib.error
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,26 +16,24 @@ from typing import Any
 
 import pytest
 
-from http_load import request
-from servers import serving
-from transduce.serving.access_log import AccessLog
+from servers import request, serving
 from transduce.serving.app import make_app
+from transduce.serving.inspection_page import InspectionPage
 from transduce.serving.limits import Limits
-from transduce.serving.routes import RunSpec
-from transduce.serving.service import Service
+from transduce.serving.service import RunSpec, Service
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+pytestmark = pytest.mark.loopback
 BODY = {"text": "two women"}
 
 
-def with_service(toy: Path, check: Callable[[int], None], *, is_full: bool, log: AccessLog | None = None) -> None:
+def with_service(toy: Path, check: Callable[[int], None], *, is_full: bool) -> None:
     """Call `check` with the port of a service whose only place is taken, or free, and require that it works then."""
 
     async def main() -> None:
         service = Service([RunSpec(toy, "en", "de")], limits=Limits(max_requests=1))
         await service.start()
         try:
-            async with serving(make_app(service, cors=("https://example.org",), log=log)) as (port, _):
+            async with serving(make_app(service, cors=("https://example.org",))) as (port, _):
                 with service.request() if is_full else nullcontext():
                     await asyncio.to_thread(check, port)
                 await asyncio.to_thread(_check_that_it_translates, port)
@@ -83,20 +83,6 @@ def test_a_refused_request_leaves_its_connection_usable(toy: Path) -> None:
     with_service(toy, check, is_full=True)
 
 
-def test_refusals_are_logged_once_per_second(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def check(port: int) -> None:
-        with connect(port) as connection:
-            for _ in range(50):
-                answers(connection, request("/detect", {"q": "a"}), 1)
-
-    log = AccessLog(with_texts=False)
-    with_service(toy, check, is_full=True, log=log)
-    log.flush()
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    lines = [line for line in lines if line["route"] == "POST /detect"]
-    assert sum(line["requests"] for line in lines) == 50 and len(lines) < 10 and lines[0]["status"] == 429
-
-
 def test_clients_report_that_they_were_refused(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import deepl
     import libretranslatepy
@@ -125,27 +111,27 @@ def test_clients_report_that_they_were_refused(toy: Path, monkeypatch: pytest.Mo
     with_service(toy, check, is_full=True)
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        (["Origin: https://evil.example"], 403),
-        (["Origin: null"], 403),
-        (["Origin: http://x"], 403),  # with the same Host
-        (["Origin: https://example.org"], 201),
-        ([], 201),
-    ],
-)
-def test_foreign_pages_change_nothing(toy: Path, headers: list[str], status: int) -> None:
-    glossary = {"name": "x", "source_lang": "en", "target_lang": "de", "entries_format": "tsv", "entries": "a\tb"}
+def test_inspections_leave_places_for_translations(toy: Path) -> None:
+    async def main() -> None:
+        service, go = Service([RunSpec(toy, "en", "de")], limits=Limits(max_requests=20, seconds=60)), threading.Event()
+        await service.start()
+        page = InspectionPage({"toy": toy})
+        page._worker.submit(go.wait)  # inspections take long
+        try:
+            async with serving(make_app(service, inspection=page)) as (port, connect_to):
+                look = request("/inspect/look", {"run": "toy", "text": "two women"})
+                opened = [await connect_to(look) for _ in range(40)]
+                answered = [asyncio.ensure_future(reader.readline()) for reader, _ in opened]
+                while sum(task.done() for task in answered) < 8:
+                    await asyncio.sleep(0.01)
+                assert {task.result() for task in answered if task.done()} == {b"HTTP/1.1 429 Too Many Requests\r\n"}
+                await asyncio.to_thread(_check_that_it_translates, port)
+                go.set()
+                lines = Counter(await asyncio.gather(*answered))
+                assert lines[b"HTTP/1.1 200 OK\r\n"] == 32
+        finally:
+            go.set()
+            page.close()
+            await service.close()
 
-    def check(port: int) -> None:
-        with connect(port) as connection:
-            data = request("/v2/glossaries", glossary, headers=headers)
-            assert answers(connection, data, 1)[0][0] == status
-        with connect(port) as connection:  # a page may send this without asking first
-            assert answers(connection, data.replace(b"application/json", b"text/plain"), 1)[0][0] in (403, 415)
-        with connect(port) as connection:
-            connection.sendall(request("/v2/glossaries", method="GET"))
-            assert connection.recv(4096).count(b"glossary_id") == (status == 201)
-
-    with_service(toy, check, is_full=False)
+    asyncio.run(main())

@@ -92,25 +92,6 @@ def test_the_site_builds_strictly_links_resolve_and_nothing_is_loaded_from_elsew
     assert "beam" in (site / "search.json").read_text(encoding="utf-8")
 
 
-def test_an_interrupted_training_of_the_demo_model_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its weights are saved long before its end."""
-    if not is_installed("latex2mathml"):
-        pytest.skip("the extra `docs` is not installed: no latex2mathml")
-    spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "build_site.py")
-    assert spec is not None and spec.loader is not None
-    build_site = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build_site)
-    model, commands = tmp_path / "build" / "demo", list[str]()
-    model.mkdir(parents=True)
-    (model / "model.safetensors").touch()
-    monkeypatch.setattr(build_site, "ROOT", tmp_path)
-    monkeypatch.setattr(build_site, "transduce", lambda *command: commands.append(command[0]))
-    build_site.front_picture(run=True)
-    (model / "report.html").touch()
-    build_site.front_picture(run=True)
-    assert commands == ["demo", "inspect", "inspect", "inspect", "inspect"]
-
-
 @pytest.mark.slow
 @pytest.mark.loopback
 def test_the_tutorial_works(

@@ -13,7 +13,7 @@ import pytest
 import kills
 import marians
 import transduce
-from system.commands import SMALL, small, write_corpus
+from system.commands import assert_refused, small, write_corpus
 from system.commands import transduce as command
 from transduce import pipeline
 from transduce.config.settings import Settings
@@ -21,9 +21,7 @@ from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.pipeline import train
 from transduce.runs.folder import RunFolder
-from transduce.training.schedule import TimeLimit
 from transduce.training.step import Updater
-from transduce.verification.resume import TrialRuns, not_verified, shortened
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(transduce.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 
@@ -51,11 +49,12 @@ def test_two_fresh_runs_are_equal_whatever_the_clock_says(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs and forkserver")
-def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
-    """A short form of `python tests/kills.py`."""
+@pytest.mark.parametrize("n", [len(kills.WAYS), pytest.param(10, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_change_nothing(tmp_path: Path, n: int) -> None:
+    """A short form of `python tests/kills.py`: first each way to kill once, then again at other moments."""
     folder = tmp_path / "disk"
     with kills.small_disk(folder, kills.FREE_ON_DISK):
-        tally = kills.campaign(folder, kills=10, seed=int.from_bytes(os.urandom(4)))
+        tally = kills.campaign(folder, kills=n, seed=int.from_bytes(os.urandom(4)))
     assert tally.faults == [], tally.lines()
 
 
@@ -65,12 +64,12 @@ def test_every_damaged_file_is_named(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.model", "model.safetensors"):
         whole = (run / name).read_bytes()
         (run / name).write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-        done = command("verify", run, "--files")
+        done = command("verify", run)
         assert done.code == 1
         assert [line.split()[1] for line in done.out.splitlines() if line.startswith("DAMAGED")] == [f"{name}:"]
         (run / name).write_bytes(whole)
     (run / "notes.txt").write_text("mine")
-    done = command("verify", run, "--files")
+    done = command("verify", run)
     assert done.code == 0 and "unchecked notes.txt" in done.out and "; 2 unchecked" in done.out
 
 
@@ -86,64 +85,9 @@ def test_a_damaged_record_is_named_when_it_is_read(tmp_path: Path) -> None:
             run.read_record("scores.json")
 
 
-def test_verify_files_refuses_a_recipe(tmp_path: Path) -> None:
+def test_verify_refuses_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text("")
-    done = command("verify", tmp_path / "recipe.toml", "--files")
-    assert done.code == 2 and "--files checks a run folder" in done.err
-
-
-def test_verify_kills_and_compares_without_changing_the_run(tmp_path: Path) -> None:
-    src, tgt = write_corpus(tmp_path, "train", 100)
-    sets = "\n".join(f"{value.replace('model.', '', 1)}" for value in SMALL if value.startswith("model."))
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(
-        f'[data]\ntrain = [{{ src = "{src.name}", tgt = "{tgt.name}" }}]\n[model]\n{sets}\n'
-        "[tokenizer]\nvocab_size = 200\n[training]\nbatch_tokens = 512\nprecision = 'float32'\n"
-    )
-    before = sorted(path.name for path in tmp_path.iterdir())
-    command_line = [sys.executable, "-m", "transduce", "verify", str(recipe), "--updates", "30", "--kills", "2"]
-    done = subprocess.run(command_line, capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    assert "verified" in done.stdout
-    assert "killed with SIGKILL" in done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_trial_keeps_the_time_limit_of_the_run_unless_it_is_too_short(tmp_path: Path, kept: bool) -> None:
-    seconds = 20.0 if kept else 40.0
-    asked = Settings.from_mapping({"training": {"max_minutes": 3}})
-    trial = shortened(asked, tmp_path, updates=100, seconds=seconds, log=Log(quiet=True))
-    assert trial.training.max_minutes == (3.0 if kept else None)
-    assert ("max_minutes" in not_verified(asked, trial)) is not kept
-
-
-def test_trials_with_a_time_limit_start_with_the_same_number_of_updates(tmp_path: Path) -> None:
-    trials = TrialRuns(tmp_path, Settings.from_mapping({"training": {"max_minutes": 3, "max_updates": 20}}))
-    for name in ("whole", "killed"):
-        with trials.started(name):
-            assert TimeLimit.read(RunFolder.open(tmp_path / name, model=False)) == TimeLimit(updates=20, since=0)
-
-
-def test_verify_of_a_run_says_which_settings_it_did_not_verify(tmp_path: Path) -> None:
-    """Its time limit is part of the trial, as the same number of updates in all trainings."""
-    lines = [f"{i % 2}\tthe {'cat' if i % 2 else 'dog'} of house {i % 7}" for i in range(40)]
-    (tmp_path / "labels.tsv").write_text("\n".join(lines) + "\n")
-    asked = {
-        "task": "classification",
-        "data": {"train": [{"path": str(tmp_path / "labels.tsv")}]},
-        "model": {"d_model": 16, "d_ff": 16, "n_heads": 2, "n_encoder_layers": 1},
-        "tokenizer": {"vocab_size": 60},
-        "training": {"max_updates": 2, "max_minutes": 3},
-    }
-    run = train(Settings.from_mapping(asked), tmp_path / "run", log=Log(quiet=True))
-    command_line = [sys.executable, "-m", "transduce", "verify", str(run), "--updates", "20", "--kills", "1"]
-    done = subprocess.run(command_line, capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    verified, replaced = done.stdout.splitlines()[-2:]
-    assert verified.startswith("verified")
-    assert "not verified" in replaced and "training.max_updates = 2 (trial: 20)" in replaced
-    assert "max_minutes" not in replaced and "training.lr" not in replaced
+    assert_refused(command("verify", tmp_path / "recipe.toml"), "recipe.toml")
 
 
 def test_a_resumed_run_keeps_the_precision_and_the_micro_batch_of_its_start(
@@ -165,7 +109,7 @@ def test_a_resumed_run_keeps_the_precision_and_the_micro_batch_of_its_start(
     class Interrupted(Exception):
         pass
 
-    def interrupted(updater: Updater, batches: Any, *rest: Any) -> Any:
+    def interrupted(updater: Updater, batches: Any, *rest: Any, **options: Any) -> Any:
         used.append((updater.precision, [batch.n_rows for batch in batches]))
         raise Interrupted
 

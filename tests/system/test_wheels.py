@@ -17,7 +17,7 @@ import pytest
 import marians
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = "transduce/native/libtransduce_native.so"
+LIBRARY = "transduce/kernels/libtransduce_native.so"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.loopback,  # pip tries whether the machine has IPv6
@@ -130,5 +130,7 @@ def test_the_library_compiles_and_decodes_on_aarch64(tmp_path: Path) -> None:
     stress = [compiler, "-std=c++17", "-Inative/src", "-o", tmp_path / "stress", "native/tests/stress.cpp"]
     subprocess.run([*stress, tmp_path / LIBRARY, "-pthread"], cwd=ROOT, check=True)
     paths = ["-L", "/usr/aarch64-linux-gnu", "-E", f"LD_LIBRARY_PATH={(tmp_path / LIBRARY).parent}"]
-    done = subprocess.run([emulator, *paths, tmp_path / "stress"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.startswith("portable: "), done.stderr
+    for cpu, isa in (("cortex-a57", "portable"), ("max,pauth-impdef=on", "neon_i8mm")):
+        command = [emulator, "-cpu", cpu, *paths, str(tmp_path / "stress")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and done.stdout.startswith(f"{isa}: "), done.stderr

@@ -59,6 +59,14 @@ def test_time_left_counts_from_the_start_of_a_resumed_job() -> None:
     assert shown == ["", "0:40 left", "0:00 left"]
 
 
+def test_time_left_never_rises_if_the_job_has_a_time_limit() -> None:
+    shown: list[str] = []
+    bar = Bar(lambda fraction, text: shown.append(text), iter([0.0, 10.0, 20.0, 60.0, 70.0]).__next__)
+    for fraction, at_most in ((0.0, 100.0), (0.1, 90.0), (0.3, 80.0), (0.4, 40.0), (0.8, 30.0)):
+        bar.update(fraction, at_most=at_most)
+    assert shown == ["1:40 left", "1:30 left", "0:47 left", "0:40 left", "0:17 left"]
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3600, "1:00:00"), (86_399, "23:59:59")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -61,7 +61,7 @@ def test_bfloat16_is_chosen_by_the_instructions_of_the_cpu(
     capability: str, has_bfloat16: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
-    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has_bfloat16)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": has_bfloat16})
     assert machine.this_machine("cpu").precision == expected
 
 

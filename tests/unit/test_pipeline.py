@@ -57,6 +57,17 @@ def test_a_run_resumes_without_its_text(texts: Path) -> None:
     assert again.code == 0 and "is finished" in again.err
 
 
+def test_a_run_whose_encoded_text_was_removed_resumes_as_the_error_says(texts: Path) -> None:
+    cut_short(texts)
+    run = texts.parent / "run"
+    shutil.rmtree(run / "tokens")
+    done = train(texts)
+    assert done.code == 2 and f"{run / 'tokens'} was removed" in done.err and f"remove {run / 'data.json'}" in done.err
+    (run / "data.json").unlink()
+    done = train(texts)
+    assert done.code == 0 and "resuming after update" in done.err, done.err
+
+
 def test_a_damaged_line_of_the_log_is_skipped_with_a_warning(texts: Path) -> None:
     cut_short(texts)
     log = texts.parent / "run" / "metrics.jsonl"
@@ -129,12 +140,12 @@ def test_an_edited_card_is_kept(finished: Path, tmp_path: Path) -> None:
 def test_verify_names_a_changed_log_of_a_finished_run(finished: Path, tmp_path: Path) -> None:
     """A finished log has a checksum; a change does not make the run unusable."""
     run = finished / "run"
-    assert "ok        metrics.jsonl" in transduce("verify", run, "--files").out
+    assert "ok        metrics.jsonl" in transduce("verify", run).out
 
     def spoil(run: Path) -> None:
         log = (run / "metrics.jsonl").read_text()
         (run / "metrics.jsonl").write_text(log.replace('"update": 4', '"update": 3', 1))
-        done = transduce("verify", run, "--files")
+        done = transduce("verify", run)
         assert done.code == 1 and re.search(r"DAMAGED +metrics\.jsonl", done.out)
 
     done, _ = again(finished, tmp_path, spoil)

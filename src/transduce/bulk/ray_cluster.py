@@ -13,54 +13,54 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import transduce
-from transduce.bulk.chunks import Chunk, Translated
-from transduce.data.spool import Arrays
-from transduce.data.workers import ChunkT
+from transduce.data.workers import Arrays, ChunkT
 from transduce.errors import SettingsError, TransduceError
 from transduce.logging import Log
 from transduce.process import collect_garbage_rarely
 
-T = TypeVar("T")
-
-_CHUNKS_PER_ACTOR = 4  # sent and not written: the next ones are there when one is done, and slow ones delay nobody
+_CHUNKS_PER_ACTOR = 4  # chunks sent ahead, so that no actor waits for its next chunk
 _SECONDS_TO_START = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The nodes of a Ray cluster, for `translate_to_folder`.
+    """The nodes of a Ray cluster, for `translate_to_folder` and `transduce.pipeline.prepare`.
 
-    Every node with CPUs runs an actor with all its cores; one with several GPUs an actor for each. transduce must be
-    installed there, and the run folder must have the same path; the files are needed here only. To prepare text every
-    core has an actor, and only files of vectors are needed there.
+    A node with CPUs runs one actor with all its cores; a node with several GPUs runs an actor per GPU. Every node needs
+    transduce and the run folder, at the same path; input files are needed on this machine only. Preparation of text
+    runs an actor per core, and nodes need only files of vectors.
 
     Args:
-        address: HOST:PORT of the cluster's head, of which this machine is a node, or "auto".
+        address: HOST:PORT of the head of the cluster, which this machine belongs to, or "auto".
+        log: For messages about nodes (default: to stderr).
     """
 
     address: str = "auto"
+    log: Log = field(default_factory=Log)
 
-    def workers(self, log: Log) -> RayWorkers:
-        """Workers that prepare text on the cluster, for `transduce.pipeline.prepare`."""
-        return RayWorkers(self, log)
+    def map(self, function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
+        """Prepare text: see `data.workers.Workers`."""
+        with self.start(partial(_Preparation, function), gpus=False, per_core=True) as nodes:
+            yield from nodes.map(chunks)
 
     @contextlib.contextmanager
-    def start(self, make: Callable[[], Any], log: Log, *, gpus: bool, per_core: bool = False) -> Iterator[RayNodes]:
-        """Make the same object in actors on all nodes. It has `how`, `notes`, and is called with chunks.
+    def start(self, make: Callable[[], Any], *, gpus: bool, per_core: bool = False) -> Iterator[RayNodes]:
+        """Call `make` in actors on all nodes. Its result has `how` and `notes`, and is called with chunks.
 
         Raises `SettingsError` if there is no such cluster.
         """
         with _connected(self.address) as ray:
             actors = self._actors(ray, per_core=per_core, gpus=gpus)
-            yield RayNodes(ray, actors, *_load(ray, actors, make, log), log)  # Ray ends actors that nothing refers to
+            # keep a reference: Ray ends actors without references
+            yield RayNodes(ray, actors, make, self.log)
 
     def _actors(self, ray: Any, *, per_core: bool, gpus: bool) -> list[_Actor]:
-        """Actors with their shares of the nodes' resources; they start when they are free."""
+        """Create actors with shares of the nodes' resources. An actor starts when its resources are free."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         remote, actors = ray.remote(_Worker), []
@@ -80,36 +80,18 @@ class RayCluster:
         return actors
 
 
-@dataclass(frozen=True, slots=True)
-class RayWorkers:
-    """`data.workers.Workers` on a cluster."""
-
-    cluster: RayCluster
-    log: Log
-
-    def map(self, function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
-        """See `Workers`."""
-        with self.cluster.start(partial(_Preparation, function), self.log, gpus=False, per_core=True) as nodes:
-            yield from nodes.map(chunks)
-
-
-@dataclass(frozen=True, slots=True)
 class _Preparation:
-    """A function of `data` in an actor."""
+    """A function that prepares text, with the attributes of an object that an actor calls."""
 
-    function: Callable[[Any], Arrays]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def how(self) -> dict[str, Any]:
-        return {"transduce": transduce.__version__}
+    def __init__(self, function: Callable[[Any], Arrays]) -> None:
+        self.how, self.notes, self._function = {"transduce": transduce.__version__}, (), function
 
     def __call__(self, chunk: Any) -> Arrays:
-        return self.function(chunk)
+        return self._function(chunk)
 
 
 class _Worker:
-    """An object in an actor. It is made by a call, whose errors reach the caller as they are."""
+    """An actor. Its object is created by a call, whose errors reach the caller unchanged."""
 
     def load(self, make: Callable[[], Any]) -> tuple[dict[str, Any], Sequence[str]]:
         collect_garbage_rarely()
@@ -127,103 +109,87 @@ class _Actor(NamedTuple):
     handle: Any
 
 
-class _Call(NamedTuple):
-    """A chunk, what was sent of it to an actor, and the reference to its result."""
-
-    chunk: Any
-    sent: Any
-    actor: _Actor
-    result: Any
-
-
 class RayNodes:
-    """Actors on the nodes of a cluster, each with the same object; `how` and `notes` are those of the objects."""
+    """Actors on the nodes of a cluster, each with an equal object. `how` and `notes` are those of the objects."""
 
-    def __init__(self, ray: Any, actors: Sequence[_Actor], how: dict[str, Any], notes: Sequence[str], log: Log) -> None:
-        self.how, self.notes, self._ray, self._log = how, notes, ray, log
+    def __init__(self, ray: Any, actors: Sequence[_Actor], make: Callable[[], Any], log: Log) -> None:
+        self._ray, self._log = ray, log
         self._unfinished: dict[_Actor, list[Any]] = {actor: [] for actor in actors}  # results of their calls
+        self.how, self.notes = self._load(make)
 
-    def translate_all(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Translated]]:
-        """See `ChunkTranslator`."""
-        return self.map(chunks, lambda chunk: (chunk.first, chunk.lines))
+    def _load(self, make: Callable[[], Any]) -> tuple[dict[str, Any], Sequence[str]]:
+        """Create the object in all actors; raises `SettingsError` if the actors differ."""
+        calls = {actor.handle.load.remote(make): actor.node for actor in self._unfinished}
+        _, waiting = self._ray.wait([*calls], num_returns=len(calls), timeout=_SECONDS_TO_START)
+        if waiting:
+            nodes = ", ".join(sorted({calls[call] for call in waiting}))
+            self._log.say(f"waiting for workers on {nodes}; their CPUs may be in use by other jobs of the cluster")
+        loaded: dict[str, tuple[dict[str, Any], Sequence[str]]] = {}
+        for call, node in calls.items():
+            try:
+                loaded[node] = self._get(call)
+            except self._ray.exceptions.RayError as error:
+                message = f"no worker starts on {node}: {_reason(error)}; transduce must be installed there"
+                raise TransduceError(message) from error
+            except TransduceError as error:
+                raise type(error)(f"{node}: {error}") from error
+        first_node, (first, notes) = next(iter(loaded.items()))
+        for node, (how, _) in loaded.items():
+            for name, value in how.items():
+                if value != first.get(name):
+                    raise SettingsError(
+                        f"{name} = {first.get(name)!r} on {first_node} and {value!r} on {node}: "
+                        "all nodes need the same model, version of transduce and native library"
+                    )
+        return first, notes
 
-    def map(self, chunks: Iterable[T], sent_of: Callable[[T], Any] = lambda chunk: chunk) -> Iterator[tuple[T, Any]]:
-        """Call the objects with what `sent_of` gives of each chunk, several at a time; yield the results in order.
+    def _get(self, result: Any) -> Any:
+        """Return the result of a call. Raises the error that the call raised in the actor, or an error of Ray."""
+        try:
+            return self._ray.get(result)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+
+    def map(self, chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Any]]:
+        """Call the objects with the chunks, several at a time; yield each chunk with its result, in order.
 
         Raises `TransduceError` when no actor is left.
         """
-        waiting: deque[_Call] = deque()
+        waiting: deque[tuple[ChunkT, _Actor, Any]] = deque()  # chunks, their actors, and references to their results
         for chunk in chunks:
-            waiting.append(self._send(chunk, sent_of(chunk)))
+            waiting.append((chunk, *self._send(chunk)))
             if len(waiting) >= _CHUNKS_PER_ACTOR * len(self._unfinished):
-                yield self._finish(waiting.popleft())
+                yield self._finish(*waiting.popleft())
         while waiting:
-            yield self._finish(waiting.popleft())
+            yield self._finish(*waiting.popleft())
 
-    def _send(self, chunk: Any, sent: Any) -> _Call:
+    def _send(self, chunk: Any) -> tuple[_Actor, Any]:
         """Send a chunk to the actor that has the fewest unfinished calls."""
         if not self._unfinished:
             raise TransduceError("no worker of the Ray cluster is left; the same command resumes")
         for results in self._unfinished.values():
             if results:
                 _, results[:] = self._ray.wait(results, num_returns=len(results), timeout=0)
-        actor = min(self._unfinished, key=lambda one: len(self._unfinished[one]))
-        result = actor.handle.call.remote(sent)
+        actor = min(self._unfinished, key=lambda actor: len(self._unfinished[actor]))
+        result = actor.handle.call.remote(chunk)
         self._unfinished[actor].append(result)
-        return _Call(chunk, sent, actor, result)
+        return actor, result
 
-    def _finish(self, call: _Call) -> tuple[Any, Any]:
-        """Wait for the result of a call; if its actor is lost, for that of another one."""
+    def _finish(self, chunk: ChunkT, actor: _Actor, result: Any) -> tuple[ChunkT, Any]:
+        """Wait for the result of a chunk. If its actor is lost, send the chunk to another one."""
         while True:
             try:
-                return call.chunk, _get(self._ray, call.result)
-            except self._ray.exceptions.RayError as error:  # the actor, its node, or the result that was on it
-                if self._unfinished.pop(call.actor, None) is not None:
+                return chunk, self._get(result)
+            except self._ray.exceptions.RayError as error:  # the actor, its node, or the result on the node is lost
+                if self._unfinished.pop(actor, None) is not None:
                     n_left = len(self._unfinished)
-                    self._log.warn(f"lost the worker on {call.actor.node} ({_reason(error)}); {n_left} are left")
-                call = self._send(call.chunk, call.sent)
-
-
-def _get(ray: Any, result: Any) -> Any:
-    """The result of a call. Raises the error that the call has raised as it was there, or one of Ray."""
-    try:
-        return ray.get(result)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-
-
-def _load(
-    ray: Any, actors: Sequence[_Actor], make: Callable[[], Any], log: Log
-) -> tuple[dict[str, Any], Sequence[str]]:
-    """Make the object in all actors; returns `how` and `notes`. Raises `SettingsError` if the actors differ."""
-    calls = {actor.handle.load.remote(make): actor.node for actor in actors}
-    _, waiting = ray.wait([*calls], num_returns=len(calls), timeout=_SECONDS_TO_START)
-    if waiting:
-        nodes = ", ".join(sorted({calls[call] for call in waiting}))
-        log.say(f"waiting for workers on {nodes}; their CPUs may be in use by other jobs of the cluster")
-    found: dict[str, tuple[dict[str, Any], Sequence[str]]] = {}
-    for call, node in calls.items():
-        try:
-            found[node] = _get(ray, call)
-        except ray.exceptions.RayError as error:
-            message = f"no worker starts on {node}: {_reason(error)}; transduce must be installed there"
-            raise TransduceError(message) from error
-        except TransduceError as error:
-            raise type(error)(f"{node}: {error}") from error
-    first_node, (first, notes) = next(iter(found.items()))
-    for node, (how, _) in found.items():
-        for name, value in how.items():
-            if value != first.get(name):
-                raise SettingsError(
-                    f"{name} = {first.get(name)!r} on {first_node} and {value!r} on {node}: "
-                    "all nodes need the same model, version of transduce and native library"
-                )
-    return first, notes
+                    self._log.warn(f"lost the worker on {actor.node} ({_reason(error)}); {n_left} are left")
+                actor, result = self._send(chunk)
 
 
 @contextlib.contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """The module `ray`, connected to a cluster. A connection that the program has already is used and kept."""
+    """Yield the module `ray`, connected to a cluster. An existing connection of the process is used and kept."""
     try:
         import ray
     except ImportError as error:
@@ -231,37 +197,25 @@ def _connected(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        if address != "auto":
-            _check_address(address)  # Ray would wait for a cluster for minutes
-        with _keep_sigterm():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        if address != "auto":  # check the address first: Ray would wait for minutes for a cluster
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         raise SettingsError(
             f"there is no Ray cluster at {address} ({_reason(error)}); give HOST:PORT of its head, or auto on a node"
         ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def _check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=10).close()
-
-
-@contextlib.contextmanager
-def _keep_sigterm() -> Iterator[None]:
-    """Restore the handler of SIGTERM, which Ray replaces."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
-
-
 def _reason(error: Exception) -> str:
-    """The first line of a message of Ray, which may be long."""
+    """Return the first line of an error message of Ray, which may be long."""
     return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__).split(": ")[0][:200]

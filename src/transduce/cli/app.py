@@ -1,30 +1,25 @@
-"""The command line: every command with its name. Commands import heavy modules when they run, so `--help` is instant.
+"""The command line: every command with its name.
 
-A command has one parameter per option, which can be more than eight.
+A command is a function with one parameter per option, or a class with one field per option. Commands import heavy
+modules when they run, so that `--help` is instant.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Annotated
 
 import typer
 from typer import Option
 
-from transduce.cli.align import align
-from transduce.cli.compare import compare
 from transduce.cli.convert import export_model, import_model
-from transduce.cli.demo import demo
-from transduce.cli.distill import distill
-from transduce.cli.evaluate import evaluate
-from transduce.cli.inspect import inspect
-from transduce.cli.serve import serve
-from transduce.cli.shortlist import shortlist
-from transduce.cli.text import classify, fill, generate
-from transduce.cli.train import doctor, prepare, report, train, verify
-from transduce.cli.translate import score, translate
-from transduce.errors import DataError
+from transduce.cli.evaluate import Compare, Distill, Evaluate
+from transduce.cli.inspect import Inspect
+from transduce.cli.options import Command, TextCommand
+from transduce.cli.serve import Serve
+from transduce.cli.train import Doctor, Prepare, Train, demo, report, verify
+from transduce.cli.translate import Align, Generate, Score, Translate, classify, fill
 
 app = typer.Typer(
     add_completion=False,
@@ -45,12 +40,14 @@ def _show_version(asked: bool) -> bool:
 
 
 def _describe_engine() -> str:
-    """The engine that decodes on CPUs and its instruction set, and the reason if it is not the native library."""
-    from transduce.native.library import instruction_set, load_library
+    """Describe the engine that decodes on CPUs: its instruction set, and why it is not the native library."""
+    from transduce.kernels.library import instruction_set, load_library
 
     library = load_library()
     if not isinstance(library, str):
         return f"native library, {instruction_set()}"
+    if find_spec("torch") is None:
+        return f"none: {library}, and PyTorch is not installed"
     import torch
 
     return f"PyTorch, {torch.backends.cpu.get_cpu_capability().lower()} ({library})"
@@ -60,6 +57,9 @@ def _describe_engine() -> str:
 def _all(
     debug: Annotated[
         bool, Option("--debug", help="Print a traceback with every error (or TRANSDUCE_DEBUG=1).")
+    ] = False,
+    allow_code: Annotated[
+        bool, Option("--allow-code", help="Run the Python files that a recipe or a run names as extensions.")
     ] = False,
     version: Annotated[
         bool,
@@ -77,55 +77,26 @@ def _all(
     """
 
 
-def options_of(arguments: Collection[str]) -> set[str]:
-    """The options of the command that is the first of the arguments that name one."""
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group
-    command = next((commands[one] for one in arguments if one in commands), None)
-    return {name for parameter in command.params for name in parameter.opts} if command is not None else set()
-
-
-def _with_checked_text(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a command refuse text arguments that are not UTF-8. Paths may contain any bytes."""
-
-    @functools.wraps(command)
-    def checked(**given: Any) -> Any:
-        for value in given.values():
-            for text in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(text, str):
-                    _check_text(text)
-        return command(**given)
-
-    return checked
-
-
-def _check_text(text: str) -> None:
-    """Refuse the half surrogates as which Python passes bytes that are not UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        raise DataError(
-            f"argument '{shown}': not valid UTF-8 (at character {error.start + 1}); text must be UTF-8"
-        ) from None
-
-
-for _command in (
-    *(
-        demo,
-        train,
-        prepare,
-        doctor,
-        translate,
-        evaluate,
-        generate,
-        fill,
-        classify,
-        score,
-        align,
-        inspect,
-        report,
-        verify,
-    ),
-    *(compare, serve, distill, shortlist, import_model, export_model),
-):
-    app.command(_command.__name__.removesuffix("_model"))(_with_checked_text(_command))
+COMMANDS: dict[str, Callable[..., Command | None]] = {
+    "demo": demo,
+    "train": Train,
+    "prepare": Prepare,
+    "doctor": Doctor,
+    "translate": Translate,
+    "evaluate": Evaluate,
+    "generate": Generate,
+    "fill": fill,
+    "classify": classify,
+    "score": Score,
+    "align": Align,
+    "inspect": Inspect,
+    "report": report,
+    "verify": verify,
+    "compare": Compare,
+    "serve": Serve,
+    "distill": Distill,
+    "import": import_model,
+    "export": export_model,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name, cls=TextCommand)(_command)

@@ -10,48 +10,62 @@ from transduce.cli.output import print_lines
 
 
 def import_model(
-    kind: Annotated[str, argument("KIND", "marian, bert or gpt2.")],
-    path: Annotated[str, argument("PATH", "Model folder, or OWNER/NAME of a model on the Hub.")],
+    source: Annotated[
+        str, argument("SOURCE", "Model folder, *.argosmodel, Marian's *.npz or *.bin, or OWNER/NAME on the Hub.")
+    ],
     run: Annotated[Path, argument("RUN", "Run folder to create.")],
-    revision: Annotated[str | None, option(help="Branch, tag or commit of OWNER/NAME (default: main).")] = None,
+    revision: Annotated[str | None, option("Branch, tag or commit of OWNER/NAME (default: main).")] = None,
+    base: Annotated[
+        Path | None, option("For adapters of PEFT, the run folder of the model that they belong to.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Create a run folder from a Hugging Face transformers model.
+    """Create a run folder from a model of transformers, Marian, CTranslate2 or Argos Translate, or adapters of PEFT.
 
-    A model folder contains config.json, model.safetensors (or pytorch_model.bin) and the vocabulary: source.spm,
-    target.spm and vocab.json for marian, tokenizer.json (or the older files) for bert and gpt2. Unless there is a
-    folder OWNER, OWNER/NAME is downloaded from the Hugging Face Hub, with weights from model.safetensors only.
+    The kind of model is detected from the files. From transformers, Marian, M2M-100, NLLB, mBART-50, BART, T5, mT5,
+    MADLAD-400, BERT and GPT-2 are supported: a folder contains config.json, weights (safetensors, or pytorch_model.bin)
+    and the vocabulary. A folder of CTranslate2 contains model.bin, the vocabularies and the SentencePiece models. A
+    model of Marian, such as OPUS-MT's and Firefox's, is a file *.npz or *.bin, with the vocabularies in its folder.
+    Unless there is a folder OWNER, OWNER/NAME is downloaded from the Hugging Face Hub, with weights from safetensors or
+    model.bin only.
 
     \b
-    transduce import gpt2 openai-community/gpt2 runs/gpt2
-    transduce import marian opus-mt-en-de runs/opus
-    transduce import marian Helsinki-NLP/opus-mt-en-de runs/opus
+    transduce import openai-community/gpt2 runs/gpt2
+    transduce import opus-mt-en-de runs/opus
+    transduce import facebook/nllb-200-distilled-600M runs/nllb
+    transduce import translate-en_de-1_9.argosmodel runs/en-de
+    transduce import model.ende.intgemm.alphas.bin runs/firefox
+    transduce import nllb-medical-lora runs/medical --base runs/nllb
     transduce translate runs/opus < in.en > out.de
     """
     from transduce.convert.importing import import_run
 
-    print_lines(import_run(kind, path, run, revision=revision, quiet=quiet))
+    print_lines(import_run(source, run, revision=revision, base=base, quiet=quiet))
 
 
 def export_model(
     run: Annotated[Path, argument("RUN", "Run folder of the model.")],
-    out: Annotated[Path, argument("OUT", "Folder to create.")],
-    to: Annotated[str, option(help="Format: huggingface, onnx or ctranslate2.")],
+    out: Annotated[Path, argument("OUT", "Folder to create; for argos, a package *.argosmodel.")],
+    to: Annotated[str, option("Format: huggingface, peft, ctranslate2 or argos.")],
     quantization: Annotated[
-        str | None, option(help="For ctranslate2: int8, int16, float16, ...; for onnx: int8 (default: none).")
+        str | None, option("For ctranslate2 and argos: int8, int16, float16, ... (default: none).")
     ] = None,
 ) -> None:
-    """Export a model to transformers, ONNX or CTranslate2.
+    """Export a model to transformers, CTranslate2 or Argos Translate.
 
-    The outputs are compared with the run's. In transformers a translator becomes a MarianMTModel, a language model a
-    GPT2LMHeadModel, an encoder a BERT model. A setting that the format cannot express is refused by name; for
-    transformers, train a translator with model.residual=post and a language model with model.positions=learned. ONNX
-    supports Transformers, GPT and BERT models, CTranslate2 Transformers that translate.
+    The outputs are compared with the run's. In transformers a translator trained here becomes a MarianMTModel, a
+    language model a GPT2LMHeadModel, an encoder a BERT model; an imported model becomes what it was. A setting that the
+    format cannot express is refused by name; for transformers, train a translator with model.residual=post and a
+    language model with model.positions=learned. CTranslate2 supports Transformers that translate; a package of Argos
+    Translate contains a model of CTranslate2. To peft, the adapters are exported that a run has kept
+    (training.lora.merge=false).
 
     \b
     transduce export runs/x --to huggingface x-marian
-    transduce export runs/shakespeare --to onnx shakespeare-onnx
+    transduce export runs/shakespeare --to huggingface shakespeare-gpt2
     transduce export runs/x --to ctranslate2 x-ct2 --quantization int8
+    transduce export runs/x --to argos translate-en_de.argosmodel
+    transduce export runs/small --to peft nllb-lora
     """
     from transduce.convert.exporting import export_run
 

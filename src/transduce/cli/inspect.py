@@ -1,8 +1,9 @@
-"""`transduce inspect`: what a model computes for a sentence."""
+"""`transduce inspect`: show a model's computation for a sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,54 +11,18 @@ from typer import Option
 
 from transduce.cli import options as opt
 from transduce.cli.output import print_lines, to_json
-from transduce.config.decoding import DecodingOptions
 from transduce.errors import SettingsError
+from transduce.logging import Log
+from transduce.runs.atomic import write_text
 
 if TYPE_CHECKING:
-    from transduce.inspection.look import Inspection
+    from transduce.config.decoding import DecodingOptions
+    from transduce.inspection.inspection import Inspection
+    from transduce.text.languages import Languages
 
-_IN_SEARCH = ("beam", "length_penalty")
 
-
-@opt.expand_decoding(without=DecodingOptions.model_fields.keys() - _IN_SEARCH)
-def inspect(
-    run: opt.Run,
-    text: Annotated[str | None, opt.argument("TEXT", "Sentence to inspect; without it, start a local page.")] = None,
-    target: Annotated[str | None, opt.option(help="Target of the sentence (default: the model's translation).")] = None,
-    compare: Annotated[
-        Path | None, opt.option(metavar="RUN", help="Another run, shown side by side with the first one.")
-    ] = None,
-    off: Annotated[
-        list[str] | None, opt.option(metavar="NAME", help="Switch off a part, such as decoder.mask; repeatable.")
-    ] = None,
-    html: Annotated[
-        Path | None, opt.option(metavar="FILE", help="Write the page with the recorded values inside; works offline.")
-    ] = None,
-    json: Annotated[bool, Option("--json", help="Print all values as JSON; with --compare, one line a run.")] = False,
-    svg: Annotated[
-        Path | None,
-        opt.option(
-            "--svg",
-            "--png",
-            metavar="FILE",
-            help="Draw the attention of the last layer, averaged over heads (.svg or .png).",
-        ),
-    ] = None,
-    port: Annotated[int, Option(help="Port of the live page; 0 takes a free one.", min=0, max=65535)] = 0,
-    browser: Annotated[bool, Option("--browser/--no-browser", help="Open the live page in a browser.")] = True,
-    ablate_heads: Annotated[
-        Path | None,
-        opt.option(
-            metavar="FILE",
-            help="Switch off each head in turn; write loss and BLEU on --src and --ref. An interrupted run continues.",
-        ),
-    ] = None,
-    src: Annotated[Path | None, opt.option(metavar="FILE", help="Sources for --ablate-heads.")] = None,
-    ref: Annotated[Path | None, opt.option(metavar="FILE", help="References for --ablate-heads.")] = None,
-    device: opt.Device = "auto",
-    *,
-    decoding: DecodingOptions,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Inspect(opt.Command):
     """Look inside a model.
 
     Without TEXT, start a local page to inspect sentences; with TEXT, print the attention weights.
@@ -69,25 +34,102 @@ def inspect(
     transduce inspect runs/x --compare runs/y
     transduce inspect runs/x --ablate-heads heads --src test.en --ref test.de
     """
-    runs = [run] if compare is None else [run, compare]
-    for_text = {"--target": target, "--off": off, "--html": html, "--json": json, "--svg": svg}
-    for_page = {"--port": port, "--no-browser": not browser}
-    for_ablation = {"--src": src, "--ref": ref}
-    for_search = {opt.flag_of(name): True for name in decoding.model_fields_set}
-    if ablate_heads is not None:
-        _refuse({"TEXT": text, "--compare": compare, **for_text, **for_page, **for_search}, "with --ablate-heads")
-        if src is None or ref is None:
-            raise SettingsError(
-                "--ablate-heads needs --src and --ref: files with sources and their reference translations"
+
+    run: opt.Run
+    text: Annotated[str | None, opt.argument("TEXT", "Sentence to inspect; without it, start a local page.")] = None
+    target: Annotated[str | None, opt.option("Target of the sentence (default: the model's translation).")] = None
+    compare: Annotated[
+        Path | None, opt.option("Another run, shown side by side with the first one.", metavar="RUN")
+    ] = None
+    off: Annotated[
+        list[str] | None, opt.option("Switch off a part, such as decoder.mask; repeatable.", metavar="NAME")
+    ] = None
+    html: Annotated[Path | None, opt.file("Write the page with the recorded values inside; works offline.")] = None
+    json: Annotated[bool, Option("--json", help="Print all values as JSON; with --compare, one line a run.")] = False
+    svg: Annotated[
+        Path | None,
+        opt.file("Draw the attention of the last layer, averaged over heads (.svg or .png).", "--svg", "--png"),
+    ] = None
+    port: Annotated[int, Option(help="Port of the live page; 0 takes a free one.", min=0, max=65535)] = 0
+    browser: Annotated[bool, Option("--browser/--no-browser", help="Open the live page in a browser.")] = True
+    ablate_heads: Annotated[
+        Path | None,
+        opt.file("Switch off each head in turn; write loss and BLEU on --src and --ref. An interrupted run continues."),
+    ] = None
+    src: Annotated[Path | None, opt.file("Sources for --ablate-heads.")] = None
+    ref: Annotated[Path | None, opt.file("References for --ablate-heads.")] = None
+    src_lang: opt.SrcLang = None
+    tgt_lang: opt.TgtLang = None
+    device: opt.Device = "auto"
+    beam: opt.Beam = None
+    length_penalty: opt.LengthPenalty = None
+
+    def execute(self) -> None:
+        runs = [self.run] if self.compare is None else [self.run, self.compare]
+        for_text = {f"--{name}": getattr(self, name) for name in ("target", "off", "html", "json", "svg")}
+        for_page = {"--port": self.port, "--no-browser": not self.browser}
+        for_ablation = {"--src": self.src, "--ref": self.ref}
+        decoding = self.decoding()
+        if self.ablate_heads is not None:
+            for_search = dict.fromkeys(map(opt.flag_of, decoding.model_fields_set), True)
+            others = {"TEXT": self.text, "--compare": self.compare, **for_text, **for_page, **for_search}
+            _refuse(others, "with --ablate-heads")
+            if self.src is None or self.ref is None:
+                raise SettingsError(
+                    "--ablate-heads needs --src and --ref: files with sources and their reference translations"
+                )
+            languages = self.src_lang, self.tgt_lang
+            _ablate_heads(self.run, self.src, self.ref, self.ablate_heads, self.device, languages)
+        elif self.text is None:
+            _refuse(for_text, "without TEXT")
+            _refuse(for_ablation, "without --ablate-heads")
+            self._serve(runs, decoding)
+        else:
+            _refuse({**for_page, **for_ablation}, "with TEXT")
+            self._show(runs, self.text, decoding)
+
+    def _show(self, runs: Sequence[Path], text: str, decoding: DecodingOptions) -> None:
+        from transduce.inspection.inspected_models import open_subject
+        from transduce.inspection.inspection import inspect_sentence, kept_page
+        from transduce.inspection.pictures import averaged_attention, save_picture, show_attention
+
+        models = [
+            open_subject(run, device=self.device, decoding=decoding, languages=(self.src_lang, self.tgt_lang))
+            for run in runs
+        ]
+        inspections = [inspect_sentence(model, text, self.target, off=self.off or ()) for model in models]
+        if self.svg is not None:
+            save_picture(self.svg, *averaged_attention(inspections[0]))
+        if self.html is not None:
+            write_text(self.html, kept_page(inspections))
+        if self.json:
+            print_lines(
+                to_json(inspection.to_json([part.name for part in inspection.parts])) for inspection in inspections
             )
-        _ablate_heads(run, src, ref, ablate_heads, device)
-    elif text is None:
-        _refuse(for_text, "without TEXT")
-        _refuse(for_ablation, "without --ablate-heads")
-        _serve(runs, port, browser, device, decoding)
-    else:
-        _refuse({**for_page, **for_ablation}, "with TEXT")
-        _show(runs, text, target, tuple(off or ()), html, json, svg, device, decoding)
+            return
+        for path, inspection in zip(runs, inspections, strict=True):
+            title = [f"{path}:"] if len(runs) > 1 else []
+            print_lines([*title, *_texts(inspection), "", show_attention(inspection), ""], colours=True)
+        print_lines(f"written: {path}" for path in (self.html, self.svg) if path is not None)
+
+    def _serve(self, runs: Sequence[Path], decoding: DecodingOptions) -> None:
+        opt.require_packages()
+        from transduce.runs.folder import RunFolder
+        from transduce.serving.inspection_page import InspectionPage, named_runs
+        from transduce.serving.server import ServerOptions, serve
+        from transduce.serving.service import Service
+
+        for run in runs:
+            RunFolder.open(run)  # report errors here rather than on the page
+        page = InspectionPage(
+            named_runs(runs),
+            device=self.device,
+            decoding=decoding,
+            languages=(self.src_lang, self.tgt_lang),
+            together=len(runs) > 1,
+            browse=self.browser,
+        )
+        serve(Service([]), ServerOptions(port=self.port, log=False), Log(), page)
 
 
 def _refuse(options: Mapping[str, object], when: str) -> None:
@@ -95,66 +137,19 @@ def _refuse(options: Mapping[str, object], when: str) -> None:
         raise SettingsError(f"{', '.join(given)}: does not apply {when}; leave it out")
 
 
-def _show(
-    runs: Sequence[Path],
-    text: str,
-    target: str | None,
-    off: Sequence[str],
-    html: Path | None,
-    json: bool,
-    svg: Path | None,
-    device: str,
-    decoding: DecodingOptions,
-) -> None:
-    from transduce.inspection.look import kept_page, look
-    from transduce.inspection.pictures import averaged_attention, save_picture, show_attention
-    from transduce.inspection.subjects import open_subject
-    from transduce.runs.atomic import write_text
-
-    found = [look(open_subject(run, device=device, decoding=decoding), text, target, off=off) for run in runs]
-    if svg is not None:
-        save_picture(svg, *averaged_attention(found[0]))
-    if html is not None:
-        write_text(html, kept_page(found))
-    if json:
-        print_lines(to_json(one.to_json([part.name for part in one.parts])) for one in found)
-        return
-    for path, one in zip(runs, found, strict=True):
-        title = [f"{path}:"] if len(runs) > 1 else []
-        print_lines([*title, *_texts(one), "", show_attention(one), ""], colours=True)
-    print_lines(f"written: {path}" for path in (html, svg) if path is not None)
-
-
-def _texts(found: Inspection) -> Iterable[str]:
+def _texts(inspection: Inspection) -> Iterable[str]:
     from transduce.inspection.pictures import printable
 
-    sides = found.sentence.sides
+    sides = inspection.sentence.sides
     return dict.fromkeys(printable(sides[side].text) for side in ("src", "tgt_out", "label") if side in sides)
 
 
-def _serve(runs: Sequence[Path], port: int, browser: bool, device: str, decoding: DecodingOptions) -> None:
-    from transduce.cli.serve import require_packages
-
-    require_packages()
-    from transduce.logging import Log
-    from transduce.runs.folder import RunFolder
-    from transduce.serving.inspection_page import InspectionPage, named_runs
-    from transduce.serving.server import ServerOptions, serve
-    from transduce.serving.service import Service
-
-    for run in runs:
-        RunFolder.open(run)  # an error now rather than on the page
-    page = InspectionPage(named_runs(runs), device=device, decoding=decoding, together=len(runs) > 1, browse=browser)
-    serve(Service([]), ServerOptions(port=port, log=False), Log(), page)
-
-
-def _ablate_heads(run: Path, src: Path, ref: Path, output: Path, device: str) -> None:
+def _ablate_heads(run: Path, src: Path, ref: Path, output: Path, device: str, languages: Languages) -> None:
     from transduce.data.lines import read_parallel
     from transduce.evaluation.head_ablation import ablate_heads, format_ablation
-    from transduce.inspection.subjects import TranslationSubject, open_subject
-    from transduce.logging import Log
+    from transduce.inspection.inspected_models import TranslationSubject, open_subject
 
-    subject = open_subject(run, device=device)
+    subject = open_subject(run, device=device, languages=languages)
     if not isinstance(subject, TranslationSubject):
         raise SettingsError(f"{run}: heads are compared by translations; give a run of task 'translation'")
     sources, references = read_parallel(src, ref, subject.tokenizers.src)

@@ -1,18 +1,19 @@
-"""Options that several commands share, each defined once. The options of a training are in `request.py`."""
+"""Base class of commands, and the options that several commands share, each defined once."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from typer import Argument, Option
+from typer.core import TyperCommand
 
-from transduce.config.decoding import DecodingOptions, DecodingSettings
-
-Command = Callable[..., None]
+from transduce.config.decoding import DecodingKeywords, DecodingOptions, DecodingSettings
+from transduce.errors import DataError, SettingsError, UserError
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -21,60 +22,32 @@ def argument(metavar: str, help: str) -> Any:
 
 
 def flag_of(name: str) -> str:
-    """The option for a parameter."""
     return f"--{name.replace('_', '-')}"
 
 
-def option(*names: str, help: str, metavar: str | None = None, min: Any = None) -> Any:
+def option(help: str, *names: str, metavar: str | None = None, min: float | None = None) -> Any:
     """An option without a default, or with one that its help text explains."""
     return Option(*names, help=help, metavar=metavar, min=min, show_default=False)
 
 
-def replacing(
-    name: str, options: Iterable[inspect.Parameter], build: Callable[..., object]
-) -> Callable[[Command], Command]:
-    """Replace the parameter `name` of a command by options, from whose values `build` makes its value."""
-    options = list(options)
-
-    def decorate(command: Command) -> Command:
-        @functools.wraps(command)
-        def expanded(**given: Any) -> None:
-            values = {one.name: given.pop(one.name) for one in options}
-            command(**{name: build(**values)}, **given)
-
-        parameters: list[inspect.Parameter] = []
-        for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            parameters += options if parameter.name == name else [parameter]
-        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-        expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return expanded
-
-    return decorate
+def file(help: str, *names: str) -> Any:
+    return option(help, *names, metavar="FILE")
 
 
-def expand(request: type) -> Callable[[Command], Command]:
-    """Replace a command's parameter `request`, an object of this dataclass, by one option per field."""
-    return replacing("request", inspect.signature(request, eval_str=True).parameters.values(), request)
+def folder(help: str) -> Any:
+    return option(help, metavar="FOLDER")
 
 
-def expand_decoding(
-    *, without: Collection[str], flags: Mapping[str, str] = {}, fixed: Mapping[str, object] = {}
-) -> Callable[[Command], Command]:
-    """Replace a command's parameter `decoding`, its `DecodingOptions`, by one option per field that is not `without`.
+def ray(work: str) -> Any:
+    return option(f"{work} on a Ray cluster: HOST:PORT of its head, or auto.", metavar="ADDRESS")
 
-    `flags`: others than the names of the fields. `fixed`: values of some fields, which are no options then.
-    """
-    fields = {name: one for name, one in DecodingOptions.model_fields.items() if name not in (*without, *fixed)}
 
-    def option_of(name: str) -> inspect.Parameter:
-        field = fields[name]
-        default = "the run's setting" if name in DecodingSettings.model_fields else field.default
-        help = str(field.description).removesuffix(".") + ("" if field.annotation is bool else f" (default: {default})")
-        flag = option(flags.get(name, flag_of(name)), help=f"{help}.")
-        kind = Annotated[field.annotation | None, flag]
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-
-    return replacing("decoding", map(option_of, fields), functools.partial(DecodingOptions, **fixed))
+def decoding_option(name: str, *flags: str) -> Any:
+    """An option for a field of `DecodingOptions`; None unless given."""
+    field = DecodingOptions.model_fields[name]
+    default = "the run's setting" if name in DecodingSettings.model_fields else field.default
+    help = str(field.description).removesuffix(".") + ("" if field.annotation is bool else f" (default: {default})")
+    return option(f"{help}.", *(flags or (flag_of(name),)))
 
 
 Run = Annotated[Path, argument("RUN", "Run folder.")]
@@ -83,25 +56,120 @@ Device = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
 Precision = Annotated[
     str, Option(help="Precision: float32, bfloat16, or on CPUs int8 or float32-fast (for CPUs with AMX).")
 ]
+SrcLang = Annotated[
+    str | None, Option("--src-lang", help="Language of the source, for a model of many (default: the run's).")
+]
+TgtLang = Annotated[
+    str | None, Option("--tgt-lang", help="Language of the translation, for a model of many (default: the run's).")
+]
+Ensemble = Annotated[
+    list[Path] | None,
+    option("Translate together with this run, which needs the same vocabularies; repeatable.", metavar="RUN"),
+]
 Json = Annotated[bool, Option("--json", help="Print JSON, one object per line.")]
+DataFolder = Annotated[Path | None, folder("Folder that data paths of recipes are relative to.")]
 Overrides = Annotated[
     list[str] | None,
-    option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.lr=0.001; repeatable."),
+    option("Override a setting, e.g. training.lr=0.001; repeatable.", "--set", metavar="KEY=VALUE"),
 ]
 Processes = Annotated[
     int,
-    Option(
-        "--processes",
-        help="Processes that train together on this machine, e.g. one per GPU; they share every batch.",
-        min=1,
-    ),
+    Option(help="Processes that train together on this machine, e.g. one per GPU; they share every batch.", min=1),
 ]
-
 MaxRestarts = Annotated[
     int,
     Option(help="With --processes: resume from the last checkpoint this many times if a process is lost.", min=0),
 ]
-
 Memory = Annotated[
-    int | None, option(help="Tokens that a model with a memory remembers (default: the run's setting).", min=0)
+    int | None, option("Tokens that a model with a memory remembers (default: the run's setting).", min=0)
 ]
+Beam = Annotated[int | None, decoding_option("beam")]
+LengthPenalty = Annotated[float | None, decoding_option("length_penalty")]
+MaxLength = Annotated[int | None, decoding_option("max_length")]
+NoRepeatNgram = Annotated[int | None, decoding_option("no_repeat_ngram")]
+Temperature = Annotated[float | None, decoding_option("temperature")]
+TopK = Annotated[int | None, decoding_option("top_k")]
+TopP = Annotated[float | None, decoding_option("top_p")]
+Split = Annotated[bool | None, decoding_option("split", "--split/--no-split")]
+Seed = Annotated[int | None, decoding_option("seed")]
+
+OPTIONS_FOR = (
+    ("data.train", "--src and --tgt, --path, or --text"),
+    ("data.valid", "--valid-src and --valid-tgt, or --valid-text"),
+    ("data.test", "--test-src and --test-tgt, or --test-text"),
+    ("data.root", "--data"),
+    ("data.src_lang", "--src-lang"),
+    ("data.tgt_lang", "--tgt-lang"),
+    ("training.start", "--from"),
+    ("tokenizer.extend", "--extend-vocabulary"),
+    ("more", "--more-updates, --more-epochs, --more-minutes"),
+    ("base", "--base RUN"),
+    ("run", "--run FOLDER"),
+    ("override", "--set KEY=VALUE"),
+    ("output_dir", "--output-dir"),
+    ("sample", "--sample"),
+    ("n_best", "--nbest"),
+    ("n_best", "--samples"),
+    ("cut_prompt", "--cut-prompt"),
+    ("new_key", "transduce serve --new-api-key NAME"),
+)
+"""Settings and parameters that errors name (`UserError.names`), each with its options."""
+
+
+class Command(ABC):
+    """A command as a dataclass: its fields are the options, its docstring the help text."""
+
+    @abstractmethod
+    def execute(self) -> None:
+        """Do the work of the command."""
+
+    def decoding(self, *, without: Collection[str] = (), **fixed: Unpack[DecodingKeywords]) -> DecodingOptions:
+        """Return decoding options from the command's fields of equal names, except `without`, and from fixed values."""
+        names = [field.name for field in fields(self) if field.name in DecodingOptions.model_fields]  # type: ignore[arg-type]
+        return DecodingOptions(**{name: getattr(self, name) for name in names if name not in without}, **fixed)
+
+
+class TextCommand(TyperCommand):
+    """Runs a command. Text arguments must be UTF-8, unlike paths, and errors name options."""
+
+    def invoke(self, ctx: Any) -> None:  # a context of the copy of Click inside Typer
+        """Run the function of the command, or the `Command` that it makes."""
+        try:
+            for value in ctx.params.values():
+                for text in value if isinstance(value, list | tuple) else [value]:
+                    if isinstance(text, str):
+                        _check_text(text)
+            command = super().invoke(ctx)
+            if isinstance(command, Command):
+                command.execute()
+        except UserError as error:
+            error.args = (str(error) + self.describe_options(error.names),)
+            raise
+
+    def describe_options(self, names: Collection[str]) -> str:
+        """Format the options of this command for settings that an error names: " (training.start: --from)"."""
+        known = {flag for parameter in self.params for flag in parameter.opts}
+        described = [
+            f"{name}: {flags}"
+            for name, flags in OPTIONS_FOR
+            if name in names and known.issuperset(word.strip(",") for word in flags.split() if word.startswith("--"))
+        ]
+        return f" ({'; '.join(described)})" if described else ""
+
+
+def require_packages() -> None:
+    """Raise `SettingsError` if a package that the service needs is not installed."""
+    for name in ("granian", "prometheus_client", "python_multipart", "starlette"):
+        if find_spec(name) is None:
+            raise SettingsError(f"{name} is not installed; pip install 'transduce[serve]'")
+
+
+def _check_text(text: str) -> None:
+    """Raise `DataError` if an argument has lone surrogates, Python's form of bytes that are not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        raise DataError(
+            f"argument '{shown}': not valid UTF-8 (at character {error.start + 1}); text must be UTF-8"
+        ) from None

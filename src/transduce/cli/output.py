@@ -8,20 +8,22 @@ import os
 import sys
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import typer
 
-from transduce.logging import escape
+from transduce.errors import SettingsError
+from transduce.logging import Log, escape
+from transduce.runs.atomic import partial_of, write_aside
 
 STDOUT = "standard output"
 
 
 def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False) -> None:
-    """Print to stdout, flushing each part if `end` is empty; on a terminal, control characters are escaped.
+    """Print lines to stdout. On a terminal, control characters are escaped.
 
-    When the reader (head, less) closes the pipe, the command exits quietly and closes `lines`. `colours` keeps the
-    background colours of attention pictures.
+    If `end` is empty, each part is flushed. When the reader (head, less) closes the pipe, the command exits quietly and
+    closes `lines`. `colours` keeps the background colours of attention pictures.
     """
     on_terminal = sys.stdout.isatty()
     try:
@@ -41,7 +43,7 @@ def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False)
 
 
 def _drop_output() -> None:
-    """Send what is left to nowhere: Python flushes again at exit, and would print an error."""
+    """Discard buffered output: Python would flush it at exit, and print an error."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -54,15 +56,26 @@ def _print(text: str, *, end: str, flush: bool) -> None:
         raise
 
 
+class Result(Protocol):
+    """The result of a command, as lines for people and as plain data."""
+
+    def lines(self) -> Iterable[str]: ...
+
+    def to_json(self) -> Any: ...
+
+
+def print_result(result: Result, *, as_json: bool) -> None:
+    """Print a result for people, or as one line of JSON."""
+    print_lines([to_json(result.to_json())] if as_json else result.lines())
+
+
 def to_json(value: Any) -> str:
-    """One line of JSON; text is not escaped to ASCII."""
+    """Format a value as one line of JSON without escaping text to ASCII."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def check_output(output: Path | None, *inputs: Path | None) -> None:
-    """Refuse to write to a folder or over an input, before any work is done."""
-    from transduce.errors import SettingsError
-
+    """Raise `SettingsError` if the output is a folder or an input."""
     if output is not None and output.is_dir():
         raise SettingsError(f"--output {output} is a folder; name a file")
     given = {os.path.realpath(path) for path in inputs if path is not None}
@@ -72,16 +85,14 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
 
 def write_lines(output: Path, lines: Iterable[str]) -> None:
     """Write lines to a file, atomically. After an error, the lines before it remain in `output`.partial."""
-    from transduce.logging import Log
-    from transduce.runs.atomic import partial_of, write_aside
-
-    written = False
+    n = 0
     try:
         with write_aside(output, keep=True) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
             for line in lines:
                 file.write(f"{line}\n")
-                written = True
+                n += 1
     except BaseException:
-        if written and (partial := partial_of(output)).exists():
+        if n and (partial := partial_of(output)).exists():
             Log().warn(f"the lines before the error are in {partial}")
         raise
+    Log().say(f"{n:,} lines are in {output}")

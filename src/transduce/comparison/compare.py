@@ -2,35 +2,225 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from transduce.comparison.conditions import RULE, Shared, scaled, with_update_budgets, with_vocabulary_of
-from transduce.comparison.measures import SCORES_FILE, RunMeasures, Speeds, read_measures
-from transduce.comparison.page import comparison_html
-from transduce.comparison.recipes import SHARED, Budget, naming, read_recipes, with_shared_conditions
-from transduce.comparison.result import RecipeComparison, system_of
+from transduce.config.recipe import apply_overrides, read_recipe
+from transduce.config.section import traits_of
 from transduce.config.settings import Settings, TrainingSettings
-from transduce.errors import DataError, RunFolderError, SettingsError, TrainingError, UserError, message_of
-from transduce.evaluation.significance import ScoredModel
-from transduce.evaluation.speed import measure_in_turns
+from transduce.data.preparation import read_scored_sets
+from transduce.decoding.translator import Translator
+from transduce.errors import DataError, SettingsError, TrainingError, UserError, message_of
+from transduce.evaluation.evaluate import classifier_outputs, recorded_outputs, translation_outputs
+from transduce.evaluation.html import compact
+from transduce.evaluation.run_record import read_record
+from transduce.evaluation.significance import MEASURES, Difference, Outputs, compare_outputs
 from transduce.logging import Log
 from transduce.pipeline import is_finished, prepare, train
 from transduce.process import release_memory
-from transduce.runs.atomic import read_json, write_json, write_text
+from transduce.runs.atomic import expecting, write_json
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.runs.lock import locked_folder
-from transduce.runs.manifest import Manifest
-from transduce.tasks.registry import find_task
+from transduce.runs.manifest import Manifest, settings_by_name
+from transduce.tasks.base import PAIRS
 from transduce.tasks.resolve import check
 from transduce.training.meter import reset_peak_memory
 
-_DEFAULT = Budget()
-TABLE, PAGE = "compare.json", "compare.html"
-TIMED_EXAMPLES = 500  # in a round of the measurement of speed
+TABLE, SCORES_FILE = "compare.json", "comparison.json"
+SECTIONS = ("data", "tokenizer", "decoding", "evaluation")
+LIMITS = ("max_updates", "max_epochs", "max_minutes")
+TRAINING = tuple(key for key, field in TrainingSettings.model_fields.items() if traits_of(field).shared)
+"""Names of the settings of `training` that all recipes share."""
+
+
+def _translation_outputs(folder: RunFolder) -> list[Outputs]:
+    settings = folder.settings
+    translator = Translator.load(folder.path, device=settings.training.device)
+    return translation_outputs(translator, read_scored_sets(PAIRS.sources(settings)), settings)
+
+
+OUTPUTS: Mapping[str, Callable[[RunFolder], list[Outputs]]] = {
+    "translation": _translation_outputs,
+    "causal": recorded_outputs,
+    "masked": recorded_outputs,
+    "classification": classifier_outputs,
+}
+"""By task, the scores of a finished run for each example of its held-out text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMeasures:
+    """Measures of one finished training.
+
+    `seconds`: duration of the training with its validations. `nll`: validation loss of the final weights without label
+    smoothing, in nats per target token. `tokens_per_second`: None if the training was too short to log it. `memory`:
+    peak memory in bytes.
+    """
+
+    n_parameters: int
+    updates: int
+    seconds: float
+    tokens_per_second: float | None
+    memory: int | None
+    nll: float
+    sets: tuple[Outputs, ...]
+
+    @property
+    def n_examples(self) -> dict[str, int]:
+        return {outputs.name: len(outputs.statistics) for outputs in self.sets}
+
+
+def read_measures(run: Path) -> RunMeasures:
+    """Read the measures of a scored run. Raises `RunFolderError` for a damaged file."""
+    folder = RunFolder.open(run)
+    record, stored = read_record(folder), folder.read_record(SCORES_FILE)
+    with expecting(run / SCORES_FILE):
+        sets = tuple(map(Outputs.from_json, stored["sets"]))
+    with expecting(run / "metrics.jsonl"):
+        validations, end = record.of("validation"), record.of("end")[-1]
+        is_last = folder.settings.training.average == "last"
+        best = [validation for validation in validations if validation["update"] == end["best_update"]]
+        kept = (validations if is_last or not best else best)[-1]
+        speeds = [speed for _, speed in record.points("update", "tokens_per_second")]
+        return RunMeasures(
+            n_parameters=int(record.n_parameters or 0),
+            updates=int(end["update"]),
+            seconds=float(end["seconds"]),
+            tokens_per_second=statistics.median(speeds) if speeds else None,
+            memory=end.get("memory"),
+            nll=float(kept["nll"]),
+            sets=sets,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Measures of one recipe over its seeds.
+
+    `minutes`, `tokens_per_second` (target tokens in training) and `updates` are means; `memory` is the largest peak in
+    bytes. `nll` has a value per seed, and `scores` has a value per seed for each test set. `differences`: difference
+    from the score of the first recipe, by test set; None if the set is one running text.
+    """
+
+    name: str
+    runs: tuple[str, ...]
+    n_parameters: int
+    updates: float
+    minutes: float
+    tokens_per_second: float | None
+    memory: int | None
+    nll: Sequence[float]
+    scores: Mapping[str, Sequence[float]]
+    differences: Mapping[str, Difference | None]
+
+    def to_json(self) -> dict[str, Any]:
+        differences = {name: difference and difference.to_json() for name, difference in self.differences.items()}
+        return asdict(self) | {"differences": differences}
+
+
+def system_of(name: str, runs: Mapping[Path, RunMeasures], baseline: Sequence[RunMeasures]) -> System:
+    """Aggregate the measures of a recipe's runs, by folder; `baseline`: the runs of the first recipe."""
+    measures = list(runs.values())
+    speeds = [run.tokens_per_second for run in measures if run.tokens_per_second is not None]
+    scores, differences = dict[str, list[float]](), dict[str, Difference | None]()
+    for number, outputs in enumerate(measures[0].sets):
+        ours, theirs = ([run.sets[number] for run in system] for system in (measures, baseline))
+        scores[outputs.name] = [one_seed.value for one_seed in ours]
+        differences[outputs.name] = compare_outputs(ours, theirs) if len(outputs.statistics) > 1 else None
+    return System(
+        name=name,
+        runs=tuple(map(str, runs)),
+        n_parameters=measures[0].n_parameters,
+        updates=statistics.fmean(run.updates for run in measures),
+        minutes=statistics.fmean(run.seconds for run in measures) / 60,
+        tokens_per_second=statistics.fmean(speeds) if speeds else None,
+        memory=max((run.memory for run in measures if run.memory is not None), default=None),
+        nll=[run.nll for run in measures],
+        scores=scores,
+        differences=differences,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeComparison:
+    """The result of a comparison: a system per recipe, in the order of the recipes.
+
+    `conditions`: a line about the shared settings. `failed`: by run folder, the reason why a training failed.
+    """
+
+    measure: str
+    signature: str
+    systems: Sequence[System]
+    conditions: str
+    failed: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"systems": [system.to_json() for system in self.systems]}
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        form, sets = MEASURES[self.measure].form, list(self.systems[0].scores)
+        header = ["recipe", "parameters", "updates", "minutes", "tokens/s", "memory", "nats/token"]
+        for name in sets:
+            header += [f"{self.measure} {name}", "against the first"]
+        rows = []
+        for number, system in enumerate(self.systems):
+            row = [
+                system.name,
+                compact(system.n_parameters),
+                f"{system.updates:,.0f}",
+                f"{system.minutes:.1f}",
+                "" if system.tokens_per_second is None else f"{system.tokens_per_second:,.0f}",
+                "" if system.memory is None else f"{system.memory / 1e6:,.0f} MB",
+                _format_scores(system.nll, "{:.3f}"),
+            ]
+            for name in sets:
+                row.append(_format_scores(system.scores[name], form))
+                row.append(_format_difference(system.differences[name], form) if number else "")
+            rows.append(row)
+        return header, rows
+
+    def lines(self) -> list[str]:
+        header, rows = self.table()
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = [self.conditions, ""]
+        for row in (header, *rows):
+            cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+            lines.append("  ".join(cells).rstrip())
+        return [*lines, "", *self._notes()]
+
+    def _notes(self) -> list[str]:
+        """Explanations of the table's columns, and the failed trainings."""
+        measure = MEASURES[self.measure]
+        better = "higher is better" if measure.higher_is_better else "lower is better"
+        notes = [f"{self.measure}: {better}" + (f"; {self.signature}" if self.signature else "")]
+        if any(len(system.runs) > 1 for system in self.systems):
+            notes.append("±: standard deviation over seeds")
+        if any(system.memory for system in self.systems):
+            notes.append("memory: peak of the process, including memory kept from earlier trainings")
+        if any(any(system.differences.values()) for system in self.systems[1:]):
+            notes.append(
+                "against the first: difference of the means, [95 % interval] by paired bootstrap over the test set; "
+                "* p < 0.05 and an interval without 0, not corrected for the number of recipes"
+            )
+        return [*notes, *(f"failed: {run}: {why}" for run, why in self.failed.items())]
+
+
+def _format_scores(values: Sequence[float], form: str) -> str:
+    """Format as mean ± sample standard deviation, if there are several values."""
+    mean = form.format(statistics.fmean(values))
+    return f"{mean} ± {form.format(statistics.stdev(values))}" if len(values) > 1 else mean
+
+
+def _format_difference(difference: Difference | None, form: str) -> str:
+    if difference is None:
+        return ""
+    return difference.format(form.replace("{:", "{:+")) + ("*" if difference.is_significant else " ")
 
 
 def compare(
@@ -38,22 +228,24 @@ def compare(
     run: str | Path,
     *,
     seeds: int = 1,
-    budget: Budget = _DEFAULT,
+    minutes: float | None = None,
+    updates: int | None = None,
     data: Path | None = None,
     overrides: Sequence[str] = (),
     log: Log | None = None,
 ) -> RecipeComparison:
     """Train every recipe with every seed under the same conditions, score the models and compare them with the first.
 
-    The first recipe's text, vocabulary, batches, limits, search and scoring are those of all. The same call resumes
-    after a kill; finished trainings are not repeated. More recipes or seeds can be added later. Writes `compare.json`
-    and `compare.html`.
+    All recipes have the text, vocabulary, batches, limits, search and scoring of the first. After a kill the same call
+    resumes; finished trainings are not repeated. More recipes or seeds can be added later. Writes `compare.json`.
 
     Args:
         recipes: Recipe files, or nested settings by name, whose paths are relative to the working directory.
         run: Folder of the comparison; the run folders are RUN/NAME/seed1 and so on.
-        seeds: Number of trainings of each recipe, with `training.seed` and the following numbers.
-        budget: Limits of each training (default: the limits of the first recipe).
+        seeds: Number of trainings of each recipe. Their seeds are `training.seed` and the following numbers.
+        minutes: Time limit of each training, instead of the limits of the recipes.
+        updates: Number of updates of each training, instead of the limits of the recipes. If `minutes` is given too,
+            the first limit that is reached ends a training.
         data: Folder that data paths are relative to.
         overrides: `section.key=value` for all recipes.
         log: For progress (default: to stderr).
@@ -62,77 +254,146 @@ def compare(
         UserError: A recipe cannot be used, or has other conditions than the first, before anything is trained.
         Interrupted: SIGINT, SIGTERM or SIGHUP during a training, when everything is saved.
     """
-    log, run = log or Log(), Path(run)
-    settings = with_shared_conditions(read_recipes(recipes, data=data, overrides=overrides), budget)
+    log, run, budget = log or Log(), Path(run), {"max_minutes": minutes, "max_updates": updates}
+    limits = {name: value for name, value in budget.items() if value is not None}
+    settings = read_recipes(recipes, limits=limits, data=data, overrides=overrides)
     with locked_folder(run, use="comparing"):
-        runs, conditions = _plan(settings, run, seeds=seeds, budget=budget, log=log)
+        runs = _plan(settings, run, seeds=seeds, log=log)
         failed = _train_all(runs, log)
-        return _finish(run, runs, conditions=conditions, failed=failed, log=log)
+        return _finish(run, runs, failed, log)
 
 
-def _plan(
-    recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Budget, log: Log
-) -> tuple[dict[Path, Settings], list[str]]:
-    """Settings by run folder, all recipes with the first seed first, and a description of the shared settings.
+def read_recipes(
+    given: Sequence[str | Path] | Mapping[str, Mapping[str, Any]],
+    *,
+    limits: Mapping[str, float],
+    data: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> dict[str, Settings]:
+    """Read recipes; return their settings by name, with the shared settings of the first. Arguments: see `compare`.
 
-    Checks everything that can be known before the first training.
+    `limits`: limits of `training` for all recipes; empty: those of the first. Raises `SettingsError` if a recipe is
+    invalid, or gives a shared setting another value than the first.
+    """
+    if isinstance(given, Mapping):
+        recipes = [(name, copy.deepcopy(dict(values)), Path()) for name, values in given.items()]
+    else:
+        recipes = [(Path(path).stem, read_recipe(Path(path)), Path(path).parent) for path in given]
+    if not recipes:
+        raise SettingsError("no recipe to compare; name at least one")
+    settings: dict[str, Settings] = {}
+    for name, values, folder in recipes:
+        if name in ("", ".", "..") or Path(name).name != name:
+            raise SettingsError(f"recipe '{name}': its name becomes that of a folder; rename the recipe")
+        if name in settings:
+            raise SettingsError(f"several recipes are called '{name}'; rename all but one of the files")
+        apply_overrides(values, overrides)
+        for section in (*SECTIONS, "training"):
+            if not isinstance(values.setdefault(section, {}), dict):
+                raise SettingsError(f"{name}: '{section}' must be a section, [{section}]")
+        if data is not None:
+            values["data"]["root"] = str(data.absolute())
+        if limits:
+            values["training"] = {key: value for key, value in values["training"].items() if key not in LIMITS}
+            values["training"] |= limits
+        if settings:
+            values = _completed(values, name, next(iter(settings.values())))
+        settings[name] = Settings.from_mapping(values, origin=name).resolve_paths(folder)
+        _check_shared(name, settings[name], *next(iter(settings.items())))
+    return settings
+
+
+def _completed(values: Mapping[str, Any], name: str, base: Settings) -> dict[str, Any]:
+    """Return the values of a recipe; missing shared settings are taken from the first recipe."""
+    shared = base.model_dump(mode="json", exclude_unset=True)
+    training = {key: value for key, value in shared.get("training", {}).items() if key in TRAINING}
+    sections = {section: {**shared.get(section, {}), **values[section]} for section in SECTIONS}
+    return {"task": base.task, "name": name, **values, **sections, "training": {**training, **values["training"]}}
+
+
+def _check_shared(name: str, settings: Settings, first: str, base: Settings) -> None:
+    """Raise `SettingsError` for a recipe that fine-tunes, or that differs from the first one in a shared setting."""
+    if settings.training.start is not None:
+        raise SettingsError(f"{name}: training.start is set; a comparison trains from scratch: leave it out")
+    ours, theirs = dict(settings_by_name(settings)), dict(settings_by_name(base))
+    for key in ours | theirs:
+        section, _, rest = key.partition(".")
+        is_shared = key == "task" or section in SECTIONS or (section == "training" and rest in TRAINING)
+        if is_shared and key != "data.root" and ours.get(key) != theirs.get(key):
+            here, there = ("unset" if value is None else value for value in (ours.get(key), theirs.get(key)))
+            hint = " (or give a budget, which replaces it)" if rest in LIMITS else ""
+            raise SettingsError(
+                f"{name}: {key} is {here}, and {there} in {first}; all recipes of a comparison share it: leave it "
+                f"out{hint}"
+            )
+
+
+def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, log: Log) -> dict[Path, Settings]:
+    """Check the settings, and return them by run folder; all recipes with the first seed come first.
+
+    The first run is prepared, since all others get its vocabulary and its choices for unset shared settings.
     """
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: must be at least 1")
     if (run / "manifest.json").exists():
         raise SettingsError(f"run = {run}: this is a run folder; name another folder for the comparison")
-    base = next(iter(recipes.values()))
+    first, base = next(iter(recipes.items()))
     if seeds > 1 and (base.data.demo or not base.data.valid):
         raise SettingsError(
             f"seeds = {seeds}: the held-out text would depend on the seed; give data.valid and data.train as files"
         )
     for name, settings in recipes.items():
-        with naming(name):
-            check(settings)
-    is_new = not has_read_text(run / SHARED)
-    if is_new:
-        log.say("reading the text")
-    prepare(base, run / SHARED, log=Log(quiet=True))
-    shared = Shared(run / SHARED)
+        _check(name, settings)
+    baseline = run / first / "seed1"
+    is_new = not baseline.exists()
     try:
-        recipes = {name: shared.apply(settings) for name, settings in recipes.items()}
-        if budget.params is not None:
-            recipes = scaled(recipes, budget.params, shared, log)
-        if shared.settings.training.max_minutes is not None:
-            recipes = with_update_budgets(recipes, shared, log)
+        if not has_read_text(baseline):
+            prepare(base, baseline, log=log)
+        shared = RunFolder.open(baseline, model=False).settings
+        runs = {}
+        for number in range(seeds):
+            for name, settings in recipes.items():
+                path = run / name / f"seed{number + 1}"
+                if path != baseline:
+                    settings = _with_shared(settings, shared, baseline, seed=base.training.seed + number)
+                    _check(name, settings)
+                if (path / "manifest.json").exists():
+                    manifest = Manifest.read(path)
+                    start = manifest.asked_settings().tokenizer.start
+                    if start is not None and start.parts[-2:] == baseline.parts[-2:]:  # the folder may have been moved
+                        settings = settings.with_values("tokenizer", start=start)
+                    manifest.require_same(settings)
+                runs[path] = settings
     except UserError:
         if is_new:
-            rmtree(shared.path)
+            rmtree(baseline, ignore_errors=True)
+            with suppress(OSError):  # it has other runs
+                baseline.parent.rmdir()
         raise
-    first_seed = shared.settings.training.seed
-    runs = {
-        run / name / f"seed{number + 1}": settings.with_values("training", seed=first_seed + number)
-        for number in range(seeds)
-        for name, settings in recipes.items()
-    }
-    for path, settings in runs.items():
-        if (path / "manifest.json").exists():
-            manifest = Manifest.read(path)
-            if start := manifest.asked_settings().tokenizer.start:  # from before the folder was moved
-                runs[path] = settings = with_vocabulary_of(settings, start)
-            manifest.require_same(settings)
-    return runs, _conditions(shared.settings.training, seeds, budget)
+    return runs
 
 
-def _conditions(training: TrainingSettings, seeds: int, budget: Budget) -> list[str]:
-    """Describe the settings that all trainings share."""
-    numbers = f"seed {training.seed}" if seeds == 1 else f"seeds {training.seed} to {training.seed + seeds - 1}"
-    lines = [
-        f"the same for all: text, vocabulary, batches of {training.batch_tokens:,} tokens, search, scoring, {numbers}",
-        f"budget of each training: {budget.describe(training)}",
-    ]
-    return [*lines, f"sizes: {RULE}"] if budget.params is not None else lines
+def _check(name: str, settings: Settings) -> None:
+    """Raise `SettingsError` for settings that cannot work, with the name of the recipe."""
+    try:
+        check(settings)
+    except SettingsError as error:
+        raise SettingsError(f"{name}: {error}") from None
+
+
+def _with_shared(settings: Settings, shared: Settings, baseline: Path, *, seed: int) -> Settings:
+    """Return the settings of a recipe with the vocabulary and the shared settings of the baseline's run."""
+    own, values = settings.model_dump(exclude_unset=True), shared.model_dump()
+    sections = {name: values[name] for name in SECTIONS}
+    sections["tokenizer"] = {"sampling": shared.tokenizer.sampling, "start": baseline.absolute()}
+    training = {**own.get("training", {}), **{key: values["training"][key] for key in TRAINING}, "seed": seed}
+    return Settings.from_mapping({**own, **sections, "training": training})
 
 
 def _train_all(runs: Mapping[Path, Settings], log: Log) -> dict[str, str]:
-    """Train and score one run after the other, unless that is done; reasons of failed trainings, by run folder.
+    """Train and score each run that is not finished; return the reasons of failed trainings, by run folder.
 
-    Raises the error of the first training, with which the others would be compared.
+    If the first training fails, its error is raised: all comparisons need its scores.
     """
     first, failed = next(iter(runs)), dict[str, str]()
     for number, (path, settings) in enumerate(runs.items(), 1):
@@ -144,7 +405,9 @@ def _train_all(runs: Mapping[Path, Settings], log: Log) -> dict[str, str]:
                 release_memory()
                 reset_peak_memory()
                 train(settings, path, log=log)
-            _store_scores(path)
+            with RunFolder.open_locked(path) as folder:
+                sets = OUTPUTS[folder.settings.task](folder)
+                folder.write_record(SCORES_FILE, {"sets": [outputs.to_json() for outputs in sets]})
         except TrainingError as error:
             if path == first:
                 raise
@@ -153,95 +416,37 @@ def _train_all(runs: Mapping[Path, Settings], log: Log) -> dict[str, str]:
     return failed
 
 
-def _store_scores(run: Path) -> None:
-    """Score a finished run and store the result in its folder."""
-    with RunFolder.open_locked(run) as folder:
-        sets = find_task(folder.settings.task).scored_model(folder).outputs()
-        folder.write_record(SCORES_FILE, {"sets": [one.to_json() for one in sets]})
-
-
-def _finish(
-    run: Path, runs: Mapping[Path, Settings], *, conditions: list[str], failed: Mapping[str, str], log: Log
-) -> RecipeComparison:
-    """Aggregate, measure the decoding speeds, and write the files."""
-    measured = {path: read_measures(path) for path in runs if str(path) not in failed}
-    _check_same_examples(measured)
+def _finish(run: Path, runs: Mapping[Path, Settings], failed: Mapping[str, str], log: Log) -> RecipeComparison:
+    """Aggregate the runs of each recipe, and write `compare.json`."""
+    measures = {path: read_measures(path) for path in runs if str(path) not in failed}
+    first, baseline = next(iter(measures.items()))
     by_recipe: dict[str, dict[Path, RunMeasures]] = {}
-    for path, one in measured.items():
-        by_recipe.setdefault(path.parent.name, {})[path] = one
-    first_seeds = {name: next(iter(found)) for name, found in by_recipe.items()}
-    baseline = list(next(iter(by_recipe.values())).values())
-    systems = [
-        system_of(name, runs[first_seeds[name]].model.kind, found, baseline) for name, found in by_recipe.items()
-    ]
-    found = RecipeComparison(
-        measure=baseline[0].sets[0].measure,
-        signature=baseline[0].sets[0].signature,
-        systems=systems,
-        conditions=conditions,
-        settings=_differing({name: RunFolder.open(path).settings for name, path in first_seeds.items()}),
-        speeds=_speeds(run, first_seeds, log),
-        failed=failed,
-    )
-    write_json(run / TABLE, found.to_json())
-    write_text(run / PAGE, comparison_html(found, run))
-    log.say(f"comparison: {run / TABLE}    page: {run / PAGE}")
-    return found
-
-
-def _check_same_examples(measures: Mapping[Path, RunMeasures]) -> None:
-    """Raise a `DataError` for a run that was scored on other text than the first, as paired tests need the same."""
-    first = next(iter(measures))
-    for path, found in measures.items():
-        if found.n_examples != measures[first].n_examples:
+    for path, run_measures in measures.items():
+        if run_measures.n_examples != baseline.n_examples:
             raise DataError(
                 f"{path} was scored on other text than {first}: the files have changed between the trainings; restore "
                 f"them, remove {path} and try again"
             )
+        by_recipe.setdefault(path.parent.name, {})[path] = run_measures
+    baselines = list(by_recipe[first.parent.name].values())
+    result = RecipeComparison(
+        measure=baseline.sets[0].measure,
+        signature=baseline.sets[0].signature,
+        systems=[system_of(name, by_path, baselines) for name, by_path in by_recipe.items()],
+        conditions=_conditions(RunFolder.open(first).settings, runs),
+        failed=failed,
+    )
+    write_json(run / TABLE, result.to_json())
+    log.say(f"comparison: {run / TABLE}")
+    return result
 
 
-def _speeds(run: Path, models: Mapping[str, Path], log: Log) -> Speeds:
-    """Those of an earlier call for the same models, or measured now."""
-    digests = {name: RunFolder.open(path).weights_digest() for name, path in models.items()}
-    with suppress(RunFolderError, TypeError, KeyError):  # missing, damaged, or of another version
-        found = Speeds(**read_json(run / TABLE)["speeds"])
-        if found.models == digests:
-            return found
-    return _measure_speeds(models, digests, log)
-
-
-def _measure_speeds(runs: Mapping[str, Path], digests: Mapping[str, str], log: Log) -> Speeds:
-    """Measure the models in turns. If the native library does not support one of them, PyTorch computes all."""
-    folders = {name: RunFolder.open(run) for name, run in runs.items()}
-    models: dict[str, ScoredModel] = {
-        name: find_task(folder.settings.task).scored_model(folder) for name, folder in folders.items()
-    }
-    unit = next(iter(models.values())).unit
-    if not unit:
-        return Speeds(digests)
-    if len({model.engine for model in models.values()}) > 1:
-        for model in models.values():
-            model.use_pytorch()
-    per_second = measure_in_turns({name: model.run_again for name, model in models.items()}, TIMED_EXAMPLES, log)
-    engine = next(iter(models.values())).engine
-    return Speeds(digests, unit, engine, per_second)
-
-
-def _differing(recipes: Mapping[str, Settings]) -> dict[str, dict[str, Any]]:
-    """The model and training settings in which recipes differ from the first; for the first, those of any other."""
-    values = {
-        name: {
-            f"{section}.{key}": value
-            for section in ("model", "training")
-            for key, value in getattr(settings, section).model_dump(mode="json").items()
-            if key not in ("preset", "start", "micro_batch_tokens")
-        }
-        for name, settings in recipes.items()
-    }
-    first, *others = values.values()
-    differing = {key for other in others for key in {**first, **other} if first.get(key) != other.get(key)}
-
-    def shown(own: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: own[key] for key in own if key in differing and (own is first or own[key] != first.get(key))}
-
-    return {name: shown(own) for name, own in values.items()}
+def _conditions(shared: Settings, runs: Mapping[Path, Settings]) -> str:
+    training, seeds = shared.training, sorted({settings.training.seed for settings in runs.values()})
+    limits = {name.removeprefix("max_"): getattr(training, name) for name in LIMITS}
+    budget = " or ".join(f"{value:,.12g} {unit}" for unit, value in limits.items() if value is not None)
+    numbers = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+    return (
+        f"the same for all: text, vocabulary, batches of {training.batch_tokens:,} tokens, search, scoring, {numbers}, "
+        f"{budget}"
+    )

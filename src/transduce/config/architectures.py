@@ -1,4 +1,5 @@
-"""The settings of each architecture: one class with only the fields that it has, and named sizes (presets).
+"""The settings of each architecture: a class with only the fields that the architecture has, and named sizes (presets).
+At the end, the table of all architectures, by kind, task and preset.
 
 Nothing here imports torch, so that a wrong recipe is refused at once. `transduce.models.registry` has the code of each
 architecture.
@@ -7,21 +8,25 @@ architecture.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field
 
 from transduce.config.model import (
+    OWN,
+    SIZE,
     AttentionSettings,
     Blocks,
     BlockSettings,
     DecoderSettings,
+    ModelSettings,
     OutputSettings,
     PositionSettings,
     Preset,
     SourceSettings,
 )
-from transduce.config.section import MAX_TOKENS
+from transduce.config.section import MAX_TOKENS, setting
+from transduce.errors import SettingsError, nearest
 
 _FAST: Preset = {"n_encoder_layers": 6, "n_decoder_layers": 2, "decoder_self": "ssru"}  # Kim et al. 2019
 
@@ -43,15 +48,18 @@ class TransformerSettings(DecoderSettings, SourceSettings):
         for name, d, ff, h in (("fast-small", 256, 1024, 4), ("fast", 512, 2048, 8))
     }
 
-    kind: Literal["transformer"] = Field("transformer", description="Architecture: an encoder and a decoder.")
-    n_encoder_layers: Blocks = Field(4, description="Number of encoder blocks.")
-    n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
-    encoder_pattern: str = Field(
-        "full", description="Who attends to whom in the encoder: full, local, strided or fixed (Child et al. 2019)."
+    kind: Literal["transformer"] = setting("transformer", "Architecture: an encoder and a decoder.", OWN)
+    n_encoder_layers: Blocks = setting(4, "Number of encoder blocks.", SIZE)
+    n_decoder_layers: Blocks = setting(4, "Number of decoder blocks.", SIZE, ge=1)
+    encoder_pattern: str = setting(
+        "full", "Who attends to whom in the encoder: full, local, strided or fixed (Child et al. 2019)."
     )
-    decoder_self: str = Field(
-        "attention", description="How the decoder uses earlier tokens: attention, or ssru (a recurrent unit, faster)."
+    decoder_self: str = setting(
+        "attention", "How the decoder uses earlier tokens: attention, or ssru (a recurrent unit, faster)."
     )
+
+    one_end: bool = setting(False, "Read the begin-of-sentence token as the end-of-sentence token (M2M-100, BART).")
+    source_end: bool = setting(True, "Let the encoder read the end-of-sentence token (not in OpenNMT-py).")
 
     @property
     def replaces_self_attention(self) -> bool:
@@ -68,100 +76,80 @@ class TransformerSettings(DecoderSettings, SourceSettings):
 
 
 Layers = Annotated[int, Field(ge=1, le=1024)]
+Length = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
 
 class RecurrentSettings(OutputSettings):
     """An encoder and a decoder of recurrent units (Sutskever et al. 2014; Bahdanau et al. 2015; Luong et al. 2015)."""
 
     task = "translation"
+    kept_values = 2
     presets: ClassVar[Mapping[str, Preset]] = {
         f"rnn-{name}": {"d_model": d, "d_hidden": hidden, "n_encoder_layers": n, "n_decoder_layers": n}
         for name, d, hidden, n in (("tiny", 128, 256, 1), ("small", 256, 512, 1), ("base", 512, 1024, 2))
     }
 
-    kind: Literal["rnn"] = Field("rnn", description="Architecture: a recurrent encoder and decoder.")
-    cell: str = Field("lstm", description="Recurrent unit: lstm or gru.")
-    attention: str = Field(
-        "general", description="Attention to the source: bahdanau, dot, general, concat (Luong) or none (Sutskever)."
+    kind: Literal["rnn"] = setting("rnn", "Architecture: a recurrent encoder and decoder.", OWN)
+    cell: str = setting("lstm", "Recurrent unit: lstm or gru.")
+    attention: str = setting(
+        "general", "Attention to the source: bahdanau, dot, general, concat (Luong) or none (Sutskever)."
     )
-    input_feeding: bool = Field(True, description="Feed each attentional vector to the next step (Luong).")
-    direction: str = Field(
-        "both", description="Reading direction of the encoder: both (each has half of d_hidden), forward or backward."
+    input_feeding: bool = setting(True, "Feed each attentional vector to the next step (Luong).")
+    direction: str = setting(
+        "both", "Reading direction of the encoder: both (each has half of d_hidden), forward or backward."
     )
-    bridge: str = Field("dense", description="The decoder's first state: dense (of the encoder's last) or copy.")
-    readout_scale: float = Field(
-        4.0, gt=0, le=1e4, description="Factor of the readout, which tanh bounds, before the output matrix."
+    bridge: str = setting("dense", "The decoder's first state: dense (of the encoder's last) or copy.")
+    readout_scale: float = setting(
+        4.0, "Factor of the readout, which tanh bounds, before the output matrix.", gt=0, le=1e4
     )
-    d_hidden: int = Field(256, ge=1, le=1 << 16, description="Width of the state of each layer.")
-    n_encoder_layers: Layers = Field(1, description="Number of encoder layers.")
-    n_decoder_layers: Layers = Field(1, description="Number of decoder layers.")
+    d_hidden: int = setting(256, "Width of the state of each layer.", ge=1, le=1 << 16)
+    n_encoder_layers: Layers = setting(1, "Number of encoder layers.", SIZE)
+    n_decoder_layers: Layers = setting(1, "Number of decoder layers.", SIZE)
 
     @property
     def n_gates(self) -> int:
-        """Matrices of a recurrent unit."""
+        """Number of gates of a recurrent unit, including the candidate state."""
         return 3 if self.cell == "gru" else 4
 
     @property
-    def summary(self) -> str:
-        size = f"{'+'.join(map(str, self.depth))} layers, d_model {self.d_model}, d_hidden {self.d_hidden}"
-        return f"{self.kind}, {self.cell}, {size}, attention {self.attention}"
-
-    @property
     def layer_parameters(self) -> int:
-        """Each unit has a matrix for its input and one for its state; a decoder also the context and the readout."""
+        """Parameters of units (a matrix for the input, one for the state) and of a decoder's context and readout."""
         d, hidden = self.d_model, self.d_hidden
         first = (hidden // (2 if self.direction == "both" else 1)) + d
         encoder = self.n_gates * hidden * (first + (self.n_encoder_layers - 1) * 2 * hidden)
         decoder = self.n_gates * hidden * (hidden + 2 * d + (self.n_decoder_layers - 1) * 2 * hidden)
         return encoder + decoder + hidden * (hidden + 2 * d)
 
-    @property
-    def layer_activations(self) -> int:
-        """Gates and states of each layer, and of attention a vector for each of 32 source tokens."""
-        n = (self.n_gates + 4) * sum(self.depth)
-        return n * self.d_hidden + 4 * self.d_model + (0 if self.attention == "none" else 34 * self.d_hidden)
-
 
 class ConvS2SSettings(OutputSettings, PositionSettings):
     """Gated convolutions with attention in every decoder layer (Gehring et al. 2017)."""
 
     task = "translation"
+    kept_values = 2
     presets: ClassVar[dict[str, Preset]] = {
         f"convs2s-{name}": {"n_encoder_layers": n, "n_decoder_layers": m, "d_model": d, "d_conv": d}
         for name, n, m, d in (("tiny", 6, 5, 128), ("small", 4, 3, 256), ("base", 20, 20, 512))
     }
 
-    kind: Literal["convs2s"] = Field("convs2s", description="Architecture: a convolutional encoder and decoder.")
-    n_encoder_layers: Blocks = Field(6, description="Number of gated convolutions of the encoder.")
-    n_decoder_layers: Blocks = Field(5, ge=1, description="Number of gated convolutions with attention of the decoder.")
-    d_conv: int = Field(128, ge=1, le=1 << 16, description="Width of the convolutions.")
-    kernel_size: int = Field(3, ge=1, le=1024, description="Number of positions that a convolution sees.")
-    positions: str = Field("learned", description="Positional scheme: learned (paper) or none.")
-
-    @property
-    def summary(self) -> str:
-        layers = f"{self.n_encoder_layers}+{self.n_decoder_layers} layers"
-        width = f"d_model {self.d_model}, d_conv {self.d_conv}"
-        return f"{self.kind}, {layers}, {width}, kernel size {self.kernel_size}, {self.positions} positions"
+    kind: Literal["convs2s"] = setting("convs2s", "Architecture: a convolutional encoder and decoder.", OWN)
+    n_encoder_layers: Blocks = setting(6, "Number of gated convolutions of the encoder.", SIZE)
+    n_decoder_layers: Blocks = setting(5, "Number of gated convolutions with attention of the decoder.", SIZE, ge=1)
+    d_conv: int = setting(128, "Width of the convolutions.", ge=1, le=1 << 16)
+    kernel_size: int = setting(3, "Number of positions that a convolution sees.", ge=1, le=1024)
+    positions: str = setting("learned", "Positional scheme: learned (paper) or none.")
 
     @property
     def layer_parameters(self) -> int:
-        """One matrix per convolution, two more per attention layer, two per stack."""
+        """Parameters of one matrix per convolution, two more per attention layer, and two per stack."""
         convolutions = 2 * self.kernel_size * self.d_conv**2 * sum(self.depth)
         return convolutions + 2 * (self.n_decoder_layers + 2) * self.d_model * self.d_conv
-
-    @property
-    def layer_activations(self) -> int:
-        """Windows and gates; the scores and weights of attention count as if there were 128 source positions."""
-        convolutions = (self.kernel_size + 6) * self.d_conv * sum(self.depth)
-        return convolutions + self.n_decoder_layers * (4 * self.d_conv + 3 * 128)
 
 
 class StarSettings(DecoderSettings):
     """The encoder of Guo et al. 2019 with a Transformer's decoder.
 
-    The form of the encoder is fixed: norm and its epsilon, residual connections, key widths, numbers of key heads,
-    projections and feed-forward networks are the decoder's.
+    The form of the encoder is fixed: settings of norms, residual connections, key widths, numbers of key heads,
+    projections and feed-forward networks apply to the decoder only.
     """
 
     task = "translation"
@@ -170,17 +158,16 @@ class StarSettings(DecoderSettings):
         for name, d, ff in (("tiny", 128, 256), ("small", 256, 1024))
     }
 
-    kind: Literal["star"] = Field(
-        "star",
-        description="Architecture: a Star-Transformer encoder, of fixed form, and a decoder.",
+    kind: Literal["star"] = setting(
+        "star", "Architecture: a Star-Transformer encoder, of fixed form, and a decoder.", OWN
     )
-    positions: str = Field("sinusoidal", description="Positional scheme: sinusoidal, learned or none.")
-    n_encoder_layers: Blocks = Field(6, description="Number of rounds of the encoder.")
-    n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
+    positions: str = setting("sinusoidal", "Positional scheme: sinusoidal, learned or none.")
+    n_encoder_layers: Blocks = setting(6, "Number of rounds of the encoder.", SIZE)
+    n_decoder_layers: Blocks = setting(4, "Number of decoder blocks.", SIZE, ge=1)
 
     @property
     def n_attentions(self) -> int:
-        """Two in each round and in each decoder block."""
+        """Number of attention sub-layers: two in each round of the encoder and in each decoder block."""
         return 2 * sum(self.depth)
 
     @property
@@ -198,31 +185,17 @@ class StarClassifierSettings(PositionSettings):
         for name, n, d in (("tiny", 2, 128), ("mini", 2, 256), ("small", 4, 320))
     }
 
-    kind: Literal["star-classifier"] = Field("star-classifier", description="Architecture: a star and a label.")
-    n_encoder_layers: Blocks = Field(2, description="Number of rounds.")
-    n_heads: int = Field(4, ge=1, le=1 << 16, description="Number of attention heads.")
-    positions: str = Field("learned", description="Positional scheme: learned (paper), sinusoidal or none.")
-    n_segments: int = Field(2, ge=0, le=1024, description="Number of learned segment embeddings; 0: none.")
-    n_labels: int | None = Field(None, ge=2, le=1 << 20, description="Number of labels (default: from the data).")
-
-    @property
-    def width_step(self) -> int:
-        return 2 * self.n_heads
-
-    @property
-    def summary(self) -> str:
-        size = f"{self.n_encoder_layers} rounds, d_model {self.d_model}, {self.n_heads} heads"
-        return f"{self.kind}, {size}, {self.positions} positions"
+    kind: Literal["star-classifier"] = setting("star-classifier", "Architecture: a star and a label.", OWN)
+    n_encoder_layers: Blocks = setting(2, "Number of rounds.", SIZE)
+    n_heads: int = setting(4, "Number of attention heads.", SIZE, ge=1, le=1 << 16)
+    positions: str = setting("learned", "Positional scheme: learned (paper), sinusoidal or none.")
+    n_segments: int = setting(2, "Number of learned segment embeddings; 0: none.", ge=0, le=1024)
+    n_labels: int | None = setting(None, "Number of labels (default: from the data).", OWN, ge=2, le=1 << 20)
 
     @property
     def layer_parameters(self) -> int:
         """Two attentions with four matrices each per round."""
         return 8 * self.n_encoder_layers * self.d_model**2
-
-    @property
-    def layer_activations(self) -> int:
-        """Projections, and for each token five keys and five values."""
-        return 30 * self.n_encoder_layers * self.d_model
 
 
 _GPT: Preset = {"residual": "pre", "activation": "gelu"}
@@ -242,9 +215,9 @@ class GPTSettings(DecoderSettings):
         },
     }
 
-    kind: Literal["gpt"] = Field("gpt", description="Architecture: a decoder without an encoder.")
-    n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
-    one_end: bool = Field(False, description="Read the begin-of-text token as the end-of-text token (GPT-2).")
+    kind: Literal["gpt"] = setting("gpt", "Architecture: a decoder without an encoder.", OWN)
+    n_decoder_layers: Blocks = setting(4, "Number of decoder blocks.", SIZE, ge=1)
+    one_end: bool = setting(False, "Read the begin-of-text token as the end-of-text token (GPT-2).")
 
 
 class TransformerXLSettings(BlockSettings, OutputSettings):
@@ -260,20 +233,13 @@ class TransformerXLSettings(BlockSettings, OutputSettings):
         for name, n, d, h in (("tiny", 4, 128, 4), ("small", 6, 384, 6))
     }
 
-    kind: Literal["transformer-xl"] = Field("transformer-xl", description="Architecture: a decoder with a memory.")
-    bias: bool = Field(True, description="Add biases in the feed-forward networks and norms; attention has none.")
-    n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
-    segment_length: int | None = Field(
-        None, ge=1, le=MAX_TOKENS, description="Tokens that are read at once (default: data.context)."
-    )
-    memory_length: int = Field(
-        128, ge=0, le=MAX_TOKENS, description="Tokens before a segment that it attends to in training; 0: none."
-    )
-    eval_memory_length: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_TOKENS,
-        description="The same in validation, evaluation and generation (default: memory_length).",
+    kind: Literal["transformer-xl"] = setting("transformer-xl", "Architecture: a decoder with a memory.", OWN)
+    bias: bool = setting(True, "Add biases in the feed-forward networks and norms; attention has none.")
+    n_decoder_layers: Blocks = setting(4, "Number of decoder blocks.", SIZE, ge=1)
+    segment_length: Length | None = setting(None, "Tokens that are read at once (default: data.context).", ge=1)
+    memory_length: Length = setting(128, "Tokens before a segment that it attends to in training; 0: none.", OWN)
+    eval_memory_length: Length | None = setting(
+        None, "Tokens of memory in validation, evaluation and generation (default: memory_length).", OWN
     )
 
     @property
@@ -282,14 +248,12 @@ class TransformerXLSettings(BlockSettings, OutputSettings):
 
     @property
     def remembered(self) -> int:
-        """The memory of evaluation; it may be empty."""
         return self.memory_length if self.eval_memory_length is None else self.eval_memory_length
 
     @property
     def layer_activations(self) -> int:
-        """With the weights of attention to a segment and a memory."""
-        n_keys = 2 * (self.memory_length + (self.segment_length or 128))  # by content, and by distance
-        return self.n_attentions * (24 * self.d_model + 4 * self.d_ff + n_keys * self.n_heads)
+        """Scores by content and by distance count for each key of the memory."""
+        return super().layer_activations + 2 * self.n_attentions * self.memory_length * self.n_heads
 
 
 _BERT: Preset = {
@@ -306,18 +270,18 @@ _BERT: Preset = {
 
 
 class EncoderSettings(AttentionSettings):
-    """An encoder without a decoder (Devlin et al. 2019, BERT): what its variants share."""
+    """An encoder without a decoder (Devlin et al. 2019, BERT): the fields that its variants share."""
 
     presets: ClassVar[Mapping[str, Preset]] = {
         f"bert-{name}": {**_BERT, "n_encoder_layers": n, "d_model": d, "d_ff": 4 * d, "n_heads": d // 64}
         for name, n, d in (("tiny", 2, 128), ("mini", 4, 256), ("small", 4, 512), ("base", 12, 768))
     }
 
-    n_encoder_layers: Blocks = Field(4, description="Number of encoder blocks.")
-    encoder_pattern: str = Field(
-        "full", description="Who attends to whom in the encoder: full, local, strided or fixed (Child et al. 2019)."
+    n_encoder_layers: Blocks = setting(4, "Number of encoder blocks.", SIZE)
+    encoder_pattern: str = setting(
+        "full", "Who attends to whom in the encoder: full, local, strided or fixed (Child et al. 2019)."
     )
-    n_segments: int = Field(0, ge=0, le=1024, description="Number of learned segment embeddings; 0: none.")
+    n_segments: int = setting(0, "Number of learned segment embeddings; 0: none.", ge=0, le=1024)
 
 
 class BertSettings(EncoderSettings, OutputSettings):
@@ -325,14 +289,14 @@ class BertSettings(EncoderSettings, OutputSettings):
 
     task = "masked"
 
-    kind: Literal["bert"] = Field("bert", description="Architecture: an encoder that predicts masked tokens.")
-    next_sentence: bool = Field(False, description="Also predict whether segment B follows A in the text (BERT).")
+    kind: Literal["bert"] = setting("bert", "Architecture: an encoder that predicts masked tokens.", OWN)
+    next_sentence: bool = setting(False, "Also predict whether segment B follows A in the text (BERT).", OWN)
 
 
 class PoolingSettings(EncoderSettings):
     """Settings of encoders that give one vector per text."""
 
-    pooling: str = Field("first", description="Vector of a text: first token ([CLS], BERT), mean, max or conv (CNN).")
+    pooling: str = setting("first", "Vector of a text: first token ([CLS], BERT), mean, max or conv (CNN).", OWN)
 
 
 class BertEncoderSettings(PoolingSettings):
@@ -340,7 +304,7 @@ class BertEncoderSettings(PoolingSettings):
 
     task = "encoding"
 
-    kind: Literal["bert-encoder"] = Field("bert-encoder", description="Architecture: an encoder without a head.")
+    kind: Literal["bert-encoder"] = setting("bert-encoder", "Architecture: an encoder without a head.", OWN)
 
 
 class BertClassifierSettings(PoolingSettings, SourceSettings):
@@ -352,5 +316,78 @@ class BertClassifierSettings(PoolingSettings, SourceSettings):
         "cnn": {"n_encoder_layers": 0, "positions": "none", "scale_embeddings": False, "pooling": "conv"},  # Kim 2014
     }
 
-    kind: Literal["bert-classifier"] = Field("bert-classifier", description="Architecture: an encoder and a label.")
-    n_labels: int | None = Field(None, ge=2, le=1 << 20, description="Number of labels (default: from the data).")
+    kind: Literal["bert-classifier"] = setting("bert-classifier", "Architecture: an encoder and a label.", OWN)
+    n_labels: int | None = setting(None, "Number of labels (default: from the data).", OWN, ge=2, le=1 << 20)
+
+
+SettingsT = TypeVar("SettingsT", bound=ModelSettings)
+
+AnyModelSettings = Annotated[
+    TransformerSettings
+    | RecurrentSettings
+    | ConvS2SSettings
+    | StarSettings
+    | GPTSettings
+    | TransformerXLSettings
+    | BertSettings
+    | BertEncoderSettings
+    | BertClassifierSettings
+    | StarClassifierSettings,
+    Field(discriminator="kind"),
+]
+"""The settings of any architecture; `kind` selects the class."""
+
+MODEL_SETTINGS: dict[str, type[ModelSettings]] = {
+    section.model_fields["kind"].default: section for section in get_args(get_args(AnyModelSettings)[0])
+}
+"""Settings classes by `model.kind`."""
+
+
+def kinds_for(task: str) -> tuple[str, ...]:
+    """Return the kinds of the architectures for a task, the default first."""
+    return tuple(kind for kind, section in MODEL_SETTINGS.items() if section.task == task)
+
+
+def default_kind(task: str, preset: str | None = None) -> str:
+    """Return the kind of a task's architecture that has the preset, else the task's default; transformer if unknown."""
+    kinds = kinds_for(task)
+    fitting = [kind for kind in kinds if preset in MODEL_SETTINGS[kind].presets]
+    return next(iter((*fitting, *kinds)), "transformer")
+
+
+def model_settings(**values: Any) -> Any:
+    """Return settings of the architecture that `kind` or `preset` names, or of a Transformer without either."""
+    preset = values.get("preset")
+    kinds = [kind for kind, section in MODEL_SETTINGS.items() if preset in section.presets]
+    kind = values.get("kind", kinds[0] if kinds else "transformer")
+    return MODEL_SETTINGS[kind](**{**values, "kind": kind})
+
+
+def preset_values(settings: ModelSettings) -> dict[str, Any]:
+    """Return the values of the settings' preset that their architecture has; empty without a preset.
+
+    The name may be short: "tiny" is "gpt-tiny" for a GPT.
+    """
+    name = settings.preset
+    if name is None:
+        return {}
+    fitting = [other for other in settings.presets if other == name or other.endswith(f"-{name}")]
+    if not fitting:
+        others = sorted({other for section in MODEL_SETTINGS.values() for other in section.presets})
+        if name in others:
+            raise SettingsError(
+                f"model.preset = '{name}' is another kind of model; allowed for '{settings.kind}': "
+                f"{', '.join(settings.presets)}"
+            )
+        raise SettingsError(f"model.preset = {name!r}{nearest(name, others)}; allowed: {', '.join(settings.presets)}")
+    values = settings.presets[name if name in fitting else fitting[0]]
+    return {key: value for key, value in values.items() if key in type(settings).model_fields}
+
+
+def resolve_preset(settings: SettingsT) -> SettingsT:
+    """Fill in the values of the settings' preset. Given values stay."""
+    values = preset_values(settings)
+    if not values:
+        return settings
+    given = {key: getattr(settings, key) for key in settings.model_fields_set if key != "preset"}
+    return type(settings)(**{**values, **given})

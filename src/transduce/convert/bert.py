@@ -1,6 +1,7 @@
 """BERT (Devlin et al. 2019) as transformers stores it: config.json, weight map, import and export.
 
-The weights decide which heads a model has, not the name of the architecture: files contain more or fewer than it says.
+The weights decide which heads a model has, not the name of the architecture: a file may contain more or fewer heads
+than the name implies.
 """
 
 from __future__ import annotations
@@ -14,17 +15,10 @@ import torch
 from torch import Tensor
 
 from transduce.config.architectures import BertClassifierSettings, BertEncoderSettings, BertSettings, EncoderSettings
-from transduce.convert import hub_folder, parity
-from transduce.convert.folder import Imported, Outgoing, check_model_type, read_object, read_weights
-from transduce.convert.format_limits import (
-    EXPRESSIBLE_IN_TRANSFORMERS,
-    ConfigFormat,
-    Expressible,
-    check_expressible,
-    model_from,
-    normalize,
-)
-from transduce.convert.weight_map import Entry, Rows, check, linear, norm, read, type_note, write
+from transduce.convert import format_limits, hub_folder, parity, weight_map
+from transduce.convert.folder import Imported, Outgoing, read_object, read_weights
+from transduce.convert.format_limits import EXPRESSIBLE_IN_TRANSFORMERS, ConfigFormat, Expressible
+from transduce.convert.weight_map import Entry, Layer, Rows
 from transduce.errors import UserError
 from transduce.text.special import BOS, EOS, MASK, PAD, UNK
 
@@ -66,7 +60,8 @@ FORMAT = ConfigFormat(
         "position_embedding_type": ("absolute",),
         "is_decoder": (False,),
         "add_cross_attention": (False,),
-        "problem_type": ("single_label_classification", None),  # for others, probabilities are not a softmax
+        # in other types of problem, probabilities are not a softmax
+        "problem_type": ("single_label_classification", None),
     },
 )
 EXPRESSIBLE: Expressible = {
@@ -80,6 +75,21 @@ BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 """Ends of the names of tensors in older files that are not weights."""
 
 _MASKED, _NEXT, _LABELS = "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight", "classifier.weight"
+
+BLOCK = (
+    Layer(
+        "self_attention.query_key_value", "attention.self.query attention.self.key attention.self.value", "heads stream"
+    ),
+    Layer("self_attention.output", "attention.output.dense", "stream heads"),
+    Layer("self_attention_residual.norm", "attention.output.LayerNorm", "stream"),
+    Layer("feed_forward.expand", "intermediate.dense", "inner stream"),
+    Layer("feed_forward.contract", "output.dense", "stream inner"),
+    Layer("feed_forward_residual.norm", "output.LayerNorm", "stream"),
+)
+HEAD = (
+    Layer("head.dense", "cls.predictions.transform.dense", "stream stream"),
+    Layer("head.norm", "cls.predictions.transform.LayerNorm", "stream"),
+)
 
 _IMPORTED_SPECIAL = {
     "pad_token": "[PAD]",
@@ -110,75 +120,62 @@ def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin:
         values |= {"kind": "bert", "next_sentence": _NEXT in names, "output_bias": True, "tie": tie}
     else:
         values["kind"] = "bert-encoder"
-    return model_from(EncoderSettings, values, origin=origin)
+    return format_limits.model_from(EncoderSettings, values, origin=origin)
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels in the order of their ids; LABEL_0 and LABEL_1 where the file names none."""
+    """The labels in the order of their ids; LABEL_0 and LABEL_1 if the file names no labels."""
     named = config.get("id2label")
     named = named if isinstance(named, dict) else {}
     return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(len(named) or 2))
 
 
 def entries(s: EncoderSettings, *, rows: Rows, names: Collection[str] | None = None) -> list[Entry]:
-    """The weight map of a model. `names`: those in the file to read; None for a file to write."""
+    """The weight map of a model. `names`: tensor names in the file to read; None for a file to write."""
     if names is None:
         prefix, pooler = "" if isinstance(s, BertEncoderSettings) else "bert.", True
     else:
-        prefix = "bert." if any(name.startswith("bert.") for name in names) else ""  # none in a file without heads
+        # names in a file without heads have no prefix
+        prefix = "bert." if any(name.startswith("bert.") for name in names) else ""
         pooler = _has_pooler(names)
-    d, at, size = s.d_model, f"{prefix}embeddings", (rows.n_theirs, s.d_model)
-    head, decoder, output = "cls.predictions.transform", "cls.predictions.decoder", "output_embedding.weight"
+    d, at, decoder = s.d_model, f"{prefix}embeddings", "cls.predictions.decoder"
     masked, next_sentence = isinstance(s, BertSettings), isinstance(s, BertSettings) and s.next_sentence
-    tied = isinstance(s, BertSettings) and s.tie != "none"
-    also, own = ((f"{decoder}.weight",), (output,)) if tied else ((), ())
-    words = f"{at}.word_embeddings.weight"
-    found = [
-        Entry("embedding.table.weight", (words,), size, also=also, tied=own, rows=rows.index),
+    words, table = f"{at}.word_embeddings.weight", "embedding.table.weight"
+    tensors = [
         Entry("embedding.positions.embedding.weight", (f"{at}.position_embeddings.weight",), (s.max_positions, d)),
         Entry("segment_embedding.weight", (f"{at}.token_type_embeddings.weight",), (s.n_segments, d)),
-        *norm("embedding.norm", f"{at}.LayerNorm", d),
     ]
-    for layer in range(s.n_encoder_layers):
-        found += _block(f"encoder.blocks.{layer}", f"{prefix}encoder.layer.{layer}", s)
-    if next_sentence or (pooler and not masked) or isinstance(s, BertClassifierSettings):
-        found += linear("pooler.dense", (f"{prefix}pooler.dense",), (d, d))
-    if masked:
-        found += linear("head.dense", (f"{head}.dense",), (d, d)) + norm("head.norm", f"{head}.LayerNorm", d)
-        biases = ("cls.predictions.bias", f"{decoder}.bias")  # untied, only the second is used
+    layers = [Layer("embedding.norm", f"{at}.LayerNorm", "stream")]
+    if isinstance(s, BertSettings):
+        tied = s.tie != "none"
+        tensors += weight_map.embedding_entries(table, words, f"{decoder}.weight", rows=rows, d_model=d, tied=tied)
+        biases = ("cls.predictions.bias", f"{decoder}.bias")  # if untied, only the second is used
         theirs, also = (biases[:1], biases[1:]) if tied else (biases[1:], ())
-        found.append(Entry("output_bias", theirs, (rows.n_theirs,), also=also, rows=rows.index))
-        if not tied:
-            found.append(Entry(output, (f"{decoder}.weight",), size, rows=rows.index))
+        tensors.append(Entry("output_bias", theirs, (rows.n_theirs,), also=also, rows=rows.index))
+        layers += HEAD
+    else:
+        tensors.append(Entry(table, (words,), (rows.n_theirs, d), rows=rows.index))
+    if next_sentence or (pooler and not masked) or isinstance(s, BertClassifierSettings):
+        layers.append(Layer("pooler.dense", f"{prefix}pooler.dense", "stream stream"))
     if next_sentence:
-        found += linear("next_sentence", ("cls.seq_relationship",), (2, d))
+        layers.append(Layer("next_sentence", "cls.seq_relationship", "2 stream"))
     if isinstance(s, BertClassifierSettings):
-        found += linear("labels", ("classifier",), (s.n_labels or 0, d))
-    return found
-
-
-def _block(ours: str, theirs: str, s: EncoderSettings) -> list[Entry]:
-    d, attention = s.d_model, f"{theirs}.attention"
-    query_key_value = tuple(f"{attention}.self.{name}" for name in ("query", "key", "value"))
-    return [
-        *linear(f"{ours}.self_attention.query_key_value", query_key_value, (d, d)),
-        *linear(f"{ours}.self_attention.output", (f"{attention}.output.dense",), (d, d)),
-        *norm(f"{ours}.self_attention_residual.norm", f"{attention}.output.LayerNorm", d),
-        *linear(f"{ours}.feed_forward.expand", (f"{theirs}.intermediate.dense",), (s.d_ff, d)),
-        *linear(f"{ours}.feed_forward.contract", (f"{theirs}.output.dense",), (d, s.d_ff)),
-        *norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.output.LayerNorm", d),
-    ]
+        layers.append(Layer("labels", "classifier", f"{s.n_labels} stream"))
+    tensors += weight_map.layer_entries(layers, s)
+    for number in range(s.n_encoder_layers):
+        tensors += weight_map.layer_entries(BLOCK, s, f"encoder.blocks.{number}.", f"{prefix}encoder.layer.{number}.")
+    return tensors
 
 
 def architecture_of(s: EncoderSettings) -> str:
-    """The name of their class with the heads of ours."""
+    """The name of the class in transformers with the heads of our model."""
     if isinstance(s, BertSettings):
         return "BertForPreTraining" if s.next_sentence else "BertForMaskedLM"
     return "BertForSequenceClassification" if isinstance(s, BertClassifierSettings) else "BertModel"
 
 
 def _unused(s: EncoderSettings) -> tuple[str, ...]:
-    """Ends of the names of tensors that a file may contain and that a model with these settings does not use."""
+    """Name suffixes of tensors in a file that a model with these settings does not use."""
     if not isinstance(s, BertSettings):
         return ()
     pooler = () if s.next_sentence else ("pooler.dense.weight", "pooler.dense.bias")
@@ -194,15 +191,14 @@ def import_bert(folder: Path) -> Imported:
     `UserError` lists everything that is missing, damaged, contradictory or not supported.
     """
     config = read_object(folder / "config.json")
-    check_model_type(folder, config, ARCHITECTURES)
     tensors = read_weights(folder, without=BUFFERS)
-    is_classifier, notes = _LABELS in tensors, [type_note(tensors)]
-    model = model_settings(config, names=tensors, origin=folder)
+    is_classifier, notes = _LABELS in tensors, [weight_map.type_note(tensors)]
+    model = model_settings(config, names=tensors, origin=folder / "config.json")
     if unused := [name for name in tensors if name.endswith(_unused(model))]:
         notes.append(f"not used, and left out: {', '.join(unused)}")
         tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
     entries_of = partial(entries, model, names=tensors)
-    check(tensors, entries_of(rows=Rows.of_size(config["vocab_size"])), origin=folder)
+    weight_map.check(tensors, entries_of(rows=Rows.of_size(config["vocab_size"])), origin=folder)
     names = hub_folder.special_names(folder, _IMPORTED_SPECIAL)
     content = hub_folder.read_tokenizer(folder, names)
     ids = hub_folder.ids_of(content, origin=folder)
@@ -213,7 +209,7 @@ def import_bert(folder: Path) -> Imported:
     if pad not in (None, int(rows.index[PAD])):
         problem = f"pad_token_id = {repr(pad)[:40]}, and {names[0]} of the vocabulary is {int(rows.index[PAD])}"
         raise UserError(f"{folder / 'config.json'}: {problem}")
-    state = read(tensors, entries_of(rows=rows), origin=folder)
+    state = weight_map.read(tensors, entries_of(rows=rows), origin=folder)
     if not is_classifier and "id2label" in config:
         notes.append("labels in config.json are left out: there is no classifier")
     if isinstance(model, BertEncoderSettings) and not _has_pooler(tensors):
@@ -230,15 +226,15 @@ def import_bert(folder: Path) -> Imported:
 def export_bert(out: Path, run: Outgoing) -> list[str]:
     """Write a folder for transformers' BERT with the heads of the run, and compare it if transformers is installed.
 
-    Raises `UserError` where the architecture lacks one of the settings, `TransduceError` where the models differ.
+    Raises `UserError` if BERT does not support a setting, `TransduceError` if the outputs differ.
     """
     s, data = run.settings.model, run.settings.data
     assert isinstance(s, EncoderSettings)
-    check_expressible(s, EXPRESSIBLE, "transformers' BERT")
+    format_limits.check_expressible(s, EXPRESSIBLE, "transformers' BERT")
     rows = hub_folder.their_rows(run)
-    model, tensors = normalize(s, run.tensors)
-    theirs = write(tensors, entries(model, rows=rows))
-    if isinstance(model, BertSettings) and model.tie == "none":  # there are two biases then, of which one is used
+    model, tensors = format_limits.normalize(s, run.tensors)
+    theirs = weight_map.write(tensors, entries(model, rows=rows))
+    if isinstance(model, BertSettings) and model.tie == "none":  # transformers then stores two biases and uses only one
         theirs["cls.predictions.bias"] = theirs["cls.predictions.decoder.bias"].clone()
     config = FORMAT.write(model) | {
         "architectures": [architecture_of(s)],
@@ -255,7 +251,7 @@ def export_bert(out: Path, run: Outgoing) -> list[str]:
     special = _EXPORTED_SPECIAL | ({"mask_token": MASK} if run.settings.task == "masked" else {})
     frame = {"single": "<s> $A </s>", "pair": "<s> $A </s> $B:1 </s>:1"}
     longest = s.max_positions
-    if run.settings.task == "classification":  # its texts are truncated as in training
+    if run.settings.task == "classification":  # texts of a classifier are truncated as in training
         longest = min(data.max_length, longest)
     hub_folder.write_folder(out, run, config, theirs, special=special, frame=frame, longest=longest)
     vocabularies = {"text": (run.tokenizers.tgt, rows)}
@@ -264,14 +260,14 @@ def export_bert(out: Path, run: Outgoing) -> list[str]:
 
 
 def _outputs(run: Outgoing, rows: Rows, s: EncoderSettings, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """The outputs of each head of their model and of ours."""
+    """The outputs of each head: pairs of (transformers' model, our model)."""
     ids, segments = parity.text_examples(s, run.tokenizers.n_tgt)
     mask = ids != PAD
-    found = theirs(input_ids=rows.index[ids], attention_mask=mask.long(), token_type_ids=segments)
+    outputs = theirs(input_ids=rows.index[ids], attention_mask=mask.long(), token_type_ids=segments)
     logits = "prediction_logits" if isinstance(s, BertSettings) and s.next_sentence else "logits"
     their_names = {"next_sentence": "seq_relationship_logits", "hidden": "last_hidden_state", "pooled": "pooler_output"}
     for name, ours in parity.head_outputs(run.model, ids, segments).items():
         real = mask if ours.dim() == 3 else slice(None)
-        other = found[their_names.get(name, logits)][real]
+        their_output = outputs[their_names.get(name, logits)][real]
         per_piece = isinstance(s, BertSettings) and name == "logits"
-        yield other[..., rows.index] if per_piece else other, ours[real]
+        yield their_output[..., rows.index] if per_piece else their_output, ours[real]

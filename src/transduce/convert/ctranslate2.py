@@ -1,11 +1,15 @@
-"""Export of translators to CTranslate2, through its model specifications.
+"""CTranslate2: import and export of translators, and packages of Argos Translate, which contain a CTranslate2 model.
 
-Its converter for Marian models is not used, as it starts the decoder from a zero vector.
+One weight map serves both directions. The import reads the files without the library. The export uses its model
+specifications, but not its converter for Marian models, which starts the decoder from a zero vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +17,301 @@ import torch
 from torch import Tensor
 
 from transduce.config.architectures import TransformerSettings
-from transduce.convert.folder import Outgoing
-from transduce.convert.format_limits import Expressible, check_expressible, position_table
-from transduce.convert.parity import MAX_TOKENS, compare, examples, logits_of, settle
-from transduce.convert.weight_map import NEVER
+from transduce.config.model import NORM_EPSILONS
+from transduce.config.settings import DataSettings, Settings, TokenizerSettings
+from transduce.convert import weight_map
+from transduce.convert.ctranslate2_files import ModelFiles, dotted, read_model, read_vocabularies
+from transduce.convert.folder import Imported, Outgoing
+from transduce.convert.format_limits import Expressible, check_expressible, model_from, position_table
+from transduce.convert.parity import MAX_TOKENS, NotLoaded, compare, examples, logits_of, settle
+from transduce.convert.seq2seq_vocabulary import language_codes, piece_tokenizer
+from transduce.convert.weight_map import NEVER, Entry, Layer, Rows
 from transduce.errors import UserError
-from transduce.text.special import BOS, PAD
+from transduce.text.special import BOS, EOS, PAD, Framing
 from transduce.text.tokenizer import Tokenizers
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 
-_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+_ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu"}
+"""Ours for each number of `ctranslate2.specs.Activation`."""
+_SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "sinusoidal_marian")
+_LARGEST_ERROR = 1e-4
+"""Of sinusoids that another program computed in float32. A table in 16 bits becomes learned positions."""
 EXPRESSIBLE: Expressible = {
-    "positions": ("sinusoidal", "sinusoidal_halves", "learned", "none"),
+    "positions": (*_SINUSOIDS, "learned", "none"),
     "feed_forward": ("plain", "gated"),
-    "activation": tuple(_ACTIVATIONS),
+    "activation": tuple(_ACTIVATIONS.values()),
+    "one_end": (False,),
 }
+_SIDES = ("encoder", "decoder")
+_POSITIONS = "position_encodings.encodings"
+_PROJECTION_BIAS = "decoder.projection.bias"
+_EMBEDDINGS = {
+    "src_embedding.table.weight": "encoder.embeddings_0.weight",
+    "tgt_embedding.table.weight": "decoder.embeddings.weight",
+    "output_embedding.weight": "decoder.projection.weight",
+}
+
+
+# -- the weight map
+
+_BLOCK = (
+    Layer("self_attention.query_key_value", "self_attention.linear_0", "3*heads stream"),
+    Layer("self_attention.output", "self_attention.linear_1", "stream heads"),
+    Layer("self_attention_residual.norm", "self_attention.layer_norm", "stream"),
+    Layer("feed_forward.contract", "ffn.linear_1", "stream inner"),
+    Layer("feed_forward_residual.norm", "ffn.layer_norm", "stream"),
+)
+_FEED_FORWARD = {
+    "plain": Layer("feed_forward.expand", "ffn.linear_0", "inner stream"),
+    "gated": Layer("feed_forward.expand", "ffn.linear_0 ffn.linear_0_noact", "inner stream"),
+}
+_CROSS_ATTENTION = (
+    Layer("cross_attention.query", "attention.linear_0", "heads stream"),
+    Layer("cross_attention.key_value", "attention.linear_1", "2*heads stream"),
+    Layer("cross_attention.output", "attention.linear_2", "stream heads"),
+    Layer("cross_attention_residual.norm", "attention.layer_norm", "stream"),
+)
+
+
+def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
+    """The weight map of a model, with biases that a model may lack."""
+    tensors = []
+    for ours, theirs in _EMBEDDINGS.items():
+        rows = src if ours.startswith("src") else tgt
+        tensors.append(Entry(ours, (theirs,), (rows.n_theirs, s.d_model), rows=rows.index))
+    tensors.append(Entry("output_bias", (_PROJECTION_BIAS,), (tgt.n_theirs,), rows=tgt.index, filler=NEVER))
+    block = (*_BLOCK, _FEED_FORWARD[s.feed_forward])
+    layers = block, (*block, *_CROSS_ATTENTION)
+    return [*tensors, *weight_map.stack_entries(s, "{}.", "layer_{}.", layers, positions=_POSITIONS)]
+
+
+def _is_ours(entry: Entry, s: TransformerSettings) -> bool:
+    """Whether our model has this tensor. Without `bias` it has no bias, and RMSNorm never has."""
+    is_bias = entry.ours.endswith(".bias")
+    return not is_bias or (s.bias and not (s.norm == "rms" and entry.ours.endswith("norm.bias")))
+
+
+# -- import
+
+
+@dataclass(frozen=True, slots=True)
+class _Special:
+    """CTranslate2's special pieces. `source_end`: a source ends with `end`; `adds_end`: the library adds it."""
+
+    unknown: str
+    start: str
+    end: str
+    source_end: bool
+    adds_end: bool
+
+    @classmethod
+    def of(cls, files: ModelFiles) -> _Special:
+        """The pieces that config.json names, and the usual pieces for those that it does not name.
+
+        If the library does not append the end to a source, its caller may. Callers do so if the decoder starts with the
+        end or with padding, as in transformers, but not if it starts with <s>, as in OpenNMT-py.
+        """
+        config, flags = files.config, files.numbers
+        unknown, bos, end = (
+            str(config.get(f"{key}_token") or usual)
+            for key, usual in (("unk", "<unk>"), ("bos", "<s>"), ("eos", "</s>"))
+        )
+        start = str(config.get("decoder_start_token") or (bos if flags.get("with_target_bos", 1) else end))
+        if flags.get("decoder.start_from_zero_embedding"):
+            start = ""  # the decoder starts from a vector of zeros, without a piece, as ours does if BOS has no row
+        adds_end = bool(config.get("add_source_eos", flags.get("with_source_eos", 0)))
+        return cls(unknown, start, end, adds_end or start != "<s>", adds_end)
+
+    def rows(self, pieces: Sequence[str], origin: Path) -> Rows:
+        """CTranslate2's row of each of our ids: padding, unknown, BOS, EOS, then the other pieces in their order."""
+        ids = {piece: i for i, piece in enumerate(pieces)}
+        if self.unknown not in ids or self.end not in ids:
+            raise UserError(f"{origin}: the vocabulary lacks {self.unknown} or {self.end}")
+        pad = next((ids[piece] for piece in ("<pad>", "<blank>") if piece in ids and piece != self.start), -1)
+        special = [pad, ids[self.unknown], ids.get(self.start, -1), ids[self.end]]
+        return weight_map.rows_of(ids, special, n=len(pieces), origin=origin, spare=len(pieces) - len(ids))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sides:
+    """The vocabularies of both sides: pieces, and the row of each of our ids.
+
+    `end`: the token that callers append to a source, or None.
+    """
+
+    pieces: tuple[Sequence[str], Sequence[str]]
+    rows: tuple[Rows, Rows]
+    end: str | None = None
+
+    def tokens(self, side: int, ids: Sequence[int]) -> list[str]:
+        """CTranslate2's pieces for our ids, without padding, beginning and end."""
+        return [self.pieces[side][int(self.rows[side].index[i])] for i in ids if i not in (PAD, BOS, EOS)]
+
+
+def import_ctranslate2(folder: Path, *, languages: Mapping[str, str] | None = None, prefix: str = "") -> Imported:
+    """Read a folder with model.bin, vocabularies, and the SentencePiece models of both sides.
+
+    `languages`: src_lang and tgt_lang. `prefix`: the piece that begins each translation, if any. `UserError` lists
+    everything that is missing, damaged, contradictory or not supported.
+    """
+    files, pieces = read_model(folder), read_vocabularies(folder)
+    special = _Special.of(files)
+    model = _settings(files, special, folder)
+    tensors = dict(files.tensors)
+    if model.positions != "learned":
+        for side in _SIDES:
+            del tensors[f"{side}.{_POSITIONS}"]
+    expected = entries(model, src=Rows.of_size(len(pieces[0])), tgt=Rows.of_size(len(pieces[1])))
+    for entry in expected:
+        if entry.ours.endswith("bias"):  # OpenNMT-py has biases in some layers only
+            tensors |= {name: torch.zeros(entry.shape) for name in entry.theirs if name not in tensors}
+    weight_map.check(tensors, expected, origin=folder)
+    rows = special.rows(pieces[0], folder), special.rows(pieces[1], folder)
+    ours = [entry for entry in entries(model, src=rows[0], tgt=rows[1]) if _is_ours(entry, model)]
+    state = weight_map.read(tensors, ours, origin=folder)
+    source, target, output = (state[name] for name in _EMBEDDINGS)
+    tie = "none" if not torch.equal(target, output) else "three_way" if torch.equal(source, target) else "two_way"
+    model = model.model_copy(update={"tie": tie, "output_bias": weight_map.complete_output_bias(state, rows[1])})
+    notes = [f"found: a translator of CTranslate2, {model.summary}"]
+    if not model.source_end:
+        notes.append(
+            f"a source has no {special.end}, as in OpenNMT-py, since a translation starts with {special.start}"
+        )
+    tokenizers = _tokenizers(folder, pieces, rows, prefix, notes)
+    settings = Settings(
+        data=DataSettings(**(languages or {}), max_length=model.max_positions),
+        tokenizer=TokenizerSettings(kind="marian", vocab_size=max(tokenizers.n_src, 8), joint=pieces[0] is pieces[1]),
+        model=model,
+    )
+    sides = _Sides(pieces, rows, special.end if model.source_end and not special.adds_end else None)
+    return Imported(settings, tokenizers, state, tuple(notes), partial(_compared, folder, sides, model))
+
+
+_FFN = "encoder.layer_0.ffn"
+_IGNORED = ("alignment_layer", "alignment_heads", "embeddings_merge", "start_from_zero_embedding")
+"""Ends of the names of numbers that do not change the model, or that are read elsewhere."""
+
+
+def _settings(files: ModelFiles, special: _Special, folder: Path) -> TransformerSettings:
+    """Our settings for a model; `UserError` lists everything that is not supported."""
+    tensors, numbers = files.tensors, dict(files.numbers)
+    table, contract = (tensors.get(f"{name}.weight") for name in ("encoder.embeddings_0", f"{_FFN}.linear_1"))
+    positions = [tensors[name] for side in _SIDES if (name := f"{side}.{_POSITIONS}") in tensors]
+    problems = [] if files.spec == "TransformerSpec" else [f"it is a {files.spec[:80]} and not a TransformerSpec"]
+    if table is None or contract is None or table.dim() != 2 or contract.dim() != 2:
+        raise UserError(f"{folder}: {'; '.join([*problems, 'it has no encoder with embeddings and layers'])}")
+    if len(positions) < 2 or any(vectors.shape[1:] != table.shape[1:] for vectors in positions):
+        problems.append("encoder and decoder need position_encodings, one vector for each position")
+    usual = {"num_heads": numbers.pop("num_heads", 8), "pre_norm": 1, "activation": 0, "scale_embeddings": 1}
+    common = dict[str, float]()
+    for name, default in usual.items():
+        encoder, decoder = (numbers.pop(f"{side}.{name}", default) for side in _SIDES)
+        common[name] = encoder
+        if encoder != decoder:
+            problems.append(f"{name} is {encoder} in the encoder and {decoder} in the decoder")
+    if common["activation"] not in _ACTIVATIONS:
+        problems.append(f"activation {common['activation']} is none of {', '.join(_ACTIVATIONS.values())}")
+    others = {name: value for name, value in numbers.items() if value and not name.startswith("with_")}
+    problems += [f"{name} = {value}" for name, value in others.items() if not name.endswith(_IGNORED)]
+    if problems:
+        raise UserError(f"{folder} is not supported: {'; '.join(problems)}")
+    # A flag is a whole number; as a factor it is a float.
+    is_flag, scale = isinstance(common["scale_embeddings"], int), common["scale_embeddings"]
+    if not is_flag and not any(math.isclose(scale, factor, rel_tol=1e-5) for factor in (1.0, table.shape[1] ** 0.5)):
+        raise UserError(f"{folder} is not supported: scale_embeddings = {scale}, neither 1 nor the root of d_model")
+    norm = "layer" if f"{_FFN}.layer_norm.bias" in tensors else "rms"
+    biases = (value for name, value in tensors.items() if name.endswith(".bias") and name != _PROJECTION_BIAS)
+    model = model_from(
+        TransformerSettings,
+        {
+            "d_model": table.shape[1],
+            "d_ff": contract.shape[1],
+            "n_heads": int(common["num_heads"]),
+            "n_encoder_layers": _n_layers(tensors, "encoder"),
+            "n_decoder_layers": _n_layers(tensors, "decoder"),
+            "residual": "pre" if common["pre_norm"] else "post",
+            "norm": norm,
+            "norm_eps": files.config.get("layer_norm_epsilon") or NORM_EPSILONS["layer"],
+            "embedding_norm": "encoder.layernorm_embedding.weight" in tensors,
+            "scale_embeddings": bool(scale) if is_flag else scale != 1.0 or table.shape[1] == 1,
+            "feed_forward": "gated" if f"{_FFN}.linear_0_noact.weight" in tensors else "plain",
+            "activation": _ACTIVATIONS[int(common["activation"])],
+            "bias": any(bool(bias.any()) for bias in biases),
+            "output_bias": True,
+            "source_end": special.source_end,
+            "one_end": special.start == special.end,
+            "positions": "learned",
+            "max_positions": min(map(len, positions)),
+        },
+        origin=folder,
+    )
+    return model.model_copy(update={"positions": _positions(model, positions)})
+
+
+def _n_layers(tensors: Mapping[str, Tensor], side: str) -> int:
+    return len({name.split(".")[1] for name in tensors if name.startswith(f"{side}.layer_") and ".ffn." in name})
+
+
+def _positions(model: TransformerSettings, tables: Sequence[Tensor]) -> str:
+    """The positional scheme that produces these vectors; `learned` if no scheme does."""
+    for positions in ("none", *_SINUSOIDS):
+        ours = position_table(model.model_copy(update={"positions": positions}))
+        n = min(1024, len(ours), *map(len, tables))
+        if all(torch.allclose(theirs[:n].float(), ours[:n], rtol=0, atol=_LARGEST_ERROR) for theirs in tables):
+            return positions
+    return "learned"
+
+
+SOURCE_MODELS = ("source.spm", "sentencepiece.model", "sentencepiece.bpe.model", "spm.model", "spiece.model")
+
+
+def _tokenizers(
+    folder: Path, pieces: Sequence[Sequence[str]], rows: Sequence[Rows], prefix: str, notes: list[str]
+) -> Tokenizers:
+    """The vocabularies with the SentencePiece models in the folder, or beside it as in packages of Argos Translate."""
+    candidates = [parent / name for parent in (folder, folder.parent) for name in SOURCE_MODELS]
+    source = next((path for path in candidates if path.is_file()), None)
+    if source is None:
+        raise UserError(
+            f"{folder} has no SentencePiece model, which splits a text; copy it there as {SOURCE_MODELS[1]}"
+        )
+    target = source.with_name("target.spm") if source.with_name("target.spm").is_file() else source
+    made = []
+    for path, side, index in zip((source, target), pieces, rows, strict=True):
+        ids = {piece: i for i, piece in enumerate(side)}
+        ours = {row: i for i, row in enumerate(index.index.tolist())}
+        codes = language_codes(ids, ours)
+        framing = Framing(codes, ("src",), ("tgt",)) if codes else Framing()
+        if prefix:
+            if prefix not in ids:
+                raise UserError(f"{folder}: target_prefix {prefix!r} is not in the vocabulary")
+            framing = Framing({}, (), (ours[ids[prefix]],))
+        made.append(piece_tokenizer(path, ids, index, notes, source=folder, framing=framing))
+    return Tokenizers(made[0], made[0] if pieces[0] is pieces[1] and source == target else made[1])
+
+
+def _compared(folder: Path, sides: _Sides, s: TransformerSettings, model: Any) -> str:
+    """Compare our model with the library's in float32; return a line on the result."""
+    try:
+        import ctranslate2
+    except ImportError:
+        return "not checked: ctranslate2 is not installed; pip install ctranslate2, and try again"
+    try:
+        pairs = _log_probs(folder, model, sides, s, compute_type="float32")
+    except (RuntimeError, ValueError) as error:
+        raise NotLoaded(f"ctranslate2 cannot load {folder}: {error}") from None
+    return settle(f"log-probabilities of ctranslate2 {ctranslate2.__version__}, float32", compare(pairs))
+
+
+# -- export
 
 
 def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
     """Write the folder `out`, compare it with the model, and return lines that report the result.
 
     The comparison is made in float32. With quantization a second line reports how far the log-probabilities move.
-    Raises `UserError` where CTranslate2 is not installed or lacks one of the settings.
+    Raises `UserError` if CTranslate2 is not installed or does not support a setting.
     """
     s, tokenizers = run.settings.model, run.tokenizers
     assert isinstance(s, TransformerSettings)
@@ -44,13 +320,18 @@ def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
         import ctranslate2
     except ImportError:
         raise UserError("ctranslate2 is not installed: pip install ctranslate2") from None
+    pieces = tokenizers.src.pieces(range(tokenizers.n_src)), tokenizers.tgt.pieces(range(tokenizers.n_tgt))
+    if any(len(set(side)) < len(side) for side in pieces):
+        raise UserError("the vocabulary contains a piece twice, which CTranslate2 does not support")
+    n_src, n_tgt = map(len, pieces)
+    sides = _Sides(pieces, (Rows(torch.arange(n_src), n_src), Rows(torch.arange(n_tgt), n_tgt)))
 
     def log_probs(quantization: str | None) -> list[tuple[Tensor, Tensor]]:
-        spec = _spec(s, tokenizers, run.tensors)
+        spec = _spec(s, sides, run.tensors)
         spec.validate()
         spec.optimize(quantization=quantization)
         spec.save(str(out))
-        return _log_probs(out, run.model, tokenizers, s)
+        return _log_probs(out, run.model, sides, s, never=(PAD, BOS))
 
     what = f"log-probabilities of ctranslate2 {ctranslate2.__version__}"
     lines = [settle(f"{what}, float32", compare(log_probs(None)))]
@@ -64,94 +345,66 @@ def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
     return lines
 
 
-def _spec(s: TransformerSettings, tokenizers: Tokenizers, tensors: Mapping[str, Tensor]) -> Any:
-    """The model's specification with its weights."""
-    from ctranslate2.specs import common_spec, transformer_spec
+def _spec(s: TransformerSettings, sides: _Sides, tensors: Mapping[str, Tensor]) -> Any:
+    """CTranslate2's model specification, filled with the weights."""
+    from ctranslate2.specs import common_spec, model_spec, transformer_spec
 
+    activations = {name: common_spec.Activation(number) for number, name in _ACTIVATIONS.items()}
     spec = transformer_spec.TransformerSpec.from_config(
         (s.n_encoder_layers, s.n_decoder_layers),
         s.n_heads,
         pre_norm=s.residual == "pre",
-        activation=getattr(common_spec.Activation, _ACTIVATIONS[s.activation]),
+        activation=activations[s.activation],
         layernorm_embedding=s.embedding_norm,
         ffn_glu=s.feed_forward == "gated",
         rms_norm=s.norm == "rms",
     )
-    # copies, as quantization changes them in place
-    arrays = {name: tensor.detach().cpu().float().clone().numpy() for name, tensor in tensors.items()}
-    for side, stack, name in (("encoder", spec.encoder, "src_embedding"), ("decoder", spec.decoder, "tgt_embedding")):
-        embeddings = stack.embeddings[0] if side == "encoder" else stack.embeddings
-        embeddings.weight = arrays[f"{name}.table.weight"]
+    weights = weight_map.write(tensors, entries(s, src=sides.rows[0], tgt=sides.rows[1]))
+    weights[_PROJECTION_BIAS][[PAD, BOS]] = NEVER  # never generated
+    for side, stack in zip(_SIDES, (spec.encoder, spec.decoder), strict=True):
+        weights.setdefault(f"{side}.{_POSITIONS}", position_table(s))
         stack.scale_embeddings = s.d_model**0.5 if s.scale_embeddings else 1.0
-        learned = arrays.get(f"{name}.positions.embedding.weight")
-        stack.position_encodings.encodings = position_table(s).numpy() if learned is None else learned
-        if s.embedding_norm:
-            _fill(stack.layernorm_embedding, arrays, f"{name}.norm")
-        if s.residual == "pre":
-            _fill(stack.layer_norm, arrays, f"{side}.norm")
-        for number, layer in enumerate(stack.layer):
-            _fill_layer(layer, arrays, f"{side}.blocks.{number}", gated=s.feed_forward == "gated")
-    spec.decoder.projection.weight = arrays["output_embedding.weight"]
-    bias = tensors["output_bias"].detach().cpu().float().clone() if s.output_bias else torch.zeros(tokenizers.n_tgt)
-    bias[[PAD, BOS]] = NEVER  # never generated
-    spec.decoder.projection.bias = bias.numpy()
-    pieces = [side.pieces(range(side.vocab_size)) for side in (tokenizers.src, tokenizers.tgt)]
-    if any(len(set(side)) < len(side) for side in pieces):
-        raise UserError("the vocabulary contains a piece twice, which CTranslate2 does not support")
-    spec.register_source_vocabulary(pieces[0])
-    spec.register_target_vocabulary(pieces[1])
+
+    def fill(part: Any, name: str, value: Any) -> None:
+        if (weight := weights.get(dotted(name))) is not None:
+            # copied, because quantization changes it in place
+            setattr(part, name.rpartition("/")[2], weight.clone().numpy())
+
+    model_spec.visit_spec(spec, fill)
+    spec.register_source_vocabulary(sides.pieces[0])
+    spec.register_target_vocabulary(sides.pieces[1])
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = "<unk>", "<s>", "</s>"
     spec.config.decoder_start_token = "<s>"
-    spec.config.add_source_eos = True
+    spec.config.add_source_eos = s.source_end
     spec.config.layer_norm_epsilon = s.epsilon
     return spec
 
 
-def _fill_layer(layer: Any, arrays: Mapping[str, Any], at: str, *, gated: bool) -> None:
-    parts = {
-        "self_attention.query_key_value": layer.self_attention.linear[0],
-        "self_attention.output": layer.self_attention.linear[1],
-        "self_attention_residual.norm": layer.self_attention.layer_norm,
-        "feed_forward.contract": layer.ffn.linear_1,
-        "feed_forward_residual.norm": layer.ffn.layer_norm,
-    }
-    if at.startswith("decoder"):
-        cross = dict(zip(("query", "key_value", "output"), layer.attention.linear, strict=True))
-        parts |= {f"cross_attention.{name}": part for name, part in cross.items()}
-        parts["cross_attention_residual.norm"] = layer.attention.layer_norm
-    for name, part in parts.items():
-        _fill(part, arrays, f"{at}.{name}")
-    expand = f"{at}.feed_forward.expand"
-    half = len(arrays[f"{expand}.weight"]) // 2 if gated else None  # the gate's rows come first
-    _fill(layer.ffn.linear_0, arrays, expand, slice(half))
-    if gated:
-        _fill(layer.ffn.linear_0_noact, arrays, expand, slice(half, None))
+def _log_probs(
+    folder: Path,
+    model: Any,
+    sides: _Sides,
+    s: TransformerSettings,
+    *,
+    compute_type: str = "default",
+    never: Sequence[int] = (),
+) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of CTranslate2's and our log-probabilities of each token of random targets, one pair per sentence.
 
-
-def _fill(spec: Any, arrays: Mapping[str, Any], name: str, rows: slice = slice(None)) -> None:
-    """Set weight and bias of a linear layer or a norm."""
-    weight, bias = arrays[f"{name}.weight"][rows], arrays.get(f"{name}.bias")
-    if "gamma" not in vars(spec):
-        spec.weight = weight
-        if bias is not None:
-            spec.bias = bias[rows]
-        return
-    spec.gamma = weight
-    if "beta" in vars(spec):
-        spec.beta = 0 * weight if bias is None else bias
-
-
-def _log_probs(out: Path, model: Any, tokenizers: Tokenizers, s: TransformerSettings) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of their and our log-probabilities of each token of random targets, sentence by sentence."""
+    `never`: our ids that CTranslate2's model rules out.
+    """
     import ctranslate2
 
-    engine = ctranslate2.Translator(str(out), device="cpu", compute_type="default", inter_threads=1, intra_threads=1)
-    batch = examples(tokenizers.n_src, tokenizers.n_tgt, longest=min(MAX_TOKENS, s.max_positions - 1))
+    engine = ctranslate2.Translator(
+        str(folder), device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=1
+    )
+    n_src, n_tgt = (len(rows.index) for rows in sides.rows)
+    batch = examples(n_src, n_tgt, longest=min(MAX_TOKENS, s.max_positions - 1))
     logits = logits_of(model, batch.src, batch.tgt_in)
-    logits[..., [PAD, BOS]] = NEVER
+    logits[..., list(never)] = NEVER
     expected = logits.log_softmax(-1).gather(-1, batch.tgt_out[..., None])[..., 0]
-    src = [[i for i in row if i != PAD][:-1] for row in batch.src.tolist()]
-    tgt = [[i for i in row if i not in (PAD, BOS)] for row in batch.tgt_in.tolist()]
-    found = engine.score_batch([tokenizers.src.pieces(ids) for ids in src], [tokenizers.tgt.pieces(ids) for ids in tgt])
-    theirs = [torch.tensor(score.log_probs) for score in found]
+    end = [] if sides.end is None else [sides.end]
+    src = [[*sides.tokens(0, row), *end] for row in batch.src.tolist()]
+    tgt = [sides.tokens(1, row) for row in batch.tgt_in.tolist()]
+    theirs = [torch.tensor(score.log_probs) for score in engine.score_batch(src, tgt)]
     return [(row, ours[: len(row)]) for row, ours in zip(theirs, expected, strict=True)]

@@ -1,4 +1,4 @@
-"""`transduce export`: a run as a folder for another program, compared with the run before it is kept."""
+"""`transduce export`: write a run for another program, and compare it with the run before it is kept."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transduce.convert.argos import export_argos
 from transduce.convert.bert import export_bert
 from transduce.convert.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from transduce.convert.folder import Outgoing, check_free, make_parents
 from transduce.convert.gpt2 import export_gpt2
-from transduce.convert.marian_folder import export_marian
-from transduce.convert.onnx_export import export_onnx
-from transduce.decoding.loading import load_model
+from transduce.convert.peft import export_peft
+from transduce.convert.seq2seq import export_seq2seq
+from transduce.decoding.open_run import load_model
 from transduce.errors import SettingsError, UserError, check_known
 from transduce.models.registry import ARCHITECTURES, count_parameters
 from transduce.runs.atomic import write_aside
@@ -24,24 +25,29 @@ Exporter = Callable[[Path, Outgoing], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A format: its exporter for each family of architectures, and the quantizations that it supports."""
+    """A format: its exporter for each family of architectures, and the quantizations that it supports.
+
+    `is_file`: the exporter writes a file, not into a folder.
+    """
 
     exporters: Mapping[str, Exporter]
     quantizations: tuple[str, ...] = ()
+    is_file: bool = False
 
 
 EXPORTS = {
-    "huggingface": Target({"Transformer": export_marian, "GPT": export_gpt2, "BERT": export_bert}),
+    "huggingface": Target({"Transformer": export_seq2seq, "GPT": export_gpt2, "BERT": export_bert}),
+    "peft": Target({"Transformer": export_peft}),
     "ctranslate2": Target({"Transformer": export_ctranslate2}, QUANTIZATIONS),
-    "onnx": Target(dict.fromkeys(("Transformer", "GPT", "BERT"), export_onnx), ("int8",)),
+    "argos": Target({"Transformer": export_argos}, QUANTIZATIONS, is_file=True),
 }
 
 
 def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None) -> Iterator[str]:
-    """Create the folder `out` from a run's model for another program, and yield lines that report the comparison.
+    """Create `out` from a run's model for another program, and yield lines that report the comparison.
 
-    `to`: huggingface, ctranslate2 or onnx. After an error there is no `out`. Raises `UserError`, or `TransduceError` if
-    the exported model differs from the run.
+    `to`: huggingface, peft or ctranslate2 (a folder), or argos (a package). After an error there is no `out`. Raises
+    `UserError`, or `TransduceError` if the exported model differs from the run.
     """
     check_known("to", to, EXPORTS)
     check_free(out)
@@ -55,8 +61,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     if exporter is None:
         able = ", ".join(kind for kind, other in ARCHITECTURES.items() if other.family in target.exporters)
         raise SettingsError(f"{run} has a model of kind '{kind}', task '{task}'; {to} takes models of kind {able}")
-    if outgoing.settings.model.reads_vectors:
-        raise UserError(f"{run} has model.source = 'vectors', which no format can express; use it with transduce")
+    outgoing.settings.model.require_text("export", run=run)
     if outgoing.settings.model.replaces_self_attention:
         raise UserError(
             f"{run} has model.decoder_self = 'ssru', which no format can express; translate it with "
@@ -64,15 +69,18 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
         )
     make_parents(out)
     with write_aside(out) as aside:
-        aside.mkdir()
+        if not target.is_file:
+            aside.mkdir()
         lines = exporter(aside, outgoing)
     yield f"{out}: {count_parameters(outgoing.model):,} parameters"
     yield from lines
 
 
 def open_outgoing(run: Path, *, quantization: str | None = None) -> Outgoing:
-    """The model of a run folder, ready for an exporter; `RunFolderError` where it is missing or damaged."""
+    """The model of a run folder, ready for an exporter; `RunFolderError` if it is missing or damaged."""
     folder = RunFolder.open(run)
     tokenizers = load_tokenizers(folder)
     model = load_model(folder, tokenizers)
-    return Outgoing(folder.settings, tokenizers, model.state_dict(), model.eval(), quantization)
+    adapters = folder.load_adapters() if folder.has_adapters else {}
+    given = folder.settings, tokenizers, model.state_dict(), model.eval()
+    return Outgoing(*given, quantization, adapters, folder.base_name)

@@ -1,9 +1,9 @@
-"""Folders of other programs: reading one in Hugging Face's layout, and making one. What is read is untrusted data."""
+"""Folders of other programs: read Hugging Face's layout, and create a new folder. The content is untrusted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +24,42 @@ MAX_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Imported:
-    """A model of another program in the form of a run folder; `notes` go into its card."""
+    """A model of another program in the form of a run folder; `notes` go into its card.
+
+    `compare`: compares the model, in eval mode, with the original, and returns a line on the result.
+    """
 
     settings: Settings
     tokenizers: Tokenizers
     tensors: dict[str, Tensor]
     notes: tuple[str, ...]
+    compare: Callable[[Any], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outgoing:
-    """A run to be exported: `model`, in eval mode, has these settings and tensors."""
+    """A run to be exported: its model in eval mode, settings and tensors.
+
+    `adapters`: the adapters that it keeps, if any, of the run called `base_name`.
+    """
 
     settings: Settings
     tokenizers: Tokenizers
     tensors: Mapping[str, Tensor]
     model: Any  # of any architecture
     quantization: str | None = None
+    adapters: Mapping[str, Tensor] = field(default_factory=dict)
+    base_name: str | None = None
 
 
 def check_free(path: Path) -> None:
-    """`UserError` where the place of a new folder is taken. An empty folder is free."""
+    """Raise `UserError` if the path of a new folder exists and is not an empty folder."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path} exists already; give another folder, or remove it")
 
 
 def make_parents(path: Path) -> None:
-    """Create the parents of a new folder, after everything was checked."""
+    """Create the parents of a new folder. Called after all checks."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -58,12 +67,12 @@ def make_parents(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file; `RunFolderError` where it is missing, not a regular file, or too large."""
+    """The content of a file; `RunFolderError` if it is missing, not a regular file, or too large."""
     return atomic.read_bytes(path, most=MAX_BYTES)
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; `RunFolderError` where it is missing (unless `optional`) or damaged."""
+    """The object in a JSON file; `RunFolderError` if it is missing (unless `optional`) or damaged."""
     if optional and not path.exists():
         return {}
     value = atomic.read_json(path, most=MAX_BYTES)
@@ -72,29 +81,36 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
-def check_model_type(folder: Path, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a config.json of another model. `supported`: architectures by model_type; a file may name none."""
-    model_type, named = str(config.get("model_type")), config.get("architectures")
-    architecture = str(named[0]) if isinstance(named, list) and named else None
-    if model_type not in supported or architecture not in (*supported[model_type], None):
-        known = "; ".join(f"model_type {kind}: {', '.join(names)}" for kind, names in supported.items())
-        found = f"{architecture or 'a model'} (model_type {model_type})"
-        raise UserError(f"{folder} contains {found}; supported here: {known}")
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a folder's weights: a single file, or all files in an index; safetensors are preferred.
+
+    `RunFolderError` if a file is missing or not a regular file.
+    """
+    for name in (SAFE, PICKLED):
+        index = folder / f"{name}.index.json"
+        if not (folder / name).exists() and not index.exists():
+            continue
+        paths = [folder / name]
+        if not paths[0].exists():
+            shards = read_object(index).get("weight_map")
+            if not isinstance(shards, dict) or not all(map(_is_shard, map(str, shards.values()))):
+                raise RunFolderError(f"{index} is damaged: it does not list files with weights in its folder")
+            paths = [folder / shard for shard in sorted(set(shards.values()))]
+        for path in paths:
+            if not path.is_file():
+                raise RunFolderError(f"{path} {'is not a file' if path.exists() else 'is missing'}")
+        return paths
+    raise RunFolderError(f"{folder} has no weights: neither {SAFE} nor {PICKLED} exists")
 
 
 def read_weights(folder: Path, *, without: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """The tensors of a folder's weights whose names do not end in `without`.
 
-    `UserError` where the file is missing, damaged or refused.
+    `UserError` if a file is missing, damaged or refused.
     """
-    path = next((path for name in (SAFE, PICKLED) if (path := folder / name).exists()), None)
-    if path is None:
-        parts = next(folder.glob("*.index.json"), None)
-        why = f" (weights in several files, listed in {parts.name}, are not supported)" if parts else ""
-        raise RunFolderError(f"{folder} has no weights: neither {SAFE} nor {PICKLED} exists{why}")
-    if not path.is_file():
-        raise RunFolderError(f"{path} is not a file")
-    tensors = load_tensors(path, sealed=False) if path.name == SAFE else _read_pickled(path)
+    tensors = dict[str, Tensor]()
+    for path in weight_files(folder):
+        tensors |= load_tensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(without)}
 
 
@@ -105,7 +121,8 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a hostile file can cause any error in the reader
         why = " ".join(str(error).split("WeightsUnpickler error:")[-1].split()[:14])[:300]
         raise UserError(
-            f"{path} is refused: it contains more than tensors, or is damaged ({why or type(error).__name__})"
+            f"{path} is refused: it contains more than tensors, or is damaged ({why or type(error).__name__}); in "
+            "transformers, model.save_pretrained(FOLDER) writes the weights as safetensors"
         ) from None
     if not isinstance(tensors, dict):
         raise UserError(f"{path} is refused: it does not contain named tensors")
@@ -114,3 +131,8 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         if not isinstance(name, str) or not plain or tensor.device.type != "cpu" or tensor.is_quantized:
             raise UserError(f"{path} is refused: {str(name)[:200]} is not a dense tensor with a name")
     return tensors
+
+
+def _is_shard(name: str) -> bool:
+    """Whether this is a plain file name, without a folder, of a file with weights."""
+    return Path(name).name == name and "\\" not in name and Path(name).suffix in (".safetensors", ".bin")

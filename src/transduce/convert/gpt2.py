@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019) as transformers stores it: config.json, weight map, import and export.
 
-Its matrices are [in, out].
+GPT-2's matrices are stored as [in, out].
 """
 
 from __future__ import annotations
@@ -14,17 +14,10 @@ import torch
 from torch import Tensor
 
 from transduce.config.architectures import GPTSettings
-from transduce.convert import hub_folder, parity
-from transduce.convert.folder import Imported, Outgoing, check_model_type, read_object, read_weights
-from transduce.convert.format_limits import (
-    EXPRESSIBLE_IN_TRANSFORMERS,
-    ConfigFormat,
-    Expressible,
-    check_expressible,
-    model_from,
-    normalize,
-)
-from transduce.convert.weight_map import NEVER, Entry, Rows, check, norm, read, type_note, write
+from transduce.convert import format_limits, hub_folder, parity, weight_map
+from transduce.convert.folder import Imported, Outgoing, read_object, read_weights
+from transduce.convert.format_limits import EXPRESSIBLE_IN_TRANSFORMERS, ConfigFormat, Expressible
+from transduce.convert.weight_map import Entry, Layer, Rows
 from transduce.errors import UserError
 from transduce.runs.atomic import write_json
 from transduce.text.special import BOS, EOS, PAD, UNK
@@ -65,10 +58,23 @@ FORMAT = ConfigFormat(
 )
 
 
-EXPRESSIBLE: Expressible = {**EXPRESSIBLE_IN_TRANSFORMERS, "residual": ("pre",), "embedding_norm": (False,)}
+EXPRESSIBLE: Expressible = {
+    **EXPRESSIBLE_IN_TRANSFORMERS,
+    "residual": ("pre",),
+    "embedding_norm": (False,),
+}
 
 BUFFERS = (".attn.bias", ".attn.masked_bias")
 """Ends of the names of tensors in older files that are not weights: causal masks."""
+
+BLOCK = (
+    Layer("self_attention.query_key_value", "attn.c_attn", "3*heads stream"),
+    Layer("self_attention.output", "attn.c_proj", "stream heads"),
+    Layer("self_attention_residual.norm", "ln_1", "stream"),
+    Layer("feed_forward.expand", "mlp.c_fc", "inner stream"),
+    Layer("feed_forward.contract", "mlp.c_proj", "stream inner"),
+    Layer("feed_forward_residual.norm", "ln_2", "stream"),
+)
 
 _DEFAULT_END = 50256  # GPT-2's own end, which many smaller models keep in config.json as the default
 
@@ -89,45 +95,24 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> GPTSettings:
         "tie": "three_way" if config["tie_word_embeddings"] else "none",
         "output_bias": True,
     }
-    return model_from(GPTSettings, values, origin=origin)
+    return format_limits.model_from(GPTSettings, values, origin=origin)
 
 
 def entries(s: GPTSettings, *, rows: Rows, names: Collection[str] | None = None) -> list[Entry]:
-    """The weight map of a model, without the bias on the logits, which theirs does not have.
+    """The weight map of a model, without a bias on the logits, which GPT-2 in transformers does not have.
 
-    `names`: those in the file to read; None for a file to write.
+    `names`: tensor names in the file to read; None for a file to write.
     """
     prefix = "transformer." if names is None or any(name.startswith("transformer.") for name in names) else ""
-    d, ff, size, head = s.d_model, s.d_ff, (rows.n_theirs, s.d_model), ("lm_head.weight",)
-    output, tied = "output_embedding.weight", s.tie != "none"
-    also, own = (head, (output,)) if tied else ((), ())
-    found = [
-        Entry("embedding.table.weight", (f"{prefix}wte.weight",), size, also=also, tied=own, rows=rows.index),
-        Entry("embedding.positions.embedding.weight", (f"{prefix}wpe.weight",), (s.max_positions, d)),
-    ]
-    if not tied:
-        found.append(Entry(output, head, size, rows=rows.index))
-    for layer in range(s.n_decoder_layers):
-        ours, theirs = f"decoder.blocks.{layer}", f"{prefix}h.{layer}"
-        parts = (
-            ("self_attention.query_key_value", "attn.c_attn", (d, 3 * d)),
-            ("self_attention.output", "attn.c_proj", (d, d)),
-            ("feed_forward.expand", "mlp.c_fc", (d, ff)),
-            ("feed_forward.contract", "mlp.c_proj", (ff, d)),
-        )
-        for part, name, shape in parts:
-            found.append(Entry(f"{ours}.{part}.weight", (f"{theirs}.{name}.weight",), shape, transposed=True))
-            found.append(Entry(f"{ours}.{part}.bias", (f"{theirs}.{name}.bias",), shape[1:]))
-        found += norm(f"{ours}.self_attention_residual.norm", f"{theirs}.ln_1", d)
-        found += norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2", d)
-    return found + norm("decoder.norm", f"{prefix}ln_f", d)
-
-
-def fixed_bias(rows: Rows) -> Tensor:
-    """Our bias on the logits. It rules out ids without a row, and the first of two ids of ours that share a row."""
-    index = rows.index.tolist()
-    ruled_out = [row < 0 or row in index[i + 1 :] for i, row in enumerate(index[: EOS + 1])]
-    return torch.tensor([NEVER if out else 0.0 for out in ruled_out] + [0.0] * (len(index) - len(ruled_out)))
+    positions, words, head = f"{prefix}wpe.weight", f"{prefix}wte.weight", "lm_head.weight"
+    tensors = [Entry("embedding.positions.embedding.weight", (positions,), (s.max_positions, s.d_model))]
+    tensors += weight_map.embedding_entries(
+        "embedding.table.weight", words, head, rows=rows, d_model=s.d_model, tied=s.tie != "none"
+    )
+    for number in range(s.n_decoder_layers):
+        ours, theirs = f"decoder.blocks.{number}.", f"{prefix}h.{number}."
+        tensors += weight_map.layer_entries(BLOCK, s, ours, theirs, transposed=True)
+    return [*tensors, *weight_map.layer_entries([Layer("decoder.norm", f"{prefix}ln_f", "stream")], s)]
 
 
 # -- import
@@ -139,9 +124,9 @@ def import_gpt2(folder: Path) -> Imported:
     `UserError` lists everything that is missing, damaged, contradictory or not supported.
     """
     config = read_object(folder / "config.json")
-    check_model_type(folder, config, ARCHITECTURES)
-    model, tensors = model_settings(config, origin=folder), read_weights(folder, without=BUFFERS)
-    check(tensors, entries(model, rows=Rows.of_size(config["vocab_size"]), names=tensors), origin=folder)
+    model = model_settings(config, origin=folder / "config.json")
+    tensors = read_weights(folder, without=BUFFERS)
+    weight_map.check(tensors, entries(model, rows=Rows.of_size(config["vocab_size"]), names=tensors), origin=folder)
     begin, end = hub_folder.special_names(folder, dict.fromkeys(("bos_token", "eos_token"), "<|endoftext|>"))
     content = hub_folder.read_tokenizer(folder, list(dict.fromkeys((begin, end))))
     ids = hub_folder.ids_of(content, origin=folder)
@@ -152,17 +137,15 @@ def import_gpt2(folder: Path) -> Imported:
     tokenizer, rows = hub_folder.make_vocabulary(
         content, ids, [*pad_and_unknown, begin, end], n=config["vocab_size"], origin=folder
     )
-    notes = [type_note(tensors), *_differing_ends(config, rows, (begin, end))]
-    state, bias = read(tensors, entries(model, rows=rows, names=tensors), origin=folder), fixed_bias(rows)
-    if bool(bias.any()):
-        state["output_bias"] = bias
+    notes = [weight_map.type_note(tensors), *_differing_ends(config, rows, (begin, end))]
+    state = weight_map.read(tensors, entries(model, rows=rows, names=tensors), origin=folder)
     same_end = int(rows.index[BOS]) == int(rows.index[EOS])
-    changes = {"output_bias": "fixed" if "output_bias" in state else False, "one_end": same_end}
+    changes = {"output_bias": weight_map.complete_output_bias(state, rows), "one_end": same_end}
     return hub_folder.make_imported(model.model_copy(update=changes), tokenizer, state, notes, exact=True)
 
 
 def _differing_ends(config: Mapping[str, Any], rows: Rows, names: tuple[str, str]) -> list[str]:
-    """Notes where config.json names other ids for the ends of a text than the vocabulary, which is followed."""
+    """Notes if config.json and the vocabulary disagree on the ids of BOS and EOS; the vocabulary's ids are used."""
     notes = []
     for key, name, ours in zip(("bos_token_id", "eos_token_id"), names, (BOS, EOS), strict=True):
         value, there = config.get(key), int(rows.index[ours])
@@ -179,17 +162,21 @@ def _differing_ends(config: Mapping[str, Any], rows: Rows, names: tuple[str, str
 def export_gpt2(out: Path, run: Outgoing) -> list[str]:
     """Write a folder for GPT2LMHeadModel, compare it if transformers is installed, and return lines on the result.
 
-    Raises `UserError` where the architecture lacks one of the settings, `TransduceError` where the models differ.
+    Raises `UserError` if GPT-2 does not support a setting, `TransduceError` if the outputs differ.
     """
     s, tensors = run.settings.model, dict(run.tensors)
     assert isinstance(s, GPTSettings)
-    check_expressible(s, EXPRESSIBLE, "transformers' GPT-2")
+    format_limits.check_expressible(s, EXPRESSIBLE, "transformers' GPT-2")
     rows = hub_folder.their_rows(run)
-    bias = tensors.pop("output_bias", None)  # GPT-2 has none: ours may only rule out ids that do not exist there
-    if bias is not None and bool(bias.any()) and not torch.equal(bias, fixed_bias(rows)):
+    # GPT-2 has no bias on the logits: ours may only rule out ids that GPT-2 lacks
+    bias = tensors.pop("output_bias", None)
+    if bias is not None and bool(bias.any()) and not torch.equal(bias, weight_map.fixed_bias(rows)):
         raise UserError("transformers' GPT-2 cannot express model.output_bias = true (its numbers are not zero here)")
-    _merge_ends(tensors, rows, one_end=s.one_end)
-    model, tensors = normalize(s, tensors)
+    if s.one_end:
+        if int(rows.index[BOS]) != int(rows.index[EOS]):
+            raise UserError("transformers' GPT-2 cannot express model.one_end = true with two pieces")
+        tensors = weight_map.with_one_end(tensors)
+    model, tensors = format_limits.normalize(s, tensors)
     begin, end = int(rows.index[BOS]), int(rows.index[EOS])
     generation: dict[str, Any] = {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": end}
     if never := [i for i in (int(rows.index[PAD]), begin) if i >= 0 and i != end]:
@@ -208,33 +195,19 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
     }
     special = {"pad_token": PAD, "unk_token": UNK, "bos_token": BOS, "eos_token": EOS}
     frame = {} if run.settings.data.documents == "file" else {"single": "<s> $A", "pair": "<s> $A $B:1"}
-    theirs = write(tensors, entries(model, rows=rows))
+    theirs = weight_map.write(tensors, entries(model, rows=rows))
     hub_folder.write_folder(out, run, config, theirs, special=special, frame=frame, longest=s.max_positions)
     vocabularies = {"text": (run.tokenizers.tgt, rows)}
     return [parity.compare_with_transformers(out, "GPT2LMHeadModel", vocabularies, partial(_outputs, run, rows, s))]
 
 
-def _merge_ends(tensors: dict[str, Tensor], rows: Rows, *, one_end: bool) -> None:
-    """Make the vectors of beginning and end one where they are one piece there.
-
-    With `one_end` the beginning is read as the end, so that its own vector is not used.
-    """
-    if not one_end:
-        return
-    if int(rows.index[BOS]) != int(rows.index[EOS]):
-        raise UserError("transformers' GPT-2 cannot express model.one_end = true with two pieces; export it as ONNX")
-    for name in ("embedding.table.weight", "output_embedding.weight"):
-        tensors[name] = tensors[name].clone()
-        tensors[name][BOS] = tensors[name][EOS]
-
-
 def _outputs(run: Outgoing, rows: Rows, s: GPTSettings, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """The logits of their model and of ours."""
+    """The logits: pairs of (transformers' model, our model)."""
     longest = min(parity.MAX_TOKENS, s.max_positions - 1)
     ids, known = parity.examples(8, run.tokenizers.n_tgt, longest=longest).tgt_in, rows.index >= 0
     ids = ids.where(known[ids], EOS)  # an imported vocabulary may lack some
     mask = (ids != PAD) | ~known[PAD]
-    found = theirs(input_ids=rows.index[ids], attention_mask=mask.long()).logits
-    last = {row: i for i, row in enumerate(rows.index.tolist())}  # of ids that share a row, the last is exported
+    logits = theirs(input_ids=rows.index[ids], attention_mask=mask.long()).logits
+    last = {row: i for i, row in enumerate(rows.index.tolist())}  # if several ids share a row, the last one is exported
     compared = torch.tensor([i for row, i in last.items() if row >= 0])
-    yield found[..., rows.index[compared]][mask], parity.logits_of(run.model, ids)[..., compared][mask]
+    yield logits[..., rows.index[compared]][mask], parity.logits_of(run.model, ids)[..., compared][mask]

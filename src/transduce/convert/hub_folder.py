@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,123 @@ from torch import Tensor
 from transduce.config.model import AttentionSettings
 from transduce.config.settings import DataSettings, Settings, TokenizerSettings
 from transduce.convert.folder import Imported, Outgoing, read_bytes, read_object
-from transduce.convert.tokenizer_json import tokenizer_json
+from transduce.convert.parity import TEXTS
 from transduce.convert.weight_map import Rows, rows_of
 from transduce.errors import RunFolderError, UserError
 from transduce.runs.atomic import write_json, write_text
 from transduce.runs.tensors import write_tensors
 from transduce.text.hub import HubTokenizer, check_ids, open_tokenizer
-from transduce.text.tokenizer import Tokenizer, Tokenizers
+from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, SPECIAL_PIECES, UNK, encode_with_masks
+from transduce.text.tokenizer import Tokenizer, Tokenizers, parse_model
+
+_SPACE = "\u2581"
+_SPACES = ((" {2,}", " "), (r" +\z", ""))  # SentencePiece's treatment of spaces: regular expressions and replacements
+_UNLIKELY = -1e9  # score of pieces that must not be chosen
+
+
+def tokenizer_json(vocabulary: Tokenizer, *, frame: dict[str, str]) -> bytes:
+    """The content of tokenizer.json. `frame`: templates for a text ("single") and a pair ("pair"), if any.
+
+    Raises `UserError` if the library would split a text differently.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError("tokenizers is not installed: pip install 'transduce[interchange]'") from None
+    proto = parse_model(vocabulary.model)
+    made = tokenizers.Tokenizer(_model(vocabulary, proto))
+    _set_normalization(made, proto, exact=vocabulary.exact)
+    named = [piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED]
+    special = [(piece, False) for piece in SPECIAL_PIECES] + [(piece, True) for piece in named if piece != "\n"]
+    made.add_special_tokens(
+        [tokenizers.AddedToken(piece, special=True, normalized=False, lstrip=strip) for piece, strip in special]
+    )
+    made.add_tokens([tokenizers.AddedToken("\n", normalized=False)] if "\n" in named else [])
+    if frame:
+        ends = [(SPECIAL_PIECES[i], i) for i in (BOS, EOS)]
+        made.post_processor = tokenizers.processors.TemplateProcessing(**frame, special_tokens=ends)
+    _compare(made, vocabulary)
+    return bytes(made.to_str(), "utf-8")
+
+
+def _model(vocabulary: Tokenizer, proto: Any) -> Any:
+    """The segmentation model. In an exact vocabulary a space is a space, and U+2581 an ordinary character."""
+    from tokenizers import models
+
+    own = [_named(piece.piece, vocabulary.exact) for piece in proto.pieces]
+    if len(set(own)) < len(own):
+        raise UserError("the vocabulary contains a piece twice, which tokenizer.json does not support")
+    kind = vocabulary.algorithm
+    if kind == "unigram":
+        scores = [piece.score if piece.type == piece.NORMAL else _UNLIKELY for piece in proto.pieces]
+        return models.Unigram(list(zip(own, scores, strict=True)), UNK, vocabulary.exact)
+    ids = {piece: i for i, piece in enumerate(own)}
+    merges = (
+        _merges([piece for piece in proto.pieces if piece.type == piece.NORMAL], vocabulary.exact)
+        if kind == "bpe"
+        else []
+    )
+    return models.BPE(
+        ids, merges, unk_token=SPECIAL_PIECES[UNK], fuse_unk=not vocabulary.exact, byte_fallback=vocabulary.exact
+    )
+
+
+def _named(piece: str, exact: bool) -> str:
+    return piece.replace(_SPACE, " ") if exact else piece
+
+
+def _merges(pieces: list[Any], exact: bool) -> list[tuple[str, str]]:
+    """Every pair of pieces that makes a piece, by its score: SentencePiece merges any such pair."""
+    score = {_named(piece.piece, exact): piece.score for piece in pieces}
+    merges = []
+    for piece in sorted(score, key=score.__getitem__, reverse=True):
+        pairs = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        merges += [pair for pair in pairs if pair[0] in score and pair[1] in score]
+    return merges
+
+
+def _set_normalization(made: Any, proto: Any, *, exact: bool) -> None:
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+
+    if exact:
+        made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        return
+    spec = proto.normalizer_spec
+    parts: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    if spec.remove_extra_whitespaces:
+        parts += [normalizers.Replace(Regex(regex), content) for regex, content in _SPACES]
+    made.normalizer = normalizers.Sequence(parts)
+    scheme = "first" if spec.add_dummy_prefix else "never"
+    made.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
+    made.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
+
+
+def hard_texts(vocabulary: Tokenizer, *, n: int = 300, seed: int = 1) -> list[str]:
+    """Texts on which tokenizers tend to differ, and random sequences of the vocabulary's pieces and characters."""
+    draw = random.Random(seed)
+    pieces = [piece.replace(_SPACE, " ") for piece in vocabulary.pieces(range(EOS + 1, vocabulary.vocab_size))]
+    pieces = [piece for piece in pieces if piece != MASK_PIECE and not piece.startswith("<0x")]
+    signs = [*sorted(set("".join(pieces))), "  ", "😀", "é", "e\u0301", "\u3000", "漢"]
+    texts = [*TEXTS, "a" * 90, " ", "\n\n a\n", "x" * 7 + " ", "\u00a0a\u200b", "\ufffd", "\x00\x7f", "ÀÉÎ ß ẞ İ"]
+    for number in range(n):
+        source = pieces if number % 2 else signs
+        texts.append("".join(draw.choice(source) for _ in range(draw.randint(1, 30))))
+    return texts
+
+
+def _compare(made: Any, vocabulary: Tokenizer) -> None:
+    texts = hard_texts(vocabulary)
+    expected = [(text, vocabulary.encode(text)) for text in texts]
+    if vocabulary.pieces([MASK])[0] == MASK_PIECE:
+        masked = [f"{a} {MASK_PIECE}{b}" for a, b in zip(texts[:40], texts[40:80], strict=True)]
+        expected += [(text, encode_with_masks(vocabulary, text)) for text in masked]
+    for text, ids in expected:
+        their_ids = made.encode(text, add_special_tokens=False).ids
+        if their_ids != ids and sorted(their_ids) != sorted(ids):
+            raise UserError(
+                f"the vocabulary cannot become a tokenizer.json: the tokenizers library splits {text!r} differently"
+            )
+
 
 TOKENIZER, WORDS, PIECES, MERGES, ADDED = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json"
 
@@ -36,12 +147,12 @@ def special_names(folder: Path, defaults: Mapping[str, str]) -> list[str]:
 
 
 def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
-    """The content of tokenizer.json; where there is none, one made from vocab.txt, or from vocab.json and merges.txt.
+    """The content of tokenizer.json. If it is missing, make it from vocab.txt, or from vocab.json and merges.txt.
 
     `special`: pieces that are special tokens.
     """
     if (folder / TOKENIZER).exists():
-        read_object(folder / TOKENIZER)  # refuses what is not JSON
+        read_object(folder / TOKENIZER)  # raises an error if the file is not JSON
         return read_bytes(folder / TOKENIZER)
     try:
         from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
@@ -50,7 +161,6 @@ def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
     config = read_object(folder / "tokenizer_config.json", optional=True)
     try:
         if (folder / WORDS).exists():
-            read_bytes(folder / WORDS)  # refuses what the library would wait for
             made: Any = BertWordPieceTokenizer(
                 str(folder / WORDS),
                 lowercase=bool(config.get("do_lower_case", True)),
@@ -58,7 +168,6 @@ def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
                 handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
             )
         elif (folder / PIECES).exists() and (folder / MERGES).exists():
-            read_bytes(folder / MERGES)
             check_ids(read_object(folder / PIECES).values())
             made = ByteLevelBPETokenizer(str(folder / PIECES), str(folder / MERGES))
         else:
@@ -75,7 +184,7 @@ def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
 
 
 def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
-    """The id of each piece of a tokenizer.json, added ones included."""
+    """The id of each piece of a tokenizer.json, including added tokens."""
     try:
         return open_tokenizer(model).get_vocab(with_added_tokens=True)
     except ValueError as error:
@@ -85,10 +194,10 @@ def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
 def make_vocabulary(
     model: bytes, ids: Mapping[str, int], special: Sequence[str | None], *, n: int, origin: Path
 ) -> tuple[HubTokenizer, Rows]:
-    """The vocabulary with our ids, and their rows.
+    """Make our vocabulary; return it with the embedding row of each id.
 
-    `special`: the pieces of our first ids, None for an id without a piece; one piece may serve two of our ids.
-    n: rows of their embedding; ids without a piece keep their rows.
+    `special`: the pieces of our first ids, None for an id without a piece; two ids may have the same piece.
+    n: rows of the imported embedding; ids without a piece keep their rows.
     """
     if missing := [piece for piece in special if piece is not None and piece not in ids]:
         raise UserError(f"{origin}: the vocabulary lacks {', '.join(missing)}")
@@ -119,7 +228,7 @@ def make_imported(
 
 
 def their_rows(run: Outgoing) -> Rows:
-    """For each of our ids, its row in the exported embedding: the id in an imported tokenizer.json, else the same."""
+    """The row of each of our ids in the exported embedding: its id in an imported tokenizer.json, else itself."""
     vocabulary = run.tokenizers.tgt
     if isinstance(vocabulary, HubTokenizer):
         index = torch.tensor(vocabulary.theirs)

@@ -2,124 +2,264 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
-from transduce.convert import bert, gpt2, hub_folder, marian
-from transduce.convert.download import download, hub_name
-from transduce.convert.folder import PICKLED, SAFE, Imported, check_free, make_parents
-from transduce.convert.marian_folder import import_marian
-from transduce.errors import RunFolderError, SettingsError, check_known
-from transduce.evaluation.card import plain
+from transduce.convert import argos, bert, ctranslate2, gpt2, marian, peft, seq2seq, t5
+from transduce.convert.ctranslate2_files import MODEL
+from transduce.convert.folder import SAFE, Imported, check_free, make_parents, read_object, weight_files
+from transduce.convert.parity import NotLoaded
+from transduce.decoding.translator import Translator
+from transduce.errors import RunFolderError, SettingsError, TransduceError, UserError
+from transduce.evaluation.report import plain
+from transduce.evaluation.wording import wording_of
 from transduce.models.registry import build_model, count_parameters
 from transduce.runs.atomic import expecting, write_aside
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import fingerprint
-from transduce.tasks.registry import WORDINGS
+from transduce.text.languages import base_language
+
+_SETTINGS = ("*.json", "*.txt", "*.spm", "*.model")
+"""Settings and vocabularies of every family."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+
+def hub_name(path: str) -> str | None:
+    """`path` if it is OWNER/NAME, and neither it nor a folder OWNER exists; otherwise None."""
+    exists = Path(path).exists() or Path(path).parent.is_dir()
+    return path if _NAME.fullmatch(path) and not exists and ".." not in path else None
+
+
+def download(name: str, *, revision: str | None = None, quiet: bool = False) -> Path:
+    """Download config.json, the weights, other settings and the vocabulary.
+
+    The folder is named after the commit. config.json comes first and is refused if no importer supports the model.
+    Pickled weights are not downloaded. Raises `UserError` in one line: no such model, no access, no network, no
+    safetensors.
+    """
+    try:
+        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub.utils import disable_progress_bars, logging
+    except ImportError:
+        raise UserError(
+            f"there is no folder {name}; to download the model: pip install transduce[interchange] (huggingface_hub)"
+        ) from None
+    logging.set_verbosity_error()
+    if quiet or not sys.stderr.isatty():
+        disable_progress_bars()
+    # otherwise the library requests from the Hub a list of programs that it might run in
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    fetch = partial(snapshot_download, name, endpoint=endpoint, library_name="transduce")
+    try:
+        folder = Path(fetch(revision=revision, allow_patterns="config.json"))
+        if not (folder / "config.json").exists():
+            raise UserError(f"{name} has no config.json")
+        importer = find_importer(folder)
+        fetch(revision=folder.name, allow_patterns=[*importer.weights, *_SETTINGS], ignore_patterns="*/*")
+    except UserError:
+        raise
+    except Exception as error:  # errors of the library, of its HTTP client, or caused by the server's answer
+        why = " ".join(str(error).split()[:80]).rstrip(".") or type(error).__name__
+        raise UserError(
+            f"there is no folder {name}, and {endpoint} does not provide this model: {why}; try again, or import a "
+            f"folder that was downloaded elsewhere (hf download {name} --local-dir FOLDER)"
+        ) from None
+    if not any(any(folder.glob(pattern)) for pattern in importer.weights):
+        raise UserError(
+            f"{name} has no {importer.weights[0]}, and other weights are not downloaded; name a revision that has it "
+            f"(often refs/pr/NUMBER), or import a folder that was downloaded elsewhere (hf download {name} --local-dir "
+            "FOLDER)"
+        )
+    return folder
 
 
 @dataclass(frozen=True, slots=True)
 class Importer:
-    """A kind of model that can be imported.
+    """A family of models that can be imported.
 
-    `architectures`: those supported, by model_type. `files`: all that may be read besides config.json and the weights.
+    `architectures`: supported ones by model_type. `weights`: patterns of the files with the weights. `program`: the
+    program whose format it is. `find_weights`: finds the files with the weights of an imported model.
     """
 
     importer: Callable[[Path], Imported]
-    architectures: Mapping[str, Sequence[str]]
-    files: tuple[str, ...]
+    architectures: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    weights: tuple[str, ...] = (SAFE, "model-?????-of-?????.safetensors")
+    program: str = "transformers"
+    find_weights: Callable[[Path], list[Path]] = weight_files
 
 
-_NAMES = ("tokenizer_config.json", "special_tokens_map.json")
-_VOCABULARY = (hub_folder.TOKENIZER, hub_folder.ADDED)
 IMPORTERS = {
-    "marian": Importer(
-        import_marian,
-        marian.ARCHITECTURES,
-        files=(
-            *("tokenizer_config.json", "generation_config.json", "vocab.json", "target_vocab.json"),
-            *("source.spm", "target.spm"),
-        ),
-    ),
-    "bert": Importer(bert.import_bert, bert.ARCHITECTURES, files=(*_NAMES, *_VOCABULARY, hub_folder.WORDS)),
-    "gpt2": Importer(
-        gpt2.import_gpt2,
-        gpt2.ARCHITECTURES,
-        files=(*_NAMES, *_VOCABULARY, hub_folder.PIECES, hub_folder.MERGES),
-    ),
+    "seq2seq": Importer(seq2seq.import_seq2seq, seq2seq.ARCHITECTURES),
+    "t5": Importer(t5.import_t5, t5.ARCHITECTURES),
+    "bert": Importer(bert.import_bert, bert.ARCHITECTURES),
+    "gpt2": Importer(gpt2.import_gpt2, gpt2.ARCHITECTURES),
 }
+_CTRANSLATE2 = Importer(
+    ctranslate2.import_ctranslate2,
+    weights=(MODEL,),
+    program="CTranslate2",
+    find_weights=lambda folder: [folder / MODEL],
+)
+_ARGOS = Importer(  # of an unpacked package
+    argos.import_argos, program="CTranslate2", find_weights=lambda folder: [folder / "model" / MODEL]
+)
+_MARIAN = Importer(marian.import_marian, program="Marian", find_weights=lambda source: [marian.find_model(source)])
+
+
+def _of_adapters(base: Path | None) -> Importer:
+    """The importer of PEFT's adapters of the weights of a run."""
+    read = partial(peft.import_peft, base=base)
+    return Importer(read, program="PEFT", find_weights=lambda folder: [folder / peft.WEIGHTS])
+
+
+def _has_adapters(folder: Path) -> bool:
+    """Whether a folder contains adapters of PEFT without the weights that they belong to."""
+    return (folder / peft.CONFIG).exists() and not (folder / "config.json").exists()
+
+
+def find_importer(folder: Path, base: Path | None = None) -> Importer:
+    """The importer for a file of Marian or a folder; `UserError` if there is none.
+
+    A config.json may name no architecture. `base`: see `import_run`.
+    """
+    if _has_adapters(folder):
+        return _of_adapters(base)
+    if (folder / argos.METADATA).exists():
+        return _ARGOS
+    if folder.is_file() or (not (folder / "config.json").exists() and marian.models_in(folder)):
+        return _MARIAN
+    is_ctranslate2 = (folder / MODEL).exists()
+    config = read_object(folder / "config.json", optional=is_ctranslate2)
+    if is_ctranslate2 or "add_source_eos" in config:
+        return _CTRANSLATE2
+    model_type, named = str(config.get("model_type")), config.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else None
+    for importer in IMPORTERS.values():
+        if architecture in (*importer.architectures.get(model_type, ()), None) and model_type in importer.architectures:
+            return importer
+    supported = {kind: names for importer in IMPORTERS.values() for kind, names in importer.architectures.items()}
+    known = "; ".join(f"model_type {kind}: {', '.join(names)}" for kind, names in supported.items())
+    raise UserError(f"{folder} contains {architecture or 'a model'} (model_type {model_type}); supported here: {known}")
 
 
 def import_run(
-    kind: str, source: Path | str, run: Path, *, revision: str | None = None, quiet: bool = False
+    source: Path | str, run: Path, *, revision: str | None = None, base: Path | None = None, quiet: bool = False
 ) -> Iterator[str]:
-    """Create the run folder `run` from another program's model, and yield lines that report what was made.
+    """Create the run folder `run` from another program's model, and yield lines that describe it.
 
-    `kind`: marian, bert or gpt2. `source`: a folder, or OWNER/NAME of a model on the Hugging Face Hub, which is
-    downloaded (`revision`: a branch, tag or commit; `quiet`: without progress bars). After an error no run is left.
+    `source`: a folder, a package of Argos Translate, a model of Marian, or OWNER/NAME of a model on the Hugging Face
+    Hub, which is downloaded (`revision`: a branch, tag or commit; `quiet`: without progress bars). The files in it say
+    what the model is. After an error no run is left. `base`: for a folder of PEFT, the run of the model that its
+    adapters belong to.
     Raises `UserError`.
     """
-    check_known("kind", kind, IMPORTERS)
-    name, this = hub_name(str(source)), IMPORTERS[kind]
+    name = hub_name(str(source))
     if name is None:
-        _check_folder(Path(source), revision)
+        _check_path(Path(source), revision)
+    if base is not None and not _has_adapters(Path(source)):
+        raise SettingsError(
+            f"base = '{base}': {source} has no {peft.CONFIG}, so it is no folder of adapters; leave it out", "base"
+        )
     check_free(run)
-    if name is None:
-        folder, title = Path(source), Path(source).absolute().name
-        origin = f"the folder `{plain(title)}`"
-    else:
-        folder = download(name, this.files, this.architectures, revision=revision, quiet=quiet)
-        title, origin = name.rpartition("/")[2], f"`{name}` on the Hugging Face Hub, at commit `{folder.name}`"
-    yield from _import_folder(kind, folder, run, title, origin)
     if name is not None:
+        folder = download(name, revision=revision, quiet=quiet)
+        origin = f"`{name}` on the Hugging Face Hub, at commit `{folder.name}`"
+        yield from _import_folder(folder, run, name.rpartition("/")[2], origin)
         yield f"downloaded: {name} at commit {folder.name}"
+        return
+    path = Path(source).absolute()
+    title, kind = path.stem, "file"
+    opened: AbstractContextManager[Path] = nullcontext(Path(source))
+    if path.is_dir():
+        title, kind = path.name, "folder"
+    elif path.suffix == argos.SUFFIX:
+        kind, opened = "package", argos.unpacked(path)
+    with opened as folder:
+        yield from _import_folder(folder, run, title, f"the {kind} `{plain(path.name)}`", base=base)
 
 
-def _check_folder(source: Path, revision: str | None) -> None:
-    """Refuse what is not a folder, with a hint at what may have been meant."""
-    if source.is_file():
-        raise RunFolderError(f"{source} is a file; give the folder that contains it")
-    if not source.is_dir():
+def _check_path(source: Path, revision: str | None) -> None:
+    """Raise an error, with a hint at a likely mistake, if the path is neither a folder nor a file of a model."""
+    if source.is_file() and source.suffix not in (argos.SUFFIX, *marian.SUFFIXES):
+        raise RunFolderError(
+            f"{source} is a file; give the folder that contains it, a package *{argos.SUFFIX}, or a model of Marian "
+            f"({' or '.join(f'*{suffix}' for suffix in marian.SUFFIXES)})"
+        )
+    if not source.exists():
         hint = ""
         if len(source.parts) == 1:
             hint = "; a model on the Hub is named OWNER/NAME, such as openai-community/gpt2"
         elif len(source.parts) == 2 and source.parent.is_dir():
             hint = f" (the folder {source.parent} exists, so this is not read as a name on the Hub)"
         raise RunFolderError(f"there is no folder {source}{hint}")
+    if not source.is_dir() and not source.is_file():
+        raise RunFolderError(f"{source} is neither a folder nor a package *{argos.SUFFIX}; give one of the two")
     if revision is not None:
-        raise SettingsError(f"revision = {revision!r} needs a name on the Hub; {source} is a folder")
+        raise SettingsError(f"revision = {revision!r} needs a name on the Hub; {source} exists here")
 
 
-def _import_folder(kind: str, source: Path, run: Path, title: str, origin: str) -> Iterator[str]:
-    with expecting(source):  # for malformed JSON that the importers do not check for
-        found = IMPORTERS[kind].importer(source)
-    settings, tokenizers = found.settings.model_copy(update={"name": title}), found.tokenizers
+def _import_folder(source: Path, run: Path, title: str, origin: str, *, base: Path | None = None) -> Iterator[str]:
+    with expecting(source):  # for malformed JSON that the importers do not check
+        importer = find_importer(source, base)
+        imported = importer.importer(source)
+    settings, tokenizers = imported.settings.model_copy(update={"name": title}), imported.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
-    model.load_state_dict(found.tensors)
+    model.load_state_dict(imported.tensors)
+    lines = list(imported.notes)
+    if imported.compare is not None:
+        try:
+            lines.append(imported.compare(model.eval()))
+        except NotLoaded as error:  # the folder may be incomplete for transformers
+            lines.append(f"not compared: {error}")
     make_parents(run)
     with write_aside(run) as aside:
         with RunFolder.create(aside, settings, to_toml(settings)) as folder:
             folder.save_tokenizers(tokenizers.save)
             folder.save_model(model.state_dict())
-            folder.write_page("README.md", _card(found.notes, settings, kind, source, origin))
+            folder.write_page("README.md", _card(imported, settings, importer, importer.find_weights(source), origin))
         (aside / ".lock").unlink(missing_ok=True)
+        if settings.task == Translator.task:
+            lines += _translate_a_sentence(aside)
     sizes = f"{tokenizers.n_src:,} and {tokenizers.n_tgt:,} pieces"
     yield f"{run}: {count_parameters(model):,} parameters, {sizes}"
-    yield from found.notes
+    yield from lines
 
 
-def _card(notes: Sequence[str], settings: Settings, kind: str, source: Path, origin: str) -> str:
+def _translate_a_sentence(run: Path) -> Iterator[str]:
+    """Yield a line with the translation of a sentence, from English if the model has it and names no other pair."""
+    translator, sentence = Translator.load(run), "Hello, world."
+    framing = translator.tokenizers.src.framing
+    if translator.tokenizers.src.frame is None:
+        english = [code for code in framing.languages if base_language(code) == "en"]
+        others = [code for code in framing.languages if code not in english]
+        if not english or not others:
+            return
+        translator = translator.between(english[0], others[0])
+    try:
+        text = translator.translate(sentence, beam=1, max_length=32).text
+    except TransduceError as error:  # weights that give no finite probability
+        yield f"not translated: {error}"
+        return
+    yield f"translated, {' to '.join(translator.languages)}: {sentence!r} becomes {text[:80]!r}"
+
+
+def _card(imported: Imported, settings: Settings, importer: Importer, weights: list[Path], origin: str) -> str:
     """The model card of an imported run: its origin and its use."""
-    wording = WORDINGS[settings.task].of(settings)
-    weights = next(path for name in (SAFE, PICKLED) if (path := source / name).exists())
-    listed = "".join(f"- {plain(note)}\n" for note in notes)
+    wording = wording_of(settings, n_languages=len(imported.tokenizers.src.framing.languages))
+    digests = "".join(f"- sha256 of its `{path.name}`: `{fingerprint(path)['sha256']}`\n" for path in weights)
+    listed = "".join(f"- {plain(note)}\n" for note in imported.notes)
     return (
         f"# {plain(settings.name)}\n\n{wording.title}, imported, not trained with transduce.\n\n"
-        f"## Origin\n\n- `transduce import {kind}` of {origin}, in the format of transformers\n"
-        f"- sha256 of its `{weights.name}`: `{fingerprint(weights)['sha256']}`\n{listed}"
+        f"## Origin\n\n- `transduce import` of {origin}, in the format of {importer.program}\n{digests}{listed}"
         "- licence, training data and limits: see the model's own card\n\n"
         f"## Use\n\n```sh\n{wording.command}\n```\n"
     )

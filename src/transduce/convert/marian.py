@@ -1,191 +1,450 @@
-"""Marian's encoder-decoder (Junczys-Dowmunt et al. 2018) as transformers stores it: config.json, weight map, ids.
+"""Marian's own models, *.npz and *.bin, with their vocabularies: OPUS-MT, and Mozilla's and browsermt's in 8 bits.
 
-Post-norm, plain feed-forward, sinusoids as two halves, a bias on the logits; no norm of embeddings, no final norm.
-
-Marian's vocabulary has eos 0, unk 1 and pad, which starts the decoder and is never generated. Ours has PAD, UNK, BOS,
-EOS = 0 to 3. Our BOS is their pad. Our PAD, which is never an input, has a row there only in exports of our models.
+A model contains its settings as `special:model.yml`. In *.bin, a matrix may be quantized for intgemm: a weight q of 8
+or 16 bits with the multiplier m of its matrix stands for q / m. The decoder starts from a vector of zeros, which
+becomes the vector of our BOS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from transduce.config.architectures import TransformerSettings
-from transduce.config.model import NORM_EPSILONS
-from transduce.convert.format_limits import (
-    EXPRESSIBLE_IN_TRANSFORMERS,
-    MAX_LAYERS,
-    ConfigFormat,
-    Expressible,
-    model_from,
-)
-from transduce.convert.weight_map import NEVER, Entry, Rows, linear, norm
-from transduce.errors import UserError
-from transduce.nn.positions import halves
-from transduce.text.special import BOS, EOS, PAD, UNK
+from transduce.config.settings import DataSettings, Settings, TokenizerSettings
+from transduce.convert import weight_map
+from transduce.convert.folder import Imported, read_bytes
+from transduce.convert.format_limits import ConfigFormat, model_from
+from transduce.convert.seq2seq_vocabulary import piece_tokenizer, read_pieces
+from transduce.convert.weight_map import NEVER, Entry, Layer, Rows
+from transduce.errors import RunFolderError, UserError
+from transduce.runs import atomic
+from transduce.text.tokenizer import Tokenizers
 
-ARCHITECTURES = {"marian": ("MarianMTModel",)}
-
-BUFFERS = ("embed_positions.weight",)
-"""Ends of the names of tensors in older files that are not weights: the sinusoids."""
+SUFFIXES = (".npz", ".bin")
 
 FORMAT = ConfigFormat(
     sizes={
-        "d_model": "d_model",
-        "encoder_layers": "n_encoder_layers",
-        "decoder_layers": "n_decoder_layers",
-        **{f"{side}_attention_heads": "n_heads" for side in ("encoder", "decoder")},
-        **{f"{side}_ffn_dim": "d_ff" for side in ("encoder", "decoder")},
-        "vocab_size": None,
-        "max_position_embeddings": "max_positions",
+        "dim-emb": "d_model",
+        "transformer-dim-ffn": "d_ff",
+        "transformer-heads": "n_heads",
+        "enc-depth": "n_encoder_layers",
+        "dec-depth": "n_decoder_layers",
     },
-    values={
-        "dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-        "activation_dropout": "activation_dropout",
-        "scale_embedding": "scale_embeddings",
+    values={},
+    activation="transformer-ffn-activation",
+    defaults={
+        "transformer-ffn-activation": "swish",
+        "transformer-preprocess": "",
+        "transformer-postprocess": "dan",
+        "transformer-postprocess-emb": "d",
+        "transformer-postprocess-top": "",
+        "transformer-decoder-autoreg": "self-attention",
     },
-    activation="activation_function",
-    defaults={  # of MarianConfig
-        "activation_function": "gelu",
-        "scale_embedding": False,
-        "share_encoder_decoder_embeddings": True,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 1024,
-        "dropout": 0.1,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
+    only={
+        "type": ("transformer",),
+        "right-left": (False,),
+        "transformer-ffn-depth": (2,),
+        "transformer-decoder-ffn-depth": (0, 2),
+        "transformer-tied-layers": ([],),
+        "transformer-pool": (False,),
+        "transformer-rnn-projection": (False,),
+        "transformer-disable-position-embeddings": (False,),
+        "ulr": (False,),
+        "lemma-dim-emb": (0,),
     },
-    only={  # what transformers' implementation does, whatever the file says
-        "normalize_before": (False,),
-        "normalize_embedding": (False,),
-        "add_final_layer_norm": (False,),
-        "static_position_embeddings": (True,),
-        "is_encoder_decoder": (True,),
-    },
-    equal=(("encoder_ffn_dim", "decoder_ffn_dim"), ("encoder_attention_heads", "decoder_attention_heads")),
 )
-# (share_encoder_decoder_embeddings, tie_word_embeddings) to ours
-_TIES = {(True, True): "three_way", (False, True): "two_way", (False, False): "none"}
+
+_NORMS = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
+"""Our residual connections for the operations without dropout before and after a sub-layer, and behind a stack."""
+_NORMED_KEYS, _EXACT_GELU = (1, 10, 24), (1, 12, 3)
+"""The first versions that normalize keys and values before self-attention, and that compute GELU by erf."""
+
+# A name with * is that of a weight (W) and of a bias (b), or of a norm's scale and bias.
+_SELF_ATTENTION = (
+    Layer("self_attention.query_key_value", "self_*q self_*k self_*v", "stream stream"),
+    Layer("self_attention.output", "self_*o", "stream stream"),
+)
+_SSRU = Layer("self_attention.gate_value", "rnn_*f rnn_*", "stream stream")
+_CROSS_ATTENTION = (
+    Layer("cross_attention.query", "context_*q", "stream stream"),
+    Layer("cross_attention.key_value", "context_*k context_*v", "stream stream"),
+    Layer("cross_attention.output", "context_*o", "stream stream"),
+)
+_FEED_FORWARD = (
+    Layer("feed_forward.expand", "ffn_*1", "inner stream"),
+    Layer("feed_forward.contract", "ffn_*2", "stream inner"),
+)
+_OUTPUT, _BIAS = "decoder_ff_logit_out_W", "decoder_ff_logit_out_b"
+
+
+# -- settings and weights
 
 
 def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSettings:
-    """Our settings for a model with this config.json; `UserError` lists everything that is not supported."""
+    """Our settings for a model with this complete `special:model.yml`; `UserError` lists all that is not supported."""
+    problems = list[str]()
+    before, after, top, embedding = (
+        str(config[f"transformer-{name}"]).replace("d", "")
+        for name in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")
+    )
+    residual = _NORMS.get((before, after, top))
+    if residual is None or embedding not in ("", "n"):
+        problems.append(
+            f"transformer-preprocess, -postprocess, -postprocess-top = {before!r}, {after!r}, {top!r} without d, and "
+            f"-emb = {embedding!r}; supported: '', 'an', '' (post-norm) or 'n', 'a', 'n' (pre-norm), and '' or 'n'"
+        )
+    version = tuple(map(int, re.findall(r"\d+", str(config.get("version")).split(" ")[0])))
+    if residual == "pre" and version < _NORMED_KEYS:
+        problems.append("pre-norm of a version before 1.10.24, which does not normalize keys and values")
+    if config["transformer-ffn-activation"] == "gelu" and version < _EXACT_GELU:
+        problems.append("transformer-ffn-activation = 'gelu' of a version before 1.12.3, which approximates it")
+    own = {"self-attention": "attention", "rnn": "ssru"}.get(config["transformer-decoder-autoreg"])
+    if own is None or (own == "ssru" and config.get("dec-cell") != "ssru"):
+        cell = f" with dec-cell = {config.get('dec-cell')!r}" if own else ""
+        problems.append(
+            f"transformer-decoder-autoreg = {config['transformer-decoder-autoreg']!r}{cell}; supported: "
+            "self-attention, and rnn with dec-cell = ssru"
+        )
+    if config.get("transformer-decoder-dim-ffn") not in (None, 0, config.get("transformer-dim-ffn")):
+        problems.append("transformer-decoder-dim-ffn differs from transformer-dim-ffn")
+    sizes = config.get("dim-vocabs")
+    if not isinstance(sizes, list) or len(sizes) != 2 or any(type(n) is not int or not 0 < n < 1 << 24 for n in sizes):
+        problems.append(f"dim-vocabs = {repr(sizes)[:40]}; two vocabularies are needed, of a source and a target")
+    FORMAT.check(config, origin=origin, more=problems)
+    is_tied, is_shared = _ties(config)
+    values = {
+        "residual": residual,
+        "norm_eps": 1e-6,
+        "embedding_norm": embedding == "n",
+        "positions": "sinusoidal_marian",
+        "decoder_self": own,
+        "tie": ("three_way" if is_shared else "two_way") if is_tied else "none",
+        "output_bias": True,
+    }
+    return model_from(TransformerSettings, FORMAT.read(config) | values, origin=origin)
+
+
+def _ties(config: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether the output matrix is the embedding of the target, and whether source and target share an embedding."""
+    everything = bool(config.get("tied-embeddings-all"))
+    return everything or bool(config.get("tied-embeddings")), everything or bool(config.get("tied-embeddings-src"))
+
+
+def entries(s: TransformerSettings, *, shared: bool, src: Rows, tgt: Rows) -> Iterator[Entry]:
+    """The weight map of a model. `shared`: source and target share an embedding, which the output may not."""
+    tables = ("Wemb",) * 3 if shared else ("Wemb", "encoder_Wemb", "decoder_Wemb")
+    names = (*tables, f"{_OUTPUT}t" if s.tie == "none" else tables[2])
+    yield from weight_map.translator_embedding_entries(names, src=src, tgt=tgt, d_model=s.d_model, tie=s.tie)
+    yield Entry("output_bias", (_BIAS,), (tgt.n_theirs,), rows=tgt.index, filler=NEVER)
+    is_pre = s.residual == "pre"
+
+    def norm(ours: str, theirs: str) -> Layer:
+        return Layer(f"{ours}_residual.norm", f"{theirs}_ln_*{'_pre' if is_pre else ''}", "stream")
+
+    own = (*_SELF_ATTENTION, norm("self_attention", "self_Wo"))
+    rest = (*_FEED_FORWARD, norm("feed_forward", "ffn_ffn"))
+    decoders_own = (_SSRU, norm("self_attention", "rnn" if is_pre else "rnn_ffn")) if s.decoder_self == "ssru" else own
+    layers = (*own, *rest), (*decoders_own, *_CROSS_ATTENTION, norm("cross_attention", "context_Wo"), *rest)
+    for entry in weight_map.stack_entries(
+        s, "{}_", "l{}_", layers, norms=("emb_ln_*_pre", "top_ln_*"), first=1, transposed=True
+    ):
+        yield replace(entry, theirs=tuple(map(_name, entry.theirs)), also=())
+
+
+def _name(name: str) -> str:
+    """Put the part of a layer, such as ".weight", in the place of the * in its name."""
+    layer, _, part = name.rpartition(".")
+    parts = {"weight": "scale", "bias": "bias"} if "_ln_" in layer else {"weight": "W", "bias": "b"}
+    return layer.replace("*", parts[part])
+
+
+def _complete(tensors: dict[str, Tensor], config: Mapping[str, Any], s: TransformerSettings) -> None:
+    """Remove the multipliers of activations, and add the weights that our layers have and Marian's may not."""
+    for name in [name for name in tensors if name.endswith("_QuantMultA")]:
+        del tensors[name]
+    if (untransposed := tensors.pop(_OUTPUT, None)) is not None:
+        tensors.setdefault(f"{_OUTPUT}t", untransposed.t())
+    tensors.setdefault(_BIAS, torch.zeros(config["dim-vocabs"][1]))
+    for side, n_layers in (("encoder", s.n_encoder_layers), ("decoder", s.n_decoder_layers)):
+        for layer in (f"{side}_l{number + 1}" for number in range(n_layers)):
+            if f"{layer}_rnn_W" in tensors:
+                tensors.setdefault(f"{layer}_rnn_b", torch.zeros(s.d_model))
+            for name in (
+                (f"{layer}_self", f"{layer}_context") if config.get("transformer-no-projection") is True else ()
+            ):
+                query = tensors.get(f"{name}_Wq")
+                if query is not None and query.shape == (s.d_model, s.d_model):
+                    tensors |= {f"{name}_Wo": torch.eye(s.d_model), f"{name}_bo": torch.zeros(s.d_model)}
+
+
+# -- vocabularies
+
+
+def _vocabulary_ids(path: Path) -> dict[str, int]:
+    """The ids of the pieces in a SentencePiece model or a YAML file."""
+    if path.suffix == ".spm":
+        return {piece: i for i, piece in enumerate(read_pieces(path))}
+    if path.suffix not in (".yml", ".yaml", ".json"):
+        raise UserError(f"{path}: vocabularies in *.spm and *.yml are supported, not *{path.suffix}")
+    return read_yaml(path)
+
+
+def _read_vocabularies(paths: Sequence[Path], sizes: Sequence[int], notes: list[str]) -> tuple[Rows, Rows, Tokenizers]:
+    """Rows and tokenizers of both sides. A list of ids in YAML has its SentencePiece model beside it."""
+    sides = []
+    for path, spm, n in zip(paths, ("source.spm", "target.spm"), sizes, strict=True):
+        ids = _vocabulary_ids(path)
+        if not {"<unk>", "</s>"} <= ids.keys():
+            raise UserError(f"{path}: the vocabulary lacks <unk> or </s>")
+        rows = weight_map.rows_of(ids, [-1, ids["<unk>"], -1, ids["</s>"]], n=n, origin=path)
+        model = path if path.suffix == ".spm" else path.with_name(spm)
+        if not model.exists():
+            raise UserError(
+                f"{model} is missing: {path.name} lists pieces, into which a text is split by a SentencePiece model; "
+                "other programs, such as subword-nmt, are not supported"
+            )
+        sides.append((rows, piece_tokenizer(model, ids, rows, notes, source=path), model))
+    (src, src_tokenizer, src_model), (tgt, tgt_tokenizer, tgt_model) = sides
+    is_one = paths[0] == paths[1] and src_model == tgt_model
+    return src, tgt, Tokenizers(src_tokenizer, src_tokenizer if is_one else tgt_tokenizer)
+
+
+# -- import
+
+
+def import_marian(source: Path) -> Imported:
+    """Read a model, or the only one in a folder, with the vocabularies beside it.
+
+    `UserError` lists everything that is missing, damaged, contradictory or not supported.
+    """
+    path = find_model(source)
+    decoder = _decoder_settings(path)
+    paths = _vocabulary_paths(path, decoder)
+    config, tensors = read_model(path)
     config = {**FORMAT.defaults, **config}
-    problems = []
-    tied = bool(config["share_encoder_decoder_embeddings"]), bool(config["tie_word_embeddings"])
-    if tied not in _TIES:
-        problems.append("share_encoder_decoder_embeddings = true with tie_word_embeddings = false is not supported")
-    pad, start = config.get("pad_token_id"), config.get("decoder_start_token_id")
-    if type(pad) is not int or start != pad:
-        problems.append(f"decoder_start_token_id = {start}, pad_token_id = {pad}: the decoder must start with pad")
-    FORMAT.check(config, origin=origin, optional_sizes=("decoder_vocab_size",), more=problems)
-    own = {"positions": "sinusoidal_halves", "tie": _TIES[tied], "output_bias": True}
-    return model_from(TransformerSettings, FORMAT.read(config) | own, origin=origin)
+    model, (_, shared), sizes = model_settings(config, origin=path), _ties(config), config.get("dim-vocabs", [])
+    types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    tensors = {name: tensor.flatten() if len(tensor) == 1 else tensor for name, tensor in tensors.items()}
+    _complete(tensors, config, model)
+    weight_map.check(
+        tensors, [*entries(model, shared=shared, src=Rows.of_size(sizes[0]), tgt=Rows.of_size(sizes[1]))], origin=path
+    )
+    version = str(config.get("version", "an unknown version")).split(" ")[0][:40]
+    notes = [f"found: a translator of Marian ({version}), {model.summary}", f"weights of type {', '.join(types)}"]
+    src, tgt, tokenizers = _read_vocabularies(paths, sizes, notes)
+    if model.tie == "three_way" and src.index.tolist() != tgt.index.tolist():
+        raise UserError(f"{path} has one embedding, and {paths[0].name} and {paths[1].name} are two vocabularies")
+    state = weight_map.read(tensors, [*entries(model, shared=shared, src=src, tgt=tgt)], origin=path)
+    settings = Settings(
+        data=DataSettings(**_languages(path, paths)),
+        tokenizer=TokenizerSettings(
+            kind="marian", vocab_size=max(tokenizers.n_src, 8), joint=tokenizers.src is tokenizers.tgt
+        ),
+        model=model.model_copy(update={"output_bias": weight_map.complete_output_bias(state, tgt)}),
+        decoding=_decoding(decoder, notes),
+    )
+    return Imported(settings, tokenizers, state, tuple(notes))
 
 
-def config_of(s: TransformerSettings, *, n_src: int, n_tgt: int, pad: int) -> dict[str, Any]:
-    """The config.json of a model of ours."""
-    share, tie = next(key for key, ours in _TIES.items() if ours == s.tie)
-    return FORMAT.write(s) | {
-        "architectures": list(ARCHITECTURES["marian"]),
-        "model_type": "marian",
-        "vocab_size": n_src,
-        "decoder_vocab_size": n_tgt,
-        "encoder_layerdrop": 0.0,
-        "decoder_layerdrop": 0.0,
-        "share_encoder_decoder_embeddings": share,
-        "tie_word_embeddings": tie,
-        **{key: values[0] for key, values in FORMAT.only.items()},
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "forced_eos_token_id": 0,
-        "pad_token_id": pad,
-        "decoder_start_token_id": pad,
-        "dtype": "float32",
+def find_model(source: Path) -> Path:
+    """The model that is the file `source`, or the only one, or that of decoder.yml, in the folder `source`."""
+    if not source.is_dir():
+        return source
+    paths = models_in(source)
+    if len(paths) > 1 and (source / "decoder.yml").exists():
+        paths = [path for path in paths if path.name in _names(read_yaml(source / "decoder.yml"), "models")] or paths
+    if len(paths) > 1:
+        raise UserError(f"{source} has {len(paths)} models: {', '.join(path.name for path in paths)}; give one of them")
+    return paths[0]
+
+
+def _names(decoder: Mapping[str, Any], key: str) -> list[str]:
+    """File names in settings of Marian's decoder. Their folders are those of another machine."""
+    return [Path(str(name)).name for name in decoder.get(key) or ()]
+
+
+def _decoder_settings(model: Path) -> Mapping[str, Any]:
+    """The settings of Marian's decoder in the model's folder: those for this model, or none."""
+    folder = model.parent
+    for path in sorted({*folder.glob("*decoder.yml"), *folder.glob("config*.yml")}):
+        settings = read_yaml(path)
+        if _names(settings, "models") == [model.name]:
+            return settings
+    return {}
+
+
+def _vocabulary_paths(model: Path, decoder: Mapping[str, Any]) -> list[Path]:
+    """The source's and the target's vocabulary: those that the decoder's settings name, or the *.spm of the folder."""
+    folder = model.parent
+    if names := _names(decoder, "vocabs"):
+        paths = [folder / name for name in names]
+    else:
+        paths = sorted(folder.glob("*.spm"), key=lambda path: not path.name.startswith(("src", "source")))
+        paths = paths * 2 if len(paths) == 1 else paths
+    if len(paths) != 2 or (not names and paths[0] != paths[1] and not paths[0].name.startswith(("src", "source"))):
+        raise UserError(
+            f"{folder} needs the vocabularies of {model.name}: one *.spm, or two, of which the source's name begins "
+            "with src; or a decoder.yml that names them"
+        )
+    return paths
+
+
+def _languages(model: Path, vocabularies: Sequence[Path]) -> dict[str, str]:
+    """The languages in the names of Mozilla's files: model.enru.intgemm.alphas.bin with vocab.enru.spm."""
+    parts = set(model.name.split(".")).intersection(*(path.name.split(".") for path in vocabularies))
+    pairs = [part for part in parts if re.fullmatch("[a-z]{4}", part)]
+    return {"src_lang": pairs[0][:2], "tgt_lang": pairs[0][2:]} if len(pairs) == 1 else {}
+
+
+def _decoding(decoder: Mapping[str, Any], notes: list[str]) -> Any:
+    keys = {"beam-size": "beam", "normalize": "length_penalty"}
+    values = {ours: decoder[theirs] for theirs, ours in keys.items() if theirs in decoder}
+    if decoder.get("word-penalty"):
+        notes.append(f"not followed: word-penalty = {repr(decoder['word-penalty'])[:40]}")
+    return Settings.from_mapping({"decoding": values}, origin="the decoder's settings").decoding
+
+
+# -- files, which are untrusted
+
+CONFIG = "special:model.yml"
+_MOST_BYTES = 16 << 30
+_VERSION = (1).to_bytes(8, "little")
+"""The first bytes of a *.bin file. Those of a shortlist and of a model of CTranslate2 are others."""
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error)
+_NUMBERS = {0x101: "i1", 0x402: "f2", 0x404: "f4", 0x408: "f8"}
+"""NumPy's types by Marian's `Type`."""
+_INTGEMM = {
+    0x4101: ("i1", 0),  # those of the forks of browsermt and Mozilla
+    0x4102: ("i2", 0),
+    0x10001: ("i1", 0),
+    0x10002: ("i2", 0),
+    0x18001: ("i1", 16),  # SSSE3
+    0x11001: ("i1", 32),  # AVX2
+    0x12001: ("i1", 64),  # AVX-512
+    0x13001: ("i1", 64),
+    0x14002: ("i2", 16),  # SSE2
+    0x11002: ("i2", 32),
+    0x12002: ("i2", 64),
+}
+"""Quantized matrices: NumPy's type, and bytes of a register of the instruction set that the layout is for; 0: none."""
+
+
+def models_in(folder: Path) -> list[Path]:
+    """The files in a folder that may be models of Marian."""
+    paths = [path for path in sorted(folder.glob("*.npz")) if not path.name.endswith(".optimizer.npz")]
+    return paths + [path for path in sorted(folder.glob("*.bin")) if _starts_like_a_model(path)]
+
+
+def _starts_like_a_model(path: Path) -> bool:
+    with atomic.reading(path), path.open("rb") as file:
+        return file.read(len(_VERSION)) == _VERSION
+
+
+def read_model(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The settings and the tensors of a model; `RunFolderError` if it is damaged or not Marian's."""
+    read = _read_npz if path.suffix == ".npz" else _read_bin
+    try:
+        tensors = read(path)
+        text = tensors.pop(CONFIG).numpy().tobytes()
+    except (*_DAMAGE, ValueError, TypeError, KeyError, EOFError, RuntimeError) as error:
+        why = f"it has no {CONFIG}" if isinstance(error, KeyError) else error
+        raise RunFolderError(f"{path} is damaged, or not a model of Marian: {why}") from None
+    return read_yaml(path, text.rstrip(b"\0")), tensors
+
+
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    with atomic.reading(path), np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    return {name: torch.from_numpy(array.astype(array.dtype.newbyteorder("="))) for name, array in arrays.items()}
+
+
+def _read_bin(path: Path) -> dict[str, Tensor]:
+    content, position = memoryview(atomic.read_bytes(path, most=_MOST_BYTES)), 0
+
+    def take(n_bytes: int) -> memoryview:
+        nonlocal position
+        if position + n_bytes > len(content):
+            raise ValueError("it is truncated")
+        position += n_bytes
+        return content[position - n_bytes : position]
+
+    if take(8) != _VERSION:
+        raise ValueError("it does not begin like one")
+    (n_tensors,) = struct.unpack("<Q", take(8))
+    headers = list(struct.iter_unpack("<4Q", take(32 * n_tensors)))  # sizes of name, type, shape and data
+    names = [bytes(take(header[0])).rstrip(b"\0").decode("utf-8") for header in headers]
+    shapes = [np.frombuffer(take(4 * header[2]), "<i4").tolist() for header in headers]
+    take(*struct.unpack("<Q", take(8)))  # padding
+    tensors = {}
+    for name, shape, (_, kind, _, n_bytes) in zip(names, shapes, headers, strict=True):
+        if any(size < 1 for size in shape):
+            raise ValueError(f"{name[:200]} has the shape {shape[:9]}")
+        tensors[name] = torch.from_numpy(_decode(name, kind, shape, take(n_bytes)))
+    return tensors
+
+
+def _decode(name: str, kind: int, shape: list[int], content: memoryview) -> np.ndarray:
+    if kind in _NUMBERS:
+        return np.frombuffer(content, f"<{_NUMBERS[kind]}", math.prod(shape)).reshape(shape).copy()
+    if kind not in _INTGEMM:
+        raise ValueError(
+            f"{name[:200]} has type {kind:#x}, which is packed for FBGEMM or unknown; use the model in *.npz"
+        )
+    dtype, register = _INTGEMM[kind]
+    flat = np.frombuffer(content, f"<{dtype}", math.prod(shape))
+    (multiplier,) = struct.unpack_from("<f", content, flat.nbytes)
+    if not 0 < multiplier < math.inf:
+        raise ValueError(f"{name[:200]} has the quantization multiplier {multiplier}")
+    values, n_columns = flat.astype(np.float32) / np.float32(multiplier), shape[-1]
+    if "Wemb" in name:
+        return values.reshape(shape)
+    if not register:
+        return values.reshape(n_columns, -1).T.copy()
+    # of each 8 columns: of each register's rows: column by column
+    n_rows = register // flat.itemsize
+    return values.reshape(n_columns // 8, -1, 8, n_rows).transpose(1, 3, 0, 2).reshape(shape)
+
+
+def read_yaml(path: Path, text: bytes | None = None) -> dict[str, Any]:
+    """The values in a YAML file, or in `text`, a part of the file, by name. Raises `RunFolderError`.
+
+    Keys are texts: a piece of a vocabulary may be "no" or "1".
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise UserError("Marian's settings are YAML: pip install 'transduce[interchange]' (PyYAML)") from None
+    try:
+        values = yaml.load(read_bytes(path) if text is None else text, Loader=yaml.CBaseLoader)
+    except yaml.MarkedYAMLError as error:
+        line = 1 if error.problem_mark is None else error.problem_mark.line + 1
+        raise RunFolderError(f"{path} is damaged: line {line}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError) as error:  # characters that YAML does not allow
+        raise RunFolderError(f"{path} is damaged: {' '.join(str(error).split()[:20])}") from None
+    if not isinstance(values, dict):
+        raise RunFolderError(f"{path} is damaged: it is not a mapping")
+    return {
+        str(name): [_typed(item) for item in value] if isinstance(value, list) else _typed(value)
+        for name, value in values.items()
     }
 
 
-EXPRESSIBLE: Expressible = {
-    **EXPRESSIBLE_IN_TRANSFORMERS,
-    "residual": ("post",),
-    "norm_eps": (None, NORM_EPSILONS["layer"]),
-    "embedding_norm": (False,),
-    "positions": ("sinusoidal", "sinusoidal_halves"),
-    "bias": (True,),
-    "n_encoder_layers": range(1, MAX_LAYERS + 1),
-}
-
-NULL = "<null>"
-"""The name of our PAD in an exported vocabulary, which keeps its row where it is needed for an identical re-import."""
-
-
-def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
-    """The weight map of a model."""
-    encoder, decoder, head = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
-    table, output, shape = "tgt_embedding.table.weight", "output_embedding.weight", (tgt.n_theirs, s.d_model)
-    src_embedding = Entry("src_embedding.table.weight", (encoder,), (src.n_theirs, s.d_model), rows=src.index, stream=1)
-    if s.tie == "three_way":
-        tied, names = (src_embedding.ours, output), (encoder, decoder, head)
-        found = [Entry(table, ("model.shared.weight",), shape, names, tied, rows=tgt.index, stream=1)]
-    elif s.tie == "two_way":
-        found = [src_embedding, Entry(table, (decoder,), shape, (head,), (output,), rows=tgt.index, stream=1)]
-    else:
-        own = [
-            Entry(ours, (name,), shape, rows=tgt.index, stream=1) for ours, name in ((table, decoder), (output, head))
-        ]
-        found = [src_embedding, *own]
-    logits_bias, shape = ("final_logits_bias",), (1, tgt.n_theirs)
-    found.append(Entry("output_bias", logits_bias, shape, rows=tgt.index, filler=NEVER, flat=True))
-    for side, n_layers in (("encoder", s.n_encoder_layers), ("decoder", s.n_decoder_layers)):
-        for layer in range(n_layers):
-            found += _block(f"{side}.blocks.{layer}", f"model.{side}.layers.{layer}", s, decoder=side == "decoder")
-    return found
-
-
-def _block(ours: str, theirs: str, s: TransformerSettings, *, decoder: bool) -> list[Entry]:
-    d, square = s.d_model, (s.d_model, s.d_model)
-    query_key_value = tuple(f"{theirs}.self_attn.{x}_proj" for x in "qkv")
-    found = [
-        *linear(f"{ours}.self_attention.query_key_value", query_key_value, square, stream=1),
-        *linear(f"{ours}.self_attention.output", (f"{theirs}.self_attn.out_proj",), square, stream=0),
-        *norm(f"{ours}.self_attention_residual.norm", f"{theirs}.self_attn_layer_norm", d, stream=0),
-        *linear(f"{ours}.feed_forward.expand", (f"{theirs}.fc1",), (s.d_ff, d), stream=1),
-        *linear(f"{ours}.feed_forward.contract", (f"{theirs}.fc2",), (d, s.d_ff), stream=0),
-        *norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.final_layer_norm", d, stream=0),
-    ]
-    if decoder:
-        own, cross = f"{ours}.cross_attention", f"{theirs}.encoder_attn"
-        found += [
-            *linear(f"{own}.query", (f"{cross}.q_proj",), square, stream=1),
-            *linear(f"{own}.key_value", (f"{cross}.k_proj", f"{cross}.v_proj"), square, stream=1),
-            *linear(f"{own}.output", (f"{cross}.out_proj",), square, stream=0),
-            *norm(f"{own}_residual.norm", f"{cross}_layer_norm", d, stream=0),
-        ]
-    return found
-
-
-def column_order(s: TransformerSettings) -> Tensor | None:
-    """Our column for each of theirs: ours differ where the model has the paper's sinusoids."""
-    return halves(s.d_model) if s.positions == "sinusoidal" else None
-
-
-def ids_and_rows(pieces: Sequence[str], *, keep_null: bool, pad_last: bool) -> tuple[dict[str, int], Rows]:
-    """Their vocab.json for our pieces: eos 0, unk 1, pad last or third, the others in our order."""
-    pad, null = [("<pad>", BOS)], [(NULL, PAD)] if keep_null else []
-    others = [(piece, i) for i, piece in enumerate(pieces) if i > EOS]
-    head = [("</s>", EOS), ("<unk>", UNK)]
-    order = [*head, *others, *null, *pad] if pad_last else [*head, *pad, *others, *null]
-    ids = {piece: row for row, (piece, _) in enumerate(order)}
-    if len(ids) < len(order):
-        raise UserError(
-            f"the vocabulary contains a piece twice, or one of {NULL}, <pad>, <unk>, </s> as an ordinary piece"
-        )
-    index = torch.full((len(pieces),), -1)
-    index[torch.tensor([i for _, i in order])] = torch.arange(len(order))
-    return ids, Rows(index, len(order))
+def _typed(value: Any) -> Any:
+    """A number or a truth value from its text; other values stay."""
+    with suppress(ValueError, TypeError):
+        return json.loads(value)
+    return value

@@ -1,10 +1,10 @@
-"""Comparison of an exported model with ours: the same random inputs, padding included, through both."""
+"""Compare another program's model with ours on the same random inputs, with padding."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from transduce.config.architectures import EncoderSettings
-from transduce.convert.weight_map import NEVER, Rows
+from transduce.convert.weight_map import NEVER, Rows, fixed_bias
 from transduce.data.batch import Batch, collate, pad_rows
-from transduce.data.examples import Example
-from transduce.data.sentence_pairs import pack
-from transduce.errors import TransduceError
+from transduce.data.store import Example, pack
+from transduce.errors import TransduceError, message_of
 from transduce.models.masked_lm import MaskedLM, PooledEncoder, TextEncoder
-from transduce.text.special import EOS, Vocabulary
+from transduce.text.special import EOS, PAD, Vocabulary
+from transduce.text.tokenizer import Tokenizers
 
 MAX_TOKENS = 24
 """Length of the longest example."""
@@ -37,15 +37,18 @@ TEXTS = (
 )
 """Strings on which tokenizers tend to differ."""
 
+TIDY_TEXTS = tuple(" ".join(text.split()) for text in TEXTS)
+"""Strings for tokenizers that keep the spaces around a text, which SentencePiece does not."""
+
 Difference = tuple[float, float]
 """The largest difference, and the largest number compared."""
 
 
-UNCHECKED = "not checked: transformers is not installed; pip install transformers, and export again"
+UNCHECKED = "not checked: transformers is not installed; pip install transformers, and try again"
 
 
 def examples(n_src: int, n_tgt: int, *, longest: int = MAX_TOKENS, seed: int = 1) -> Batch:
-    """Random sentence pairs of ordinary ids; one has a single token, another `longest` tokens."""
+    """Random sentence pairs of ordinary ids; the shortest has a single token, the longest `longest` tokens."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [1, longest, *torch.randint(1, longest + 1, (10,), generator=generator).tolist()]
 
@@ -79,11 +82,41 @@ def head_outputs(model: TextEncoder, ids: Tensor, segments: Tensor | None) -> di
     """The outputs of an encoder's head by name: for each token [B, S, ...], for the whole text [B, ...]."""
     if isinstance(model, MaskedLM):
         hidden, is_next = model(ids, segments, torch.arange(ids.shape[0] * ids.shape[1]))
-        found = {"logits": model.logits(hidden).view(*ids.shape, -1)}
-        return found if is_next is None else found | {"next_sentence": is_next}
+        outputs = {"logits": model.logits(hidden).view(*ids.shape, -1)}
+        return outputs if is_next is None else outputs | {"next_sentence": is_next}
     if isinstance(model, PooledEncoder):
         return dict(zip(("hidden", "pooled"), model(ids, segments), strict=True))
     return {"logits": model(ids, segments)}
+
+
+def translator_outputs(
+    ours: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows, longest: int, theirs: Any
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits of their translator and of ours, for up to `longest` tokens."""
+    batch = examples(tokenizers.n_src, tokenizers.n_tgt, longest=min(MAX_TOKENS, longest))
+
+    def their_ids(ids: Tensor, rows: Rows) -> Tensor:
+        return rows.index[ids].masked_fill(ids == PAD, theirs.config.pad_token_id)
+
+    logits = theirs(
+        input_ids=their_ids(batch.src, src),
+        attention_mask=(batch.src != PAD).long(),
+        decoder_input_ids=their_ids(batch.tgt_in, tgt),
+    ).logits
+    exists, real = fixed_bias(tgt) == 0, batch.tgt_out != PAD
+    yield logits[real][:, tgt.index[exists]], logits_of(ours, batch.src, batch.tgt_in)[real][:, exists]
+
+
+class NotLoaded(TransduceError):
+    """Transformers cannot load a folder."""
+
+
+def _loaded(cls: Any, folder: Path, **options: Any) -> Any:
+    try:
+        return cls.from_pretrained(folder, local_files_only=True, **options)
+    except Exception as error:  # of any kind
+        kind = type(error).__name__
+        raise NotLoaded(f"transformers cannot load {folder} ({kind}: {message_of(error)[:200]})") from error
 
 
 def compare_with_transformers(
@@ -91,11 +124,14 @@ def compare_with_transformers(
     architecture: str,
     vocabularies: Mapping[str, tuple[Vocabulary, Rows]],
     outputs: Callable[[Any], Iterable[tuple[Tensor, Tensor]]],
+    *,
+    texts: Iterable[str] = TEXTS,
 ) -> str:
-    """Compare an exported folder, as transformers loads it, with ours; a line that reports the result.
+    """Compare a folder, loaded by transformers, with our model; return a line that reports the result.
 
-    `vocabularies`: ours and its rows for each argument of their tokenizer ("text", "text_target"). `outputs`: from
-    their model to pairs of (theirs, ours). Raises `TransduceError` where token ids or outputs differ.
+    `vocabularies`: our vocabulary and its rows for each argument of transformers' tokenizer ("text", "text_target"),
+    which must split `texts` as ours does. `outputs`: function from transformers' model to pairs of (its output, our
+    output). Raises `TransduceError` if token ids or outputs differ.
     """
     try:
         import transformers
@@ -103,16 +139,16 @@ def compare_with_transformers(
         return UNCHECKED
     transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*sacremoses")  # Marian's loads it, and does not use it
-        tokenizer = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
+        # Marian's tokenizer imports sacremoses but does not use it
+        warnings.filterwarnings("ignore", message=".*sacremoses")
+        tokenizer = _loaded(transformers.AutoTokenizer, out)
     for argument, (vocabulary, rows) in vocabularies.items():
-        for text in TEXTS:
-            found = tokenizer(**{argument: text}, add_special_tokens=False)["input_ids"]
-            if found != rows.index[torch.tensor(vocabulary.encode(text), dtype=torch.long)].tolist():
-                raise TransduceError(f"the exported tokenizer is not the same: it splits {text!r} differently")
-    theirs, report = getattr(transformers, architecture).from_pretrained(
-        out, local_files_only=True, output_loading_info=True, attn_implementation="eager"
-    )
+        for text in texts:
+            their_ids = tokenizer(**{argument: text}, add_special_tokens=False)["input_ids"]
+            if their_ids != rows.index[torch.tensor(vocabulary.encode(text), dtype=torch.long)].tolist():
+                raise TransduceError(f"the tokenizer of transformers is not the same: it splits {text!r} differently")
+    options = {"output_loading_info": True, "attn_implementation": "eager", "dtype": torch.float32}
+    theirs, report = _loaded(getattr(transformers, architecture), out, **options)
     if wrong := {key: sorted(names) for key in ("missing_keys", "unexpected_keys") if (names := report.get(key))}:
         raise TransduceError(f"transformers does not find the weights that it needs: {wrong}")
     with torch.no_grad():
@@ -121,32 +157,30 @@ def compare_with_transformers(
 
 
 def compare(pairs: Iterable[tuple[Tensor, Tensor]]) -> Difference:
-    """The largest difference and the largest number compared, over all pairs (found, ours).
+    """The largest difference and the largest compared value, over all pairs (theirs, ours).
 
-    Logits that our model rules out only need to be ruled out in `found`.
+    Logits that our model rules out only need to be ruled out in `theirs`.
     """
     difference, size, compared = 0.0, 0.0, False
-    for found, ours in pairs:
+    for theirs, ours in pairs:
         compared = True
         real = ours > NEVER / 2
-        if not bool((found[~real] <= NEVER / 2).all()):
+        if not bool((theirs[~real] <= NEVER / 2).all()):
             difference = math.inf
             continue
-        apart = (found - ours)[real].abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        apart = (theirs - ours)[real].abs().nan_to_num(nan=math.inf, posinf=math.inf)
         difference, size = max(difference, float(apart.max())), max(size, float(ours[real].abs().max()))
     assert compared, "nothing was compared"
     return difference, size
 
 
-def settle(what: str, found: Difference) -> str:
+def settle(what: str, largest: Difference) -> str:
     """A line that reports a comparison; `TransduceError` if the difference is over the bound.
 
     The bound applies to logits up to 32; for larger ones it grows with them, as the spacing of float32 does.
     """
-    difference, size = found
+    difference, size = largest
     bound = BOUND * max(1.0, size / 32)
     if not difference <= bound:
-        raise TransduceError(
-            f"the exported model is not the same: {what} differ by {difference:.2e}, more than {bound:.1g}"
-        )
+        raise TransduceError(f"the model is not the same: {what} differ by {difference:.2e}, more than {bound:.1g}")
     return f"checked: {what}: largest difference {difference:.1e} (bound {bound:.0e})"

@@ -1,18 +1,24 @@
-"""A weight map: which of another program's tensors make up each of ours, with shapes. It is used in both directions.
+"""Weight maps: names and shapes of another program's tensors for each of our tensors, for imports and exports.
 
-No tensor is ignored silently: everything missing, unexpected, of the wrong shape or contradictory is listed at once.
+A family of models writes its layers as a table of `Layer`s. No tensor is ignored silently: everything missing,
+unexpected, of the wrong shape or contradictory is listed at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from transduce.config.architectures import TransformerSettings
+from transduce.config.model import AttentionSettings
 from transduce.errors import UserError
+from transduce.text.special import BOS, EOS
 
 Shape = tuple[int, ...]
 
@@ -24,9 +30,22 @@ NEVER = -1e4
 """The bias on the logit of an id that exists on one side only."""
 
 
+BY_PIECE = {
+    "embedding.table.weight",
+    "src_embedding.table.weight",
+    "tgt_embedding.table.weight",
+    "output_embedding.weight",
+    "output_bias",
+}
+"""Our tensors with a row for each piece."""
+
+SIDES = {"encoder": "src_embedding", "decoder": "tgt_embedding"}
+"""The embedding of each stack of a translator."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Their row of each of our ids (-1: none), and the number of their rows."""
+    """The row of each of our ids in another program's embedding (-1: none), and the number of its rows."""
 
     index: Int[Tensor, " V"]
     n_theirs: int
@@ -37,23 +56,53 @@ class Rows:
         return cls(torch.zeros(0, dtype=torch.long), n)
 
 
-def rows_of(ids: Mapping[str, int], special: Sequence[int], *, n: int, origin: object) -> Rows:
-    """The rows of a vocabulary with these ids; `UserError` where it contradicts itself or the model.
+def rows_of(ids: Mapping[str, int], special: Sequence[int], *, n: int, origin: object, spare: int = 0) -> Rows:
+    """The rows of a vocabulary with these ids; `UserError` if it contradicts itself or the model.
 
-    `special`: their ids of our first ids, -1 for none. n: rows of their embedding; ids without a piece keep their rows.
+    `special`: their ids of our first ids, -1 for none. n: rows of their embedding; ids without a piece keep their rows:
+    up to `spare` of them, or up to a round number.
     """
     if any(type(i) is not int or not 0 <= i < n for i in ids.values()):
-        raise UserError(f"{origin}: the vocabulary has ids outside 0 .. {n - 1}, the vocab_size in config.json")
+        raise UserError(f"{origin}: the vocabulary has ids outside 0 .. {n - 1}, the rows of the embedding")
     if len(set(ids.values())) < len(ids):
         raise UserError(f"{origin}: two pieces have one id")
     n_pieces = max(ids.values(), default=-1) + 1
-    if n_pieces != n and (n % 8 or n - n_pieces > 127):  # rows may be padded to a round number
+    if n - n_pieces > spare and (n % 8 or n - n_pieces > 127):
         raise UserError(
-            f"{origin}: the vocabulary has {n_pieces:,} pieces, and config.json says vocab_size {n:,}: it belongs to "
+            f"{origin}: the vocabulary has {n_pieces:,} pieces, and the embedding has {n:,} rows: it belongs to "
             "another model"
         )
     taken = set(special)
     return Rows(torch.tensor([*special, *(i for i in range(n) if i not in taken)]), n)
+
+
+def fixed_bias(rows: Rows) -> Tensor:
+    """Our bias on the logits. It rules out ids without a row, and the first of two ids that share a row."""
+    index = rows.index.tolist()
+    ruled_out = [row < 0 or row in index[i + 1 :] for i, row in enumerate(index[: EOS + 1])]
+    return torch.tensor([NEVER if out else 0.0 for out in ruled_out] + [0.0] * (len(index) - len(ruled_out)))
+
+
+def complete_output_bias(state: dict[str, Tensor], rows: Rows) -> bool | str:
+    """Rule out ids in the output bias of an imported model; return the value of `model.output_bias` that it needs.
+
+    See `fixed_bias`. A bias without effect is removed.
+    """
+    fixed = fixed_bias(rows)
+    bias = state.pop("output_bias", torch.zeros_like(fixed))
+    is_trained = bool(bias[fixed == 0].any())
+    if is_trained or bool(fixed.any()):
+        state["output_bias"] = bias.where(fixed == 0, fixed)
+    return is_trained or ("fixed" if "output_bias" in state else False)
+
+
+def with_one_end(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors with the rows of EOS in place of the rows of BOS, for a model that reads BOS as EOS."""
+    changed = dict(tensors)
+    for name in BY_PIECE.intersection(tensors):
+        changed[name] = changed[name].clone()
+        changed[name][BOS] = changed[name][EOS]
+    return changed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +111,9 @@ class Entry:
 
     `theirs`: names of tensors of this `shape`, which are concatenated along the first axis to make ours.
     `also`: other names of a single tensor. At least one name must exist; all that exist must be equal; the first is
-    written. `tied`: our other names of it. `rows`: for a vocabulary, their row of each of our rows, or -1 for none,
-    which is filled with `filler`. `stream`: our axis that lies on the residual stream, whose order may differ. `flat`:
-    theirs has more axes, of size 1. `transposed`: theirs is [in, out].
+    written. `tied`: our other names of it. `rows`: for a vocabulary, the file's row for each of our rows, or -1 for
+    none, which is filled with `filler`. `stream`: our axis that lies on the residual stream, whose order may differ.
+    `transposed`: theirs are [in, out].
     """
 
     ours: str
@@ -75,27 +124,122 @@ class Entry:
     rows: Int[Tensor, " V"] | None = None
     filler: float = 0.0
     stream: int | None = None
-    flat: bool = False
     transposed: bool = False
 
 
-def linear(ours: str, theirs: tuple[str, ...], shape: tuple[int, int], *, stream: int | None = None) -> list[Entry]:
-    """Weight and bias of a linear layer. `stream`: the weight's axis on the residual stream."""
-    on_stream = 0 if stream == 0 else None  # the bias has the weight's first axis
-    return [
-        Entry(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), shape, stream=stream),
-        Entry(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), shape[:1], stream=on_stream),
-    ]
+class Layer(NamedTuple):
+    """A linear layer or a norm: a row of a family's table.
+
+    `theirs`: names, separated by spaces, of the layers whose outputs are concatenated for our layer. `axes`: the output
+    and the input width of a linear layer, or the width of a norm: a number, "stream" (the residual stream), "heads"
+    (all heads together), "inner" (the feed-forward network), or a product such as "3*heads".
+    """
+
+    ours: str
+    theirs: str
+    axes: str
 
 
-def norm(ours: str, theirs: str, d: int, *, stream: int | None = None) -> list[Entry]:
-    """Weight and bias of a norm. Files converted from TensorFlow call them gamma and beta."""
-    names = (("weight", "gamma"), ("bias", "beta"))
-    return [Entry(f"{ours}.{a}", (f"{theirs}.{a}",), (d,), also=(f"{theirs}.{b}",), stream=stream) for a, b in names]
+def layer_entries(
+    table: Sequence[Layer],
+    s: AttentionSettings,
+    ours: str = "",
+    theirs: str = "",
+    *,
+    transposed: bool = False,
+    bias: bool = True,
+) -> Iterator[Entry]:
+    """Yield the entries of the weights and biases of layers.
+
+    Args:
+        table: The layers.
+        s: Settings of the model.
+        ours: Prefix of our names.
+        theirs: Prefix of their names.
+        transposed: Their matrices are [in, out].
+        bias: Linear layers and norms have biases.
+    """
+    heads = s.d_model if s.d_key is None else s.n_heads * s.d_key
+    widths = {"stream": s.d_model, "heads": heads, "inner": s.d_ff}
+    for layer in table:
+        names, axes = layer.theirs.split(), layer.axes.split()
+        parts = [("weight", "gamma", len(axes)), ("bias", "beta", 1)]
+        for part, tensorflow, n_axes in parts if bias else parts[:1]:
+            factors = (axis.split("*") for axis in axes[:n_axes])
+            shape = tuple(math.prod(widths[name] if name in widths else int(name) for name in axis) for axis in factors)
+            yield Entry(
+                f"{ours}{layer.ours}.{part}",
+                tuple(f"{theirs}{name}.{part}" for name in names),
+                shape[::-1] if transposed else shape,
+                also=(f"{theirs}{layer.theirs}.{tensorflow}",) if len(axes) == 1 else (),
+                stream=axes.index("stream") if "stream" in axes[:n_axes] else None,
+                transposed=transposed and n_axes == 2,
+            )
+
+
+def stack_entries(
+    s: TransformerSettings,
+    stack: str,
+    block: str,
+    layers: tuple[Sequence[Layer], Sequence[Layer]],
+    *,
+    norms: tuple[str, str] = ("layernorm_embedding", "layer_norm"),
+    positions: str = "",
+    n_skipped: int = 0,
+    first: int = 0,
+    transposed: bool = False,
+    bias: bool = True,
+) -> Iterator[Entry]:
+    """Yield the entries of a translator's learned positions, norms and blocks.
+
+    `stack`, `block`: prefixes of their names, with {} for encoder or decoder, and for the number of a block, from
+    `first` on. `layers`: of a block of the encoder, and of the decoder. `norms`: those behind an embedding
+    and behind a stack. `positions`: a table with `n_skipped` rows before the first position.
+    """
+    depths = s.n_encoder_layers, s.n_decoder_layers
+    for (side, embedding), table, depth in zip(SIDES.items(), layers, depths, strict=True):
+        prefix = stack.format(side)
+        if s.positions == "learned":
+            rows = torch.arange(n_skipped, n_skipped + s.max_positions)
+            shape = (n_skipped + s.max_positions, s.d_model)
+            yield Entry(f"{embedding}.positions.embedding.weight", (f"{prefix}{positions}",), shape, rows=rows)
+        outer = [Layer(f"{embedding}.norm", norms[0], "stream")] if s.embedding_norm else []
+        outer += [Layer(f"{side}.norm", norms[1], "stream")] if s.residual == "pre" else []
+        yield from layer_entries(outer, s, "", prefix, transposed=transposed, bias=bias)
+        for i in range(depth):
+            names = f"{side}.blocks.{i}.", prefix + block.format(first + i)
+            yield from layer_entries(table, s, *names, transposed=transposed, bias=bias)
+
+
+def embedding_entries(ours: str, theirs: str, output: str, *, rows: Rows, d_model: int, tied: bool) -> Iterator[Entry]:
+    """Yield the entries of an embedding and of the output matrix, which are one tensor if they are tied."""
+    shape, our_output = (rows.n_theirs, d_model), "output_embedding.weight"
+    if tied:
+        yield Entry(ours, (theirs,), shape, also=(output,), tied=(our_output,), rows=rows.index, stream=1)
+        return
+    yield Entry(ours, (theirs,), shape, rows=rows.index, stream=1)
+    yield Entry(our_output, (output,), shape, rows=rows.index, stream=1)
+
+
+def translator_embedding_entries(
+    theirs: tuple[str, str, str, str], *, src: Rows, tgt: Rows, d_model: int, tie: str
+) -> Iterator[Entry]:
+    """Yield the entries of a translator's embeddings and output matrix.
+
+    `theirs`: names of the shared table, of the encoder's and the decoder's, and of the output matrix.
+    """
+    shared, encoder, decoder, output = theirs
+    src_table, tgt_table = "src_embedding.table.weight", "tgt_embedding.table.weight"
+    if tie == "three_way":
+        also, tied = (encoder, decoder, output), (src_table, "output_embedding.weight")
+        yield Entry(tgt_table, (shared,), (tgt.n_theirs, d_model), also, tied, rows=tgt.index, stream=1)
+        return
+    yield Entry(src_table, (encoder,), (src.n_theirs, d_model), rows=src.index, stream=1)
+    yield from embedding_entries(tgt_table, decoder, output, rows=tgt, d_model=d_model, tied=tie == "two_way")
 
 
 def check(tensors: Mapping[str, Tensor], entries: Sequence[Entry], *, origin: object) -> None:
-    """`UserError` with every name and shape that does not fit."""
+    """Raise `UserError` that lists every name and shape that does not fit."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     missing, misshapen, expected = [], [], set[str]()
     for entry in entries:
@@ -108,8 +252,8 @@ def check(tensors: Mapping[str, Tensor], entries: Sequence[Entry], *, origin: ob
                 misshapen.append(f"{name} is {list(shapes[name])}, should be {list(entry.shape)}")
     unexpected = [f"{name} {list(shape)}" for name, shape in shapes.items() if name not in expected]
     lists = (("missing", missing), ("misshapen", misshapen), ("unexpected", unexpected))
-    if problems := [f"{len(names)} {what}: {_listed(names)}" for what, names in lists if names]:
-        raise UserError(f"{origin}: config.json and the weights do not fit: {'; '.join(problems)}")
+    if problems := [f"{len(names)} {what}: {listed(names)}" for what, names in lists if names]:
+        raise UserError(f"{origin}: the settings and the weights do not fit: {'; '.join(problems)}")
 
 
 def read(
@@ -119,13 +263,13 @@ def read(
     origin: object,
     order: Int[Tensor, " D"] | None = None,
 ) -> dict[str, Tensor]:
-    """Our tensors, float32, from theirs, which passed `check`. `UserError` for values that cannot be used.
+    """Convert another program's tensors, which passed `check`, to ours in float32. `UserError` for unusable values.
 
-    `order`: our column for each column of their residual stream, where they differ.
+    `order`: our column for each column of their residual stream, if the order differs.
     """
     bad = [name for name, t in tensors.items() if t.dtype not in _TYPES or not bool(t.isfinite().all())]
     if bad:
-        raise UserError(f"{origin}: weights that are not finite numbers of 16, 32 or 64 bits: {_listed(bad)}")
+        raise UserError(f"{origin}: weights that are not finite numbers of 16, 32 or 64 bits: {listed(bad)}")
     inverse = None if order is None else order.argsort()
     ours, differing = dict[str, Tensor](), []
     for entry in entries:
@@ -133,16 +277,17 @@ def read(
         if entry.also and any(not torch.equal(tensors[names[0]], tensors[name]) for name in names[1:]):
             differing.append(" and ".join(names))
         parts = [tensors[name] for name in (names[:1] if entry.also else entry.theirs)]
+        parts = [part.t() for part in parts] if entry.transposed else parts
         ours |= dict.fromkeys((entry.ours, *entry.tied), _to_ours(torch.cat(parts).float(), entry, inverse))
     if differing:
-        raise UserError(f"{origin}: these weights are tied in config.json, but differ: {'; '.join(differing)}")
+        raise UserError(f"{origin}: these weights are tied by the settings, but differ: {'; '.join(differing)}")
     return ours
 
 
 def write(
     ours: Mapping[str, Tensor], entries: Sequence[Entry], *, order: Int[Tensor, " D"] | None = None
 ) -> dict[str, Tensor]:
-    """Their tensors, float32, from ours: the inverse of `read`. A bias that our model does not have becomes zeros."""
+    """Convert our tensors to another program's in float32: the inverse of `read`. Missing biases become zeros."""
     unknown = ours.keys() - {name for entry in entries for name in (entry.ours, *entry.tied)}
     assert not unknown, f"no entry for {sorted(unknown)}"
     theirs: dict[str, Tensor] = {}
@@ -155,13 +300,11 @@ def write(
             value = value.index_select(entry.stream, order)
         if entry.rows is not None:
             exists = entry.rows >= 0
-            moved = value.new_empty(int(entry.rows.max()) + 1, *value.shape[1:])
+            moved = value.new_zeros(entry.shape[0], *value.shape[1:])
             moved[entry.rows[exists]] = value[exists]
             value = moved
-        if entry.transposed:
-            value = value.t()
         for name, part in zip(entry.theirs, value.chunk(len(entry.theirs)), strict=True):
-            theirs[name] = part.reshape(entry.shape).contiguous()
+            theirs[name] = (part.t() if entry.transposed else part).contiguous()
     return theirs
 
 
@@ -172,10 +315,6 @@ def type_note(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _to_ours(value: Tensor, entry: Entry, inverse: Tensor | None) -> Tensor:
-    if entry.flat:
-        value = value.flatten()
-    if entry.transposed:
-        value = value.t()
     if entry.rows is not None:
         exists = entry.rows >= 0
         moved = value.new_full((len(entry.rows), *value.shape[1:]), entry.filler)
@@ -186,7 +325,7 @@ def _to_ours(value: Tensor, entry: Entry, inverse: Tensor | None) -> Tensor:
     return value.contiguous()
 
 
-def _listed(names: Sequence[str], most: int = 1000) -> str:
+def listed(names: Sequence[str], most: int = 1000) -> str:
     """Names from a file in one line, each cut at 200 characters."""
     more = f", and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(name if len(name) <= 200 else f"{name[:200]}…" for name in names[:most]) + more

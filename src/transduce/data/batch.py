@@ -1,7 +1,7 @@
 """Turn examples into tensors. Padding, shifting and special ids are applied here, and only here.
 
 A `TrainingBatch` is a batch of any task. It has what training needs: the inputs of the model's `forward`, in order; the
-targets, with `PAD` where there is none, and the number of the others, by which the loss is divided; a move to a device;
+targets, `PAD` at positions without a target; the number of targets, by which the loss is divided; a move to a device;
 and a part of the rows, without columns of padding, for updates that do not fit into memory at once.
 """
 
@@ -17,12 +17,14 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.data.examples import Example, Ids, RowExample
-from transduce.data.sentence_pairs import Packed
+from transduce.data.store import Example, Ids, Packed, RowExample
 from transduce.nn.masks import SourceInput, is_real
-from transduce.text.special import BOS, EOS, PAD
+from transduce.text.special import BOS, EOS, MASK, PAD
 
 BatchT = TypeVar("BatchT")
+
+RATE = 0.15
+SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # the rest is unchanged
 
 
 def causal(row: np.ndarray) -> RowExample:
@@ -34,6 +36,66 @@ def causal(row: np.ndarray) -> RowExample:
     return RowExample(row[:-1], np.where(targets == BOS, PAD, targets))
 
 
+def mask(
+    ids: Ids,
+    draw: np.random.Generator,
+    *,
+    vocab_size: int,
+    rate: float = RATE,
+    starts: np.ndarray | None = None,
+) -> RowExample:
+    """Select tokens to predict; 80 % of them become MASK, 10 % a random token (Devlin et al. 2019, appendix A.1).
+
+    Special tokens (ids up to MASK) are neither selected nor drawn. The number of selected tokens is `rate` times the
+    number of ordinary tokens, rounded at random, and at least one. `starts`: for each id, whether its piece begins a
+    word; if given, whole words are selected, as many as fit. A row without ordinary tokens is unchanged.
+    """
+    ids = np.asarray(ids, dtype=np.int64)
+    ordinary = np.flatnonzero(ids > MASK)
+    targets = np.full(len(ids), PAD, dtype=np.int64)
+    if not len(ordinary):
+        return RowExample(ids, targets)
+    wanted = max(1, int(len(ordinary) * rate + draw.random()))
+    chosen = draw.permutation(ordinary)[:wanted] if starts is None else _words(ids, ordinary, starts, draw, wanted)
+    targets[chosen] = ids[chosen]
+    fate, other = draw.random(len(chosen)), draw.integers(MASK + 1, max(vocab_size, MASK + 2), len(chosen))
+    hidden = ids.copy()
+    as_mask = fate < SHOWN_AS_MASK
+    as_random = ~as_mask & (fate < SHOWN_AS_MASK + SHOWN_AS_RANDOM)
+    hidden[chosen[as_mask]] = MASK
+    hidden[chosen[as_random]] = other[as_random]
+    return RowExample(hidden, targets)
+
+
+def _words(
+    ids: np.ndarray, ordinary: np.ndarray, starts: np.ndarray, draw: np.random.Generator, wanted: int
+) -> np.ndarray:
+    """Draw words, and return their positions: at least one word, and more while they fit into `wanted` tokens."""
+    begins = starts[ids[ordinary]] | (np.diff(ordinary, prepend=-2) != 1)  # words do not continue across special tokens
+    words = np.split(ordinary, np.flatnonzero(begins)[1:])
+    chosen: list[np.ndarray] = []
+    left = wanted
+    for i in draw.permutation(len(words)):
+        if len(words[i]) <= left or not chosen:
+            chosen.append(words[i])
+            left -= len(words[i])
+        if left <= 0:
+            break
+    return np.concatenate(chosen)
+
+
+def word_starts(pieces: Sequence[str]) -> np.ndarray | None:
+    """For each id, whether its piece begins a word; None if the vocabulary does not mark words.
+
+    U+2581 (SentencePiece) and U+0120 (byte-level BPE) mark the first piece of a word, ## (WordPiece) all others.
+    """
+    marks = np.array([piece.startswith(("\u2581", "\u0120")) for piece in pieces])
+    if marks.any():
+        return marks
+    continues = np.array([piece.startswith("##") for piece in pieces])
+    return ~continues if continues.any() else None
+
+
 class _Tensors:
     """Base of the batches of all tasks."""
 
@@ -41,7 +103,6 @@ class _Tensors:
 
     @property
     def n_rows(self: Any) -> int:
-        """Sentences, texts or rows of text."""
         return len(self.inputs[0])
 
     def to(self: BatchT, device: torch.device | str) -> BatchT:
@@ -59,21 +120,18 @@ class Batch(_Tensors):
     src: SourceInput  # ids EOS, or vectors
     tgt_in: Int64[Tensor, "B T"]  # BOS ids
     tgt_out: Int64[Tensor, "B T"]  # ids EOS
-    n_targets: int  # real tokens of tgt_out: what a loss is divided by
-    links: Int64[Tensor, "L 3"] | None = None  # row, position of tgt_in and of src: what guided attention learns
+    n_targets: int  # tokens of tgt_out without padding, by which a loss is divided
+    links: Int64[Tensor, "L 3"] | None = None  # row, position in tgt_in and in src, for guided alignment
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """Source and target as the model takes them."""
         return self.src, self.tgt_in
 
     @property
     def targets(self) -> Tensor:
-        """The target sentences."""
         return self.tgt_out
 
     def part(self, start: int, stop: int) -> Batch:
-        """Some of the sentences."""
         src, tgt_in, tgt_out = (_trimmed(side[start:stop]) for side in (self.src, self.tgt_in, self.tgt_out))
         links = self.links
         if links is not None:
@@ -86,7 +144,7 @@ class Batch(_Tensors):
 class RowBatch(_Tensors):
     """Rows of running text, padded on the right with `PAD`.
 
-    inputs: ids [B, T]; and, where attention is limited to documents, the number of each token's document [B, T].
+    inputs: ids [B, T] and, if attention is limited to documents, the number of each token's document [B, T].
     """
 
     inputs: tuple[Tensor, ...]
@@ -94,7 +152,6 @@ class RowBatch(_Tensors):
     n_targets: int
 
     def part(self, start: int, stop: int) -> RowBatch:
-        """Some of the rows."""
         width = _trimmed(self.inputs[0][start:stop]).shape[1]
         *inputs, targets = (tensor[start:stop, :width] for tensor in (*self.inputs, self.targets))
         return RowBatch(tuple(inputs), targets, int((targets != PAD).sum()))
@@ -102,10 +159,10 @@ class RowBatch(_Tensors):
 
 @dataclass(frozen=True, slots=True)
 class MaskedBatch(_Tensors):
-    """Texts with masked tokens. `places`: row * S + column of each token to predict; `targets`: those tokens.
+    """Texts with masked tokens. `places`: row * S + column of each token to predict; `targets`: the tokens.
 
-    `labels` [B]: whether B followed A. `targets_per_pair`: masked tokens for each pair in the whole update, so that
-    both losses are means over the update however it was cut.
+    `labels` [B]: whether segment B followed segment A. `targets_per_pair`: masked tokens per pair of the whole update,
+    so that both losses are means over the update, however it is split into batches.
     """
 
     ids: Int64[Tensor, "B S"]
@@ -117,16 +174,13 @@ class MaskedBatch(_Tensors):
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The arguments of the model's `forward`."""
         return self.ids, self.segments, self.places
 
     @property
     def n_targets(self) -> int:
-        """Tokens to predict."""
         return len(self.targets)
 
     def part(self, start: int, stop: int) -> MaskedBatch:
-        """Some of the texts, with their masked tokens and labels."""
         ids = _trimmed(self.ids[start:stop])
         row, column = self.places // self.ids.shape[1], self.places % self.ids.shape[1]
         here = (row >= start) & (row < stop)
@@ -137,7 +191,7 @@ class MaskedBatch(_Tensors):
 
 @dataclass(frozen=True, slots=True)
 class LabelBatch(_Tensors):
-    """Texts, and the number of each one's label."""
+    """Texts, and the index of each text's label."""
 
     ids: SourceInput
     segments: Int64[Tensor, "B S"]
@@ -145,16 +199,13 @@ class LabelBatch(_Tensors):
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The arguments of the model's `forward`."""
         return self.ids, self.segments
 
     @property
     def n_targets(self) -> int:
-        """Texts."""
         return len(self.targets)
 
     def part(self, start: int, stop: int) -> LabelBatch:
-        """Some of the texts."""
         ids = _trimmed(self.ids[start:stop])
         return LabelBatch(ids, self.segments[start:stop, : ids.shape[1]], self.targets[start:stop])
 
@@ -174,24 +225,25 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 
 def _links(examples: Sequence[Example]) -> Int64[Tensor, "L 3"] | None:
-    """The links of all examples. A target token is linked where `tgt_in` has it: at the step that reads it."""
-    known = [(row, one.links) for row, one in enumerate(examples) if one.links is not None]
-    if not known:
-        return None
-    parts = [np.insert(links[:, ::-1] + (1, 0), 0, row, axis=1) for row, links in known]
-    return torch.from_numpy(np.concatenate(parts, dtype=np.int64))
+    """The links of all examples. Links have the target token's position in `tgt_in`: the step that reads it."""
+    parts = [
+        np.insert(example.links[:, ::-1] + (1, 0), 0, row, axis=1)
+        for row, example in enumerate(examples)
+        if example.links is not None
+    ]
+    return torch.from_numpy(np.concatenate(parts, dtype=np.int64)) if parts else None
 
 
 def pad_sources(sentences: Sequence[Ids], *, eos: bool = True) -> SourceInput:
-    """Input of an encoder: ids, EOS where asked for, padding; or vectors, and NaN as padding."""
-    vectors = [torch.tensor(one) for one in sentences if isinstance(one, np.ndarray) and one.ndim == 2]
+    """Input of an encoder: ids with EOS, unless `eos` is false, and padding; or vectors, padded with NaN."""
+    vectors = [torch.tensor(rows) for rows in sentences if isinstance(rows, np.ndarray) and rows.ndim == 2]
     if not vectors:
         return pad_rows(sentences, eos=eos)
     return pad_sequence(vectors, batch_first=True, padding_value=torch.nan)
 
 
 def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> RowBatch:
-    """Pad rows to the longest of them. `separate`: with the number of each token's document within its row.
+    """Pad rows to the longest row. `separate`: add the number of each token's document within its row.
 
     A document begins with `BOS`.
 
@@ -206,7 +258,6 @@ def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> R
 def collate_masked(
     rows: Sequence[RowExample], segments: Sequence[np.ndarray], labels: Sequence[int], *, targets_per_pair: float
 ) -> MaskedBatch:
-    """Pad to the longest row."""
     ids, kinds = pad_rows([row.ids for row in rows]), pad_rows(segments)
     targets = pad_rows([row.targets for row in rows]).flatten()
     places = (targets != PAD).nonzero()[:, 0]
@@ -214,13 +265,12 @@ def collate_masked(
 
 
 def collate_labelled(examples: Sequence[Packed], labels: Sequence[int]) -> LabelBatch:
-    """Pad to the longest text."""
     ids, segments = pad_sources([e.ids for e in examples], eos=False), pad_rows([e.segments for e in examples])
     return LabelBatch(ids, segments, torch.tensor(list(labels), dtype=torch.long))
 
 
 def pad_rows(rows: Sequence[Ids], *, bos: bool = False, eos: bool = False) -> Int64[Tensor, "B S"]:
-    """One tensor of all rows, padded on the right with `PAD`, with `BOS` before or `EOS` after each where asked for.
+    """One tensor of all rows, padded on the right with `PAD`. `bos`, `eos`: with `BOS` before or `EOS` after each row.
 
     >>> pad_rows([[5], [6, 7]], eos=True).tolist()
     [[5, 3, 0], [6, 7, 3]]
@@ -238,15 +288,14 @@ def pad_rows(rows: Sequence[Ids], *, bos: bool = False, eos: bool = False) -> In
 
 
 def _trimmed(rows: Tensor) -> Tensor:
-    """Rows without the columns on the right that are padding in all of them."""
+    """Remove columns on the right that are padding in all rows."""
     filled = is_real(rows).any(0).nonzero()
     return rows[:, : int(filled[-1]) + 1 if len(filled) else 0]
 
 
 def _sent(value: Any, device: torch.device | str) -> Any:
-    """Move a tensor, or a tuple of tensors, to a device; other values are unchanged."""
     if isinstance(value, tuple):
-        return tuple(_sent(one, device) for one in value)
+        return tuple(_sent(tensor, device) for tensor in value)
     if not isinstance(value, Tensor):
         return value
     to_gpu = torch.device(device).type == "cuda"

@@ -6,18 +6,21 @@ order is cut into batches. Ties are shuffled, and the cuts and the direction of 
 
 Running text is cut into rows of equal length (packing). The rows of an epoch do not overlap and contain every target
 once. The first cut is drawn again in each epoch, so that tokens change their position in the row.
+
+For next-sentence prediction, sentences are joined into pairs of segments (Devlin et al. 2019, 3.1, A.2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 Lengths = np.ndarray  # int [N], tokens of each sentence with its EOS
 
 _SLACK = 0.85
-"""A batch may end early, from this fraction of its budget, where that minimises padding."""
+"""A batch may end early, from this fraction of its budget on, if that minimises padding."""
 
 
 def generator(seed: int, *numbers: int, use: str = "") -> np.random.Generator:
@@ -44,7 +47,7 @@ def plan(
     times = _times(weights, seed=seed, epoch=epoch)
     draw = generator(seed, epoch, use="plan")
     indices = _order(src_lengths, tgt_lengths, times, draw)[:: draw.choice((1, -1))]
-    first = max(1, int(budget * draw.uniform(0.3, 1.0)))  # a first batch of any size moves all the cuts
+    first = max(1, int(budget * draw.uniform(0.3, 1.0)))  # a first batch of random size moves all cuts
 
     def sides(part: slice) -> tuple[np.ndarray, np.ndarray]:
         return _wide(src_lengths[indices[part]]), _wide(tgt_lengths[indices[part]])
@@ -55,9 +58,9 @@ def plan(
 
 
 def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.ndarray]:
-    """Divide the sentences of one batch among `n` processes: arrays of positions, sorted by length unless n is 1.
+    """Divide the sentences of a batch among `n` processes; return positions in the batch, sorted by length if n > 1.
 
-    The cut minimises the largest share, in padded tokens of the longer side. Shares are empty where the batch has too
+    The cut minimises the largest share, in padded tokens of the longer side. Shares are empty if the batch has too
     few sentences.
     """
     n_sentences = len(src_lengths)
@@ -67,7 +70,8 @@ def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.nda
     order = np.argsort(longer, kind="stable")
     longer = longer[order]
     most = int(longer.max(initial=0))
-    low, high = max(most, -(-int(longer.sum()) // n)), most * -(-n_sentences // n)  # the latter is always enough
+    # `high` is always large enough
+    low, high = max(most, -(-int(longer.sum()) // n)), most * -(-n_sentences // n)
     while low < high:
         budget = (low + high) // 2
         if len(_fewest_cuts(longer, budget=budget)) <= n:
@@ -80,7 +84,7 @@ def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.nda
 
 
 def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, budget: int) -> list[np.ndarray]:
-    """Cut one batch into as few micro-batches within `budget` as possible, of equal size where that fits.
+    """Cut one batch into as few micro-batches within `budget` as possible, of equal size if those fit.
 
     `indices` index the lengths. A batch that fits is not cut. A sentence longer than the budget is a batch alone.
     """
@@ -93,12 +97,13 @@ def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, bu
     indices, longer = indices[order], longer[order]
     cuts = _fewest_cuts(longer, budget=budget)
     if all(int(part[-1]) * len(part) <= budget for part in np.array_split(longer, len(cuts))):
-        return np.array_split(indices, len(cuts))  # without this the last would be a remainder of any size
+        # equal parts: otherwise the last part would be a remainder of any size
+        return np.array_split(indices, len(cuts))
     return np.split(indices, cuts[:-1])
 
 
 def offset_of(context: int, *, seed: int, epoch: int) -> int:
-    """Tokens of the first row of an epoch, which is shorter than the others; 0: it is as long as they are."""
+    """Draw the number of tokens of the first row of an epoch, which is shorter than later rows; 0 for a full row."""
     return int(generator(seed, epoch, use="offset").integers(context))
 
 
@@ -109,12 +114,11 @@ def row_starts(n_tokens: int, *, context: int, offset: int) -> np.ndarray:
 
 
 def row_end(start: int, n_tokens: int, *, context: int, offset: int) -> int:
-    """The end of the row that begins at `start`."""
     return min(n_tokens, start + context - (start - 1 - offset) % context)
 
 
 def plan_rows(n_tokens: int, *, context: int, n_rows: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """The batches of an epoch: arrays of at most `n_rows` row starts, all but one of the same size."""
+    """Plan the batches of an epoch: arrays of at most `n_rows` row starts, of nearly equal size."""
     offset = offset_of(context, seed=seed, epoch=epoch)
     starts = row_starts(n_tokens, context=context, offset=offset)
     if not len(starts):
@@ -136,32 +140,35 @@ def plan_streams(n_tokens: int, *, context: int, n_streams: int, offset: int = 0
 def _order(src: Lengths, tgt: Lengths, times: np.ndarray | None, draw: np.random.Generator) -> np.ndarray:
     """Indices sorted by the longer side, then by the difference of the sides, whose direction alternates.
 
-    Those of the same lengths are in random order. One length at a time, so that a plan of 100 million sentences needs
-    little more memory than the result.
+    Sentences of equal lengths are in random order. Lengths are handled one at a time, so that a plan of 100 million
+    sentences needs little more memory than the result.
     """
     longer, direction = np.maximum(src, tgt), draw.choice((1, -1))
     n = len(src) if times is None else int(times.sum())
-    found, end = np.empty(n, dtype=np.int32 if len(src) < 2**31 else np.int64), 0
+    order, end = np.empty(n, dtype=np.int32 if len(src) < 2**31 else np.int64), 0
     for length in range(int(longer.max(initial=0)) + 1):
         here = np.flatnonzero(longer == length)
         if not len(here):
             continue
         here = draw.permutation(here if times is None else here.repeat(times[here]))
         difference = _wide(src[here]) - _wide(tgt[here])
-        found[end : end + len(here)] = here[np.argsort(direction * difference, kind="stable")]
+        order[end : end + len(here)] = here[np.argsort(direction * difference, kind="stable")]
         end, direction = end + len(here), -direction
-    return found
+    return order
 
 
 def _fewest_cuts(longer: np.ndarray, *, budget: int) -> list[int]:
-    """The ends of as few parts as possible, of sentences in this order."""
+    """The ends of the parts if sentences in this order are cut into as few parts as possible."""
     return _cuts(len(longer), lambda part: (longer[part], longer[part]), budget=budget, first=budget, slack=1.0)
 
 
 def _cuts(
     n_all: int, sides: Callable[[slice], tuple[np.ndarray, np.ndarray]], *, budget: int, first: int, slack: float
 ) -> list[int]:
-    """The ends of the batches. `sides`: the lengths of a part of the order; `first`: the budget of the first batch."""
+    """Cut the sorted sentences into batches; return the batches' ends.
+
+    `sides`: source and target lengths of a slice of the order; `first`: budget of the first batch.
+    """
     cuts, start, allowed = list[int](), 0, first
     while start < n_all:
         src, tgt = sides(slice(start, start + 1))
@@ -173,7 +180,7 @@ def _cuts(
         if slack < 1.0 and start + fits < n_all:
             least = max(1, int(np.ceil(fits * slack)))
             full = (np.cumsum(src + tgt) / (n * (width_src + width_tgt)))[least - 1 : fits]
-            fits -= int(np.argmax(full[::-1]))  # the last of the best
+            fits -= int(np.argmax(full[::-1]))  # of equally full batches, the longest
         start += fits
         cuts.append(start)
         allowed = budget
@@ -199,5 +206,107 @@ def _times(weights: np.ndarray | None, *, seed: int, epoch: int) -> np.ndarray |
 
 
 def _wide(lengths: Lengths) -> np.ndarray:
-    """Lengths that can be multiplied without overflow."""
+    """Convert lengths to a dtype in which products do not overflow."""
     return np.asarray(lengths, dtype=np.int64)
+
+
+FOLLOWS, RANDOM = 0, 1
+"""The labels of a pair; the numbers are BERT's."""
+
+_SHORT = 0.1  # share of the pairs that are shorter than `room`, of random length, so that lengths vary
+
+
+@dataclass(frozen=True, slots=True)
+class PairPlan:
+    """Segment A is sentences a[0] .. a[1] of the store, segment B b[0] .. b[1], or empty; `label` is FOLLOWS or RANDOM.
+
+    `number` counts the pairs of an epoch; it seeds the random choices of the pair.
+    """
+
+    a: tuple[int, int]
+    b: tuple[int, int]
+    label: int
+    number: int
+
+
+def fit(n_a: int, n_b: int, room: int, draw: np.random.Generator) -> tuple[slice, slice]:
+    """The parts of two segments to keep so that both fit into `room` tokens.
+
+    The longer segment loses a token at a time, at random from its front or its end.
+    """
+    cuts = [[0, n_a], [0, n_b]]
+    while (n_a := cuts[0][1] - cuts[0][0]) + (n_b := cuts[1][1] - cuts[1][0]) > room:
+        longer = cuts[0] if n_a > n_b else cuts[1]
+        if draw.random() < 0.5:
+            longer[0] += 1
+        else:
+            longer[1] -= 1
+    return slice(*cuts[0]), slice(*cuts[1])
+
+
+def plan_pairs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, seed: int, epoch: int) -> list[PairPlan]:
+    """The pairs of one epoch over consecutive documents, in the order of the text.
+
+    lengths: tokens of each sentence. document_starts: the index of each document's first sentence, and at the end
+    the number of sentences. room: tokens of both segments together. Sentences are gathered until they fill the room; A
+    is a random number of them from the front; B is the rest or, in half of the pairs, text of another document, and
+    then the rest goes into the next pair. A single sentence at a document's end gets its B from elsewhere. There must
+    be at least two documents: with only one, every B would follow its A.
+    """
+    assert len(document_starts) > 2, "there is no other document"
+    draw = generator(seed, epoch, use="sentence pairs")
+    plans: list[PairPlan] = []
+    n_documents = len(document_starts) - 1
+    for number in range(n_documents):
+        first, end = int(document_starts[number]), int(document_starts[number + 1])
+        while first < end:
+            target = room if draw.random() >= _SHORT else int(draw.integers(2, room + 1))
+            last = _filled(lengths, first, end, target)
+            cut = first + (int(draw.integers(1, last - first)) if last - first > 1 else 1)
+            if last - first == 1 or draw.random() < 0.5:
+                b = _elsewhere(lengths, document_starts, number, target - int(lengths[first:cut].sum()), draw)
+                plans.append(PairPlan((first, cut), b, RANDOM, len(plans)))
+                first = cut
+                continue
+            plans.append(PairPlan((first, cut), (cut, last), FOLLOWS, len(plans)))
+            first = last
+    return plans
+
+
+def plan_runs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, seed: int, epoch: int) -> list[PairPlan]:
+    """Plan an epoch of single segments: runs of whole sentences of a document that fit into `room`; each sentence once.
+
+    The end of the first run of a document is drawn anew in each epoch. A sentence alone may be longer than the room.
+    """
+    draw = generator(seed, epoch, use="sentence runs")
+    plans: list[PairPlan] = []
+    for first, end in zip(document_starts[:-1].tolist(), document_starts[1:].tolist(), strict=True):
+        target = int(draw.integers(1, room + 1)) if int(lengths[first:end].sum()) > room else room
+        while first < end:
+            last = _filled(lengths, first, end, target)
+            if last - first > 1 and int(lengths[first:last].sum()) > target:
+                last -= 1
+            plans.append(PairPlan((first, last), (last, last), FOLLOWS, len(plans)))
+            first, target = last, room
+    return plans
+
+
+def _filled(lengths: np.ndarray, first: int, end: int, target: int) -> int:
+    """The end of the fewest sentences from `first` on that reach the target length."""
+    total = 0
+    for i in range(first, end):
+        total += int(lengths[i])
+        if total >= target:
+            return i + 1
+    return end
+
+
+def _elsewhere(
+    lengths: np.ndarray, document_starts: np.ndarray, own: int, target: int, draw: np.random.Generator
+) -> tuple[int, int]:
+    """Draw consecutive sentences of another document."""
+    other = int(draw.integers(len(document_starts) - 2))
+    other += other >= own
+    first, end = int(document_starts[other]), int(document_starts[other + 1])
+    begin = int(draw.integers(first, end))
+    return begin, _filled(lengths, begin, end, max(1, target))

@@ -3,64 +3,64 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from transduce.config.settings import DataSettings
-from transduce.data.clean import Cleaner, CleanReport
-from transduce.data.cleaned_pairs import unpack_pairs
-from transduce.data.corpus import Labelled, Pair, number_of
-from transduce.data.examples import Ids
+from transduce.config.settings import DataSettings, Direction
+from transduce.data.clean import Cleaner, CleanReport, reverse_pair, split_record, unpack_pairs
+from transduce.data.copies import CaseCopies, Copies
 from transduce.data.leaks import LeakCheck, comparable, hash_of, key_of
-from transduce.data.sentence_pairs import Packed, pack
-from transduce.data.spool import Arrays, compressed, decompressed
+from transduce.data.pairs import Pair
+from transduce.data.reading import Labelled, Piece, number_of
 from transduce.data.store import (
     AlignedStore,
+    Ids,
     LabelStore,
+    Packed,
     SentenceStore,
     StoreWriter,
     TextStore,
     TokenStore,
     join_sequences,
+    pack,
 )
-from transduce.data.text import Piece
 from transduce.data.word_links import links_of_tokens, parse_links, whitespace_words
-from transduce.data.workers import LocalWorkers, Workplace, compute
+from transduce.data.workers import Arrays, LocalWorkers, Workplace, batched, compressed, compute, decompressed
 from transduce.errors import DataError
 from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 T = TypeVar("T")
 
-_CHUNK = 10_000  # size of the records between two reports
-
-
-def fingerprint_of(marks: Sequence[bytes], tokenizers: Tokenizers, *parts: str) -> str:
-    """The sha256 of everything that decides what a store contains: text (`Source.mark`), vocabularies, and `parts`."""
-    texts = (tokenizers.src.model, tokenizers.tgt.model, *map(str.encode, parts))
-    return hashlib.sha256(b"".join([*marks, *(hashlib.sha256(text).digest() for text in texts)])).hexdigest()
+_CHUNK = 10_000  # total size of the records between two reports
 
 
 @dataclass(frozen=True, slots=True)
 class EncodePairs:
-    """Encodes the pairs of a record (`data.cleaned_pairs`) and drops those of unsuitable length.
+    """Encodes the pairs of a record (`pack_pairs`) and drops pairs of unsuitable length.
 
-    without: sources that are held out. held_out: hashes of held-out sources, whose pairs are to be reported. aligned:
-    with the links of the pairs.
+    without: held-out sources. held_out: hashes of held-out sources whose pairs are reported. aligned: store the links
+    of the pairs. copies: puts placeholders into some pairs. case: adds copies of some pairs, which are not reported.
+    directions: languages of each corpus, for vocabularies with language tokens. first_reversed: number of the first
+    corpus whose pairs are encoded from target to source.
     """
 
     tokenizers: Tokenizers
     settings: DataSettings
+    directions: Sequence[Direction] = ()
+    first_reversed: int = sys.maxsize
     without: frozenset[str] = frozenset()
     held_out: frozenset[bytes] = frozenset()
     aligned: bool = False
+    copies: Copies | None = None
+    case: CaseCopies | None = None
 
     @property
     def columns(self) -> dict[str, tuple[str, np.dtype[Any]]]:
@@ -69,29 +69,53 @@ class EncodePairs:
         return sides | ({"links": ("link_offsets", np.dtype(np.int32))} if self.aligned else {})
 
     def __call__(self, record: Arrays) -> Arrays:
-        cleaner, hits, pairs = Cleaner(self.settings), list[tuple[str, str, str]](), list[Pair]()
-        looks = bool(self.without or self.held_out)
+        number, hits, pairs = int(record["corpus"][0]), list[tuple[str, str, str]](), list[Pair]()
+        cleaner, is_reversed = Cleaner(self.settings), number >= self.first_reversed
         for pair in unpack_pairs(record):
-            text = comparable(pair.src) if looks else ""
-            if text not in self.without:
-                pairs.append(pair)
-                if self.held_out and hash_of(text) in self.held_out:
-                    hits.append((pair.src, pair.tgt, pair.where))
-        src, tgt = self.tokenizers.src, self.tokenizers.tgt
+            if self.without and comparable(pair.src) in self.without:
+                continue
+            if is_reversed:
+                pair = reverse_pair(pair)
+            pairs.append(pair)
+            if self.held_out and hash_of(comparable(pair.src)) in self.held_out:
+                hits.append((pair.src, pair.tgt, pair.where))
+        cleaners = [cleaner] * len(pairs)
+        if self.case is not None:
+            case = replace(self.case, languages=self.directions[number]) if self.directions else self.case
+            pairs += list(filter(None, map(case.copy_of, pairs)))
+            cleaners += [Cleaner(self.settings)] * (len(pairs) - len(cleaners))
+        sides = self._encoded(pairs)
+        if self.copies is not None:
+            self._put_placeholders(pairs, *sides)
+        tokenizers = self.tokenizers.between(*self.directions[number]) if self.directions else self.tokenizers
+        framed = list(map(tokenizers.src.framed, sides[0])), list(map(tokenizers.tgt.framed, sides[1]))
         src_ids, tgt_ids, links = list[Any](), list[Any](), list[list[int]]()
-        for some in _chunks(pairs, min(src.chunk, tgt.chunk)):
-            sides = src.encode_batch([pair.src for pair in some]), tgt.encode_batch([pair.tgt for pair in some])
-            for pair, s, t in zip(some, *sides, strict=True):
-                if cleaner.lengths_fit(pair, len(s), len(t)):
-                    src_ids.append(s)
-                    tgt_ids.append(t)
-                    if self.aligned:
-                        links.append(_token_links(pair, self.tokenizers))
-        facts = {"report": cleaner.report.to_json(), "hits": hits}
+        for pair, encoded_src, encoded_tgt, own in zip(pairs, *framed, cleaners, strict=True):
+            if own.lengths_fit(pair, len(encoded_src), len(encoded_tgt)):
+                src_ids.append(encoded_src)
+                tgt_ids.append(encoded_tgt)
+                if self.aligned:
+                    links.append(_token_links(pair, tokenizers))
+        report = CleanReport() if is_reversed else cleaner.report  # these pairs have been counted
+        facts = {"report": report.to_json(), "hits": hits}
         result = {"facts": compressed(json.dumps(facts))}
         for (name, (_, dtype)), sequences in zip(self.columns.items(), (src_ids, tgt_ids, links), strict=False):
             result[name], result[f"{name}_lengths"] = join_sequences(sequences, dtype)
         return result
+
+    def _encoded(self, pairs: Sequence[Pair]) -> tuple[list[list[int]], list[list[int]]]:
+        """The ids of both sides, without language tokens."""
+        src, tgt = (side.with_frame(()) for side in (self.tokenizers.src, self.tokenizers.tgt))
+        return src.encode_batch([pair.src for pair in pairs]), tgt.encode_batch([pair.tgt for pair in pairs])
+
+    def _put_placeholders(self, pairs: list[Pair], src_ids: list[list[int]], tgt_ids: list[list[int]]) -> None:
+        """Put placeholders into some pairs, and encode these pairs again."""
+        assert self.copies is not None
+        new_pairs = map(self.copies.masked, pairs, src_ids)
+        masked = {i: new for i, (new, pair) in enumerate(zip(new_pairs, pairs, strict=True)) if new is not pair}
+        sides = self._encoded([*masked.values()])
+        for (i, pair), new_src, new_tgt in zip(masked.items(), *sides, strict=True):
+            pairs[i], src_ids[i], tgt_ids[i] = pair, new_src, new_tgt
 
 
 def encode_pairs(
@@ -103,32 +127,34 @@ def encode_pairs(
     key: str = "",
     name: str = "training text",
     checks: Sequence[LeakCheck] = (),
-    place: Workplace | None = None,
+    workplace: Workplace | None = None,
 ) -> TokenStore:
     """Encode the records of each corpus and write the store, an `AlignedStore` if the function keeps links.
 
-    `report`: that of the cleaning so far. `key`: determines what is stored, for a resume. `checks`: take note of the
-    pairs that the function looks for. Raises what reading the pairs raises, `DataError` where no pair is left (`name`
-    says of what), `RunFolderError` where the disk is full.
+    `report`: the report of the cleaning so far. `key`: identifies the stored text, for a resume. `checks`: record the
+    pairs that the function reports. Raises `DataError` if no pair of the text `name` is left, `RunFolderError` if the
+    disk is full.
     """
 
     def fill(writer: StoreWriter) -> None:
-        found, sizes, records = copy.deepcopy(report), [0] * len(corpora), chain.from_iterable(corpora)
+        total, sizes = copy.deepcopy(report), [0] * len(corpora)
+        n = min(function.tokenizers.src.chunk, function.tokenizers.tgt.chunk)
+        records = (part for record in chain.from_iterable(corpora) for part in split_record(record, n))
         for record, result in compute(function, records, workers, saved):
             facts = json.loads(decompressed(result["facts"]))
-            found.include(facts["report"])
+            total.include(facts["report"])
             for src, tgt, where in facts["hits"]:
                 for check in checks:
                     check.note(key_of((src, tgt)), (src, tgt), where)
             for column, (offsets, _) in columns.items():
                 writer.append_joined(column, offsets, result[column], result[f"{column}_lengths"])
             sizes[int(record["corpus"][0])] += len(result["src_lengths"])
-        found.require_pairs(function.settings, name)
-        writer.facts |= {"sizes": sizes, "cleaning": found.to_json()}
+        total.require_pairs(function.settings, name)
+        writer.facts |= {"sizes": sizes, "cleaning": total.to_json()}
 
-    place = place or Workplace(folder.parent, workers=LocalWorkers(1))
-    workers = place.workers or LocalWorkers(function.settings.workers)
-    saved = place.results("encoded", key, sorted(function.without), sorted(function.held_out))
+    workplace = workplace or Workplace(folder.parent, workers=LocalWorkers(1))
+    workers = workplace.workers or LocalWorkers(function.settings.workers)
+    saved = workplace.results("encoded", key, sorted(function.without), sorted(function.held_out))
     columns, dtypes = function.columns, dict[str, Any]()
     for column, (offsets, dtype) in columns.items():
         dtypes |= {column: dtype, offsets: np.int64}
@@ -136,10 +162,12 @@ def encode_pairs(
 
 
 def _token_links(pair: Pair, tokenizers: Tokenizers) -> list[int]:
-    """The links between the tokens of a pair, as an `AlignedStore` has them."""
-    texts, vocabularies = (pair.src, pair.tgt), (tokenizers.src, tokenizers.tgt)
-    places = (vocabulary.encode_with_offsets(text)[1] for vocabulary, text in zip(vocabularies, texts, strict=True))
-    words = [whitespace_words(text, place)[0] for text, place in zip(texts, places, strict=True)]
+    """The links between the tokens of a pair, in the form of an `AlignedStore`."""
+    words = []
+    for vocabulary, text in ((tokenizers.src, pair.src), (tokenizers.tgt, pair.tgt)):
+        ids, spans = vocabulary.encode_with_offsets(text)
+        n_frame = vocabulary.n_frame(ids)
+        words.append([-1] * n_frame + whitespace_words(text, spans[n_frame:])[0])
     return [token for link in links_of_tokens(parse_links(pair.links).possible, *words) for token in link]
 
 
@@ -152,12 +180,12 @@ def encode_text(
 ) -> TextStore:
     """Encode documents, each between BOS and EOS, and write the store. `folder`: None to keep it in memory.
 
-    Raises `DataError` where there is no text (`name` says of what).
+    Raises `DataError` if the text `name` is empty.
     """
 
     def fill(writer: StoreWriter) -> None:
         n_documents, n_bytes, begins = 0, 0, True
-        for chunk in _chunks(pieces, vocabulary.chunk):
+        for chunk in batched(pieces, vocabulary.chunk):
             framed: list[int] = []
             for piece, ids in zip(chunk, vocabulary.encode_batch([piece.text for piece in chunk]), strict=True):
                 framed += [BOS] * begins + ids + [EOS] * piece.ends
@@ -182,14 +210,14 @@ def encode_sentences(
 ) -> SentenceStore:
     """Encode documents line by line and write the store. `folder`: None to keep it in memory.
 
-    Blank lines are skipped, lines of more than `longest` tokens are split into equal parts. Raises `DataError` where
-    there is no text.
+    Blank lines are skipped, lines of more than `longest` tokens are split into equal parts. Raises `DataError` if there
+    is no text.
     """
 
     def fill(writer: StoreWriter) -> None:
-        n = ended = n_bytes = 0  # sentences, those in documents that have ended
+        n = ended = n_bytes = 0  # all sentences, and sentences in finished documents
         writer.append("documents", [0])
-        for chunk in _chunks(pieces, vocabulary.chunk):
+        for chunk in batched(pieces, vocabulary.chunk):
             sentences, ends = list[Sequence[int]](), list[int]()
             for piece, ids in zip(chunk, vocabulary.encode_batch([piece.text.strip() for piece in chunk]), strict=True):
                 n_parts = -(-len(ids) // longest)
@@ -225,12 +253,12 @@ def encode_labelled(
 
     def fill(writer: StoreWriter) -> None:
         n_cut = n = 0
-        for chunk in _chunks(examples, vocabulary.chunk):
+        for chunk in batched(examples, vocabulary.chunk):
             writer.append("labels", [number_of(example, labels) for example in chunk])
             packed = pack_texts([example.texts for example in chunk], vocabulary, longest=longest)
-            writer.append_sequences("ids", "offsets", [one.ids for one in packed])
-            writer.append("seconds", [len(one.ids) - int(one.segments.sum()) for one in packed])
-            n_cut += sum(len(one.ids) >= longest for one in packed)
+            writer.append_sequences("ids", "offsets", [example.ids for example in packed])
+            writer.append("seconds", [len(example.ids) - int(example.segments.sum()) for example in packed])
+            n_cut += sum(len(example.ids) >= longest for example in packed)
             n += len(chunk)
         if not n:
             raise DataError(f"{name}: no text found")
@@ -261,7 +289,7 @@ def _cut(sides: Sequence[Ids], longest: int) -> Packed:
 def counted(
     records: Iterable[T], report: Callable[[int], object], size_of: Callable[[T], int] = lambda _: 1
 ) -> Iterator[T]:
-    """Yield the records, and report their total size so far now and then and at the end."""
+    """Yield the records, and report their total size periodically and at the end."""
     total = reported = 0
     for record in records:
         yield record
@@ -270,9 +298,3 @@ def counted(
             reported = total
             report(total)
     report(total)
-
-
-def _chunks(records: Iterable[T], n: int) -> Iterator[list[T]]:
-    records = iter(records)
-    while chunk := list(islice(records, n)):
-        yield chunk

@@ -1,6 +1,6 @@
 """Read text files line by line: plain, .gz, .xz or .zst; strict UTF-8; lines end at newlines only.
 
-Memory is bounded whatever a text file contains. Errors name the file and, where possible, the line.
+Memory is bounded for any content. Errors name the file and, where possible, the line.
 """
 
 from __future__ import annotations
@@ -15,34 +15,70 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
-
-import numpy as np
 
 from transduce.config.settings import is_remote
 from transduce.errors import DataError, SettingsError, TransduceError, message_of
 from transduce.text.special import Vocabulary
-from transduce.text.vectors import is_vectors, open_vectors
+from transduce.text.vectors import VectorFile, is_vectors
 
-if sys.version_info >= (3, 14):  # other modules import it from here
+if sys.version_info >= (3, 14):  # re-exported for other modules
     from compression import zstd as zstd
 else:
     from backports import zstd as zstd
+
+
+_SECONDS = 60  # longest wait for a web server's next bytes
+
+
+def open_remote(url: str, *, in_order: bool) -> Any:
+    """Open a file for reading with fsspec. Raises `SettingsError` without the libraries that its protocol needs.
+
+    `in_order`: the file is read once from start to end, which every web server allows. A server may take any time for
+    a file, but has a time limit for the next bytes.
+    """
+    options: dict[str, Any] = {}
+    try:
+        import fsspec
+
+        if url.startswith("http"):
+            from aiohttp import ClientTimeout
+
+            timeout = ClientTimeout(total=None, sock_connect=_SECONDS, sock_read=_SECONDS)
+            options = {"client_kwargs": {"timeout": timeout}, "block_size": 0 if in_order else None}
+        return fsspec.open(url, "rb", **options).open()
+    except (ImportError, ValueError) as error:  # unknown protocol, or its library is missing
+        raise SettingsError(f"{url}: {error}; pip install 'transduce[remote]' for https, s3 and hf") from error
+
+
+def reason_of(error: Exception) -> str:
+    """The reason that a file cannot be read. fsspec raises FileNotFoundError(url) from most errors of a server."""
+    cause: Any = error.__cause__ or error
+    if isinstance(cause, TimeoutError):
+        return message_of(cause) or "no answer in time"
+    if status := getattr(cause, "status", 0):  # the HTTP status, in errors of aiohttp
+        return f"{status} {getattr(cause, 'message', '')}"
+    if isinstance(cause, FileNotFoundError):
+        return cause.strerror or "not found"
+    return message_of(cause) or type(cause).__name__
+
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 MAX_LINE = 1 << 24
-"""Bytes of the longest line that is accepted as text: 16 MiB."""
-TOO_LONG = f"longer than {MAX_LINE >> 20} MiB; is this a text file?"
+"""Bytes of the longest line that is accepted as text if no `data.max_record` applies: 16 MiB."""
 
-_SPACES = re.compile(r"\s+")
+TOO_LARGE = "longer than data.max_record"
+
+_SPACES = re.compile(r"[ \t\r\n]+")
+_LINE_ENDS = re.compile(rb"(?<!\r)\r+\n")
 _BOM = b"\xef\xbb\xbf"
-_NEWLINE = ord("\n")
+_OTHER_MARKS = {"UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-16": (b"\xff\xfe", b"\xfe\xff")}
+"""Byte order marks of other encodings; the mark of UTF-32 begins with that of UTF-16."""
 _BLOCK = 1 << 16  # bytes read per call
-_SECONDS = 60  # without an answer of a web server
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
 COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
@@ -52,91 +88,91 @@ COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
 }
 
 
-def _open_remote(url: str, *, in_order: bool) -> Any:
-    """Open a file for reading with fsspec. Raises `SettingsError` without the libraries that its protocol needs.
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The reason why a record cannot be read. `kind`: the problem without its details, by which records are counted.
 
-    `in_order`: it is read once from the start to the end, which every web server allows. A server may take any time for
-    a file, but not for the next bytes of it.
+    has_text: false for a record that never contained a pair of texts. names: see `UserError`.
     """
-    import fsspec  # PyTorch requires it
 
-    options: dict[str, Any] = {}
-    try:
-        if url.startswith("http"):
-            from aiohttp import ClientTimeout
+    kind: str
+    details: str = ""
+    has_text: bool = True
+    names: tuple[str, ...] = ()
 
-            timeout = ClientTimeout(total=None, sock_connect=_SECONDS, sock_read=_SECONDS)
-            options = {"client_kwargs": {"timeout": timeout}, "block_size": 0 if in_order else None}
-        return fsspec.open(url, "rb", **options).open()
-    except (ImportError, ValueError) as error:  # no library for the protocol, or no such protocol
-        raise SettingsError(f"{url}: {error}; pip install 'transduce[remote]' for https, s3 and hf") from error
+    def __str__(self) -> str:
+        return self.kind + self.details
+
+    @property
+    def stops(self) -> bool:
+        """Whether `data.on_error` decides. If not, cleaning drops the record like empty and long pairs."""
+        return self.has_text and self.kind != TOO_LARGE
 
 
-def _reason(error: Exception) -> str:
-    """The reason that a file cannot be read. fsspec raises FileNotFoundError(url) from most errors of a server."""
-    cause: Any = error.__cause__ or error
-    if isinstance(cause, TimeoutError):
-        return message_of(cause) or "no answer in time"
-    if status := getattr(cause, "status", 0):  # of HTTP, in errors of aiohttp
-        return f"{status} {getattr(cause, 'message', '')}"
-    if isinstance(cause, FileNotFoundError):
-        return cause.strerror or "not found"
-    return message_of(cause) or type(cause).__name__
+def too_long(max_record: int | None) -> Unreadable:
+    """Describe a record that exceeds the limit. `max_record`: the value of the setting; None if no setting applies."""
+    if max_record is None:
+        return Unreadable(f"longer than {MAX_LINE >> 20} MiB", "; is this a text file?")
+    return Unreadable(TOO_LARGE, f" = {max_record:,} bytes")
 
 
 def format_path(path: Path) -> str:
-    """A path for people: of a remote file its address, `https://host/a.tsv`."""
+    """Format a path for messages: a remote file as its address, `https://host/a.tsv`."""
     return path.as_posix().replace(":/", "://", 1) if is_remote(path) else str(path)
 
 
 def bare_suffix(path: Path) -> str:
-    """The suffix that determines the format, in lower case, without that of a compression: `.tsv` of `a.TSV.gz`."""
+    """The suffix that determines the format, in lower case, without a compression suffix: `.tsv` for `a.TSV.gz`."""
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
 
 
 def is_missing(path: Path) -> bool:
-    """Whether a local file does not exist. Nothing is asked of a server."""
     return not is_remote(path) and not path.exists()
 
 
 def _refuse_folder(path: Path) -> None:
     if path.is_dir():
-        sets = sorted(format_path(one.parent) for one in path.glob("*/state.json"))  # of a saved DatasetDict
+        sets = sorted(format_path(file.parent) for file in path.glob("*/state.json"))  # of a saved DatasetDict
         raise DataError(f"{path} is a folder; name {'one of ' + ', '.join(sets) if sets else 'a text file'}")
 
 
-def check_is_text(path: Path) -> None:
-    """Refuse what is not a regular file: a folder, a pipe, a device."""
+def check_is_file(path: Path) -> None:
+    """Raise `DataError` for a folder, a pipe or a device."""
     _refuse_folder(path)
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is a pipe or a device; write the text to a file first")
 
 
+def check_is_text(path: Path) -> None:
+    """Raise `DataError` for a file of vectors."""
+    if is_vectors(path):
+        raise DataError(f"{format_path(path)} is a file of vectors; a text file belongs here")
+
+
 @contextlib.contextmanager
 def _open_stored(path: Path, *, in_order: bool) -> Iterator[io.BufferedReader]:
-    """Open a local or remote file as it is stored. Missing and damaged files are a `DataError`."""
+    """Open a local or remote file without decompression. Missing and damaged files are a `DataError`."""
     _refuse_folder(path)
     name = format_path(path)
     try:
-        with _open_remote(name, in_order=in_order) if is_remote(path) else path.open("rb", buffering=0) as file:
+        with open_remote(name, in_order=in_order) if is_remote(path) else path.open("rb", buffering=0) as file:
             yield io.BufferedReader(file, 1 << 16)
     except _DAMAGE as error:
         raise DataError(f"{name}: damaged or truncated: {error}") from None
     except OSError as error:
-        reason = _reason(error) if is_remote(path) else error.strerror or error
+        reason = reason_of(error) if is_remote(path) else error.strerror or error
         raise DataError(f"cannot read {name}: {reason}") from None
-    except Exception as error:  # each of the libraries for remote files has its own
+    except Exception as error:  # each library for remote files has its own exceptions
         if not is_remote(path) or isinstance(error, TransduceError):
             raise
-        raise DataError(f"cannot read {name}: {_reason(error)}") from error
+        raise DataError(f"cannot read {name}: {reason_of(error)}") from error
 
 
 @contextlib.contextmanager
 def open_bytes(path: Path, *, in_order: bool = True) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int]]]:
-    """Open a file for reading, decompressed according to its suffix, and a function for the bytes of it that were read.
+    """Open a file, decompressed according to its suffix; also yield a function for the stored bytes read so far.
 
-    `in_order` false: it is not read from the start to the end, which not every web server allows. Missing and damaged
-    files are a `DataError`.
+    `in_order` false: random access, which not every web server allows. Missing and damaged files are a `DataError`.
     """
     with _open_stored(path, in_order=in_order) as stored:
         unpack = COMPRESSIONS.get(path.suffix.lower())
@@ -148,8 +184,11 @@ def open_bytes(path: Path, *, in_order: bool = True) -> Iterator[tuple[io.Buffer
 
 
 def content_mark(path: Path) -> bytes:
-    """The sha256 of a file; of a remote one that of its size and its first MiB, so that it is not loaded twice."""
-    check_is_text(path)
+    """Hash a file with sha256.
+
+    For a remote file, hash only its size and first MiB, so that it is not downloaded twice.
+    """
+    check_is_file(path)
     with _open_stored(path, in_order=False) as file:
         if not is_remote(path):
             return hashlib.file_digest(file, "sha256").digest()
@@ -157,46 +196,65 @@ def content_mark(path: Path) -> bytes:
         return hashlib.sha256(f"{raw.size}\n".encode() + file.read(1 << 20)).digest()
 
 
-def read_lines(path: Path | str) -> Iterator[str]:
+def read_lines(path: Path | str, max_record: int | None = None) -> Iterator[str]:
     r"""Yield the lines of a UTF-8 text file, or of standard input for `-`.
 
-    Lines end at `\n` only, so other separators (U+2028, form feed) stay inside their line. A `\r` before the `\n` and
+    Lines end at `\n` only, so other separators (U+2028, form feed) stay inside their line. Any `\r` before the `\n` and
     a byte order mark at the start are removed. The last line need not end in `\n`. A file of vectors is a `DataError`.
+    max_record: bytes of the longest line that is accepted (default: `MAX_LINE`).
     """
     if str(path) == "-":
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
         return
-    with _open_text(Path(path)) as file:
-        yield from decode_lines(file, format_path(Path(path)))
+    check_is_text(Path(path))
+    with open_bytes(Path(path)) as (file, _):
+        yield from decode_lines(file, format_path(Path(path)), max_record)
 
 
-@contextlib.contextmanager
-def _open_text(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file for reading, decompressed. A file of vectors is a `DataError`."""
+def read_records(path: Path, max_record: int) -> Iterator[str | Unreadable]:
+    """Yield the lines of a text file as `read_lines` does, and `Unreadable` instead of a line that cannot be read.
+
+    A file of vectors gives the names of its sequences.
+    """
     if is_vectors(path):
-        raise DataError(f"{format_path(path)} is a file of vectors; a text file belongs here")
+        yield from VectorFile(path).names
+        return
     with open_bytes(path) as (file, _):
-        yield file
+        yield from _decode(file, format_path(path), max_record)
 
 
-def read_inputs(path: Path | str, vocabulary: Vocabulary | None = None) -> Iterator[str]:
+def read_inputs(
+    path: Path | str,
+    vocabulary: Vocabulary | None = None,
+    *,
+    labelled: bool = False,
+    max_record: int | None = None,
+) -> Iterator[str]:
     """The inputs of a model in a file: the lines of a text file, or the names of the sequences in a file of vectors.
 
-    `vocabulary`: the model's. It raises `DataError` for a file of vectors if it encodes text.
+    Args:
+        path: The file; `-` is standard input.
+        vocabulary: The model's vocabulary. If it reads text, a file of vectors is a `DataError`.
+        labelled: Put the label of each sequence, and a tab, before its name.
+        max_record: See `read_lines`.
     """
-    vectors = open_vectors(path, vocabulary)
-    return read_lines(path) if vectors is None else vectors.names
+    if vocabulary is not None and vocabulary.reads_text:
+        check_is_text(Path(path))
+    if not is_vectors(path):
+        return read_lines(path, max_record)
+    file = VectorFile(Path(path))
+    return map("\t".join, zip(file.labels, file.names, strict=True)) if labelled else file.names
 
 
 def aligned(first: Iterable[T], second: Iterable[U], names: tuple[object, object]) -> Iterator[tuple[int, T, U]]:
     """Number the lines of two texts, which must have as many. A `DataError` gives both numbers."""
     sides = iter(first), iter(second)
-    for number, (one, other) in enumerate(itertools.zip_longest(*sides), 1):
-        if one is None or other is None:
+    for number, (line, other) in enumerate(itertools.zip_longest(*sides), 1):
+        if line is None or other is None:
             longer, shorter, rest = (*names, sides[0]) if other is None else (*names[::-1], sides[1])
             n = number + sum(1 for _ in rest)
             raise DataError(f"{longer} has {n} lines, {shorter} has {number - 1}: line {number} has no counterpart")
-        yield number, one, other
+        yield number, line, other
 
 
 def read_parallel(src: Path, tgt: Path, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
@@ -210,109 +268,85 @@ def read_parallel(src: Path, tgt: Path, vocabulary: Vocabulary) -> tuple[list[st
     return [source for _, source, _ in pairs], [target for _, _, target in pairs]
 
 
+def n_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
 def one_line(text: str) -> str:
-    """Replace line breaks inside a sentence, which JSON and XML allow, and the white space around them by a space."""
+    """Replace line breaks inside a sentence, which JSON and XML allow, and spaces and tabs around them by a space.
+
+    Line breaks at the start and at the end are removed. Other white space, such as U+00A0 and U+2028, stays.
+    """
     if "\n" not in text and "\r" not in text:
         return text
-    return _SPACES.sub(lambda found: " " if {"\n", "\r"} & {*found[0]} else found[0], text.strip("\r\n"))
+
+    def joined(spaces: re.Match[str]) -> str:
+        if not {"\n", "\r"} & {*spaces[0]}:
+            return spaces[0]
+        return " " if spaces.start() > 0 and spaces.end() < len(text) else ""
+
+    return _SPACES.sub(joined, text)
 
 
-def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
+def decode_lines(file: io.BufferedIOBase, name: str, max_record: int | None = None) -> Iterator[str]:
     """Decode the lines of an open file; a `DataError` names a line that is not UTF-8 or is too long."""
-    for lines, first, _ in _blocks(file, name):
-        yield from _decode(lines, first, name)
+    for number, line in enumerate(_decode(file, name, max_record), 1):
+        if isinstance(line, Unreadable):
+            raise DataError(f"{name}, line {number}: {line}")
+        yield line
 
 
-class EncodedLines:
-    """Consecutive lines of a text file, as bytes until they are used."""
-
-    def __init__(self, data: bytes, n: int) -> None:
-        """`data`: `n` lines in UTF-8, with newlines between them."""
-        self._data, self._n = data, n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._data.decode("utf-8").split("\n"))
-
-    def __getitem__(self, i: int) -> str:
-        """Line `i`, from 0."""
-        return self._data[self._starts[i] : self._starts[i + 1] - 1].decode("utf-8")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EncodedLines, (self._data, self._n)
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        """The byte at which each line starts, and at which one after the last would."""
-        return [0, *(np.flatnonzero(_newlines(self._data)) + 1).tolist(), len(self._data) + 1]
+def _decode(file: io.BufferedIOBase, name: str, max_record: int | None) -> Iterator[str | Unreadable]:
+    """Decode the lines of an open file. Raises `DataError` if the file is UTF-16 or UTF-32."""
+    is_start, longest = True, max_record or MAX_LINE
+    for lines in _blocks(file, longest):
+        for encoding, marks in _OTHER_MARKS.items() if is_start else ():
+            if lines.startswith(marks):
+                fix = f"convert it, for instance with iconv -f {encoding} -t UTF-8"
+                raise DataError(f"{name}, line 1: this is {encoding}, not UTF-8; {fix}")
+        is_start, text = False, None
+        if len(lines) < longest:
+            with contextlib.suppress(UnicodeDecodeError):
+                text = lines.decode("utf-8")
+        if text is not None:
+            yield from text.split("\n")
+        else:
+            yield from (_decode_line(line, max_record) for line in lines.split(b"\n"))
 
 
-def read_encoded(path: Path, n: int) -> Iterator[EncodedLines]:
-    """The lines of a text file, `n` at a time. Raises the errors that `read_lines` raises."""
-    pending, n_pending = list[bytes](), 0
-    with _open_text(path) as file:
-        for block, first, n_lines in _blocks(file, format_path(path)):
-            if _decoded(block) is None:
-                for _ in _decode(block, first, format_path(path)):
-                    pass  # until the error, if there is one
-            while n_pending + n_lines >= n:
-                missing = n - n_pending
-                lines = block.split(b"\n", missing)
-                yield EncodedLines(b"\n".join([*pending, *lines[:missing]]), n)
-                pending, n_pending = [], 0
-                block, n_lines = b"".join(lines[missing:]), n_lines - missing
-            if n_lines:
-                pending.append(block)
-                n_pending += n_lines
-    if pending:
-        yield EncodedLines(b"\n".join(pending), n_pending)
+def _decode_line(line: bytes, max_record: int | None) -> str | Unreadable:
+    if len(line) >= (max_record or MAX_LINE):
+        return too_long(max_record)
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line"
+        return Unreadable("not valid UTF-8", f" ({where}); convert it to UTF-8")
 
 
-def _newlines(data: bytes) -> np.ndarray:
-    """bool [N]: which bytes are newlines. Several times as fast as methods of `bytes`."""
-    return np.frombuffer(data, np.uint8) == _NEWLINE
+def _blocks(file: io.BufferedIOBase, longest: int) -> Iterator[bytes]:
+    """Yield blocks of whole lines, with newlines between them.
 
-
-def _blocks(file: io.BufferedIOBase, name: str) -> Iterator[tuple[bytes, int, int]]:
-    """Yield blocks of whole lines, with newlines between them; the number of the first line; the number of lines."""
-    number, rest, bom = 1, b"", _BOM
+    Of a line that is too long, only a beginning is yielded that exceeds the limit too.
+    """
+    bom, pending, size = _BOM, list[bytes](), 0  # pending: the beginning of a line
+    is_cut = False  # whether to skip the rest of a line that is too long
     while block := file.read1(_BLOCK):
-        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if is_cut:
+            _, newline, block = block.partition(b"\n")
+            if not newline:
+                continue
+            is_cut = False
+        whole, newline, rest = block.rpartition(b"\n")
         if newline:
-            n = int(np.count_nonzero(_newlines(whole))) + 1
-            yield whole.removeprefix(bom).replace(b"\r\n", b"\n").removesuffix(b"\r"), number, n
-            number, bom = number + n, b""
-        elif len(rest) >= MAX_LINE:
-            raise DataError(f"{name}, line {number}: {TOO_LONG}")
-    if rest:
-        yield rest.removeprefix(bom), number, 1
-
-
-def _decoded(lines: bytes) -> str | None:
-    """The text, or None if a line may be faulty."""
-    with contextlib.suppress(UnicodeDecodeError):
-        return lines.decode("utf-8") if len(lines) < MAX_LINE else None
-    return None
-
-
-def _decode(lines: bytes, first: int, name: str) -> Iterator[str]:
-    """Decode lines; `first`: the number of the first one. Those before a faulty one are yielded."""
-    if (text := _decoded(lines)) is not None:
-        yield from text.split("\n")
-        return
-    for number, raw in enumerate(lines.split(b"\n"), first):
-        if len(raw) >= MAX_LINE:
-            raise DataError(f"{name}, line {number}: {TOO_LONG}")
-        try:
-            yield raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{name}, line {number}: {_explain(raw, error, first=number == 1)}") from None
-
-
-def _explain(raw: bytes, error: UnicodeDecodeError, *, first: bool) -> str:
-    """The error in the bytes of a line. UTF-16 files begin with a byte order mark."""
-    if first and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "this is UTF-16, not UTF-8; convert it, for instance with iconv -f UTF-16 -t UTF-8"
-    return f"not valid UTF-8 (byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line); convert it to UTF-8"
+            whole, pending, size = b"".join([*pending, whole]), [], 0
+            whole = whole.removeprefix(bom).rstrip(b"\r")
+            yield _LINE_ENDS.sub(b"\n", whole) if b"\r\r" in whole else whole.replace(b"\r\n", b"\n")
+            bom = b""
+        pending.append(rest)
+        size += len(rest)
+        if size >= longest:
+            yield b"".join(pending).removeprefix(bom)
+            bom, pending, size, is_cut = b"", [], 0, True
+    if size:
+        yield b"".join(pending).removeprefix(bom)

@@ -1,4 +1,4 @@
-"""Read the text of a run once: clean it, hold some out, sample it, and keep it for encoding.
+"""Read the text of a run once: clean it, hold out a part, sample it, and keep it for encoding.
 
 On the way each record is sampled for the vocabulary, considered for the validation set and written to a temporary file
 (`spooled`, `CleanedPairs`), from which it is encoded once the vocabulary is known.
@@ -6,52 +6,109 @@ On the way each record is sampled for the vocabulary, considered for the validat
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from transduce.config.settings import Settings
-from transduce.data.check_sample import Windows
-from transduce.data.clean import CleanReport, HeldOutSources
-from transduce.data.cleaned_pairs import CHUNK, VECTOR_CHUNK, CleanedPairs, PairCleaning
-from transduce.data.corpus import Labelled, Pair, PairColumns, columns_of, number_of, sorted_labels
+from transduce.config.section import traits_of
+from transduce.config.settings import DataSettings, Direction, Settings
+from transduce.data.clean import CHUNK, CleanedPairs, CleanReport, HeldOutSources, PairCleaning, reverse_pair
+from transduce.data.copies import CaseCopies
 from transduce.data.leaks import comparable
-from transduce.data.lines import bare_suffix
-from transduce.data.sources import Source, Sources
-from transduce.data.spool import Stream, spooled
-from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, is_held_out, part_of
-from transduce.data.workers import LocalWorkers, Workplace
+from transduce.data.lines import bare_suffix, n_bytes
+from transduce.data.pairs import Pair
+from transduce.data.reading import DOCUMENTS, Labelled, Piece, Source, Sources, number_of, sorted_labels
+from transduce.data.windows import Windows
+from transduce.data.workers import LocalWorkers, Stream, Workplace, spooled
 from transduce.errors import DataError
 from transduce.logging import Log
+from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import SAMPLE_LINES, Reservoir
-
-HELD_OUT_PAIRS, MAX_HELD_OUT_PAIRS = 0.01, 1000
-HELD_OUT_TEXT, MAX_HELD_OUT_BYTES = 0.05, 1 << 20
-HELD_OUT_LABELLED, MAX_HELD_OUT_LABELLED = 0.05, 2_000
 
 T = TypeVar("T")
 
 
+def located(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, int, int]]:
+    """Yield each piece with the number of its document and its end in the document, in bytes of UTF-8."""
+    document = end = 0
+    for piece in pieces:
+        end += n_bytes(piece.text)
+        yield piece, document, end
+        if piece.ends:
+            document, end = document + 1, 0
+
+
+def choose_held_out(sizes: Sequence[int], *, share: float, most: int, seed: int, whole: bool) -> dict[int, int]:
+    """Choose the text to hold out: for some documents, the byte from which on they are held out.
+
+    sizes: bytes of each document. share: fraction of the text. most: limit in bytes. whole: hold out whole
+    documents, drawn by `seed`, instead of the end of each document. At least one document is left.
+    """
+    total = sum(sizes)
+    wanted = min(most, total * share)
+    if not whole:
+        return {i: math.ceil(n * (1 - wanted / total)) for i, n in enumerate(sizes)}
+    held, order = dict[int, int](), list(range(len(sizes)))
+    random.Random(seed).shuffle(order)
+    for i in order[:-1]:
+        held[i] = 0
+        wanted -= sizes[i]
+        if wanted <= 0:
+            break
+    return held
+
+
+def part_of(pieces: Iterable[Piece], held: Mapping[int, int], *, held_out: bool) -> Iterator[Piece]:
+    """Yield the held-out text of `choose_held_out`, or the remaining text. A divided document ends at its cut."""
+    is_open = False  # a part of the document has been yielded, but not its end
+    for piece, document, end in located(pieces):
+        if is_held_out(held, document, end) == held_out:
+            yield piece
+            is_open = not piece.ends
+        elif is_open:
+            yield Piece("", ends=True)
+            is_open = False
+
+
+def is_held_out(held: Mapping[int, int], document: int, end: int) -> bool:
+    """Whether the piece that ends at this byte of this document is held out."""
+    return end > held.get(document, math.inf)
+
+
+HELD_OUT_PAIRS, MAX_HELD_OUT_PAIRS = 0.01, 1000
+ENOUGH_PAIRS, MAX_SHARE = 200, 1 / 15  # scores on fewer pairs say little, but in small text each pair counts
+HELD_OUT_TEXT, MAX_HELD_OUT_BYTES = 0.05, 1 << 20
+HELD_OUT_LABELLED, MAX_HELD_OUT_LABELLED = 0.05, 2_000
+N_ENCODED = 2000
+"""Records that are encoded to estimate the number of tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextSet(Generic[T]):
-    """A training, validation or test set. `size`: its pairs, labelled texts or bytes."""
+    """A training, validation or test set.
+
+    `size`: its pairs, labelled texts or bytes. `direction`: languages of held-out pairs.
+    """
 
     name: str
     files: tuple[str, ...]
     read: Stream[T]
     size: int
+    direction: Direction = ("src", "tgt")
 
 
 @dataclass(frozen=True)
 class Texts(Generic[T]):
     """The text of a run.
 
-    `sample` contains the texts of random training records, or of all in order if they are few; `windows` a few places
-    of each training corpus as it was read, for checks.
+    `sample` contains the texts of random training records, or of all records in order if there are few; `windows`
+    contains some consecutive records of each training corpus, uncleaned, for checks.
     """
 
     train: TextSet[T]
@@ -64,17 +121,42 @@ class Texts(Generic[T]):
     @property
     def sets(self) -> dict[str, TextSet[T]]:
         """The sets by the names of their folders under `tokens`."""
-        tests = {f"test.{number}": found for number, found in enumerate(self.tests)}
+        tests = {f"test.{number}": test for number, test in enumerate(self.tests)}
         return {"train": self.train, "valid": self.valid, **tests}
+
+    def lines(self) -> tuple[Iterator[str], Iterator[str]]:
+        """A sample of the training text of both sides; the second is empty if there is one side."""
+        return (text.removesuffix("\n") for text in chain.from_iterable(self.sample)), iter(())
+
+    def count_tokens(self, tokenizers: Tokenizers) -> int:
+        """Estimate the number of training tokens, as batches count them, from a few records."""
+        pieces = [text for (text,) in self.sample[:N_ENCODED]]
+        size = sum(map(n_bytes, pieces))
+        n_tokens = sum(map(len, tokenizers.tgt.encode_batch(pieces)))
+        return round(n_tokens * self.train.size / max(1, size))
 
 
 @dataclass(frozen=True)
 class PairTexts(Texts[Pair]):
-    """Sentence pairs; `report` is that of the cleaning of the training pairs, `cleaned` the pairs of each corpus."""
+    """Sentence pairs.
 
+    `report`: on the cleaning of the training pairs. `cleaned`: the training pairs of each corpus; reversed corpora
+    follow. `valid_sets`: the validation pairs by direction.
+    """
+
+    valid_sets: tuple[TextSet[Pair], ...]
     report: CleanReport
     cleaned: tuple[CleanedPairs, ...]
-    place: Workplace
+    workplace: Workplace
+
+    def lines(self) -> tuple[Iterator[str], Iterator[str]]:
+        return (pair[0] for pair in self.sample), (pair[1] for pair in self.sample)
+
+    def count_tokens(self, tokenizers: Tokenizers) -> int:
+        tokenizers, pairs = tokenizers.unframed(), self.sample[: min(N_ENCODED, tokenizers.src.chunk)]
+        sides = (tokenizers.src.encode_batch([p[0] for p in pairs]), tokenizers.tgt.encode_batch([p[1] for p in pairs]))
+        longer = [1 + max(len(src), len(tgt)) for src, tgt in zip(*sides, strict=True)]
+        return round(sum(longer) * self.train.size / max(1, len(longer)))
 
 
 @dataclass(frozen=True)
@@ -83,132 +165,175 @@ class LabelledTexts(Texts[Labelled]):
 
     labels: tuple[str, ...]
 
+    def count_tokens(self, tokenizers: Tokenizers) -> int:
+        """Estimate the tokens of all texts, with [CLS] and separators."""
+        examples = self.sample[:: max(1, len(self.sample) // min(N_ENCODED, tokenizers.tgt.chunk))]
+        ids = tokenizers.tgt.encode_batch([text for example in examples for text in example])
+        return round((sum(map(len, ids)) / len(examples) + 1 + len(examples[0])) * self.train.size)
 
-def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], place: Workplace) -> PairTexts:
+
+def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], workplace: Workplace) -> PairTexts:
     """Read and clean sentence pairs, each source once; test sets are not cleaned.
 
-    Raises `DataError` for whatever is wrong with the text.
+    Raises `DataError` for a fault in the text.
     """
     data, seed, files = settings.data, settings.training.seed, _files(sources.train)
     tests = read_test_pairs(sources)
-    sample = Reservoir[tuple[str, str]](SAMPLE_LINES // (1 + settings.tokenizer.joint), seed=seed)
+    share = (1 + settings.tokenizer.joint) * (1 + data.both_directions)
+    sample = Reservoir[tuple[str, str]](SAMPLE_LINES // share, seed=seed)
     cleaning = PairCleaning(data, seed, sample, None if sources.valid else HeldOutSources(MAX_HELD_OUT_PAIRS))
-    windows, workers = tuple(map(Windows[Pair], sources.train)), place.workers or LocalWorkers(data.workers)
+    windows, workers = tuple(map(Windows[Pair], sources.train)), workplace.workers or LocalWorkers(data.workers)
     marks = tuple(source.mark() for source in sources.train)
-    rules = (data.demo, data.src_lang, data.tgt_lang, data.deduplicate, data.drop_copies, seed, not sources.valid)
-    n = VECTOR_CHUNK if settings.model.reads_vectors else CHUNK
-    corpora = [_watched(source, one, n) for source, one in zip(sources.train, windows, strict=True)]
-    cleaned = cleaning.clean(corpora, place.results("cleaned", marks, rules, n), workers)
-    report, place = cleaning.report, replace(place, workers=workers)
+    fields = (key for key, field in DataSettings.model_fields.items() if not traits_of(field).changeable)
+    rules = [(key, getattr(data, key)) for key in fields]
+    saved = workplace.results("cleaned", marks, rules, seed, not sources.valid, CHUNK)
+    cleaned = cleaning.clean([corpus.read() for corpus in windows], saved, workers, n=CHUNK)
+    report, workplace = cleaning.report, replace(workplace, workers=workers)
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
     sampled = sample.items
     if cleaning.held_out is None:
-        valid = _read_set("valid", sources.valid, "sentence pair")
+        held_out = [(pair, source.direction) for source in sources.valid for pair in source.read()]
+        if not held_out:
+            raise DataError(f"{', '.join(_files(sources.valid)) or 'valid'}: no sentence pair found")
     else:
         n_pairs = report.kept
         if n_pairs < 2:
             raise DataError(f"{', '.join(files)}: one sentence pair is not enough to train on and to hold one out")
-        n_held_out = min(MAX_HELD_OUT_PAIRS, max(1, round(n_pairs * HELD_OUT_PAIRS)))
-        chosen, report.held_out = cleaning.held_out.choose(n_held_out)
+        fewest = max(1, min(ENOUGH_PAIRS, int(n_pairs * MAX_SHARE)))
+        n_held_out = min(MAX_HELD_OUT_PAIRS, max(fewest, round(n_pairs * HELD_OUT_PAIRS)))
+        chosen, report.held_out = cleaning.held_out.choose(n_held_out, n_pairs // 5)  # frequent sources may have many
         report.require_pairs(data, f"training text without the validation set ({', '.join(files[:4])})")
         log.say(
             f"no validation text given: holding out {len(chosen):,} source sentences of {n_pairs:,} pairs (by seed)"
         )
-        cleaned = [replace(one, without=frozenset(chosen)) for one in cleaned]
-        first = list(chosen.values())
-        valid = TextSet("valid", files, lambda: iter(first), len(first))
+        cleaned = [replace(corpus, without=frozenset(chosen)) for corpus in cleaned]
+        held_out = [(held.pair, sources.train[held.corpus].direction) for held in chosen.values()]
+        if data.both_directions:
+            held_out += [(reverse_pair(pair), direction[::-1]) for pair, direction in held_out]
         sampled = [pair for pair in sampled if comparable(pair[0]) not in chosen]
-    train = TextSet("train", files, lambda: chain.from_iterable(one() for one in cleaned), report.kept)
-    return PairTexts(train, valid, tests, sampled, marks, windows, report, tuple(cleaned), place)
+    valid_files = _files(sources.valid) or files
+    valid_sets = _by_direction(held_out, valid_files)
+    if data.both_directions:
+        cleaned += [replace(corpus, shift=len(cleaned)) for corpus in cleaned]
+        sampled += [(tgt, src) for src, tgt in sampled]
+    if (case := CaseCopies.of(settings)) is not None:  # the vocabulary needs pieces in capitals too
+        texts = (Pair(*pair, "", 0) for pair in sampled)
+        sampled = [some[:2] for pair in texts for some in (pair, case.copy_of(pair)) if some is not None]
+    n_train = report.kept * (1 + data.both_directions)
+    train = TextSet("train", files, lambda: chain.from_iterable(corpus() for corpus in cleaned), n_train)
+    valid = TextSet("valid", valid_files, lambda: (pair for pair, _ in held_out), len(held_out))
+    return PairTexts(train, valid, tests, sampled, marks, windows, valid_sets, report, tuple(cleaned), workplace)
 
 
-def _watched(source: Source[Pair], windows: Windows[Pair], n: int) -> Iterator[PairColumns]:
-    """The pairs of a corpus, `n` at a time, of which the windows keep some."""
-    for pairs in source.columns(n) if source.columns else columns_of(source.read(), n):
-        windows.see(len(pairs), pairs.pair)
-        yield pairs
+def _by_direction(pairs: Sequence[tuple[Pair, Direction]], files: tuple[str, ...]) -> tuple[TextSet[Pair], ...]:
+    sets = defaultdict[Direction, list[Pair]](list)
+    for pair, direction in pairs:
+        sets[direction].append(pair)
+    suffix = ".{}-{}" if len(sets) > 1 else ""
+    return tuple(
+        TextSet("valid" + suffix.format(*direction), files, partial(iter, held_out), len(held_out), direction)
+        for direction, held_out in sets.items()
+    )
 
 
 def read_test_pairs(sources: Sources[Pair]) -> tuple[TextSet[Pair], ...]:
-    """The test sets, under distinct names: those of their files. They are not cleaned."""
-    return _read_tests([_stem(source) for source in sources.tests], sources.tests, "sentence pair")
+    """Read the test sets, named after their files, in memory. They are not cleaned."""
+    names = [_stem(source) for source in sources.tests]
+    if len({source.direction for source in (*sources.train, *sources.valid, *sources.tests)}) > 1:
+        names = [f"{name}.{'-'.join(test.direction)}" for name, test in zip(names, sources.tests, strict=True)]
+    return _read_tests(names, sources.tests, "sentence pair")
 
 
-def read_scored_pairs(sources: Sources[Pair]) -> dict[str, list[tuple[str, str]]]:
-    """(Source, reference) pairs of the test sets by name; without any, those of the validation set."""
-    sets = {test.name: test.read() for test in read_test_pairs(sources)}
-    if not sets:
-        sets = {"valid": (pair for source in sources.valid for pair in source.read())}
-    return {name: [(pair.src, pair.tgt) for pair in pairs] for name, pairs in sets.items()}
+class ScoredSet(NamedTuple):
+    """(Source, reference) pairs of one direction, to translate and score."""
+
+    name: str
+    direction: Direction
+    pairs: list[tuple[str, str]]
+
+    @classmethod
+    def of(cls, text_set: TextSet[Pair]) -> ScoredSet:
+        return cls(text_set.name, text_set.direction, [(pair.src, pair.tgt) for pair in text_set.read()])
 
 
-def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], place: Workplace) -> Texts[Piece]:
+def read_scored_sets(sources: Sources[Pair]) -> list[ScoredSet]:
+    """The test sets; if there are none, the validation sets."""
+    if tests := read_test_pairs(sources):
+        return list(map(ScoredSet.of, tests))
+    held_out = [(pair, source.direction) for source in sources.valid for pair in source.read()]
+    return list(map(ScoredSet.of, _by_direction(held_out, ())))
+
+
+def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], workplace: Workplace) -> Texts[Piece]:
     """Read running text as documents, each source once.
 
-    Raises `DataError` for whatever is wrong with the text, or where there is too little.
+    Raises `DataError` for a fault in the text, or if there is too little.
     """
-    data, seed = settings.data, settings.training.seed
+    data, seed, folder = settings.data, settings.training.seed, workplace.folder
     sample = Reservoir[tuple[int, int, str]](SAMPLE_LINES, seed=seed)
     windows = tuple(map(Windows[str], sources.train))
-    lines = [places.watch(source.read()) for source, places in zip(sources.train, windows, strict=True)]
-    everything, sizes = _read_documents(
-        "train", sources.train, data.documents, place.folder, lines=lines, sample=sample
-    )
+
+    def sampled() -> Iterator[Piece]:
+        pieces = chain.from_iterable(DOCUMENTS[data.documents](corpus.read()) for corpus in windows)
+        for piece, document, end in located(pieces):
+            sample.add((document, end, piece.text))
+            yield piece
+
+    def read_set(name: str, *sources: Source[str]) -> TextSet[Piece]:
+        pieces = chain.from_iterable(DOCUMENTS[data.documents](source.read()) for source in sources)
+        return _spooled_set(name, _files(sources), pieces, folder)[0]
+
+    everything, sizes = _spooled_set("train", _files(sources.train), sampled(), folder)
     named = zip(_distinct([source.name for source in sources.tests]), sources.tests, strict=True)
-    tests = tuple(_read_documents(name, (source,), data.documents, place.folder)[0] for name, source in named)
+    tests = tuple(read_set(name, source) for name, source in named)
     marks = tuple(source.mark() for source in sources.train)
-    if sources.valid:
-        valid, _ = _read_documents("valid", sources.valid, data.documents, place.folder)
-        return Texts(everything, valid, tests, [(text,) for _, _, text in sample.items], marks, windows)
-    whole = data.documents != "file"
-    held = choose_held_out(sizes, share=HELD_OUT_TEXT, most=MAX_HELD_OUT_BYTES, seed=seed, whole=whole)
-    meter = Meter()
-    held_pieces = meter.watch(part_of(everything.read(), held, held_out=True))
-    stream = spooled(held_pieces, place.folder, lambda row: Piece(*row))
-    n_held, files = sum(meter.sizes), everything.files
-    if not 0 < n_held < everything.size:
-        raise DataError(f"{', '.join(files)}: too little text to hold some out; give data.valid")
-    which = "documents drawn by seed" if whole else "the end of each file"
-    log.say(f"no validation text given: holding out {n_held:,} of {everything.size:,} bytes ({which})")
-    return Texts(
-        replace(
-            everything,
-            read=lambda: part_of(everything.read(), held, held_out=False),
-            size=everything.size - n_held,
-        ),
-        TextSet("valid", files, stream, n_held),
-        tests,
-        [(text,) for document, end, text in sample.items if not is_held_out(held, document, end)],
-        marks,
-        windows,
-    )
+    given_valid = (read_set("valid", *sources.valid),) if sources.valid else ()
+    for text_set in (everything, *given_valid, *tests):
+        if not text_set.size:
+            raise DataError(f"{', '.join(text_set.files) or text_set.name}: no text found")
+    if given_valid:
+        train, valid, held = everything, given_valid[0], dict[int, int]()
+    else:
+        whole = data.documents != "file"
+        held = choose_held_out(sizes, share=HELD_OUT_TEXT, most=MAX_HELD_OUT_BYTES, seed=seed, whole=whole)
+        pieces, files = part_of(everything.read(), held, held_out=True), everything.files
+        valid, _ = _spooled_set("valid", files, pieces, folder)
+        if not 0 < valid.size < everything.size:
+            raise DataError(f"{', '.join(files)}: too little text to hold some out; give data.valid", "data.valid")
+        rest = everything.size - valid.size
+        train = replace(everything, read=lambda: part_of(everything.read(), held, held_out=False), size=rest)
+        which = "documents drawn by seed" if whole else "the end of each file"
+        log.say(f"no validation text given: holding out {valid.size:,} of {everything.size:,} bytes ({which})")
+    texts = [(text,) for document, end, text in sample.items if not is_held_out(held, document, end)]
+    return Texts(train, valid, tests, texts, marks, windows)
 
 
-def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled], place: Workplace) -> LabelledTexts:
-    """Read labelled texts, each source once. The labels are those of the training text, unless the settings name them.
+def read_labelled_texts(
+    settings: Settings, log: Log, sources: Sources[Labelled], workplace: Workplace
+) -> LabelledTexts:
+    """Read labelled texts, each source once.
 
-    Raises `DataError` for whatever is wrong with the text.
+    The labels are taken from the training text, unless the settings name them.
+
+    Raises `DataError` for a fault in the text.
     """
     data, seed, files = settings.data, settings.training.seed, tuple(sorted(set(_files(sources.train))))
     counts, sample = Counter[str](), Reservoir[tuple[int, Labelled]](SAMPLE_LINES // 2, seed=seed)
-    n = n_texts = 0
-
-    windows = tuple(map(Windows[Labelled], sources.train))
+    windows, n_texts = tuple(map(Windows[Labelled], sources.train)), 0
 
     def counted() -> Iterator[Labelled]:
-        nonlocal n, n_texts
-        everything = (places.watch(source.read()) for source, places in zip(sources.train, windows, strict=True))
-        for example in chain.from_iterable(everything):
+        nonlocal n_texts
+        for n, example in enumerate(chain.from_iterable(corpus.read() for corpus in windows)):
             n_texts = n_texts or len(example.texts)
             _check_example(example, n_texts, data.labels)
             sample.add((n, example))
             counts[example.label] += 1
-            n += 1
             yield example
 
-    everything = spooled(counted(), place.folder, lambda row: Labelled(row[0], tuple(row[1]), tuple(row[2])))
+    everything = spooled(counted(), workplace.folder, lambda row: Labelled(row[0], tuple(row[1]), *row[2:]))
     marks = tuple(source.mark() for source in sources.train)
-    labels = data.labels or sorted_labels(counts)  # of all text: an only example may be held out
+    # labels of all text: the only example of a label may be held out
+    n, labels = counts.total(), data.labels or sorted_labels(counts)
     if len(labels) < 2:
         only = repr(labels[0]) if labels else "none"
         raise DataError(f"the training text has only one label, {only}: there is nothing to classify")
@@ -238,13 +363,14 @@ def read_labelled_texts(settings: Settings, log: Log, sources: Sources[Labelled]
 def _hold_out(
     everything: Stream[Labelled], n: int, files: tuple[str, ...], *, seed: int
 ) -> tuple[TextSet[Labelled], set[int]]:
-    """Random examples as the validation set, and their numbers."""
     n_held = min(MAX_HELD_OUT_LABELLED, round(n * HELD_OUT_LABELLED))
     if not n_held:
-        raise DataError(f"{', '.join(files)}: {n} labelled texts are too few to hold some out; give data.valid")
+        raise DataError(
+            f"{', '.join(files)}: {n} labelled texts are too few to hold some out; give data.valid", "data.valid"
+        )
     held = set(random.Random(seed).sample(range(n), n_held))
     chosen = [example for i, example in enumerate(everything()) if i in held]
-    return TextSet("valid", files, lambda: iter(chosen), n_held), held
+    return TextSet("valid", files, partial(iter, chosen), n_held), held
 
 
 def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None) -> None:
@@ -252,22 +378,22 @@ def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None
     if labels is not None:
         number_of(example, labels)
     if len(example.texts) != n_texts:
-        file, line = example.place
-        raise DataError(f"{file}, line {line}: {len(example.texts)} texts, but other lines have {n_texts}")
+        where = f"{example.file}, line {example.line}"
+        raise DataError(f"{where}: {len(example.texts)} texts, but other lines have {n_texts}")
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Make the names of test sets unique, and different from `train` and `valid`: a later one gets its number.
+    """Make the names of test sets unique, and different from `train` and `valid`, by numbers at their ends.
 
     >>> _distinct(["a", "b", "a", "valid"])
     ['a', 'b', 'a.3', 'valid.4']
     """
-    found: list[str] = []
+    distinct: list[str] = []
     for number, name in enumerate(names, 1):
-        while name in ("train", "valid", *found):
+        while name in ("train", "valid", *distinct):
             name += f".{number}"
-        found.append(name)
-    return found
+        distinct.append(name)
+    return distinct
 
 
 def _files(sources: Sequence[Source[Any]]) -> tuple[str, ...]:
@@ -283,40 +409,27 @@ def _stem(source: Source[Pair]) -> str:
 
 def _read_tests(names: Sequence[str], sources: Sequence[Source[T]], unit: str) -> tuple[TextSet[T], ...]:
     """Test sets, in memory, under distinct names."""
-    return tuple(_read_set(name, (one,), unit) for name, one in zip(_distinct(names), sources, strict=True))
+    return tuple(_read_set(name, (source,), unit) for name, source in zip(_distinct(names), sources, strict=True))
 
 
 def _read_set(name: str, sources: Sequence[Source[T]], unit: str) -> TextSet[T]:
-    """A held-out set, in memory."""
     records, files = [record for source in sources for record in source.read()], _files(sources)
     if not records:
         raise DataError(f"{', '.join(files) or name}: no {unit} found")
-    return TextSet(name, files, lambda: iter(records), len(records))
+    return TextSet(name, files, partial(iter, records), len(records), sources[0].direction)
 
 
-def _read_documents(
-    name: str,
-    sources: Sequence[Source[str]],
-    documents: str,
-    spool_in: Path | None,
-    *,
-    lines: Sequence[Iterator[str]] | None = None,
-    sample: Reservoir[tuple[int, int, str]] | None = None,
+def _spooled_set(
+    name: str, files: tuple[str, ...], pieces: Iterable[Piece], folder: Path | None
 ) -> tuple[TextSet[Piece], list[int]]:
-    """Read a set of running text into the spool; and the sizes of its documents.
+    """Write a set of running text into a temporary file in `folder`; also returns the sizes of its documents."""
+    sizes = list[int]()
 
-    `lines`: of each source, if they are read already.
-    """
-    meter = Meter()
-
-    def pieces() -> Iterator[Piece]:
-        each = lines or (source.read() for source in sources)
-        for piece in meter.watch(chain.from_iterable(DOCUMENTS[documents](one) for one in each)):
-            if sample is not None:
-                sample.add((meter.document, meter.position, piece.text))
+    def measured() -> Iterator[Piece]:
+        for piece, _, end in located(pieces):
             yield piece
+            if piece.ends:
+                sizes.append(end)
 
-    stream = spooled(pieces(), spool_in, lambda row: Piece(*row))
-    if not sum(meter.sizes):
-        raise DataError(f"{', '.join(_files(sources)) or name}: no text found")
-    return TextSet(name, _files(sources), stream, sum(meter.sizes)), meter.sizes
+    stream = spooled(measured(), folder, Piece._make)
+    return TextSet(name, files, stream, sum(sizes)), sizes

@@ -1,7 +1,7 @@
-"""Encoded text as arrays of integers in a folder: written once per run, and memory-mapped.
+"""Encoded text: single examples, and stores of them in a folder, written once per run and memory-mapped.
 
 A store is a folder with one NAME.npy per array, and store.json with counts. It is written under a temporary name and
-renamed, so that it is complete or absent. Ids take two bytes where the vocabulary allows it.
+renamed, so that it is complete or absent. Ids take two bytes if the vocabulary is small enough.
 
 | store | arrays | task |
 |---|---|---|
@@ -10,6 +10,8 @@ renamed, so that it is complete or absent. Ids take two bytes where the vocabula
 | `TextStore` | ids: documents in one row, each as BOS ids EOS | language models |
 | `SentenceStore` | ids, offsets, documents: documents as sentences | masked models |
 | `LabelStore` | ids, offsets, seconds, labels: labelled texts | classification |
+
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,65 +26,90 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
-from transduce.data.sentence_pairs import Packed
 from transduce.errors import RunFolderError, message_of
 from transduce.runs.atomic import read_json, write_aside, write_json
+from transduce.text.special import BOS, EOS
+
+Ids = Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A sentence pair: ids of both sides, without special ids, which `collate` adds.
+
+    links: [n, 2], a source token and the target token that it is linked to, for guided alignment.
+    """
+
+    src: Ids
+    tgt: Ids
+    links: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowExample:
+    """The ids of a row of text, and the target at each position; `PAD` if there is none."""
+
+    ids: Ids
+    targets: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """[CLS] A [SEP] B [SEP], and the segment of each token: 0 up to the first [SEP], 1 after it; or vectors, [S, N]."""
+
+    ids: np.ndarray
+    segments: np.ndarray
+
+
+def pack(a: Ids, b: Ids | None = None) -> Packed:
+    """Join one or two texts with a frame, or one or two sequences of vectors without a frame.
+
+    >>> pack([7, 8], [9]).ids.tolist(), pack([7, 8], [9]).segments.tolist()
+    ([2, 7, 8, 3, 9, 3], [0, 0, 0, 0, 1, 1])
+    """
+    if isinstance(a, np.ndarray) and a.ndim == 2:
+        segments = np.repeat([0, 1], [len(a), 0 if b is None else len(b)])
+        return Packed(a if b is None else np.concatenate([a, b]), segments)
+    parts = [[BOS], a, [EOS]] + ([] if b is None else [b, [EOS]])
+    ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+    segments = np.zeros(len(ids), dtype=np.int64)
+    segments[len(a) + 2 :] = 1
+    return Packed(ids, segments)
+
 
 StoreT = TypeVar("StoreT", bound="Store")
-Sequences = Sequence[Sequence[int] | np.ndarray]
+Sequences = Sequence[Ids]
 
 FORMAT = 1
 
 
 class StoreWriter:
-    """Writes the arrays of a store piece by piece. `facts` is what store.json will contain."""
+    """Writes the arrays of a store piece by piece. `facts`: the content of store.json."""
 
-    def __init__(self, folder: Path | None, arrays: Mapping[str, Any]) -> None:
-        """`folder`: None to write into memory."""
+    def __init__(self, files: Mapping[str, IO[bytes]], dtypes: Mapping[str, Any]) -> None:
         self.facts: dict[str, Any] = {}
-        self._dtypes = {name: np.dtype(dtype) for name, dtype in arrays.items()}
-        self._counts = dict.fromkeys(arrays, 0)
-        self._files: dict[str, IO[bytes]] = {
-            name: (folder / f"{name}.npy").open("wb") if folder else io.BytesIO() for name in arrays
-        }
-        self._write_headers()
+        self._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
+        self._counts, self._files = dict.fromkeys(files, 0), files
+        self.write_headers()
 
     def append(self, name: str, values: Iterable[int] | np.ndarray) -> None:
-        """Append numbers to an array."""
         dtype = self._dtypes[name]
         array = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=dtype)
         self._files[name].write(np.ascontiguousarray(array, dtype=dtype.base).data)
         self._counts[name] += len(array)
 
     def append_sequences(self, name: str, offsets: str, sequences: Sequences) -> None:
-        """Append sequences of ids to the array `name`, and where each ends to the array `offsets`."""
+        """Append sequences of ids to the array `name`, and their ends to the array `offsets`."""
         self.append_joined(name, offsets, *join_sequences(sequences, self._dtypes[name]))
 
     def append_joined(self, name: str, offsets: str, joined: np.ndarray, lengths: np.ndarray) -> None:
-        """The same for what `join_sequences` returns."""
+        """Append sequences already joined by `join_sequences`."""
         if not self._counts[offsets]:
             self.append(offsets, [0])
         self.append(offsets, self._counts[name] + np.cumsum(lengths, dtype=np.int64))
         self.append(name, joined)
 
-    def arrays(self) -> list[np.ndarray]:
-        """The arrays that were written into memory."""
-        self._write_headers()
-        return [np.load(io.BytesIO(file.getvalue())) for file in self._files.values() if isinstance(file, io.BytesIO)]
-
-    def close(self) -> None:
-        """Write the final lengths."""
-        self._write_headers()
-        for file in self._files.values():
-            file.close()
-
-    def abandon(self) -> None:
-        """Close the files after an error."""
-        for file in self._files.values():
-            with contextlib.suppress(OSError):
-                file.close()
-
-    def _write_headers(self) -> None:
+    def write_headers(self) -> None:
         """Write the lengths so far. NumPy pads the header, so that a larger length still fits."""
         for name, file in self._files.items():
             dtype, shape = self._dtypes[name], (self._counts[name], *self._dtypes[name].shape)
@@ -93,7 +120,7 @@ class StoreWriter:
 
 
 def join_sequences(sequences: Sequences, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """All sequences of ids, or of vectors, in one array, and the length of each."""
+    """Concatenate sequences of ids or vectors into one array; also return their lengths."""
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
     if not dtype.shape:
         return np.fromiter(chain.from_iterable(sequences), dtype, int(lengths.sum())), lengths
@@ -108,7 +135,7 @@ class Store:
 
     @classmethod
     def open(cls: type[StoreT], folder: Path) -> StoreT:
-        """Map the store in `folder`. Raises `RunFolderError` where it is missing, damaged or of another kind."""
+        """Map the store in `folder`. Raises `RunFolderError` if it is missing, damaged or of another kind."""
         facts = read_json(folder / "store.json")
         if not isinstance(facts, dict) or facts.get("format") != FORMAT:
             raise RunFolderError(f"{folder} is not a store of format {FORMAT}")
@@ -124,28 +151,29 @@ class Store:
     ) -> StoreT:
         """Write a store into `folder`, replacing one that is there, or into memory; `fill` appends its content.
 
-        Nothing changes where `fill` or the disk fails.
+        Nothing changes if `fill` or the disk fails.
         """
         if folder is None:
-            writer = StoreWriter(None, dtypes)
+            files = {name: io.BytesIO() for name in dtypes}
+            writer = StoreWriter(files, dtypes)
             fill(writer)
-            return cls(**dict(zip(dtypes, writer.arrays(), strict=True)), facts=writer.facts)  # type: ignore[call-arg]
+            writer.write_headers()
+            arrays = {name: np.load(io.BytesIO(file.getvalue())) for name, file in files.items()}
+            return cls(**arrays, facts=writer.facts)  # type: ignore[call-arg]
         with write_aside(folder) as aside:
             aside.mkdir()
-            writer = StoreWriter(aside, dtypes)
-            try:
+            with contextlib.ExitStack() as stack:
+                opened = {name: stack.enter_context((aside / f"{name}.npy").open("wb")) for name in dtypes}
+                writer = StoreWriter(opened, dtypes)
                 fill(writer)
-                writer.close()
-            except BaseException:
-                writer.abandon()
-                raise
+                writer.write_headers()
             write_json(aside / "store.json", {"format": FORMAT, **writer.facts})
         return cls.open(folder)
 
 
 @dataclass(frozen=True, eq=False)
 class TokenStore(Store):
-    """Sentence pairs as ids without special ones. `store[i]` is `(src_ids, tgt_ids)`, views without a copy."""
+    """Sentence pairs without special ids. `store[i]` is `(src_ids, tgt_ids)`, views without a copy."""
 
     src: np.ndarray  # uint16 or int32 [tokens]
     src_offsets: np.ndarray  # int64 [N + 1]
@@ -171,24 +199,32 @@ class TokenStore(Store):
         return _differences(self.tgt_offsets, more=1)
 
     def lengths_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`src_lengths` and `tgt_lengths` of some pairs."""
         src, tgt = (ends[indices + 1] - ends[indices] for ends in (self.src_offsets, self.tgt_offsets))
         return src + (self.src.ndim == 1), tgt + 1
 
-    def weights(self, by_corpus: Sequence[float]) -> np.ndarray | None:
-        """float64 [N]: how often an epoch uses each pair; None where that is once for all."""
-        if all(weight == 1 for weight in by_corpus) or "sizes" not in self.facts:
+    def weights(self, by_corpus: Sequence[float], *, temperature: float = 1.0) -> np.ndarray | None:
+        """float64 [N]: how often an epoch uses each pair; None if every pair is used once.
+
+        A corpus has a share of the epoch in proportion to (weight * size)^(1 / temperature); the length of the epoch
+        does not depend on the temperature (Arivazhagan et al. 2019, section 4.2).
+        """
+        if (all(weight == 1 for weight in by_corpus) and temperature == 1) or "sizes" not in self.facts:
             return None
-        return np.repeat(np.asarray(by_corpus, dtype=np.float64), self.facts["sizes"])
+        sizes = np.maximum(self.facts["sizes"], 1)
+        amounts = sizes * np.asarray(by_corpus, dtype=np.float64)
+        if temperature != 1:
+            shares = amounts ** (1 / temperature)
+            amounts = amounts.sum() * shares / shares.sum()
+        return np.repeat(amounts / sizes, self.facts["sizes"])
 
     @classmethod
     def from_lists(cls, src: Sequences, tgt: Sequences) -> TokenStore:
-        """A store in memory."""
-        writer = StoreWriter(None, {"src": np.int32, "src_offsets": np.int64, "tgt": np.int32, "tgt_offsets": np.int64})
-        writer.append_sequences("src", "src_offsets", src)
-        writer.append_sequences("tgt", "tgt_offsets", tgt)
-        src_ids, src_offsets, tgt_ids, tgt_offsets = writer.arrays()
-        return cls(src_ids, src_offsets, tgt_ids, tgt_offsets, {})
+        def fill(writer: StoreWriter) -> None:
+            writer.append_sequences("src", "src_offsets", src)
+            writer.append_sequences("tgt", "tgt_offsets", tgt)
+
+        dtypes = {"src": np.int32, "src_offsets": np.int64, "tgt": np.int32, "tgt_offsets": np.int64}
+        return cls.create(None, dtypes, fill)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +235,7 @@ class AlignedStore(TokenStore):
     link_offsets: np.ndarray  # int64 [N + 1]
 
     def links_of(self, i: int) -> np.ndarray:
-        """The links of a pair, [n, 2]. The source token after the last one is the end of the source."""
+        """The links of a pair, [n, 2]. The index after the last source token stands for the end of the source."""
         begin, end = self.link_offsets[i : i + 2]
         return self.links[begin:end].reshape(-1, 2)
 
@@ -221,7 +257,7 @@ class TextStore(Store):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that a model predicts: those of the text, and the end of each document."""
+        """Number of tokens that a model predicts: tokens of the text, and the end of each document."""
         return len(self.ids) - int(self.facts["documents"])
 
 
@@ -236,22 +272,19 @@ class SentenceStore(Store):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sentence, [n]."""
         return np.diff(self.offsets)
 
     @property
     def n_documents(self) -> int:
-        """Number of documents."""
         return len(self.documents) - 1
 
     def span(self, begin: int, end: int) -> np.ndarray:
-        """The ids of sentences begin .. end."""
         return np.asarray(self.ids[self.offsets[begin] : self.offsets[end]], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class LabelStore(Store):
-    """ids [tokens], offsets [n + 1], seconds [n] (where segment 1 begins), labels [n]."""
+    """ids [tokens], offsets [n + 1], seconds [n] (the position at which segment 1 begins), labels [n]."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -283,8 +316,8 @@ def _map_array(path: Path) -> np.ndarray:
 
 
 def _differences(offsets: np.ndarray, *, more: int) -> np.ndarray:
-    """The differences and `more`, uint16 [N], or int32 where they do not fit."""
-    found = np.empty(len(offsets) - 1, dtype=np.int32)
-    np.subtract(offsets[1:], offsets[:-1], out=found, casting="unsafe")
-    found += more
-    return found.astype(np.uint16) if found.max(initial=0) < 1 << 16 else found
+    """Differences of consecutive offsets, plus `more`: uint16 [N], or int32 if they do not fit."""
+    lengths = np.empty(len(offsets) - 1, dtype=np.int32)
+    np.subtract(offsets[1:], offsets[:-1], out=lengths, casting="unsafe")
+    lengths += more
+    return lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths

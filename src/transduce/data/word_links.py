@@ -1,7 +1,8 @@
-"""Word alignments in Pharaoh format, and what they mean for tokens.
+"""Word alignments in Pharaoh format, and links between tokens made from them.
 
-Words are separated by white space and counted from 0. A line has the links of one sentence pair: `i-j` links word i of
-the source to word j of the target; `i?j` or `ipj` is a possible link (Och and Ney 2003, section 2).
+Words are separated by ASCII white space, so that U+00A0 is inside a word, and counted from 0. A line has the links of
+one sentence pair: `i-j` links word i of the source to word j of the target; `i?j` or `ipj` is a possible link (Och and
+Ney 2003, section 2).
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from transduce.data.corpus import Pair
 from transduce.data.lines import aligned, content_mark, read_lines
-from transduce.data.sources import Source
+from transduce.data.pairs import Pair
+from transduce.data.reading import Source
 from transduce.errors import DataError
 from transduce.text.special import Span
 
 _LINK = re.compile(r"(\d{1,9})([-?p])(\d{1,9})", re.ASCII)
-_WORD = re.compile(r"\S+")
+_WORD = re.compile(r"[^ \t\n\r\f\v]+")
 
 
 class WordLink(NamedTuple):
@@ -30,26 +32,26 @@ class WordLink(NamedTuple):
 
 
 class GoldLinks(NamedTuple):
-    """The links of one pair: the sure ones, and those that are allowed, which include the sure ones."""
+    """The links of one pair: sure links, and possible links, which include the sure ones."""
 
     sure: frozenset[WordLink]
     possible: frozenset[WordLink]
 
 
 def parse_links(line: str) -> GoldLinks:
-    """The links of a line. Raises `ValueError` for anything else.
+    """Parse the links of a line. Raises `ValueError` for other content.
 
     >>> sorted(parse_links("0-0 1?2").possible)
     [WordLink(src=0, tgt=0), WordLink(src=1, tgt=2)]
     """
     sure, possible = set(), set()
     for text in line.split():
-        found = _LINK.fullmatch(text)
-        if found is None:
+        match = _LINK.fullmatch(text)
+        if match is None:
             raise ValueError(f"'{text}' is not a link: expected i-j, or i?j for a possible link, counted from 0")
-        link = WordLink(int(found[1]), int(found[3]))
+        link = WordLink(int(match[1]), int(match[3]))
         possible.add(link)
-        if found[2] == "-":
+        if match[2] == "-":
             sure.add(link)
     return GoldLinks(frozenset(sure), frozenset(possible))
 
@@ -64,25 +66,20 @@ def format_links(links: Iterable[WordLink]) -> str:
 
 
 def read_links(path: Path | str, srcs: Sequence[str], tgts: Sequence[str]) -> list[GoldLinks]:
-    """The links of each pair of texts. `DataError` names a faulty line, or the numbers of lines where they differ."""
+    """The links of each pair of texts. Raises `DataError` for a faulty line or different numbers of lines."""
     rows = aligned(read_lines(path), zip(srcs, tgts, strict=True), (path, "the text"))
     return [_checked(line, src, tgt, f"{path}, line {number}") for number, line, (src, tgt) in rows]
 
 
 def with_links(source: Source[Pair], path: Path) -> Source[Pair]:
-    """The pairs of a source with the links that a parallel file has for them."""
-
     def read() -> Iterator[Pair]:
         for number, pair, line in aligned(source.read(), read_lines(path), (source.name, path)):
-            _checked(line, pair.src, pair.tgt, f"{path}, line {number}")
+            if not pair.fault:
+                _checked(line, pair.src, pair.tgt, f"{path}, line {number}")
             yield pair._replace(links=line)
 
-    return Source(source.name, read, (*source.files, path.name), lambda: mark_with_links(source.mark(), path))
-
-
-def mark_with_links(mark: bytes, path: Path) -> bytes:
-    """The mark of pairs with the links of a file, from that of the pairs."""
-    return mark + content_mark(path)
+    files = (*source.files, path.name)
+    return replace(source, read=read, files=files, mark=lambda: source.mark() + content_mark(path))
 
 
 def _checked(line: str, src: str, tgt: str, place: str) -> GoldLinks:
@@ -90,25 +87,29 @@ def _checked(line: str, src: str, tgt: str, place: str) -> GoldLinks:
         links = parse_links(line)
     except ValueError as error:
         raise DataError(f"{place}: {error}") from None
-    n_src, n_tgt = len(src.split()), len(tgt.split())
+    n_src, n_tgt = n_words(src), n_words(tgt)
     for i, j in links.possible:
         if i >= n_src or j >= n_tgt:
             raise DataError(f"{place}: link {i}-{j}, but the sides have {n_src} and {n_tgt} words")
     return links
 
 
-def whitespace_words(text: str, places: Sequence[Span]) -> tuple[list[int], list[Span]]:
-    """The word of each token, from the tokens' places in the text, and the place of each word.
+def n_words(text: str) -> int:
+    return len(_WORD.findall(text))
 
-    White space belongs to the word after it; at the end of a text it has no word (-1).
+
+def whitespace_words(text: str, token_spans: Sequence[Span]) -> tuple[list[int], list[Span]]:
+    """The number of each token's word, and the span of each word, from the spans of the tokens in the text.
+
+    ASCII white space belongs to the word after it; at the end of a text it has no word (-1).
 
     >>> whitespace_words("a cat. ", [(0, 1), (1, 3), (3, 5), (5, 6), (6, 7)])
     ([0, 1, 1, 1, -1], [(0, 1), (2, 6)])
     """
-    spans = [found.span() for found in _WORD.finditer(text)]
+    spans = [match.span() for match in _WORD.finditer(text)]
     ends = [end for _, end in spans]
-    # By the last character: a token may begin with a character that normalization makes white space.
-    lasts = (begin + max(0, len(text[begin:end].rstrip()) - 1) for begin, end in places)
+    # Use the last character: a token may begin with a character that normalization turns into white space.
+    lasts = (begin + max(0, len(text[begin:end].rstrip()) - 1) for begin, end in token_spans)
     words = (bisect_right(ends, last) for last in lasts)
     return [word if word < len(spans) else -1 for word in words], spans
 
@@ -119,7 +120,7 @@ def links_of_tokens(
     """Links between tokens: every token of a word with every token of the words that it is linked to.
 
     A target token without links is linked to the end of the source (token `len(src_words)`), so that a model learns
-    which words have no counterpart. Without any links nothing is known of the pair, and there are none.
+    which words have no counterpart. A pair without any links gets no links at all: its alignment is unknown.
 
     >>> links_of_tokens([WordLink(0, 1)], [0, 0], [0, 1])
     [(2, 0), (0, 1), (1, 1)]
@@ -127,8 +128,10 @@ def links_of_tokens(
     linked = {link.tgt: set[int]() for link in links}
     for link in links:
         linked[link.tgt].add(link.src)
-    found = []
-    for place, word in enumerate(tgt_words):
-        tokens = [i for i, owner in enumerate(src_words) if owner in linked.get(word, ())]
-        found += [(i, place) for i in (tokens or [len(src_words)])] if linked else []
-    return found
+    if not linked:
+        return []
+    pairs = []
+    for j, word in enumerate(tgt_words):
+        src_tokens = [i for i, src_word in enumerate(src_words) if src_word in linked.get(word, ())]
+        pairs += [(i, j) for i in src_tokens or [len(src_words)]]
+    return pairs

@@ -1,23 +1,130 @@
-"""Apply a function to chunks in worker processes, with the results in order; saved results are used again.
+"""Apply a function to chunks in worker processes; results are ordered, and saved results are reused.
 
 The result of a function depends only on its chunk. Neither the number of workers nor a kill changes the store.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
+import struct
+import tempfile
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import IO, Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from safetensors.numpy import load, save
 
 import transduce
-from transduce.data.spool import Arrays, ResultFile
-from transduce.errors import TransduceError
+from transduce.data.lines import zstd
+from transduce.errors import RunFolderError, TransduceError, cannot_write
 from transduce.process import child_environment, collect_garbage_rarely, exit_with_parent, n_cores
+
+T = TypeVar("T")
+Arrays = dict[str, np.ndarray]
+Stream = Callable[[], Iterator[T]]
+"""Records that can be read again and again, from the start at each call."""
+
+_HEADER = struct.Struct("<QI")  # bytes of a result, and their CRC-32
+_CHUNK = 1000  # records compressed together
+
+
+class ResultFile:
+    """Results in order. Raises `RunFolderError` if the disk is full.
+
+    A file without a name is deleted when it is closed or the process ends, even by SIGKILL. `earlier` yields
+    the results already in a file with a name.
+    """
+
+    def __init__(self, folder: Path | None, name: str = "") -> None:
+        """`folder`: None for the system's folder for temporary files."""
+        self._folder, self._ends = folder, [0]  # offset of each result's end in the file
+        with writing(folder):
+            self._file: IO[bytes] = (
+                (folder / name).open("a+b") if folder and name else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+            )
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def earlier(self) -> Iterator[Arrays]:
+        """Yield the results of an earlier process. The file is truncated at the first damaged result."""
+        while (result := self._read(self._ends[-1])) is not None:
+            self._ends.append(self._file.tell())
+            yield result
+        with writing(self._folder):
+            self._file.truncate(self._ends[-1])
+
+    def append(self, result: Arrays) -> None:
+        data = save(result)
+        with writing(self._folder):
+            self._file.seek(self._ends[-1])
+            self._file.write(_HEADER.pack(len(data), zlib.crc32(data)) + data)
+            self._file.flush()
+        self._ends.append(self._file.tell())
+
+    def read(self, numbers: Iterable[int]) -> Iterator[Arrays]:
+        for number in numbers:
+            result = self._read(self._ends[number])
+            if result is None:
+                raise RunFolderError(f"temporary data in {self._folder or tempfile.gettempdir()} is damaged")
+            yield result
+
+    def _read(self, start: int) -> Arrays | None:
+        """The result at this offset; None at the end of the file, or if it is damaged."""
+        self._file.seek(start)
+        size, checksum = _HEADER.unpack(self._file.read(_HEADER.size).ljust(_HEADER.size, b"\0"))
+        data = self._file.read(size)
+        return load(data) if data and zlib.crc32(data) == checksum else None
+
+
+def spooled(records: Iterable[T], folder: Path | None, unpack: Callable[[list[Any]], T]) -> Stream[T]:
+    """Write records, tuples of JSON values, into a temporary file in `folder`; return a stream that reads them back.
+
+    `unpack` turns a list of JSON values into a record. Raises `RunFolderError` if the disk is full.
+    """
+    file = ResultFile(folder)
+    for chunk in batched(records, _CHUNK):
+        file.append({"records": compressed(json.dumps(chunk, ensure_ascii=False))})
+
+    def read() -> Iterator[T]:
+        for result in file.read(range(len(file))):
+            yield from map(unpack, json.loads(decompressed(result["records"])))
+
+    return read
+
+
+def batched(records: Iterable[T], n: int) -> Iterator[list[T]]:
+    """Yield the records in lists of `n`; the last one may be shorter."""
+    records = iter(records)
+    while batch := list(islice(records, n)):
+        yield batch
+
+
+def compressed(text: str) -> np.ndarray:
+    return np.frombuffer(zstd.compress(text.encode("utf-8", "surrogatepass"), 1), np.uint8)
+
+
+def decompressed(data: np.ndarray) -> str:
+    return zstd.decompress(data.tobytes()).decode("utf-8", "surrogatepass")
+
+
+@contextlib.contextmanager
+def writing(folder: Path | None) -> Iterator[None]:
+    """Context manager that turns a failure to write temporary data into a one-line `RunFolderError`."""
+    try:
+        yield
+    except OSError as error:
+        where = folder or tempfile.gettempdir()
+        raise cannot_write(f"temporary data in {where}", error) from error
+
 
 ChunkT = TypeVar("ChunkT")
 
@@ -34,15 +141,12 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalWorkers:
-    """Up to `n` processes of this machine (0: one per core), and not more than chunks.
-
-    Little work is done in this process.
-    """
+    """Up to `n` processes of this machine (0: one per core). A few chunks are computed in this process."""
 
     n: int = 0
 
     def map(self, function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
-        """See `Workers`. Raises `TransduceError` if a process is killed."""
+        """Apply the function to chunks, see `Workers`. Raises `TransduceError` if a process is killed."""
         chunks, n = iter(chunks), self.n or n_cores()
         first = list(islice(chunks, max(n, _FEW)))
         n, is_little, chunks = min(n, len(first)), len(first) < _FEW, chain(first, chunks)
@@ -51,7 +155,7 @@ class LocalWorkers:
             for chunk in chunks:
                 yield chunk, function(chunk)
             return
-        # Unlike multiprocessing's, these processes do not run the caller's script again.
+        # Unlike the processes of multiprocessing, these do not run the caller's script again.
         from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
         environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
@@ -83,7 +187,7 @@ def _start_worker(function: Callable[[Any], Arrays]) -> None:
     global _function
     _function = function
     collect_garbage_rarely()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the main process, which ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the main process, which ends this worker
     exit_with_parent()
 
 
@@ -93,10 +197,10 @@ def _call(chunk: Any) -> Arrays:
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Folder and workers of a preparation.
+    """Folder and workers for the preparation of text.
 
-    folder: the folder for intermediate results (default: the system's temporary folder). keep: give them names, so that
-    the same preparation resumes after a kill. workers: default: `data.workers` processes.
+    folder: the folder for intermediate results (default: the system's temporary folder). keep: name their files, so
+    that the same preparation resumes after a kill. workers: the workers (default: `data.workers` processes).
     """
 
     folder: Path | None = None
@@ -104,7 +208,10 @@ class Workplace:
     workers: Workers | None = None
 
     def results(self, name: str, *parts: object) -> ResultFile:
-        """The file of intermediate results of this name, which `parts` and the version of transduce determine."""
+        """The file of intermediate results with this name.
+
+        Results with other `parts`, or from another version of transduce, are in other files.
+        """
         key = sha256(repr((transduce.__version__, *parts)).encode("utf-8", "surrogatepass")).hexdigest()
         return ResultFile(self.folder, f"{name}-{key[:16]}" if self.keep else "")
 
@@ -112,9 +219,9 @@ class Workplace:
 def compute(
     function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT], workers: Workers, saved: ResultFile
 ) -> Iterator[tuple[ChunkT, Arrays]]:
-    """Yield each chunk with its result, in order: first those in `saved`, then those of `workers`, which go there.
+    """Yield each chunk with its result, in order. Results in `saved` are reused; new results are added.
 
-    What the caller adds to a new result is saved with it.
+    A value that the caller puts into a new result is saved with it.
     """
     chunks, earlier = iter(chunks), saved.earlier()
     for chunk in chunks:

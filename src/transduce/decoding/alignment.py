@@ -1,10 +1,10 @@
-"""Which words of a translation belong to which words of its source, for a translation model of any architecture.
+"""Word alignment of a translation with its source, for a translation model of any architecture.
 
-Attention weights are a poor guide: which layer and which head align words, and whether at the step that writes a word
-or at the next, differs from model to model. What aligns them is how much less likely each word of the translation is
-without each word of the source (prediction difference; Li et al. 2019, On the Word Alignment from Neural Machine
-Translation, section 4). It takes one pass of scoring per word of the source. Where a head was trained to align
-(`training.guided_alignment`), its weights are the links, and one pass is enough.
+Attention weights are a poor guide: the layer and the head that align words, and whether they align a word at the step
+that predicts it or at the next step, differ from model to model. Words are linked by prediction difference instead: how
+much less probable each target word becomes without each source word (Li et al. 2019, On the Word Alignment from Neural
+Machine Translation, section 4). This takes one scoring pass per source word. If a head was trained to align
+(`training.guided_alignment`), its weights give the links in a single pass.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ import numpy as np
 
 from transduce.config.architectures import TransformerSettings
 from transduce.config.settings import Settings
-from transduce.data.examples import Example
+from transduce.data.store import Example
 from transduce.decoding.engine import Engine
 from transduce.decoding.results import Translation
+from transduce.text.placeholders import Masked, encode_masked
 from transduce.text.scripts import script
 from transduce.text.special import Span, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 MOST_UNITS = 64
-"""Words of a source that are left out one by one; of longer ones, neighbouring words are left out together."""
+"""Maximum number of groups of source words that are left out in turn; longer sources have groups of several words."""
 
 _SPACELESS = ("Han", "Kana", "Thai", "Lao", "Khmer", "Myanmar")
 _SMOOTHING = 0.5  # nats
-_LEAST = 0.05  # nats by which a word must become less likely to be linked
+_LEAST = 0.05  # nats by which a word must become less probable to be linked
 
 
 WordRule = Callable[[str, Sequence[Span]], tuple[list[int], list[Span]]]
-"""From a text and the places of its tokens: the word of each token (-1: none), and the place of each word."""
+"""Maps a text and the spans of its tokens to the word of each token (-1 for none) and the span of each word."""
 
 
 class Link(NamedTuple):
@@ -48,11 +49,13 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Heads of cross-attention whose average aligns, given as (decoder layer, head), from 0.
+    """Heads of cross-attention whose average aligns words.
 
-    reads: by the step that reads a token, for which guided alignment trains a head, since it knows what it aligns; if
-    false by the one that writes it (Chen et al. 2020, Accurate Word Alignment Induction from Neural Machine
-    Translation, section 3.2).
+    Attributes:
+        heads: Pairs (decoder layer, head), from 0.
+        reads: Whether a token is aligned by the step that reads it, as guided alignment trains a head. Otherwise
+            by the step that predicts it (Chen et al. 2020, Accurate Word Alignment Induction from Neural Machine
+            Translation, section 3.2).
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -66,20 +69,25 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class _Sentence:
-    """A text as tokens and words. owners: the word of each token, -1 for white space; spans: of the words."""
+    """A text as tokens and words.
+
+    owners: The word of each token, -1 for white space and language tokens. spans: The span of each word.
+    """
 
     ids: list[int]
     owners: list[int]
     spans: list[Span]
 
     @classmethod
-    def read(cls, text: str, vocabulary: Vocabulary, words: WordRule) -> _Sentence:
-        ids, places = vocabulary.encode_with_offsets(text)
-        return cls(ids, *words(text, places))
+    def read(cls, text: str, masked: Masked, vocabulary: Vocabulary, words: WordRule) -> _Sentence:
+        ids, token_spans = encode_masked(vocabulary, masked)
+        n_frame = vocabulary.n_frame(ids)
+        owners, spans = words(text, token_spans[n_frame:])
+        return cls(ids, [-1] * n_frame + owners, spans)
 
-    def groups(self, most: int) -> list[range]:
-        """The words, neighbouring ones together where there are more than `most`."""
-        size = -(-len(self.spans) // most)
+    def groups(self) -> list[range]:
+        """The words in at most `MOST_UNITS` groups of neighbours."""
+        size = -(-len(self.spans) // MOST_UNITS)
         return [range(i, min(i + size, len(self.spans))) for i in range(0, len(self.spans), size or 1)]
 
     def without(self, words: Sequence[int]) -> list[int]:
@@ -88,9 +96,9 @@ class _Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """A source and its translation, whose links follow from the scores of `pairs`, or from the weights of heads.
+    """A source and its translation, whose words are linked by the scores of `pairs` or by the weights of heads.
 
-    attention: the rows [target tokens, source tokens + 1] of the trained head that the search has kept, if any.
+    attention: Weights [target tokens, source tokens + 1] of the trained head, if the search stored them.
     """
 
     src_text: str
@@ -101,24 +109,30 @@ class Alignment:
 
     @classmethod
     def read(cls, tokenizers: Tokenizers, src: str, tgt: str | Translation, words: WordRule | None = None) -> Alignment:
-        """Tokenize both texts. `words`: what a word is (default: `words_of_tokens`)."""
+        """Tokenize both texts. `words`: the definition of a word (default: `words_of_tokens`)."""
         words = words or words_of_tokens
         text = tgt if isinstance(tgt, str) else tgt.text
-        sides = _Sentence.read(src, tokenizers.src, words), _Sentence.read(text, tokenizers.tgt, words)
-        return cls(src, text, *sides, None if isinstance(tgt, str) else _kept_attention(*sides, tgt))
+        src_masked, tgt_masked = tokenizers.masked(src, text, tokenizers.src.encode(src))
+        source = _Sentence.read(src, src_masked, tokenizers.src, words)
+        target = _Sentence.read(text, tgt_masked, tokenizers.tgt, words)
+        best = None if isinstance(tgt, str) else tgt.candidates[0]
+        attention = None if best is None or best.ids != tuple(target.ids) else best.attention
+        if attention is not None and attention.shape != (len(target.ids), len(source.ids) + 1):
+            attention = None  # of other tokens
+        return cls(src, text, source, target, attention)
 
     def pairs(self) -> list[Example]:
         """Pairs to score: the source, then the source without each of its words. Empty if a side has no words."""
         if not (self.src.spans and self.tgt.spans):
             return []
-        sources = (self.src.ids, *map(self.src.without, self.src.groups(MOST_UNITS)))
+        sources = (self.src.ids, *map(self.src.without, self.src.groups()))
         return [Example(ids, self.tgt.ids) for ids in sources]
 
     def links_of_head(self, weights: np.ndarray) -> list[Link]:
-        """The links, by their place in the target, from the attention [target tokens, source tokens + 1] of a head.
+        """The links in target order, from the attention [target tokens, source tokens + 1] of a head.
 
-        A word is linked to the word with most of the attention of its tokens, or to none if that is the end of the
-        source, the last column.
+        A target word is linked to the source word with most of the attention of its tokens. It has no link if the end
+        of the source, the last column, has most of it.
         """
         if not (self.src.spans and self.tgt.spans):
             return []
@@ -129,98 +143,86 @@ class Alignment:
         return [Link(*self.src.spans[i], *self.tgt.spans[j]) for i, j in linked]
 
     def links(self, scores: Sequence[Sequence[float]]) -> list[Link]:
-        """The links, by their place in the target, from the log-probabilities of `pairs`."""
-        links = _links(self.src, self.tgt, scores) if scores else []
+        """The links in target order, from the log-probabilities of `pairs`."""
+        if not scores:
+            return []
+        groups = self.src.groups()
+        token_scores = np.array(scores)[:, :-1]  # without the end
+        losses = np.zeros((len(self.tgt.spans), len(groups)))  # [target words, groups of source words]
+        for token, owner in enumerate(self.tgt.owners):
+            if owner >= 0:
+                losses[owner] += token_scores[0, token] - token_scores[1:, token]
+        losses = np.maximum(losses, 0.0)
+        # Some source words, such as verbs, make all target words more probable: normalize the effect of each.
+        shares = losses / (np.linalg.norm(losses, axis=0) + _SMOOTHING)
+        links = []
+        for word, group in enumerate(shares.argmax(axis=1)):
+            if losses[word, group] >= _LEAST:
+                first, last = groups[group][0], groups[group][-1]
+                links.append(Link(self.src.spans[first][0], self.src.spans[last][1], *self.tgt.spans[word]))
         if not links:
             return []
         src, tgt = self.src.spans[-1], self.tgt.spans[-1]
         if all(map(_is_sign, self.src_text[slice(*src)] + self.tgt_text[slice(*tgt)])):
-            # A sentence ends with a sign even if its source lacks one, so that the source's changes little.
+            # A translation ends with a punctuation mark even if its source lacks one, so leaving out the source's mark
+            # changes little.
             links = [link for link in links if link[2:] != tgt] + [Link(*src, *tgt)]
         return links
 
 
-def _kept_attention(src: _Sentence, tgt: _Sentence, found: Translation) -> np.ndarray | None:
-    """The attention of a translation, unless it has other tokens than its text or is of another source."""
-    best = found.candidates[0]
-    if best.attention is None or best.attention.shape != (len(tgt.ids), len(src.ids) + 1) or best.ids != tuple(tgt.ids):
-        return None
-    return best.attention
-
-
 def guided_head(settings: Settings) -> tuple[int, int] | None:
-    """The decoder layer and head of a run that were trained with `training.guided_alignment`; None without that."""
+    """The (decoder layer, head) that `training.guided_alignment` trained; None without that setting."""
     model, path = settings.model, settings.training.guided_alignment
     return model.guided_head if isinstance(model, TransformerSettings) and path is not None else None
 
 
 def find_links(engine: Engine, pairs: Sequence[Alignment], heads: Heads | None) -> list[list[Link]]:
-    """The links of each pair by the attention of heads, or, without heads, by leaving out words of the source."""
+    """Link the words of each pair by the attention of heads or, if `heads` is None, by leaving out source words."""
     if heads is None:
-        examples = [one.pairs() for one in pairs]
-        return [one.links(engine.score(x) if x else []) for one, x in zip(pairs, examples, strict=True)]
-    others = [Example(one.src.ids, one.tgt.ids) for one in pairs if one.attention is None]
-    rows = map(heads.rows, engine.attention(others, heads.heads) if others else ())
-    return [one.links_of_head(next(rows) if one.attention is None else one.attention) for one in pairs]
-
-
-def _links(src: _Sentence, tgt: _Sentence, known: Sequence[Sequence[float]]) -> list[Link]:
-    groups = src.groups(MOST_UNITS)
-    scores = np.array(known)[:, :-1]  # without the end
-    losses = np.zeros((len(tgt.spans), len(groups)))  # [target words, groups of source words]
-    for token, owner in enumerate(tgt.owners):
-        if owner >= 0:
-            losses[owner] += scores[0, token] - scores[1:, token]
-    losses = np.maximum(losses, 0.0)
-    # Some words make everything more likely, such as verbs; divided by what it does to all, each counts the same.
-    shares = losses / (np.linalg.norm(losses, axis=0) + _SMOOTHING)
-    links = []
-    for word, group in enumerate(shares.argmax(axis=1)):
-        if losses[word, group] >= _LEAST:
-            first, last = groups[group][0], groups[group][-1]
-            links.append(Link(src.spans[first][0], src.spans[last][1], *tgt.spans[word]))
-    return links
+        return [pair.links(engine.score(examples) if (examples := pair.pairs()) else []) for pair in pairs]
+    without = [Example(pair.src.ids, pair.tgt.ids) for pair in pairs if pair.attention is None]
+    rows = map(heads.rows, engine.attention(without, heads.heads) if without else ())
+    return [pair.links_of_head(next(rows) if pair.attention is None else pair.attention) for pair in pairs]
 
 
 def word_weights(weights: np.ndarray, src_owners: Sequence[int], tgt_owners: Sequence[int]) -> np.ndarray:
-    """Sum weights of tokens [target tokens, source tokens + 1] over the tokens of words.
+    """Sum weights of tokens [target tokens, source tokens + 1] over the tokens of each word.
 
-    Returns [target words, source words + 1]; the last column is that of the end and of what belongs to no word.
+    Returns [target words, source words + 1]; the last column is for the end and for tokens that belong to no word.
     """
     n_src, n_tgt = max(src_owners, default=-1) + 1, max(tgt_owners, default=-1) + 1
     columns = np.array([i if i >= 0 else n_src for i in (*src_owners, n_src)])
-    found = np.zeros((n_tgt + 1, n_src + 1))
-    np.add.at(found, (np.array(tgt_owners, dtype=int)[:, None], columns[None]), weights)
-    return found[:-1]
+    sums = np.zeros((n_tgt + 1, n_src + 1))
+    np.add.at(sums, (np.array(tgt_owners, dtype=int)[:, None], columns[None]), weights)
+    return sums[:-1]
 
 
 def joined_links(first: Sequence[Link], second: Sequence[Link]) -> list[Link]:
-    """Links by way of a third language: from the source of `first` to the target of `second`.
+    """Compose links through a third language: from the source of `first` to the target of `second`.
 
     >>> joined_links([Link(0, 2, 4, 6)], [Link(3, 5, 7, 9), Link(8, 9, 0, 1)])
     [Link(src_start=0, src_end=2, tgt_start=7, tgt_end=9)]
     """
     return [
-        Link(one.src_start, one.src_end, two.tgt_start, two.tgt_end)
-        for two in second
-        for one in first
-        if one.tgt_start < two.src_end and two.src_start < one.tgt_end
+        Link(a.src_start, a.src_end, b.tgt_start, b.tgt_end)
+        for b in second
+        for a in first
+        if a.tgt_start < b.src_end and b.src_start < a.tgt_end
     ]
 
 
-def words_of_tokens(text: str, places: Sequence[Span]) -> tuple[list[int], list[Span]]:
-    """The word of each token, from the tokens' places in the text, and the place of each word.
+def words_of_tokens(text: str, tokens: Sequence[Span]) -> tuple[list[int], list[Span]]:
+    """The word of each token and the span of each word, from the spans of the tokens in the text.
 
-    Words end at spaces, and before and after punctuation; what a token joins is one word. In scripts without spaces
-    between words, each token is a word. White space belongs to the word after it; tokens of a text without words have
-    none (-1).
+    Words end at spaces, and before and after punctuation, but not within a token. In scripts without spaces between
+    words, each token is a word. White space belongs to the word after it. In a text without words every token has -1.
 
     >>> words_of_tokens("a cat.", [(0, 1), (1, 3), (3, 5), (5, 6)])
     ([0, 1, 1, 2], [(0, 1), (2, 5), (5, 6)])
     """
     owners: list[int] = []
     spans: list[Span] = []
-    for begin, end in places:
+    for begin, end in tokens:
         start = _skip_space(text, begin)
         if start < len(text) and (not spans or (start > spans[-1][0] and _begins_word(text, start))):
             spans.append((start, start))
@@ -231,18 +233,18 @@ def words_of_tokens(text: str, places: Sequence[Span]) -> tuple[list[int], list[
     return owners, spans
 
 
-def _skip_space(text: str, place: int) -> int:
-    while place < len(text) and text[place].isspace():
-        place += 1
-    return place
+def _skip_space(text: str, index: int) -> int:
+    while index < len(text) and text[index].isspace():
+        index += 1
+    return index
 
 
-def _begins_word(text: str, place: int) -> bool:
-    """Whether a word begins at the character at this place, which is not the first."""
-    before, here = text[place - 1], text[place]
+def _begins_word(text: str, index: int) -> bool:
+    """Whether a word begins at this character, which is not the first of the text."""
+    before, here = text[index - 1], text[index]
     if before.isspace() or script(before) in _SPACELESS or script(here) in _SPACELESS:
         return True
-    joins = before in "'’" or (here in "'’" and text[place + 1 : place + 2].isalpha())
+    joins = before in "'’" or (here in "'’" and text[index + 1 : index + 2].isalpha())
     return not joins and (_is_sign(before) or _is_sign(here))
 
 

@@ -15,9 +15,8 @@ from transduce.config.section import resolved
 from transduce.data.batch import collate_labelled
 from transduce.data.batching import plan
 from transduce.data.encoding import pack_texts
-from transduce.data.sentence_pairs import Packed
-from transduce.data.store import LabelStore
-from transduce.decoding.loading import open_model
+from transduce.data.store import LabelStore, Packed
+from transduce.decoding.open_run import open_model
 from transduce.errors import DataError
 from transduce.text.special import Vocabulary
 
@@ -26,9 +25,9 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The predicted label of a text, and the probability of each label, in their order.
+    """The predicted label of a text, and the probability of each label.
 
-    `full`: the text has as many tokens as the model reads, or more and was cut.
+    `full`: the text fills the maximum length of the model, and may have been cut.
     """
 
     texts: tuple[str, ...]
@@ -64,21 +63,21 @@ class TextClassifier:
         if sides and len(sides[0]) > 2:
             raise DataError(f"{len(sides[0])} texts in one example; a label belongs to one text or to a pair")
         n = self.vocabulary.chunk
-        return [one for first in range(0, len(sides), n) for one in self._classify(sides[first : first + n])]
+        return [result for first in range(0, len(sides), n) for result in self._classify(sides[first : first + n])]
 
     def _classify(self, sides: Sequence[tuple[str, ...]]) -> list[Classification]:
         packed = pack_texts(sides, self.vocabulary, longest=self.longest)
-        found = []
-        for side, one, row in zip(sides, packed, self.probabilities(packed).tolist(), strict=True):
+        results = []
+        for side, example, row in zip(sides, packed, self.probabilities(packed).tolist(), strict=True):
             if not np.isfinite(row).all():
                 raise DataError(
                     f"{' | '.join(side)[:200]}: the model's result is not a number; its values are too large"
                 )
             probabilities = dict(zip(self.labels, row, strict=True))
             best = max(probabilities, key=probabilities.__getitem__)
-            full = len(one.ids) >= self.longest
-            found.append(Classification(side, best, probabilities[best], probabilities, full))
-        return found
+            full = len(example.ids) >= self.longest
+            results.append(Classification(side, best, probabilities[best], probabilities, full))
+        return results
 
     def predict(self, store: LabelStore) -> list[int]:
         """The index of the predicted label of each text of a store."""
@@ -87,7 +86,7 @@ class TextClassifier:
     def probabilities(self, packed: Sequence[Packed]) -> np.ndarray:
         """The probability of each label, [n, L]."""
         result = np.zeros((len(packed), len(self.labels)))
-        lengths = np.array([len(one.ids) for one in packed], dtype=np.int64)
+        lengths = np.array([len(example.ids) for example in packed], dtype=np.int64)
         with torch.inference_mode():
             for indices in plan(lengths, lengths, budget=BATCH_TOKENS, seed=0, epoch=0):
                 batch = collate_labelled([packed[int(i)] for i in indices], [0] * len(indices)).to(self.device)
@@ -96,5 +95,5 @@ class TextClassifier:
 
 
 def longest_of(model: Any, max_length: int) -> int:
-    """Most tokens of a text, with [CLS] and [SEP]."""
+    """Maximum number of tokens of a text, with [CLS] and [SEP]."""
     return max_length if model.position_limit is None else min(max_length, model.position_limit)

@@ -1,30 +1,127 @@
-"""Tokens that search and sampling may choose: forced prefixes, lists of allowed tokens, and no repeated n-grams."""
+"""Constraints on search and sampling: tokens of a prefix, placeholders to copy, no repeated n-grams."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transduce.data.batch import pad_rows
-from transduce.text.special import PAD
+from transduce.decoding.engine import Spelling
+from transduce.text.special import BOS, EOS, PAD, PLACEHOLDER_IDS, UNK
+
+MISPLACED = 0.01
+"""Minimum probability of a missing placeholder, as a fraction of the end's. Without it, a model that would end goes on
+with unrelated text, because the end is not allowed yet."""
 
 
-def pad_prefixes(prefixes: Sequence[Sequence[int]] | None, src: Tensor) -> Int[Tensor, "B P"]:
-    """The forced tokens of each sentence and place, 0 (padding) where any may come."""
-    return pad_rows(prefixes or [()] * len(src)).to(src.device)
+class Constraints(NamedTuple):
+    """The tokens that may follow each hypothesis.
+
+    Attributes:
+        allowed: If a row has tokens that are not padding, only these may follow.
+        banned: Tokens that may not follow, and padding.
+        missing: The placeholders that each hypothesis still lacks.
+    """
+
+    allowed: Int[Tensor, "B k A"]
+    banned: Int[Tensor, "B k b"]
+    missing: Bool[Tensor, "B k P"]
 
 
-def pad_lists(lists: Sequence[np.ndarray | None] | None, src: Tensor) -> Int[Tensor, "B A"]:
-    """The allowed tokens of each sentence, the last one repeated; padding where all are."""
-    rows = [[PAD] if row is None else row for row in lists or []]
-    most = max(map(len, rows), default=0)
-    padded = [np.pad(row, (0, most - len(row)), mode="edge") for row in rows]
-    return torch.from_numpy(np.array(padded, np.int64).reshape(len(src), most)).to(src.device)
+class Beginning:
+    """The tokens that the outputs of a sentence may begin with. See `DecodingInput` for the arguments."""
+
+    def __init__(self, prefix: Sequence[int], spelling: Spelling = (), n_unscored: int = 0) -> None:
+        self.n_unscored, self._prefix = n_unscored, prefix
+        self._next_state = dict[int, dict[int, int]]()
+        for state, token, next_state in spelling:
+            self._next_state.setdefault(state, {})[token] = next_state
+        self.length = len(prefix) + len(self._next_state)
+        """Maximum number of tokens before any token may follow."""
+
+    def next_tokens(self, ids: Int[Tensor, "k T"]) -> list[list[int]]:
+        """The tokens that may follow each hypothesis; an empty list if any token may."""
+        n_free = ids.shape[1] - len(self._prefix)
+        if n_free < 0:
+            return [[self._prefix[n_free]]] * len(ids)
+        return [list(self._next_state.get(self._state_after(row), ())) for row in ids[:, len(self._prefix) :].tolist()]
+
+    def _state_after(self, tokens: Sequence[int]) -> int:
+        state = 0
+        for token in tokens:
+            state = self._next_state.get(state, {}).get(token, -1)
+        return state
+
+
+def _allowed_tokens(beginnings: Sequence[Beginning], ids: Int[Tensor, "B k T"]) -> Int[Tensor, "B k A"]:
+    """See `Constraints`."""
+    if all(ids.shape[2] >= beginning.length for beginning in beginnings):
+        return ids[:, :, :0]
+    sentences = zip(beginnings, ids, strict=True)
+    rows = [tokens for beginning, hypotheses in sentences for tokens in beginning.next_tokens(hypotheses)]
+    return pad_rows(rows).to(ids.device).unflatten(0, ids.shape[:2])
+
+
+def without_unscored(
+    log_probs: Float[Tensor, "B k"], beginnings: Sequence[Beginning], n_before: int
+) -> Float[Tensor, "B k"]:
+    """The log-probabilities, but 0 if the token after the first `n_before` is unscored (`DecodingInput.n_unscored`).
+
+    `log_probs`: sums over each hypothesis up to this token, or its log-probability alone. Tokens that are ruled out
+    keep -inf.
+    """
+    if all(n_before >= beginning.n_unscored for beginning in beginnings):
+        return log_probs
+    unscored = torch.tensor([[n_before < beginning.n_unscored] for beginning in beginnings], device=log_probs.device)
+    return log_probs.masked_fill(unscored & (log_probs > -math.inf), 0.0)
+
+
+def pad_copies(copies: Sequence[Sequence[int] | None] | None, src: Tensor) -> Int[Tensor, "B P"]:
+    """The number of occurrences of each placeholder in each sentence's output; no columns without placeholders."""
+    if not copies or copies[0] is None:
+        return torch.empty(len(src), 0, dtype=torch.int64, device=src.device)
+    counts = [[list(row or ()).count(i) for i in PLACEHOLDER_IDS] for row in copies]
+    return torch.tensor(counts, device=src.device)
+
+
+def _missing_placeholders(ids: Int[Tensor, "B k T"], copies: Int[Tensor, "B P"]) -> Bool[Tensor, "B k P"]:
+    """See `Constraints`."""
+    placeholders = torch.tensor(PLACEHOLDER_IDS[: copies.shape[1]], device=ids.device)
+    return (ids[..., None] == placeholders).sum(2) < copies[:, None]
+
+
+def _banned_tokens(missing: Bool[Tensor, "B k P"]) -> Int[Tensor, "B k b"]:
+    """Tokens to rule out: special tokens, complete placeholders, and the end while a placeholder is missing."""
+    shape, device = missing.shape, missing.device
+    never = torch.tensor([PAD, UNK, BOS], device=device).expand(*shape[:2], 3)
+    if not shape[2]:
+        return never
+    complete = torch.tensor(PLACEHOLDER_IDS, device=device).masked_fill(missing, PAD)
+    end = torch.where(missing.any(2, keepdim=True), EOS, PAD)
+    return torch.cat([never, complete, end], 2)
+
+
+def constrain(scores: Float[Tensor, "N V"], constraints: Constraints) -> Float[Tensor, "N V"]:
+    """Set the scores of tokens that may not follow to -inf; changes `scores`.
+
+    The scores are logits or log-probabilities. A missing placeholder becomes at least `MISPLACED` times as probable as
+    the end.
+    """
+    allowed, banned, missing = (rows.flatten(0, 1) for rows in constraints)
+    if missing.shape[1]:
+        placeholders = scores[:, PLACEHOLDER_IDS.start : PLACEHOLDER_IDS.stop]
+        least = (scores[:, EOS : EOS + 1] + math.log(MISPLACED)).masked_fill(~missing, -math.inf)
+        placeholders.copy_(placeholders.maximum(least))
+    scores.scatter_(1, banned, -math.inf)
+    if not allowed.shape[1]:
+        return scores
+    others = torch.ones_like(scores, dtype=torch.bool).scatter_(1, allowed, False)
+    return scores.masked_fill(others & (allowed[:, :1] != PAD), -math.inf)
 
 
 def repeating_tokens(ids: Int[Tensor, "*N T"], n: int) -> Int[Tensor, "*N w"]:
@@ -40,7 +137,21 @@ def repeating_tokens(ids: Int[Tensor, "*N T"], n: int) -> Int[Tensor, "*N w"]:
     return grams[..., -1].masked_fill((grams[..., :-1] != last[..., None, :]).any(-1), PAD)
 
 
-def keep_tokens(known: Float[Tensor, "N V"], tokens: Int[Tensor, "N A"]) -> Float[Tensor, "N V"]:
-    """Rows with -inf for all but some tokens; rows where these are padding stay as they are."""
-    others = torch.ones_like(known, dtype=torch.bool).scatter_(1, tokens, False)
-    return known.masked_fill(others & (tokens[:, :1] != PAD), -math.inf)
+def constraints_on(
+    ids: Int[Tensor, "B k T"],
+    beginnings: Sequence[Beginning],
+    copies: Int[Tensor, "B P"],
+    *,
+    no_repeat_ngram: int,
+    n_prompt: int = 0,
+) -> Constraints:
+    """The constraints on each hypothesis. Tokens of a prefix may repeat an n-gram.
+
+    `n_prompt`: length of the prompt at the start of `ids`.
+    """
+    allowed, missing = _allowed_tokens(beginnings, ids[:, :, n_prompt:]), _missing_placeholders(ids, copies)
+    banned = _banned_tokens(missing)
+    if no_repeat_ngram:
+        banned = torch.cat([banned, repeating_tokens(ids, no_repeat_ngram)], 2)
+    is_limited = (allowed != PAD).any(2, keepdim=True)
+    return Constraints(allowed, banned.masked_fill(is_limited, PAD), missing & ~is_limited)

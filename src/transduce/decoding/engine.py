@@ -13,47 +13,56 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from transduce.config.decoding import DecodingOptions, DecodingSettings
-from transduce.config.section import MAX_TOKENS
-from transduce.data.examples import Example, Ids, RowExample
-from transduce.errors import SettingsError
-from transduce.text.special import BOS, EOS, PAD
+from transduce.data.store import Example, Ids, RowExample
 
 OnToken = Callable[[int, int], None]
-"""Called with the place of an input and the next token of its best hypothesis, once the token is final."""
+"""Called with the index of an input and the next token of its best hypothesis, once the token is final."""
+
+
+Spelling = tuple[tuple[int, int, int], ...]
+"""An automaton of the token sequences that spell a text: sorted rows (state, token, next state).
+
+In a state with rows only the tokens of these rows may follow, and each leads to a higher state. In a state without rows
+any token may follow.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingInput:
     """Token ids to translate or to continue, or vectors [S, N] to translate.
 
-    `key` identifies it: what is drawn for it is a function of the seed and the key. `limit`: most new tokens.
-    `prefix`: tokens that every output starts with; they count in its length, its log-probability and `limit`.
-    `allowed`: for `DecodingOptions.shortlist`, the tokens of the output, ascending, with the prefix; None: all.
+    Attributes:
+        key: Identifies the input: random numbers are a function of the seed and the key.
+        ids: The tokens or vectors.
+        limit: Maximum number of new tokens.
+        prefix: Tokens that every output starts with. They count in its length, its log-probability and `limit`.
+        copies: The placeholders that every output must contain, each as often as here, and no others; None if the
+            vocabulary has no placeholders.
+        spelling: The tokens that may follow the prefix, from state 0 on.
+        n_unscored: Number of tokens at the start of the prefix that are part of the input: they count in the length,
+            but not in the log-probability.
     """
 
     key: tuple[int, ...]
     ids: Ids
     limit: int
     prefix: tuple[int, ...] = ()
-    allowed: np.ndarray | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.limit <= MAX_TOKENS:
-            raise SettingsError(f"limit = {self.limit}: must be from 1 to {MAX_TOKENS:,} tokens")
-        if len(self.prefix) > self.limit:
-            raise SettingsError(f"a prefix of {len(self.prefix)} tokens: longer than the limit of {self.limit} tokens")
-        if any(special in self.prefix for special in (PAD, BOS, EOS)):
-            raise SettingsError("a prefix must not contain padding, the start or the end of a sentence")
+    copies: tuple[int, ...] | None = None
+    spelling: Spelling = ()
+    n_unscored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One output. `ids` without special ids; the end of the sentence counts in `log_prob` and in the length.
+    """One output.
 
-    log_prob: sum of the log-probabilities (nats) of its tokens. score: log_prob / length ** length_penalty.
-    finished: False where the output was cut off at the length limit, before an end of sentence.
-    attention: of the head that was trained to align, where the search kept it: [ids, source ids and their end], at the
-    step that reads the id; zeros for the last id of an output that was cut off.
+    Attributes:
+        ids: Tokens without special ids; the end of the sentence counts in `log_prob` and in the length.
+        log_prob: Sum of the log-probabilities (nats) of the tokens.
+        score: log_prob / length ** length_penalty.
+        finished: False if the output was cut off at the length limit, before an end of sentence.
+        attention: Weights of the head that was trained to align, if the search stored them: [ids, source ids and their
+            end], at the step that reads the id; zeros for the last id of an output that was cut off.
     """
 
     ids: tuple[int, ...]
@@ -64,26 +73,26 @@ class Hypothesis:
 
 
 BATCH_TOKENS = DecodingSettings().batch_tokens
-"""Tokens that are scored at once, padding included, if nothing else is asked for."""
+"""Default number of tokens that are scored at once, padding included."""
 
-PATIENCE = 60.0
-"""Seconds after which an input without a deadline is as urgent as one whose deadline is now."""
+IsWanted = Callable[[int], bool]
+"""Called between two steps with the index of an input that is not done; False if nobody waits for it."""
 
-Outcome = Literal["done", "tokens", "cancelled", "expired", "failed"]
-OUTCOMES: tuple[Outcome, ...] = ("done", "tokens", "cancelled", "expired", "failed")
-"""All but `tokens` are the end of an input. The order is that of the codes of the native library."""
+Outcome = Literal["done", "tokens", "cancelled", "failed"]
+OUTCOMES: tuple[Outcome, ...] = ("done", "tokens", "cancelled", "failed")
+"""Every outcome except `tokens` ends an input. The order is that of the native library's codes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """News of an input that was submitted.
+    """New tokens or the end of a submitted input.
 
     Attributes:
-        ticket: Its number.
-        outcome: done, cancelled, expired or failed, once each; before it `tokens`, any number of times.
-        hypotheses: done: as `Engine.translate` returns them.
-        tokens: tokens: the next ones of the best hypothesis, which are final.
-        reason: failed: why.
+        ticket: Number that identifies the input.
+        outcome: `tokens`, any number of times, and finally `done`, `cancelled` or `failed`.
+        hypotheses: If `done`: the hypotheses, as `Engine.translate` returns them.
+        tokens: If `tokens`: the next tokens of the best hypothesis, which are final.
+        reason: If `failed`: the reason.
     """
 
     ticket: int
@@ -106,52 +115,58 @@ class Batcher(Protocol):
         inputs: Sequence[DecodingInput],
         options: DecodingOptions,
         *,
-        deadline: float,
+        order: float,
         stream: bool,
     ) -> None:
-        """Add inputs with the tickets first_ticket, first_ticket + 1, ...; all or, with an error, none.
+        """Add inputs with the tickets first_ticket, first_ticket + 1, ...; if there is an error, none is added.
 
-        One event that is an end follows for each. `deadline`: a time of `time.monotonic`, infinite for none. `stream`:
-        deliver `tokens` too, where possible.
+        Each input gets one event that ends it. Inputs with the smallest `order` are decoded first, of these the
+        earliest. `stream`: also deliver events with `tokens`, if the engine can.
         """
 
     def cancel(self, ticket: int) -> None:
         """End an input at the next step; no effect if it has ended."""
 
     def workload(self) -> dict[str, int]:
-        """Amount of work at hand: at least `n_waiting`, inputs of which nothing is decoded yet."""
+        """Numbers that describe the open work, among them `n_waiting`: inputs whose decoding has not begun."""
 
     async def close(self) -> None:
-        """Cancel all, and deliver their ends. Nothing may be submitted after it."""
+        """Cancel all inputs and deliver their last events. Nothing may be submitted afterwards."""
+
+
+def cost_of(inputs: Sequence[DecodingInput], options: DecodingOptions) -> float:
+    """Number of tokens of the inputs and of their longest outputs, times the number of beams or samples."""
+    width = options.n_best if options.sample else options.beam
+    return float(width * sum(len(source.ids) + source.limit for source in inputs))
 
 
 def sample_numbers(seed: Sequence[int], sample: int, n: int) -> np.ndarray:
-    """Numbers of [0, 1) for n tokens of a sample: a function of the seed and the sample's number only."""
+    """Random numbers in [0, 1) for n tokens of a sample, a function of the seed and of the sample's index."""
     return np.random.default_rng([*seed, sample]).random(n)
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """A model as `Translator` and `Generator` use it. Safe to call from several threads."""
+    """The interface of a model for `Translator` and `Generator`. Safe to call from several threads."""
 
     @property
     def device(self) -> str:
         """The device of the engine, by PyTorch's names: cpu, cuda:0."""
 
     def pytorch_model(self) -> Any:
-        """The PyTorch model, in eval mode. An engine that does not use it loads it when it is first asked for."""
+        """The PyTorch model, in eval mode. The native engine loads it when this is first called."""
 
     def translate(
         self, sources: Sequence[DecodingInput], options: DecodingOptions, *, on_token: OnToken | None = None
     ) -> list[list[Hypothesis]]:
-        """`options.n_best` hypotheses per source, best first, or samples. All options count, given or not.
+        """Return `options.n_best` hypotheses per source, best first, or as many samples.
 
-        A language model draws one continuation per source, whose tokens `on_token` sees as they are drawn. Of a search,
-        only the native library calls it.
+        A language model samples one continuation per source and passes each token to `on_token`. In beam search only
+        the native library calls `on_token`.
         """
 
     def open_batcher(self, deliver: Deliver) -> Batcher:
-        """Start what decodes for a `DecodingQueue`. The running event loop calls `deliver`."""
+        """Start decoding for a `DecodingQueue`. `deliver` is called in the running event loop."""
 
     def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
         """Log-probabilities (nats) of every target token and of the end, given the source."""

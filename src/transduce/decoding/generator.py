@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import codecs
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
-from transduce.config.decoding import DecodingOptions
+from transduce.config.decoding import DecodingKeywords, DecodingOptions
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
-from transduce.data.examples import RowExample
-from transduce.data.store import TextStore
-from transduce.decoding.engine import BATCH_TOKENS, DecodingInput, Engine, Hypothesis, OnToken
-from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
-from transduce.decoding.loading import GIVEN, AnyPrecision, EngineChoice, EngineModel, open_engine
+from transduce.data.store import RowExample, TextStore
+from transduce.decoding.engine import DecodingInput, Engine, Hypothesis, OnToken
+from transduce.decoding.open_run import GIVEN, AnyPrecision, EngineChoice, EngineModel, open_engine
 from transduce.decoding.results import Generation, TextLogProbs, TextScore
 from transduce.errors import DataError, SettingsError
 from transduce.text.hub import HubTokenizer
@@ -32,15 +32,16 @@ _DEFAULT = DecodingOptions(sample=True)
 
 
 class _Abandoned(Exception):
-    """The reader of a stream has gone."""
+    """Raised when the reader of a stream has stopped reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """A text in progress.
 
-    key: the numbers of its prompt and sample. ids: all, of which the prompt has n_given. limit: most new ones. part:
-    number of contexts that it has filled.
+    `key`: the numbers of its prompt and sample. `ids`: all tokens so far, of which the first `n_given` are the
+    prompt's. `limit`: maximum number of new tokens. `part`: number of contexts that the text has filled. `log_prob`:
+    of the new tokens. `finished`: whether the text has ended.
     """
 
     key: tuple[int, int]
@@ -57,7 +58,7 @@ class Continuation:
         return self.ids[self.n_given :]
 
     def extended(self, new: Hypothesis) -> Continuation:
-        """The text with what an engine found for `Generator.next_input`."""
+        """The continuation, extended by the engine's output for `Generator.next_input`."""
         log_prob = self.log_prob + new.log_prob
         return replace(self, ids=self.ids + new.ids, part=self.part + 1, log_prob=log_prob, finished=new.finished)
 
@@ -66,7 +67,7 @@ class Generator(EngineModel):
     """A language model with its vocabulary. Safe to use from several threads.
 
     >>> generator = Generator.load("runs/x")                          # doctest: +SKIP
-    >>> generator.generate(["ROMEO:"])[0].text                        # doctest: +SKIP
+    >>> generator.generate(["ROMEO:"], temperature=0.8)[0].text       # doctest: +SKIP
     """
 
     task = "causal"
@@ -81,13 +82,13 @@ class Generator(EngineModel):
     ) -> None:
         """Wrap an engine: `TorchEngine(model)`, for a decoder-only model in eval mode.
 
-        `settings`: those of the run. `choice`: why it is this engine.
+        `settings`: settings of the run. `choice`: the reason for this engine.
         """
         super().__init__(engine, choice)
         self.tokenizer, self.settings = tokenizer, settings
         self.context = resolved(settings.data.context, "data.context")
         self.memory = settings.model.remembered
-        """Tokens before a segment of `context` tokens that the model remembers; None: it sees `context` tokens only."""
+        """Number of tokens before the current `context` tokens that the model remembers; None without a memory."""
         self._begins = settings.data.documents != "file"
 
     @classmethod
@@ -99,46 +100,63 @@ class Generator(EngineModel):
         precision: AnyPrecision = "float32",
         memory: int | None = None,
     ) -> Generator:
-        """The same as `Translator.load`. `memory`: tokens that a model with a memory remembers; default: the run's."""
-        folder, tokenizers, engine, choice = open_engine(
+        """Load a run, see `Translator.load`. `memory`: tokens that a model with a memory remembers."""
+        (folder,), tokenizers, engine, choice = open_engine(
             path, task=cls.task, device=device, precision=precision, memory=memory
         )
         assert isinstance(tokenizers.tgt, Tokenizer | HubTokenizer), "a language model has one of these"
         return cls(engine, tokenizers.tgt, folder.settings, choice=choice)
 
     def generate(
-        self, prompts: Sequence[str], options: DecodingOptions = _DEFAULT, *, cut_prompt: bool = False
+        self,
+        prompts: Sequence[str],
+        options: DecodingOptions = _DEFAULT,
+        *,
+        cut_prompt: bool = False,
+        **decoding: Unpack[DecodingKeywords],
     ) -> list[Generation]:
-        """Continue each prompt: `options.n_best` samples per prompt, in order.
+        """Continue each prompt: `n_best` samples per prompt, in order.
 
-        `cut_prompt`: of a prompt that is longer than the model's context, the beginning is cut off.
-
-        What is drawn is a function of the model, the prompt, its place, the seed and the sampling; the other prompts do
-        not change it. A text that outgrows the model's context is continued from the last half context, unless the
+        A sample is a function of the model, the prompt, its position, the seed and the options; other prompts do not
+        change it. A text that outgrows the model's context is continued from the last half context, unless the
         model has a memory.
+
+        `decoding`: decoding options as keywords, such as `temperature=0.8`, which replace those of `options`; see
+        `DecodingOptions`. `cut_prompt`: cut off the beginning of a prompt that is longer than the model's context.
 
         Raises:
             DataError: A prompt is longer than the context, and `cut_prompt` is not set.
-            SettingsError: The options ask for a search.
+            SettingsError: An option is unknown or out of bounds, or asks for a search.
         """
         if isinstance(prompts, str):
             raise TypeError("prompts must be a list of texts, not one text: generate([text])")
+        options = options.with_values(**decoding)
         return [
-            Generation(prompts[one.key[0]], self.tokenizer.decode(one.new_ids), one.new_ids, one.log_prob, one.finished)
-            for one in self._run(self.start(prompts, options, cut_prompt=cut_prompt), options)
+            Generation(
+                prompts[text.key[0]], self.tokenizer.decode(text.new_ids), text.new_ids, text.log_prob, text.finished
+            )
+            for text in self._run(self.start(prompts, options, cut_prompt=cut_prompt), options)
         ]
 
-    def stream(self, prompt: str, options: DecodingOptions = _DEFAULT, *, cut_prompt: bool = False) -> Iterator[str]:
-        """Yield what `generate` returns for one prompt in parts, as it is written. No part ends within a character.
+    def stream(
+        self,
+        prompt: str,
+        options: DecodingOptions = _DEFAULT,
+        *,
+        cut_prompt: bool = False,
+        **decoding: Unpack[DecodingKeywords],
+    ) -> Iterator[str]:
+        """Continue one prompt as `generate` does; yield the text in parts, as it is written.
 
-        Closing the iterator stops the computation.
+        No part ends within a character. Closing the iterator stops the computation.
         """
+        options = options.with_values(**decoding)
         text, *_ = self.start([prompt], options, cut_prompt=cut_prompt)
         detokenizer = IncrementalDetokenizer(self.tokenizer)
         tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         abandoned = threading.Event()  # Ctrl-C, a closed pipe, `close()`
 
-        def on_token(place: int, token: int) -> None:
+        def on_token(index: int, token: int) -> None:
             if abandoned.is_set():
                 raise _Abandoned
             tokens.put(token)
@@ -157,20 +175,20 @@ class Generator(EngineModel):
             yield part
 
     def start(self, prompts: Sequence[str], options: DecodingOptions, *, cut_prompt: bool) -> list[Continuation]:
-        """The texts of `generate`, of which nothing is written yet. Raises as it does."""
+        """The texts of `generate` before their first token. Raises the errors of `generate`."""
         limit, samples = self.options_of_a_text(options).max_length, range(options.n_best)
         encoded = [self._prompt(text, number, cut_prompt=cut_prompt) for number, text in enumerate(prompts)]
         return [Continuation((n, i), ids, len(ids), limit) for n, ids in enumerate(encoded) for i in samples]
 
     def options_of_a_text(self, options: DecodingOptions) -> DecodingOptions:
-        """All options with which an engine continues one text. Raises `SettingsError` if they ask for a search."""
+        """The decoding options for the continuation of one text. Raises `SettingsError` if they ask for a search."""
         given = options.model_dump(exclude_unset=True) | {"sample": True, "n_best": 1}
         return DecodingOptions(**given).over(self.settings.decoding)
 
     def next_input(self, text: Continuation) -> DecodingInput | None:
-        """The prompt that an engine continues next; None: the text is complete.
+        """The prompt that an engine continues next; None if the text is complete.
 
-        The engine reads the whole text, or its last half context where the text fills the context.
+        It is the whole text, or the last half context of a text that fills the context.
         """
         left = text.limit - len(text.new_ids)
         if text.finished or not left:
@@ -184,7 +202,7 @@ class Generator(EngineModel):
     def score(self, texts: Sequence[str]) -> list[TextLogProbs]:
         """Log-probability of each text as a whole document, token by token; the last token is the end.
 
-        A text longer than the context is scored in parts, each without the one before it, unless the model has a
+        A text longer than the context is scored in parts, each without the part before it, unless the model has a
         memory.
         """
         rows, owners = list[np.ndarray](), list[int]()
@@ -194,10 +212,10 @@ class Generator(EngineModel):
             for start in range(1, len(framed), length):
                 rows.append(framed[start - 1 : start + length])
                 owners.append(number)
-        found: list[list[float]] = [[] for _ in texts]
-        for number, known in zip(owners, self._log_probs(rows, self.settings.decoding.batch_tokens), strict=True):
-            found[number] += known
-        return [TextLogProbs(tuple(known)) for known in found]
+        log_probs: list[list[float]] = [[] for _ in texts]
+        for number, part in zip(owners, self._log_probs(rows, self.settings.decoding.batch_tokens), strict=True):
+            log_probs[number] += part
+        return [TextLogProbs(tuple(values)) for values in log_probs]
 
     def evaluate(self, store: TextStore, *, stride: int | None = None, batch_tokens: int | None = None) -> TextScore:
         """Score running text, every token once, in rows of the context's length.
@@ -211,50 +229,45 @@ class Generator(EngineModel):
                     raise SettingsError(
                         f"{name} = {value}: this model has a memory and reads the text as one row; leave it out"
                     )
-            return self._evaluate_stream(store)
         stride = self.context if stride is None else stride
         if not 1 <= stride <= self.context:
             raise SettingsError(f"stride = {stride}: must be from 1 to the context, {self.context}")
-
-        def rows() -> Iterator[tuple[np.ndarray, int]]:  # a row, and how many of its targets were scored before
-            ids = store.ids
-            for start in range(1, len(ids), stride):
-                end = min(len(ids), start + stride)
-                first = max(1, start + stride - self.context)
-                yield np.asarray(ids[first - 1 : end], dtype=np.int64), start - first
-
         nats, n_tokens = 0.0, 0
         budget = max(self.context, batch_tokens or self.settings.decoding.batch_tokens)
-        remaining = rows()
+        remaining = self._rows(store.ids, stride)
         while batch := list(islice(remaining, SCORED_ROWS)):
-            for (row, skip), known in zip(batch, self._log_probs([row for row, _ in batch], budget), strict=True):
+            for (row, skip), log_probs in zip(batch, self._log_probs([row for row, _ in batch], budget), strict=True):
                 real = row[1 + skip :] != BOS
-                nats -= float(np.asarray(known[skip:])[real].sum())
+                nats -= float(np.asarray(log_probs[skip:])[real].sum())
                 n_tokens += int(real.sum())
-        return TextScore(nats=nats, n_tokens=n_tokens, n_bytes=store.n_bytes, context=self.context, stride=stride)
-
-    def _evaluate_stream(self, store: TextStore) -> TextScore:
-        """Score running text as one row, whose memory reaches from part to part."""
-        row = np.asarray(store.ids, dtype=np.int64)
-        known = np.asarray(self._log_probs([row])[0])[row[1:] != BOS]
         return TextScore(
-            nats=-float(known.sum()),
-            n_tokens=len(known),
+            nats=nats,
+            n_tokens=n_tokens,
             n_bytes=store.n_bytes,
             context=self.context,
-            stride=self.context,
+            stride=stride,
             memory=self.memory,
         )
 
+    def _rows(self, ids: np.ndarray, stride: int) -> Iterator[tuple[np.ndarray, int]]:
+        """Rows of running text, each with the number of its targets that were scored before."""
+        if self.memory is not None:  # the memory carries over from part to part
+            yield np.asarray(ids, dtype=np.int64), 0
+            return
+        for start in range(1, len(ids), stride):
+            first = max(1, start + stride - self.context)
+            yield np.asarray(ids[first - 1 : start + stride], dtype=np.int64), start - first
+
     def _prompt(self, text: str, number: int, *, cut_prompt: bool) -> tuple[int, ...]:
-        """The ids of a prompt. It begins with BOS where documents do so in training, and where it is empty."""
+        """The ids of a prompt. It begins with BOS if documents do so in training, or if it is empty."""
         ids = self.tokenizer.encode(text)
         ids = [BOS, *ids] if self._begins or not ids else ids
         if len(ids) > self.context and self.memory is None:
             if not cut_prompt:
                 raise DataError(
                     f"prompt {number + 1} has {len(ids)} tokens; the context of this model is {self.context}; shorten "
-                    "it, or cut its beginning off with cut_prompt"
+                    "it, or cut its beginning off with cut_prompt",
+                    "cut_prompt",
                 )
             ids = ids[-self.context :]
         return tuple(ids)
@@ -262,20 +275,64 @@ class Generator(EngineModel):
     def _run(
         self, texts: list[Continuation], options: DecodingOptions, on_token: OnToken | None = None
     ) -> list[Continuation]:
-        """All texts, complete. `on_token` sees the tokens of the only one as they are written.
+        """Complete all texts. `on_token`: called with each new token, if there is one text.
 
-        Texts advance in rounds: in each, all until their context is full.
+        Texts advance in rounds: each round fills the context of every text.
         """
         options = self.options_of_a_text(options)
-        while inputs := {place: one for place, text in enumerate(texts) if (one := self.next_input(text)) is not None}:
-            found = self.engine.translate(list(inputs.values()), options, on_token=on_token)
-            for place, (new,) in zip(inputs, found, strict=True):
-                texts[place] = texts[place].extended(new)
+        while inputs := {i: prompt for i, text in enumerate(texts) if (prompt := self.next_input(text)) is not None}:
+            outputs = self.engine.translate(list(inputs.values()), options, on_token=on_token)
+            for index, (new,) in zip(inputs, outputs, strict=True):
+                texts[index] = texts[index].extended(new)
         return texts
 
-    def _log_probs(self, rows: Sequence[np.ndarray], batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
+    def _log_probs(self, rows: Sequence[np.ndarray], batch_tokens: int) -> list[list[float]]:
         """Log-probability of every token of each row but the first, given those before it."""
         examples = [RowExample(row[:-1], row[1:]) for row in rows]
         return self.engine.score_rows(
             examples, separate=self.settings.data.separate_documents, batch_tokens=batch_tokens
         )
+
+
+class IncrementalDetokenizer:
+    """Turns tokens into parts of text that never end within a character and never show a part of a stop string.
+
+    Attributes:
+        ids: The tokens, up to the one that completed a stop string.
+        is_stopped: Whether a stop string was found; the text ends before it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | HubTokenizer, stop: Sequence[str] = ()) -> None:
+        """Start an empty text that ends before the first of the strings `stop`."""
+        self.ids: list[int] = []
+        self.is_stopped = False
+        self._bytes_of, self._stop = tokenizer.bytes_of, tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""  # may be the start of a stop string
+
+    def add(self, tokens: Iterable[int]) -> str:
+        """Add tokens; return the text that has become final."""
+        parts: list[str] = []
+        for token in tokens:
+            if self.is_stopped:
+                break
+            self.ids.append(token)
+            parts.append(self._certain(self._decoder.decode(self._bytes_of[token])))
+        return "".join(parts)
+
+    def end(self) -> str:
+        """Return the rest of the text; called after the last token."""
+        return "" if self.is_stopped else self._certain(self._decoder.decode(b"", final=True), is_last=True)
+
+    def _certain(self, new: str, *, is_last: bool = False) -> str:
+        text = self._held + new
+        stops = [start for string in self._stop if (start := text.find(string)) >= 0]
+        self.is_stopped = bool(stops)
+        end = min(stops) if stops else len(text) if is_last else len(text) - self._n_uncertain(text)
+        self._held = text[end:]
+        return text[:end]
+
+    def _n_uncertain(self, text: str) -> int:
+        """Number of characters at the end of a text that may begin a stop string."""
+        lengths = (n for stop in self._stop for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n]))
+        return max(lengths, default=0)

@@ -13,15 +13,15 @@ from torch import nn
 from transduce.config.architectures import BertSettings
 from transduce.config.settings import Settings
 from transduce.data.batch import pad_rows
-from transduce.data.sentence_pairs import pack
-from transduce.decoding.loading import open_model
+from transduce.data.store import pack
+from transduce.decoding.open_run import open_model
 from transduce.errors import DataError, RunFolderError
 from transduce.text.special import MASK, MASK_PIECE, Vocabulary, bare, encode_with_masks
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A piece for a mask, the text with it (and the most likely pieces for other masks), and its probability."""
+    """A predicted piece for a mask, its probability, and the text with it and the best pieces for all other masks."""
 
     token: str
     text: str
@@ -30,19 +30,19 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """A text, and for each of its masks the most likely pieces, best first."""
+    """A text, and the most probable pieces for each of its masks, best first."""
 
     text: str
     masks: tuple[tuple[Prediction, ...], ...]
 
 
 class MaskFiller:
-    """Predicts the words behind <mask>."""
+    """Predicts the pieces that <mask> stands for."""
 
     task = "masked"
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary, settings: Settings) -> None:
-        """`settings`: those of the run."""
+        """`settings`: the settings of the run."""
         self.model: Any = model
         self.vocabulary, self.settings = vocabulary, settings
         assert isinstance(settings.model, BertSettings), "the architecture of masked models"
@@ -66,8 +66,8 @@ class MaskFiller:
 
     def _fill(self, text: str, ids: list[int], top: int) -> Filling:
         framed = pack(ids)
-        places = [i for i, token in enumerate(framed.ids.tolist()) if token == MASK]
-        if not places:
+        positions = [i for i, token in enumerate(framed.ids.tolist()) if token == MASK]
+        if not positions:
             raise DataError(f"there is no <mask> in {text!r}; put it where a word is to be predicted")
         if len(framed.ids) > self.context:
             raise DataError(
@@ -75,20 +75,20 @@ class MaskFiller:
             )
         with torch.inference_mode():
             rows = pad_rows([framed.ids]).to(self.device)
-            hidden, _ = self.model(rows, torch.zeros_like(rows), torch.tensor(places, device=self.device))
+            hidden, _ = self.model(rows, torch.zeros_like(rows), torch.tensor(positions, device=self.device))
             logits = self.model.logits(hidden).float()
             logits[:, : MASK + 1] = float("-inf")
-            found = logits.softmax(-1).topk(min(top, logits.shape[1] - MASK - 1))
+            best = logits.softmax(-1).topk(min(top, logits.shape[1] - MASK - 1))
         filled = framed.ids.copy()
-        filled[places] = found.indices[:, 0].cpu().numpy()
+        filled[positions] = best.indices[:, 0].cpu().numpy()
 
-        def prediction(place: int, token: int, probability: float) -> Prediction:
-            ids = [*filled[:place].tolist(), token, *filled[place + 1 :].tolist()]
+        def prediction(position: int, token: int, probability: float) -> Prediction:
+            ids = [*filled[:position].tolist(), token, *filled[position + 1 :].tolist()]
             return Prediction(bare(self.vocabulary.pieces([token])[0]), self.vocabulary.decode(ids), probability)
 
-        tokens, probabilities = found.indices.tolist(), found.values.tolist()
+        tokens, probabilities = best.indices.tolist(), best.values.tolist()
         masks = (
-            tuple(prediction(place, *one) for one in zip(*row, strict=True))
-            for place, *row in zip(places, tokens, probabilities, strict=True)
+            tuple(prediction(position, *piece) for piece in zip(*row, strict=True))
+            for position, *row in zip(positions, tokens, probabilities, strict=True)
         )
         return Filling(text, tuple(masks))

@@ -1,104 +1,426 @@
-"""The engine that runs Transformers in our C++ library (`native/`), several times faster than PyTorch.
-
-`native_engine` gives one, or the reason why there is none: then PyTorch's engine does the work. The library is compiled
-when the package is installed, if there is a C++ compiler.
-"""
+"""The engine that runs Transformers in our C++ library (`native/`), several times faster than PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+import asyncio
+import ctypes
+import itertools
+import math
+import os
+import threading
+import weakref
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
+from transduce.config.architectures import GPTSettings
 from transduce.config.decoding import DecodingOptions
-from transduce.config.kinds import resolve_preset
-from transduce.data.examples import Example, RowExample
-from transduce.decoding.alignment import guided_head
-from transduce.decoding.engine import BATCH_TOKENS, Batcher, DecodingInput, Deliver, Hypothesis, OnToken
-from transduce.decoding.native_decoder import NativeBatcher, NativeDecoder
-from transduce.decoding.native_model import LONGEST_TEXT, NativeModel, NativePrecision, NativeSettings, why_not
-from transduce.decoding.native_scoring import Head, NativeScorer
-from transduce.errors import SettingsError
-from transduce.native.library import load_library
+from transduce.data.store import Example, Ids, RowExample
+from transduce.decoding.engine import (
+    BATCH_TOKENS,
+    OUTCOMES,
+    Batcher,
+    DecodingInput,
+    Deliver,
+    Event,
+    Hypothesis,
+    OnToken,
+    Outcome,
+    sample_numbers,
+)
+from transduce.decoding.native_model import NativeModel
+from transduce.errors import TransduceError
+from transduce.kernels.library import address, packed
 from transduce.process import n_threads_to_use
-from transduce.runs.folder import RunFolder
-from transduce.text.tokenizer import Tokenizers
+from transduce.text.special import BOS, EOS, PAD, PLACEHOLDER_IDS
+
+Head = tuple[int, int]
+"""A decoder layer and a head of its cross-attention, both from 0."""
+
+_LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
+_IN_PYTHON = ("max_length", "batch_tokens", "seed", "split")  # options that the library is not given
+_SLICE = 0.05  # seconds after which a caller that decodes lets Python handle signals
+_STREAM_SLICE = 0.005  # the same for a caller that streams tokens
+_SHARE = 4096  # tokens that a thread scores at once
+
+
+class _Option(ctypes.Structure):
+    """`transduce_option` of native/src/transduce_native.h."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("value", ctypes.c_double)]
+
+
+class Sentences(ctypes.Structure):
+    """`transduce_sentences`."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("ids", "offsets", "prefixes", "prefix_offsets")),
+        *((name, ctypes.c_void_p) for name in ("spellings", "spelling_offsets", "limits", "unscored")),
+        *((name, ctypes.c_void_p) for name in ("copies", "numbers")),
+        ("n", ctypes.c_int64),
+    ]
+
+
+class Load(ctypes.Structure):
+    """`transduce_load`."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in _LOAD]
+
+
+class _Pairs(ctypes.Structure):
+    """`transduce_pairs` of native/src/transduce_native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("sources", "source_offsets", "inputs", "tokens", "offsets")),
+        ("n", ctypes.c_int64),
+    ]
+
+
+def option_array(options: Mapping[str, float]) -> ctypes.Array[_Option]:
+    """The array of named options in the library's format."""
+    return (_Option * len(options))(*(_Option(name.encode(), value) for name, value in options.items()))
+
+
+@lru_cache(64)
+def _native_options(options: DecodingOptions, stream: bool) -> ctypes.Array[_Option]:
+    """All options for the library. `stream`: report tokens, which needs a single sample."""
+    given = {name: float(value) for name, value in options if name not in _IN_PYTHON}
+    return option_array(given | {"stream": stream and not (options.sample and options.n_best > 1)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """Inputs of the model, and for each the next token whose log-probability is wanted (-1: none)."""
+
+    source: Ids
+    inputs: Ids
+    tokens: Ids
+
+    @property
+    def size(self) -> int:
+        return len(self.source) + len(self.inputs)
 
 
 class NativeEngine:
-    """Search, sampling and scoring in C++ on all cores.
+    """Search, sampling and scoring in C++ on all cores, from several threads at a time.
 
     The hypotheses of a sentence depend on the sentence, the model and the options only: they are the same bit for bit
-    alone, in any batch, and with any number of threads.
+    alone, in any batch, and with any number of threads. The threads end when the engine is garbage-collected; a fork
+    starts its own.
     """
 
     device = "cpu"
 
-    def __init__(self, native: NativeModel, *, pytorch_model: Callable[[], Any], n_threads: int | None = None) -> None:
-        """An engine for a model in the library.
-
-        Args:
-            native: The model.
-            pytorch_model: Gives the same model in PyTorch, for inspection; called when it is first asked for.
-            n_threads: All cores, if not given.
-        """
-        n_threads = n_threads or n_threads_to_use()
+    def __init__(self, model: NativeModel, *, pytorch_model: Callable[[], Any], n_threads: int | None = None) -> None:
+        """`pytorch_model`: loads the same model in PyTorch, on first use. `n_threads`: default: all cores."""
+        self.n_threads, self.library, self._model = n_threads or n_threads_to_use(), model.library, model
         self.pytorch_model = cache(pytorch_model)
-        self._decoder = NativeDecoder(native, n_threads=n_threads)
-        self._scorer = NativeScorer(native, n_threads=n_threads)
+        self._lock, self._pid = threading.Lock(), 0
+        self._handle = ctypes.c_void_p()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The queue of this process. A fork opens a new queue: the parent's has no threads there, and may be locked."""
+        if self._pid == os.getpid():
+            return self._handle
+        with self._lock:
+            if self._pid != os.getpid():
+                handle, pid = ctypes.c_void_p(), os.getpid()
+                self.library.transduce_queue_new(self._model.handle, self.n_threads, ctypes.byref(handle))
+                self._handle, self._threads = handle, []
+                weakref.finalize(self, _free, self.library, self._model, handle, self._threads, pid)
+                self._pid = pid
+            return self._handle
+
+    def start_threads(self) -> None:
+        """Start the threads that decode for all callers; without them, callers decode in `NativeCaller.work`."""
+        handle = self.handle
+        if len(self._threads) == self.n_threads:
+            return
+        with self._lock:
+            while len(self._threads) < self.n_threads:
+                # Daemon threads, because they run in C until `_free` ends them.
+                serve = self.library.transduce_serve
+                thread = threading.Thread(target=serve, args=(handle,), name="decode", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def workload(self) -> dict[str, int]:
+        """Numbers of waiting sentences and their tokens, of sentences that have not ended, of steps and their rows."""
+        load = Load()
+        self.library.transduce_queue_load(self.handle, ctypes.byref(load))
+        return {name: getattr(load, name) for name in _LOAD}
+
+    def read_ids(self, ids: Ids) -> Ids:
+        """The model's input for a source, or for a prompt."""
+        settings = self._model.settings
+        if isinstance(settings, GPTSettings):
+            return [self._model.start if i == BOS else i for i in ids]
+        return (*ids, EOS) if settings.source_end or len(ids) == 0 else ids
+
+    def translate(
+        self, sources: Sequence[DecodingInput], options: DecodingOptions, *, on_token: OnToken | None = None
+    ) -> list[list[Hypothesis]]:
+        """See `Engine.translate`. The calling thread decodes too."""
+        if len(sources) > 1 and self.n_threads > 1:
+            self.start_threads()
+        caller = NativeCaller(self)
+        try:
+            caller.submit(0, sources, options, order=math.inf, stream=on_token is not None, works=True)
+            hypotheses: list[list[Hypothesis]] = [[]] * len(sources)
+            n_seen, n_open = [0] * len(sources), 1
+            while n_open:
+                n_open = caller.work(_SLICE if on_token is None else _STREAM_SLICE)
+                for event in caller.collect() if on_token is not None or not n_open else ():
+                    tokens = event.tokens
+                    if event.outcome == "done":
+                        hypotheses[event.ticket] = event.hypotheses
+                        tokens = event.hypotheses[0].ids[n_seen[event.ticket] :] if event.hypotheses else ()
+                    elif event.outcome != "tokens":
+                        raise TransduceError(
+                            f"a translation was {event.outcome}; {event.reason or 'its engine was closed'}"
+                        )
+                    if on_token is not None:
+                        n_seen[event.ticket] += len(tokens)
+                        for token in tokens:
+                            on_token(event.ticket, token)
+            return hypotheses
+        finally:
+            caller.free()
+
+    def open_batcher(self, deliver: Deliver) -> Batcher:
+        """See `Engine.open_batcher`."""
+        self.start_threads()
+        return NativeCaller(self, deliver)
 
     def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
         """See `Engine.score`."""
-        return self._scorer.score(pairs)
+        return [log_probs.tolist() for log_probs, _ in self._map([self._pair(pair) for pair in pairs], ())]
 
     def score_rows(
         self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int = BATCH_TOKENS
     ) -> list[list[float]]:
         """See `Engine.score_rows`."""
-        return self._scorer.score_rows(rows, separate=separate)
+        items, owners = list[_Item](), list[int]()
+        for number, row in enumerate(rows):
+            ids = np.asarray(row.ids)
+            tokens = np.where(np.equal(row.targets, PAD), -1, row.targets)
+            # Documents do not attend to each other, and positions count from the start of each document.
+            starts = {0, *np.flatnonzero(ids == BOS).tolist(), len(ids)} if separate else {0, len(ids)}
+            ids = np.where(ids == BOS, self._model.start, ids)
+            for start, stop in itertools.pairwise(sorted(starts)):
+                items.append(_Item((), ids[start:stop].tolist(), tokens[start:stop].tolist()))
+                owners.append(number)
+        log_probs_of: list[list[float]] = [[] for _ in rows]
+        for number, (log_probs, _) in zip(owners, self._map(items, ()), strict=True):
+            log_probs_of[number] += log_probs.tolist()
+        return log_probs_of
 
     def attention(self, pairs: Sequence[Example], heads: Sequence[Head]) -> list[np.ndarray]:
-        """See `Engine.attention`."""
-        return self._scorer.attention(pairs, heads)
+        """See `Engine.attention`. If the encoder does not read the end of the source, its weight is zero."""
+        weights_of = [weights for _, weights in self._map([self._pair(pair) for pair in pairs], heads)]
+        unread = [len(pair.src) + 1 - weights.shape[2] for pair, weights in zip(pairs, weights_of, strict=True)]
+        return [np.pad(weights, ((0, 0), (0, 0), (0, n))) for weights, n in zip(weights_of, unread, strict=True)]
 
-    def translate(
-        self, sources: Sequence[DecodingInput], options: DecodingOptions, *, on_token: OnToken | None = None
-    ) -> list[list[Hypothesis]]:
-        """See `Engine.translate`."""
-        return self._decoder.translate(sources, options, on_token=on_token)
+    def _pair(self, pair: Example) -> _Item:
+        return _Item(self.read_ids(pair.src), (self._model.start, *pair.tgt), (*pair.tgt, EOS))
 
-    def open_batcher(self, deliver: Deliver) -> Batcher:
-        """See `Engine.open_batcher`."""
-        return NativeBatcher(self._decoder, deliver)
+    def _map(self, items: Sequence[_Item], heads: Sequence[Head]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Log-probabilities and weights of each item, in order."""
+        shares: list[list[int]] = [[]]
+        room = _SHARE
+        for number in sorted(range(len(items)), key=lambda i: -items[i].size):
+            if room < items[number].size and shares[-1]:
+                shares.append([])
+                room = _SHARE
+            shares[-1].append(number)
+            room -= items[number].size
+        results: list[Any] = [None] * len(items)
 
+        def work(share: list[int]) -> None:
+            for number, result in zip(share, self._score([items[i] for i in share], heads), strict=True):
+                results[number] = result
 
-def native_engine(
-    folder: RunFolder, tokenizers: Tokenizers, *, precision: NativePrecision, pytorch_model: Callable[[], Any]
-) -> NativeEngine | str:
-    """An engine for the model of a run, or the reason why there is none; `pytorch_model` as for `NativeEngine`.
+        if (n := min(self.n_threads, len(shares))) == 1:
+            for share in shares:
+                work(share)
+            return results
+        with ThreadPoolExecutor(n, thread_name_prefix="score") as pool:
+            list(pool.map(work, shares))
+        return results
 
-    Raises `RunFolderError`: the weights are damaged.
-    """
-    library, settings = load_library(), resolve_preset(folder.settings.model)
-    if isinstance(library, str):
-        return library
-    if not isinstance(settings, NativeSettings):
-        return f"the native library does not support model.kind = '{settings.kind}'"
-    if reason := why_not(settings):
-        return f"the native library does not support {reason}"
-    if (context := folder.settings.data.context or 0) > LONGEST_TEXT:
-        return f"the native library does not support data.context = {context}"
-    sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
-    try:
-        native = NativeModel(
-            folder.load_arrays(),
-            settings,
-            precision=precision,
-            guided_head=guided_head(folder.settings),
-            **sizes,
+    def _score(self, items: Sequence[_Item], heads: Sequence[Head]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Score items in this thread: log-probabilities and attention weights of each."""
+        sources, source_offsets = packed([item.source for item in items])
+        inputs, offsets = packed([item.inputs for item in items])
+        tokens, _ = packed([item.tokens for item in items])
+        sizes = [len(heads) * len(item.inputs) * len(item.source) for item in items]
+        log_probs, weights = np.zeros(len(inputs), np.float32), np.empty(sum(sizes), np.float32)
+        heads_array = np.array(heads, np.int32)
+        pairs = _Pairs(n=len(items))
+        if len(sources):
+            pairs.sources, pairs.source_offsets = address(sources), address(source_offsets)
+        pairs.inputs, pairs.tokens, pairs.offsets = map(address, (inputs, tokens, offsets))
+        self.library.transduce_score(
+            self._model.handle,
+            ctypes.byref(pairs),
+            log_probs.ctypes.data,
+            heads_array.ctypes.data if heads else None,
+            len(heads),
+            weights.ctypes.data if heads else None,
         )
-    except SettingsError as error:  # PyTorch may know more
-        return f"the native library cannot use these weights: {error}"
-    return NativeEngine(native, pytorch_model=pytorch_model)
+        stops = np.cumsum(sizes)
+        return [
+            (
+                log_probs[offsets[i] : offsets[i + 1]],
+                weights[stop - size : stop].reshape(len(heads), len(item.inputs), len(item.source)),
+            )
+            for i, (item, size, stop) in enumerate(zip(items, sizes, stops, strict=True))
+        ]
+
+
+def _free(library: ctypes.CDLL, model: Any, handle: ctypes.c_void_p, threads: list[threading.Thread], pid: int) -> None:
+    """End and free a queue. `model` is an argument so that it lives until then."""
+    if os.getpid() != pid:
+        return
+    library.transduce_queue_close(handle)
+    if threading.current_thread() in threads:
+        return  # freed in one of these threads, which cannot join itself: leak the memory
+    for thread in threads:
+        thread.join()
+    library.transduce_queue_free(handle)
+
+
+class NativeCaller:
+    """The sentences of one caller. Submit them, decode them here or in the engine's threads, and collect events.
+
+    With `deliver` it is a `Batcher` with continuous batching: inputs are admitted at every decoding step. The library
+    wakes the running event loop, without a thread between them.
+    """
+
+    def __init__(self, engine: NativeEngine, deliver: Deliver | None = None) -> None:
+        self._engine, self._library, self._pid = engine, engine.library, os.getpid()
+        self._handle = ctypes.c_void_p()
+        self._library.transduce_client_new(engine.handle, ctypes.byref(self._handle))
+        self._sizes = (ctypes.c_int64 * 4)()  # numbers of collected events, hypotheses, tokens and weights
+        first = ctypes.addressof(self._sizes)
+        self._size_addresses = tuple(first + i * ctypes.sizeof(ctypes.c_int64) for i in range(4))
+        # file descriptor that is readable if there are events
+        self._deliver, self._readable = deliver, ctypes.c_int32()
+        if deliver is not None:
+            self._library.transduce_client_fd(self._handle, ctypes.byref(self._readable))
+            asyncio.get_running_loop().add_reader(self._readable.value, self._deliver_events)
+
+    def submit(
+        self,
+        first_ticket: int,
+        inputs: Sequence[DecodingInput],
+        options: DecodingOptions,
+        *,
+        order: float,
+        stream: bool,
+        works: bool = False,
+    ) -> None:
+        """See `Batcher.submit`. `works`: this thread will call `work`."""
+        if os.getpid() != self._pid:
+            raise TransduceError("a decoding queue cannot be used after a fork; open another one")
+        arrays: dict[str, array | np.ndarray] = {"limits": array("i", [source.limit for source in inputs])}
+        arrays["ids"], arrays["offsets"] = packed([self._engine.read_ids(source.ids) for source in inputs])
+        if any(source.prefix for source in inputs):
+            arrays["prefixes"], arrays["prefix_offsets"] = packed([source.prefix for source in inputs])
+        if any(source.spelling for source in inputs):
+            arrays["spellings"], ends = packed([[*itertools.chain.from_iterable(s.spelling)] for s in inputs])
+            arrays["spelling_offsets"] = array("q", [end // 3 for end in ends])
+        if any(source.n_unscored for source in inputs):
+            arrays["unscored"] = array("i", [source.n_unscored for source in inputs])
+        if any(source.copies for source in inputs):
+            arrays["copies"] = array("Q", [_packed_copies(source.copies or ()) for source in inputs])
+        if options.sample:
+            arrays["numbers"] = _numbers(inputs, options.n_best, options.seed)
+        sentences = Sentences(n=len(inputs), **{name: address(values) for name, values in arrays.items()})
+        submit, given = self._library.transduce_submit, _native_options(options, stream)
+        submit(self._handle, given, len(given), ctypes.byref(sentences), first_ticket, order, works)
+
+    def cancel(self, ticket: int) -> None:
+        """See `Batcher.cancel`."""
+        self._library.transduce_cancel(self._handle, ticket)
+
+    def workload(self) -> dict[str, int]:
+        """See `Batcher.workload`."""
+        return self._engine.workload()
+
+    def work(self, seconds: float) -> int:
+        """Decode in this thread until all sentences have ended or time is up; return the number of open sentences."""
+        n_open = ctypes.c_int64()
+        self._library.transduce_work(self._handle, seconds, ctypes.byref(n_open))
+        return n_open.value
+
+    def collect(self) -> list[Event]:
+        """The events of the sentences since the last call."""
+        self._library.transduce_collect(self._handle, 0.0, *self._size_addresses)
+        n_events, n, n_tokens, n_weights = self._sizes
+        if not n_events:
+            return []
+        columns = zip("qiiiffbii", (*[n_events] * 3, *[n] * 5, n_tokens), strict=True)
+        arrays = [array(kind, [0]) * max(1, size) for kind, size in columns]
+        weights = np.empty(n_weights, np.float32)
+        self._library.transduce_results(self._handle, *map(address, arrays), address(weights))
+        tickets, outcomes, counts, lengths, log_probs, scores, finished, widths, tokens = arrays
+        events, number, end, used = [], 0, 0, 0
+        for ticket, outcome, count in zip(tickets, outcomes, counts, strict=True):
+            hypotheses = []
+            for _ in range(count):
+                ids = tuple(tokens[end : (end := end + lengths[number])])
+                attention = None
+                if width := widths[number]:
+                    attention = weights[used : (used := used + len(ids) * width)].reshape(len(ids), width)
+                hypotheses.append(Hypothesis(ids, log_probs[number], scores[number], finished[number] == 1, attention))
+                number += 1
+            events.append(_event(ticket, OUTCOMES[outcome], hypotheses))
+        return events
+
+    async def close(self) -> None:
+        """See `Batcher.close`."""
+        if os.getpid() == self._pid:
+            self._library.transduce_client_close(self._handle)
+        asyncio.get_running_loop().remove_reader(self._readable.value)
+        self._deliver_events()
+
+    def _deliver_events(self) -> None:
+        assert self._deliver is not None, "only a batcher delivers"
+        for event in self.collect():
+            self._deliver(event)
+
+    def free(self) -> None:
+        """Free the caller in the library. No other call may run at the same time or later."""
+        if self._handle and os.getpid() == self._pid:
+            self._library.transduce_client_free(self._handle)
+        self._handle = ctypes.c_void_p()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.free()
+
+
+def _numbers(sources: Sequence[DecodingInput], n_samples: int, seed: int) -> np.ndarray:
+    """The random numbers of each sample of each source, one per token."""
+    samples = [sample_numbers((seed, *s.key), i, s.limit) for s in sources for i in range(n_samples)]
+    return np.concatenate(samples) if samples else np.empty(0)
+
+
+def _packed_copies(copies: Sequence[int]) -> int:
+    """Pack the numbers of occurrences of placeholders (at most 255) into 8 bits each, the library's format."""
+    return sum(min(copies.count(token), 255) << 8 * i for i, token in enumerate(PLACEHOLDER_IDS))
+
+
+def _event(ticket: int, outcome: Outcome, hypotheses: list[Hypothesis]) -> Event:
+    if outcome == "tokens":
+        return Event(ticket, outcome, tokens=hypotheses[0].ids)
+    reason = "the native library ran out of memory" if outcome == "failed" else ""
+    return Event(ticket, outcome, hypotheses, reason=reason)

@@ -1,4 +1,4 @@
-"""A model in the C++ library: which models it supports, and their weights as it takes them."""
+"""A model in the C++ library: supported settings, and weights in the library's form."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from transduce.config.architectures import GPTSettings, TransformerSettings
 from transduce.errors import SettingsError
-from transduce.native.library import loaded_library
-from transduce.text.special import BOS, EOS, PAD
+from transduce.kernels.library import loaded_library
+from transduce.text.special import BOS, EOS, PAD, PLACEHOLDER_IDS, UNK
 
 NativePrecision = Literal["float32", "float32-fast", "int8"]
 PRECISIONS: tuple[NativePrecision, ...] = ("float32", "float32-fast", "int8")
@@ -21,7 +21,7 @@ LONGEST_TEXT = 1 << 16
 """Tokens of a source or of a row of text, with its end."""
 
 _NORMS, _ACTIVATIONS = ("layer", "rms"), ("relu", "gelu", "gelu_tanh", "silu")
-_POSITIONS = ("none", "sinusoidal", "sinusoidal_halves", "learned", "rotary")
+_POSITIONS = ("none", "sinusoidal", "sinusoidal_halves", "learned", "rotary", "sinusoidal_fairseq", "sinusoidal_marian")
 _FEED_FORWARDS = ("plain", "gated", "conv")
 _NONE = np.empty(0)
 
@@ -41,7 +41,8 @@ class Config(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("max_positions", "pre_norm", "norm", "embedding_norm")),
         *((name, ctypes.c_int32) for name in ("positions", "activation", "gated")),
         *((name, ctypes.c_float) for name in ("norm_eps", "embedding_scale")),
-        *((name, ctypes.c_int32) for name in ("pad", "bos", "eos", "precision", "decoder_only", "recurrent", "tied")),
+        *((name, ctypes.c_int32) for name in ("pad", "unk", "bos", "eos", "start", "placeholder")),
+        *((name, ctypes.c_int32) for name in ("precision", "decoder_only", "recurrent", "tied")),
         *((name, ctypes.c_int32) for name in ("guided_layer", "guided_head")),
     ]
 
@@ -58,7 +59,7 @@ class NamedTensor(ctypes.Structure):
 
 
 def why_not(settings: NativeSettings) -> str | None:
-    """The part of a model with these settings that the library does not support; None if it supports all."""
+    """The first part of a model that the library does not support; None if it supports the settings."""
     s = settings
     unsupported = {
         f"model.positions = '{s.positions}'": s.positions not in _POSITIONS,
@@ -68,16 +69,17 @@ def why_not(settings: NativeSettings) -> str | None:
         f"model.residual = '{s.residual}'": s.residual not in ("post", "pre"),
         f"model.decoder_pattern = '{s.decoder_pattern}'": s.decoder_pattern != "full",
         "model.encoder_pattern": isinstance(s, TransformerSettings) and s.encoder_pattern != "full",
-        "model.source = 'vectors'": s.reads_vectors,
+        "model.source": isinstance(s, TransformerSettings) and s.source != "tokens",
         f"model.d_key = {s.d_key}": s.key_width != s.d_head,
+        f"model.d_value = {s.d_value}": s.n_heads * s.value_width != s.d_model,
     }
-    return next((name for name, found in unsupported.items() if found), None)
+    return next((name for name, is_unsupported in unsupported.items() if is_unsupported), None)
 
 
 class NativeModel:
     """A model whose packed weights the library reads.
 
-    handle: for its functions. start: the token that it reads as BOS.
+    handle: argument of the library's functions. start: the token that the model reads as BOS.
     """
 
     def __init__(
@@ -89,23 +91,17 @@ class NativeModel:
         n_tgt: int,
         precision: NativePrecision = "float32",
         guided_head: tuple[int, int] | None = None,
+        placeholders: bool = False,
     ) -> None:
-        """Pack the weights of a supported model.
+        """Pack the weights of a supported model; they are not used after this call.
 
-        Args:
-            weights: Not used after this call.
-            settings: Of the model.
-            n_src: Size of the source vocabulary.
-            n_tgt: Size of the target vocabulary.
-            precision: Of the matrix products.
-            guided_head: Decoder layer and head that were trained to align, if any.
-
-        Raises:
-            SettingsError: The weights do not fit the settings.
+        `n_src`, `n_tgt`: sizes of the vocabularies. `guided_head`: decoder layer and head that were trained to align.
+        `placeholders`: whether the vocabulary has them. Raises `SettingsError` if weights and settings do not fit.
         """
         self.library, self.handle, self.settings = loaded_library(), ctypes.c_void_p(), settings
-        self.start = EOS if isinstance(settings, GPTSettings) and settings.one_end else BOS
         config = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt, guided_head=guided_head)
+        self.start = config.start
+        config.placeholder = PLACEHOLDER_IDS.start if placeholders else -1
         given = plain_weights(weights, settings)
         tensors = (NamedTensor * len(given))(
             *(NamedTensor(name.encode(), array.ctypes.data, *_matrix_shape(array)) for name, array in given.items())
@@ -118,26 +114,26 @@ class NativeModel:
 
 
 def _matrix_shape(array: np.ndarray) -> tuple[int, ...]:
-    """Rows and columns; a vector is a row, and no matrix has more dimensions."""
+    """Rows and columns of a matrix; a vector is one row. (0, 0), which fits no matrix, for other tensors."""
     return array.shape if array.ndim == 2 else (1, array.size) if array.ndim == 1 else (0, 0)
 
 
 def plain_weights(weights: Weights, settings: NativeSettings) -> dict[str, np.ndarray]:
-    """The weights as the library reads them: whole matrices, contiguous and aligned."""
+    """The weights in the library's form: whole matrices, contiguous and aligned."""
     plain: dict[str, np.ndarray] = {}
     for name, array in weights.items():
         if name == "output_embedding.weight" and settings.tie != "none":
             continue
-        if ".parts." in name:  # of a projection that all heads share
+        if ".parts." in name:  # a projection that all heads share is expanded below
             continue
-        name = f"tgt_{name}" if name.startswith("embedding.") else name  # a decoder alone has one embedding
+        name = f"tgt_{name}" if name.startswith("embedding.") else name  # a decoder-only model has one embedding
         plain[name] = array[..., 0] if array.shape[2:] == (1,) else array  # a convolution of width 1
     for prefix in {name.split(".parts.")[0] for name in weights if ".parts." in name}:
         n_parts = sum(name.startswith(f"{prefix}.parts.") and name.endswith(".weight") for name in weights)
         parts = [f"{prefix}.parts.{i}" for i in range(n_parts)]
         if any(weights.get(f"{part}.weight", _NONE).shape != (settings.d_head,) * 2 for part in parts):
             raise SettingsError(f"{prefix} has no square matrices of model.d_model / model.n_heads rows")
-        heads = np.eye(settings.n_heads, dtype=np.float32)  # the same matrix for each
+        heads = np.eye(settings.n_heads, dtype=np.float32)  # each head gets its copy of the shared matrix
         plain[f"{prefix}.weight"] = np.concatenate([np.kron(heads, weights[f"{part}.weight"]) for part in parts])
         if settings.bias:
             plain[f"{prefix}.bias"] = np.concatenate([np.tile(weights[f"{p}.bias"], settings.n_heads) for p in parts])
@@ -152,7 +148,7 @@ def native_config(
     n_tgt: int,
     guided_head: tuple[int, int] | None = None,
 ) -> Config:
-    """The settings of a supported model as the library takes them."""
+    """The settings of a supported model in the library's form."""
     s, (guided_layer, head) = settings, guided_head or (-1, -1)
     return Config(
         d_model=s.d_model,
@@ -173,8 +169,11 @@ def native_config(
         norm_eps=s.epsilon,
         embedding_scale=s.d_model**0.5 if s.scale_embeddings else 1.0,
         pad=PAD,
+        unk=UNK,
         bos=BOS,
         eos=EOS,
+        start=EOS if s.one_end else BOS,
+        placeholder=-1,
         precision=PRECISIONS.index(precision),
         decoder_only=isinstance(s, GPTSettings),
         recurrent=s.replaces_self_attention,

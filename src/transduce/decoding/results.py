@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from transduce.logging import Log
+from transduce.text.sentences import joined_parts
 
 Style = Literal["text", "scores", "nbest", "json"]
 MAX_NOTES = 5
@@ -18,9 +21,11 @@ MAX_NOTES = 5
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One output for a line. `log_prob`: nats, with the end of the sentence; `score`: what the search ranks by.
+    """One output for a line. `log_prob`: nats, with the end of the sentence; `score`: value by which the search ranks.
 
-    `finished` is False where the output was cut off at the length limit. `attention`: see `Hypothesis`.
+    If the model would leave out a kept part, both count it as at least `MISPLACED` times as probable as the end: see
+    `decoding.constraints`. For several sentences, `log_prob` is the sum and `score` the mean. `finished` is False if
+    the output was cut off at the length limit. `attention`: see `Hypothesis`.
     """
 
     text: str
@@ -31,12 +36,60 @@ class Candidate:
     attention: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
+def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The first candidate of each text: several token sequences may spell one text."""
+    texts = [candidate.text for candidate in candidates]
+    return [candidate for rank, candidate in enumerate(candidates) if candidate.text not in texts[:rank]]
+
+
+def joined_note(sentences: Iterable[Translation]) -> str:
+    """Join the distinct notes on sentences; empty without notes."""
+    return "; ".join(dict.fromkeys(sentence.note for sentence in sentences if sentence.note))
+
+
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The translation of a line: candidates, best first (samples: in the order drawn), and a note for the user."""
+    """The translation of a line: candidates and a note for the user.
+
+    The candidates of a search have different texts, best first; unfinished candidates come last, whatever their score.
+    Samples are in the order drawn.
+
+    sentences: the sentences, if the line was split and they were translated separately.
+    """
 
     candidates: tuple[Candidate, ...]
     note: str = ""
+    sentences: tuple[TranslatedSentence, ...] = ()
+
+    @classmethod
+    def join(cls, parts: Sequence[str], sentences: Sequence[Translation]) -> Translation:
+        """Join the translations of sentences to the translation of a text. `parts`: see `split_sentences`.
+
+        A candidate joins the sentences' candidates of its rank, or the last candidate of a sentence with fewer.
+        """
+
+        def texts_of(candidates: Sequence[Candidate]) -> list[str]:
+            return joined_parts([candidate.text for candidate in candidates], parts)
+
+        ranks = range(max(len(sentence.candidates) for sentence in sentences))
+        rows = [[s.candidates[min(rank, len(s.candidates) - 1)] for s in sentences] for rank in ranks]
+        n_sentences = max(1, sum(map(bool, parts[::2])))  # empty sentences have the score 0 and are not counted
+        candidates = [
+            Candidate(
+                "".join(texts_of(row)),
+                tuple(i for candidate in row for i in candidate.ids),
+                sum(candidate.log_prob for candidate in row),
+                sum(candidate.score for candidate in row) / n_sentences,
+                all(candidate.finished for candidate in row),
+            )
+            for row in rows
+        ]
+        starts = [[*accumulate(map(len, texts), initial=0)][:-1:2] for texts in (parts, texts_of(rows[0]))]
+        return cls(
+            tuple(candidates),
+            joined_note(sentences),
+            tuple(part for part in map(TranslatedSentence, parts[::2], sentences, *starts) if part.text),
+        )
 
     @property
     def text(self) -> str:
@@ -64,8 +117,17 @@ class Translation:
         return self.candidates[0].finished
 
 
+class TranslatedSentence(NamedTuple):
+    """A sentence, its translation, and the offsets of both in the line and in the translation of the line."""
+
+    text: str
+    translation: Translation
+    src_start: int
+    tgt_start: int
+
+
 class Note(NamedTuple):
-    """A note on line `number` of a text. `lost`: the line has no translation."""
+    """A note on line `number` of a text. `lost`: a sentence of the line has no translation."""
 
     number: int
     text: str
@@ -73,20 +135,21 @@ class Note(NamedTuple):
 
 
 def note_on(style: Style, number: int, src: str, translation: Translation) -> Note | None:
-    """The note to print for line `number`, or None. JSON contains the note."""
+    """The note to print for line `number`; None if there is none or the output is JSON, which contains it."""
     if not translation.note or style == "json":
         return None
-    return Note(number, translation.note, bool(src.strip()) and not translation.text)
+    noted = [sentence.translation for sentence in translation.sentences] or [translation]
+    return Note(number, translation.note, bool(src.strip()) and not all(part.text for part in noted if part.note))
 
 
 class Notes:
-    """Warns of notes on translations: of the first `most`, of every line without a translation, and of their number."""
+    """Warns of notes on translations: the first `most` notes, every lost translation, and the number of notes."""
 
     def __init__(self, log: Log, *, most: int = MAX_NOTES) -> None:
         self._log, self._most, self._n = log, most, 0
 
     def show(self, note: Note, *, file: str = "") -> None:
-        """Warn of one note, in this file."""
+        """Print a warning for one note on this file."""
         self._n += not note.lost
         if note.lost or self._n <= self._most:
             self._log.warn(f"{file}line {note.number}: {note.text}")
@@ -100,19 +163,19 @@ class Notes:
 
 
 def format_rows(style: Style, number: int, src: str, translation: Translation, *, n_best: int = 1) -> list[str]:
-    """Lines of output for line `number` of a text: `n_best` for that style, one for the others.
+    """Format the output for line `number` of a text: `n_best` rows in style "nbest", one row in other styles.
 
     Line ends inside a text become spaces, so that every row is one line.
     """
     if style == "json":
         shown = ("text", "log_prob", "score", "finished")
-        candidates = [{name: getattr(one, name) for name in shown} for one in translation.candidates]
+        candidates = [{name: getattr(candidate, name) for name in shown} for candidate in translation.candidates]
         note = {"note": translation.note} if translation.note else {}
         values = {"line": number, "src": src, "text": translation.text, "candidates": candidates, **note}
         rows = [json.dumps(values, ensure_ascii=False)]
     elif style == "nbest":
-        rows = [f"{number}\t{one.score:.4f}\t{one.text}" for one in translation.candidates]
-        rows += [rows[-1]] * (n_best - len(rows))  # the same number of rows for every line
+        rows = [f"{number}\t{candidate.score:.4f}\t{candidate.text}" for candidate in translation.candidates]
+        rows += [rows[-1]] * (n_best - len(rows))  # every line gets the same number of rows
     elif style == "scores":
         rows = [f"{translation.score:.4f}\t{translation.text}"]
     else:
@@ -139,9 +202,9 @@ class TextLogProbs:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The continuation of a prompt. `text` and `ids`: what is new; `log_prob`: nats, without temperature and cuts.
+    """The continuation of a prompt. `text`, `ids`: the new part; `log_prob`: nats, before temperature, top-k and top-p.
 
-    `finished` is False where the text was cut off at the length limit.
+    `finished` is False if the text was cut off at the length limit.
     """
 
     prompt: str
@@ -207,7 +270,7 @@ class MaskedScore:
     """The loss on `n_hidden` masked tokens. `nll`: nats per masked token. `n_tokens`, `n_bytes`: of the text.
 
     `loss` is the training loss: `nll`, and the loss on pairs if the model predicts next sentences. Accuracies are
-    fractions; that of next sentences is None without pairs.
+    fractions; next-sentence accuracy is None without pairs.
     """
 
     loss: float

@@ -1,6 +1,6 @@
-"""Greedy and beam search over any model that offers `start`, `advance` and `logits`, whatever it is.
+"""Beam search over any model with `start`, `advance` and `logits`; greedy search is a beam of one.
 
-One code path: greedy search is a beam of one. All bookkeeping is tensors; Python sees a sentence once, when it is done.
+All bookkeeping is in tensors. Python handles each sentence only once, when it is done.
 """
 
 from __future__ import annotations
@@ -9,38 +9,44 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.config.decoding import DecodingOptions
-from transduce.decoding.constraints import keep_tokens, pad_lists, pad_prefixes, repeating_tokens
-from transduce.decoding.engine import Hypothesis
+from transduce.decoding.constraints import (
+    Beginning,
+    Constraints,
+    constrain,
+    constraints_on,
+    pad_copies,
+    without_unscored,
+)
+from transduce.decoding.engine import Hypothesis, IsWanted
 from transduce.nn.masks import SourceInput
 from transduce.nn.state import DecodingState
 from transduce.text.special import BOS, EOS, PAD
 
-_DEAD = -math.inf  # log-probability of an empty place
-_LEAVE = 8  # sentences that are done leave the batch together, as soon as they are an eighth of it
-_TOGETHER = 64  # rows of logits in memory at once on a CPU
+_DEAD = -math.inf  # log-probability of an empty slot
+_LEAVE = 8  # done sentences leave the batch as soon as they are an eighth of it
+_LOGIT_ROWS = 64  # rows of logits in memory at once on a CPU
 _DEFAULT = DecodingOptions()
-_COLUMNS = 64  # tokens that the first stage of finding the best represents by their maximum
+_COLUMNS = 64  # tokens in a chunk, which the first stage of `_best_in_two_stages` represents by its maximum
 
 
 Continuations = tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]
-"""The best continuations of every sentence, best first: sums of log-probabilities, beams, tokens."""
+"""The best continuations of every sentence, best first: sums of log-probabilities, indices of beams, tokens."""
 
 
 @runtime_checkable
 class Stepper(Protocol):
-    """A model as search uses it; of its state it uses `reorder` and `select`. Rows: sentence * n_beams + beam."""
+    """The interface of a model for search. Row = sentence * n_beams + beam."""
 
     def start(self, src: Tensor, *, capacity: int, n_beams: int) -> DecodingState:
-        """State before the first token, for sources [B, S], with room for `capacity` tokens per row."""
+        """The state before the first token, for sources [B, S], with room for `capacity` tokens per row."""
 
     def advance(self, ids: Tensor, state: Any) -> Tensor:
-        """Hidden states [N, 1, D] after the next token [N, 1] of every row; the state moves on in place."""
+        """Hidden states [N, 1, D] after the next token [N, 1] of every row; the state advances in place."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., D], row by row."""
@@ -53,32 +59,40 @@ def beam_search(
     *,
     max_length: int | Sequence[int],
     patience: float = 1.0,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    allowed: Sequence[np.ndarray | None] | None = None,
+    beginnings: Sequence[Beginning] = (),
+    copies: Sequence[Sequence[int] | None] | None = None,
     watch: Callable[[Continuations], None] | None = None,
+    is_wanted: IsWanted | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `n_best` hypotheses of every sentence, best first; fewer where the search found fewer.
+    """The `n_best` hypotheses of every sentence, best first; fewer if the search found fewer.
 
-    At each step the `beam` best continuations of a sentence's live hypotheses count. Those that end are finished, and
-    ranked by log_prob / length ** length_penalty (Wu et al. 2016, equation 14, without its constant); the `beam` best
-    continuations that do not end live on. A sentence is done as soon as
+    Each step extends the live hypotheses of a sentence. Those among the `beam` best continuations that end are
+    finished, and ranked by log_prob / length ** length_penalty (Wu et al. 2016, equation 14, without its constant). The
+    `beam` best continuations that do not end stay live. A sentence is done as soon as
 
-    - beam * patience of its hypotheses have finished (Kasai et al. 2022; 1 is what most systems do), the best of them
-      at least as good as the current best live one: else a confident model would fill its places with bad hypotheses
-      that end early, or
+    - beam * patience of its hypotheses have finished (Kasai et al. 2022; most systems use 1) and the best of them has
+      at least the score of the best live one: otherwise bad hypotheses that end early could fill all slots, or
     - the last of its n_best finished ones cannot be beaten: its score is at least the best live log-probability, which
-      can only fall, over max_length ** length_penalty, the most that length can help, or
-    - max_length tokens (one limit or one a sentence; the end counts) are reached: the best live hypotheses then fill
-      the places that are left, after all finished ones, with `finished=False`.
+      can only fall, over max_length ** length_penalty, the largest divisor, or
+    - max_length tokens, the end included, are reached: the best live hypotheses then fill the remaining slots, after
+      all finished ones, with `finished=False`.
 
-    The second rule never changes a result. With patience `inf` only the last two hold, and the search gives up nothing.
-
-    `prefixes`: of each sentence, the tokens that all its hypotheses start with; they count in scores and lengths.
-    `allowed`: of each sentence, the tokens that have a probability, its prefix included; None: all.
-    `watch`: called at each step with the best continuations, before the search chooses among them.
+    The second rule never changes a result. With an infinite patience only the last two rules hold.
 
     Outside prefixes, no n-gram of `options.no_repeat_ngram` tokens occurs twice in a hypothesis (Paulus et al. 2018,
-    2.5): tokens that would repeat one are never chosen, though their probability counts.
+    2.5): tokens that would repeat one are never chosen, but stay part of the distribution.
+
+    Args:
+        model: The model.
+        src: Sources.
+        options: Beam, n_best, length penalty and repeated n-grams.
+        max_length: One limit, or one for each sentence.
+        patience: See above.
+        beginnings: For each sentence, the tokens that all its hypotheses start with; they count in scores and lengths.
+        copies: For each sentence, the placeholders of its hypotheses; see `DecodingInput`.
+        watch: Called at each step with the best continuations, before the search chooses among them.
+        is_wanted: Whether a sentence is still wanted. If no open sentence is, the search ends without hypotheses for
+            them.
     """
     if options.n_best > options.beam:
         raise ValueError(f"n_best = {options.n_best}: more than beam = {options.beam}")
@@ -86,16 +100,15 @@ def beam_search(
         raise ValueError(f"patience {patience}: must be above 0")
     limits = torch.as_tensor(max_length, device=src.device).expand(len(src))
     with torch.inference_mode():
-        search = _BeamState(limits, options, patience=patience)
-        search.prefixes = pad_prefixes(prefixes, src)
-        search.allowed = pad_lists(allowed, src)
-        search.watch = watch
+        search = _BeamState(
+            limits, options, patience=patience, beginnings=beginnings, copies=pad_copies(copies, src), watch=watch
+        )
         state = model.start(src, capacity=search.capacity, n_beams=options.beam)
         while True:
-            rows = search.extend(model.logits, model.advance(search.last_ids, state)[:, -1])
+            rows = search.extend(model.logits, model.advance(search.last_ids.reshape(-1, 1), state)[:, -1])
             staying = search.release()
-            if not search.n_sentences:
-                return search.results
+            if not search.n_sentences or (is_wanted is not None and not any(map(is_wanted, search.open_inputs()))):
+                return search.finish()
             if rows is not None:
                 state.reorder(rows)
             if staying is not None:
@@ -103,9 +116,21 @@ def beam_search(
 
 
 class _BeamState:
-    """The live and the finished hypotheses of a batch: k places for live, n for finished ones, a sentence."""
+    """The hypotheses of a batch: for each sentence, k slots for live and n slots for finished hypotheses.
 
-    def __init__(self, limits: Int[Tensor, " B"], options: DecodingOptions, *, patience: float) -> None:
+    The first axis of all tensors is the sentence.
+    """
+
+    def __init__(
+        self,
+        limits: Int[Tensor, " B"],
+        options: DecodingOptions,
+        *,
+        patience: float,
+        beginnings: Sequence[Beginning],
+        copies: Int[Tensor, "B P"],
+        watch: Callable[[Continuations], None] | None,
+    ) -> None:
         self.beam, self.n_best = beam, n_best = options.beam, options.n_best
         self.alpha, self.no_repeat_ngram, self.quota = options.length_penalty, options.no_repeat_ngram, beam * patience
         self.n_sentences, self.capacity = len(limits), int(limits.max())
@@ -115,34 +140,34 @@ class _BeamState:
         self.live = torch.full((*size, beam), _DEAD, device=device)  # log-probabilities, best first
         self.live[:, 0] = 0.0
         self.live_ids = torch.full((*size, beam, self.capacity), PAD, device=device)
-        self.last_ids = torch.full((self.n_sentences * beam, 1), BOS, device=device)
-        self.score = torch.full((*size, n_best), _DEAD, device=device)  # of finished hypotheses, best first
+        self.last_ids = torch.full((*size, beam), BOS, device=device)
+        self.score = torch.full((*size, n_best), _DEAD, device=device)  # scores of finished hypotheses, best first
         self.log_prob = torch.full((*size, n_best), _DEAD, device=device)
         self.n_ids = torch.zeros((*size, n_best), dtype=torch.int64, device=device)
         self.ids = torch.full((*size, n_best, self.capacity), PAD, device=device)
         self.cut = torch.zeros((*size, n_best), dtype=torch.bool, device=device)
         self.n_ended = torch.zeros(size, dtype=torch.int64, device=device)
         self.done = torch.zeros(size, dtype=torch.bool, device=device)
-        self.number = torch.arange(self.n_sentences, device=device)  # the sentence's place in the results
+        self.number = torch.arange(self.n_sentences, device=device)  # index of each sentence in the results
         self.limits, self._next_limit = limits, int(limits.min())
-        self.prefixes = limits.new_empty((*size, 0))  # tokens that come first; padding: any
-        self.allowed = self.prefixes
+        self.beginnings, self.copies, self.watch = beginnings, copies, watch
         self._n_done, self._any_ended = 0, False
-        self.watch: Callable[[Continuations], None] | None = None
 
     def extend(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Int[Tensor, " N"] | None:
-        """Extend every live hypothesis by a token; return the rows that they continue (None: itself)."""
+        """Extend every live hypothesis by a token; return the row that each continues (None: its own)."""
         beam = self.beam
-        values, parent, token = found = self._continuations(logits, hidden)
+        values, parent, token = self._continuations(logits, hidden)
+        values = without_unscored(values, self.beginnings, self.length)
         if self.watch is not None:
-            self.watch(found)
+            self.watch((values, parent, token))
         self.length += 1
         ends = token == EOS
         if ends.any():
             self._finish(values[:, :beam].masked_fill(~ends[:, :beam], _DEAD), parent[:, :beam])
-            place = ends.byte().argsort(dim=1, stable=True)[:, :beam]  # of equal ones, the first, as `watch` expects
-            self.live = values.masked_fill(ends, _DEAD).gather(1, place)
-            parent, token = parent.gather(1, place), token.gather(1, place)
+            # stable, so that the continuations that do not end stay in order, best first, as `watch` expects
+            slot = ends.byte().argsort(dim=1, stable=True)[:, :beam]
+            self.live = values.masked_fill(ends, _DEAD).gather(1, slot)
+            parent, token = parent.gather(1, slot), token.gather(1, slot)
         else:
             self.live, parent, token = values[:, :beam].contiguous(), parent[:, :beam], token[:, :beam]
         rows = self._move(parent, token)
@@ -150,69 +175,76 @@ class _BeamState:
         return rows
 
     def _continuations(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Continuations:
-        """The 2 * beam best continuations of every sentence. What is done gets no logits."""
+        """The 2 * beam best continuations of every sentence. No logits are computed for sentences that are done."""
         n, search = 2 * self.beam, _best_continuations
-        banned = torch.tensor([PAD, BOS], device=hidden.device).expand(self.n_sentences, self.beam, 2)
-        if self.no_repeat_ngram:
-            repeats = repeating_tokens(self.live_ids[:, :, : self.length], self.no_repeat_ngram)
-            banned = torch.cat([banned, repeats], 2)
-        allowed = self.allowed if self.allowed.shape[1] else None
-        forced = self.prefixes[:, self.length] if self.length < self.prefixes.shape[1] else None
+        constraints = constraints_on(
+            self.live_ids[:, :, : self.length], self.beginnings, self.copies, no_repeat_ngram=self.no_repeat_ngram
+        )
         if not self._n_done:
-            return search(logits, hidden, self.live, n, banned=banned, forced=forced, allowed=allowed)
-        going = (~self.done).nonzero().squeeze(1)
-        hidden = hidden.unflatten(0, (-1, self.beam)).index_select(0, going).flatten(0, 1)
-        forced = None if forced is None else forced.index_select(0, going)
-        allowed = None if allowed is None else allowed.index_select(0, going)
-        live, banned = self.live.index_select(0, going), banned.index_select(0, going)
-        found = search(logits, hidden, live, n, banned=banned, forced=forced, allowed=allowed)
+            return search(logits, hidden, self.live, n, constraints)
+        open_sentences = (~self.done).nonzero().squeeze(1)
+        hidden = hidden.unflatten(0, (-1, self.beam)).index_select(0, open_sentences).flatten(0, 1)
+        live, *rows = (column.index_select(0, open_sentences) for column in (self.live, *constraints))
+        best = search(logits, hidden, live, n, Constraints(*rows))
         values = self.live.new_full((self.n_sentences, n), _DEAD)
-        parent = (torch.arange(n, device=going.device) % self.beam).repeat(self.n_sentences, 1)  # each from itself
+        parent = (torch.arange(n, device=live.device) % self.beam).repeat(self.n_sentences, 1)  # each continues itself
         whole = values, parent, torch.full_like(parent, PAD)
-        for column, part in zip(whole, found, strict=True):
-            column.index_copy_(0, going, part)
+        for column, part in zip(whole, best, strict=True):
+            column.index_copy_(0, open_sentences, part)
         return whole
 
     def release(self) -> Int[Tensor, " b"] | None:
-        """Store the results of sentences that are done, once they are enough; return the places of the others."""
+        """Store the results of done sentences, once there are enough; return the indices of the remaining sentences."""
         if not self._n_done or (self._n_done < self.n_sentences and self._n_done * _LEAVE < self.n_sentences):
             return None
         self._store_results(self.done.nonzero().squeeze(1))
         staying = (~self.done).nonzero().squeeze(1)
         self.n_sentences, self._n_done = len(staying), 0
-        self.last_ids = self.last_ids.view(-1, self.beam).index_select(0, staying).view(-1, 1)
-        for name in _OF_A_SENTENCE:
-            setattr(self, name, getattr(self, name).index_select(0, staying))
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, value.index_select(0, staying))
+        if self.beginnings:
+            self.beginnings = [self.beginnings[number] for number in staying.tolist()]
         self._next_limit = int(self.limits.min()) if self.n_sentences else 0
         return staying
 
+    def open_inputs(self) -> list[int]:
+        """The indices, among the inputs, of the sentences that are not done."""
+        numbers: list[int] = self.number[~self.done].tolist()
+        return numbers
+
+    def finish(self) -> list[list[Hypothesis]]:
+        """The results of the sentences that are done."""
+        self._store_results(self.done.nonzero().squeeze(1))
+        return self.results
+
     def _finish(self, log_prob: Float[Tensor, "B k"], parent: Int[Tensor, "B k"]) -> None:
-        """Keep the best among the finished hypotheses and those that end now; `log_prob` is -inf where nothing ends."""
+        """Keep the best of the finished and the newly ending hypotheses; candidates with `log_prob` -inf do not end."""
         self.n_ended += (log_prob > _DEAD).sum(1)
         score = torch.cat([self.score, log_prob / self.length**self.alpha], 1)
-        place = score.topk(self.n_best).indices
-        if self._n_done:  # what is done stays as it is: hypotheses that were cut off come after finished ones
-            place = torch.where(self.done[:, None], torch.arange(self.n_best, device=place.device), place)
-        self.score = score.gather(1, place)
-        self.log_prob = torch.cat([self.log_prob, log_prob], 1).gather(1, place)
+        slot = score.topk(self.n_best).indices
+        if self._n_done:  # results of done sentences must not change: cut-off hypotheses stay after finished ones
+            slot = torch.where(self.done[:, None], torch.arange(self.n_best, device=slot.device), slot)
+        self.score = score.gather(1, slot)
+        self.log_prob = torch.cat([self.log_prob, log_prob], 1).gather(1, slot)
         n_ids = torch.full_like(parent, self.length - 1)
-        self.n_ids = torch.cat([self.n_ids, n_ids], 1).gather(1, place)
-        self.ids = _pick(torch.cat([self.ids, _pick(self.live_ids, parent)], 1), place)
+        self.n_ids = torch.cat([self.n_ids, n_ids], 1).gather(1, slot)
+        self.ids = _pick(torch.cat([self.ids, _pick(self.live_ids, parent)], 1), slot)
         self._any_ended = True
 
     def _move(self, parent: Int[Tensor, "B k"], token: Int[Tensor, "B k"]) -> Int[Tensor, " N"] | None:
-        """Write the tokens behind the histories that they continue."""
+        """Append each token to the history of its hypothesis."""
         itself = torch.arange(self.beam, device=parent.device)
         rows = None
         if not torch.equal(parent, itself.expand_as(parent)):
             self.live_ids = _pick(self.live_ids, parent)
             rows = (parent + torch.arange(self.n_sentences, device=parent.device)[:, None] * self.beam).flatten()
         self.live_ids[:, :, self.length - 1] = token
-        self.last_ids = token.reshape(-1, 1)
+        self.last_ids = token
         return rows
 
     def _mark_done(self) -> None:
-        """Find the sentences that are done; what is live of them dies."""
+        """Find the sentences that are done, and drop their live hypotheses."""
         at_limit = self.length >= self._next_limit
         if not self._any_ended and not at_limit:
             return
@@ -229,23 +261,23 @@ class _BeamState:
             self.live = self.live.masked_fill(self.done[:, None], _DEAD)
 
     def _cut_off(self, at: Int[Tensor, " b"]) -> None:
-        """Fill places without a finished hypothesis with the best live ones, in the sentences `at`."""
+        """Fill slots without a finished hypothesis with the best live ones, in the sentences `at`."""
         if not len(at):
             return
         order = torch.arange(self.n_best, device=at.device)
         n_finished = (self.score[at] > _DEAD).sum(1, keepdim=True)
-        place = (order - n_finished).clamp_min(0)  # [b, n]: the live hypothesis that comes into each place
-        log_prob = self.live[at].gather(1, place)
+        slot = (order - n_finished).clamp_min(0)  # [b, n]: the live hypothesis for each slot
+        log_prob = self.live[at].gather(1, slot)
         free = (order >= n_finished) & (log_prob > _DEAD)
         for name, value in (
             ("score", log_prob / self.length**self.alpha),
             ("log_prob", log_prob),
-            ("n_ids", torch.full_like(place, self.length)),
+            ("n_ids", torch.full_like(slot, self.length)),
             ("cut", torch.ones_like(free)),
         ):
-            known = getattr(self, name)
-            known[at] = torch.where(free, value, known[at])
-        self.ids[at] = torch.where(free[:, :, None], _pick(self.live_ids[at], place), self.ids[at])
+            column = getattr(self, name)
+            column[at] = torch.where(free, value, column[at])
+        self.ids[at] = torch.where(free[:, :, None], _pick(self.live_ids[at], slot), self.ids[at])
 
     def _store_results(self, at: Int[Tensor, " b"]) -> None:
         """Turn the finished hypotheses of the sentences `at` into results."""
@@ -258,26 +290,9 @@ class _BeamState:
             ]
 
 
-_OF_A_SENTENCE = (
-    "live",
-    "live_ids",
-    "score",
-    "log_prob",
-    "n_ids",
-    "ids",
-    "cut",
-    "n_ended",
-    "done",
-    "number",
-    "limits",
-    "prefixes",
-    "allowed",
-)
-
-
-def _pick(ids: Int[Tensor, "B m C"], place: Int[Tensor, "B n"]) -> Int[Tensor, "B n C"]:
-    """The sequences of ids at `place` in each sentence."""
-    return ids.gather(1, place[:, :, None].expand(-1, -1, ids.shape[2]))
+def _pick(ids: Int[Tensor, "B m C"], slot: Int[Tensor, "B n"]) -> Int[Tensor, "B n C"]:
+    """Select the sequences of ids in these slots of each sentence."""
+    return ids.gather(1, slot[:, :, None].expand(-1, -1, ids.shape[2]))
 
 
 def _best_continuations(
@@ -285,63 +300,49 @@ def _best_continuations(
     hidden: Float[Tensor, "N D"],
     log_prob: Float[Tensor, "B k"],
     n: int,
-    *,
-    banned: Int[Tensor, "B k b"],
-    forced: Int[Tensor, " B"] | None = None,
-    allowed: Int[Tensor, "B A"] | None = None,
-) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]:
+    constraints: Constraints,
+) -> Continuations:
     """The n best of log_prob[b, i] + log_softmax(logits(hidden[b * k + i])) of every sentence b, best first.
 
-    Returns the sums, the beams i and the tokens, [B, n] each; n is at most the number of continuations of one beam.
-    Tokens that are `banned` for a beam are never chosen, though their probability counts; only its `forced` token is,
-    in sentences where that is not padding. Only `allowed` tokens have a probability. Log-probabilities are float32.
-    On a CPU some rows at a time go from hidden states to the best, so that their logits never leave its cache.
+    n is at most the number of continuations of one beam. All tokens count in the probabilities, which are float32. On a
+    CPU, logits are computed and searched for a few rows at a time, so that they stay in the cache.
     """
     n_sentences, beam = log_prob.shape
-    at_once = n_sentences if hidden.is_cuda else max(1, _TOGETHER // beam)
+    at_once = n_sentences if hidden.is_cuda else max(1, _LOGIT_ROWS // beam)
     parts = []
-    must = torch.zeros_like(log_prob[:, 0], dtype=torch.int64) if forced is None else forced
-    may = must[:, None] if allowed is None else allowed
-    columns = (log_prob, must, may, banned)
-    for part_hidden, part, token, tokens, ban in zip(
-        hidden.split(at_once * beam), *(column.split(at_once) for column in columns), strict=True
-    ):
-        found = logits(part_hidden).float()
-        found = found if allowed is None else keep_tokens(found, tokens.repeat_interleave(beam, 0))
-        known = found.log_softmax(-1)
-        # A prefix may repeat n-grams: where a token is forced, only padding and the start are banned.
-        ban = ban if forced is None else ban.masked_fill((token != PAD)[:, None, None], PAD)
-        known = known.scatter_(1, ban.flatten(0, 1), -math.inf)
-        known = known if forced is None else keep_tokens(known, token.repeat_interleave(beam)[:, None])
-        small = known.shape[1] < 4 * _COLUMNS or n > known.shape[1] // _COLUMNS
-        parts.append((_best_at_once if small else _best_in_two_stages)(known, part, n))
+    columns = (column.split(at_once) for column in (log_prob, *constraints))
+    for part_hidden, part, *rows in zip(hidden.split(at_once * beam), *columns, strict=True):
+        token_log_probs = constrain(logits(part_hidden).float().log_softmax(-1), Constraints(*rows))
+        n_tokens = token_log_probs.shape[1]
+        is_small = n_tokens < 4 * _COLUMNS or n > n_tokens // _COLUMNS
+        parts.append((_best_at_once if is_small else _best_in_two_stages)(token_log_probs, part, n))
     if len(parts) == 1:
         return parts[0]
-    values, parents, tokens = (torch.cat(found) for found in zip(*parts, strict=True))
+    values, parents, tokens = (torch.cat(column) for column in zip(*parts, strict=True))
     return values, parents, tokens
 
 
-def _best_at_once(known: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    n_tokens = known.shape[1]
-    values, place = (known.view(*log_prob.shape, n_tokens) + log_prob[:, :, None]).flatten(1).topk(n)
-    return values, place // n_tokens, place % n_tokens
+def _best_at_once(token_log_probs: Tensor, log_prob: Tensor, n: int) -> Continuations:
+    n_tokens = token_log_probs.shape[1]
+    values, index = (token_log_probs.view(*log_prob.shape, n_tokens) + log_prob[:, :, None]).flatten(1).topk(n)
+    return values, index // n_tokens, index % n_tokens
 
 
-def _best_in_two_stages(known: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+def _best_in_two_stages(token_log_probs: Tensor, log_prob: Tensor, n: int) -> Continuations:
     """The n best are in the n chunks with the highest maxima: select these, then the best in them."""
     n_sentences, beam = log_prob.shape
-    n_tokens = known.shape[1]
+    n_tokens = token_log_probs.shape[1]
     n_full = n_tokens // _COLUMNS
-    maxima = known[:, : n_full * _COLUMNS].unflatten(1, (n_full, _COLUMNS)).amax(-1)  # [N, chunks]
+    maxima = token_log_probs[:, : n_full * _COLUMNS].unflatten(1, (n_full, _COLUMNS)).amax(-1)  # [N, chunks]
     if n_full * _COLUMNS < n_tokens:
-        maxima = torch.cat([maxima, known[:, n_full * _COLUMNS :].amax(-1, keepdim=True)], dim=1)
+        maxima = torch.cat([maxima, token_log_probs[:, n_full * _COLUMNS :].amax(-1, keepdim=True)], dim=1)
     n_chunks = maxima.shape[1]
     chunk = (maxima.view(n_sentences, beam, n_chunks) + log_prob[:, :, None]).flatten(1).topk(n, sorted=False).indices
     parent, first = chunk // n_chunks, chunk % n_chunks * _COLUMNS  # [B, n]
-    token = first[:, :, None] + torch.arange(_COLUMNS, device=known.device)  # [B, n, _COLUMNS]
-    row = parent + torch.arange(n_sentences, device=known.device)[:, None] * beam
+    token = first[:, :, None] + torch.arange(_COLUMNS, device=token_log_probs.device)  # [B, n, _COLUMNS]
+    row = parent + torch.arange(n_sentences, device=token_log_probs.device)[:, None] * beam
     inside = token < n_tokens
-    values = known.take(row[:, :, None] * n_tokens + token.clamp_max(n_tokens - 1))
+    values = token_log_probs.take(row[:, :, None] * n_tokens + token.clamp_max(n_tokens - 1))
     values = (values + log_prob.gather(1, parent)[:, :, None]).masked_fill_(~inside, -math.inf)
-    values, place = values.flatten(1).topk(n)
-    return values, parent.gather(1, place // _COLUMNS), token.flatten(1).gather(1, place)
+    values, index = values.flatten(1).topk(n)
+    return values, parent.gather(1, index // _COLUMNS), token.flatten(1).gather(1, index)

@@ -14,28 +14,22 @@ from transduce.config.settings import Settings
 from transduce.data.word_links import WordLink, whitespace_words
 from transduce.decoding.alignment import Alignment, Heads, Link, guided_head
 from transduce.decoding.translator import Translator
-from transduce.errors import SettingsError, nearest
+from transduce.errors import SettingsError, check_known
 
 Links = Collection[WordLink]
 METHODS = ("guided", "attention", "leave-out")
 
 
 def heads_of(settings: Settings, method: str, layer: int | None = None) -> Heads | None:
-    """The heads that a method reads; None for leave-out, which reads none.
+    """The heads of a method; None for leave-out, which uses none.
 
-    The trained head is read at the step that reads a token, for which it was trained. Attention that was not trained to
-    align has a lower error rate at the step that writes it (benchmarks/README.md).
+    The trained head aligns a token at the step that reads it, as in its training. Attention that was not trained to
+    align has a lower error rate at the step that predicts the token (benchmarks/README.md).
 
-    Args:
-        settings: Of the run.
-        method: One of METHODS.
-        layer: Decoder layer for `attention`, from 1 (default: the last but one; Garg et al. 2019, section 3.1).
-
-    Raises:
-        SettingsError: The run has no such heads.
+    `method`: one of METHODS. `layer`: decoder layer for `attention`, from 1 (default: the last but one; Garg et al.
+    2019, section 3.1). Raises `SettingsError` if the run has no such heads.
     """
-    if method not in METHODS:
-        raise SettingsError(f"--method {method}: unknown{nearest(method, METHODS)}; allowed are {', '.join(METHODS)}")
+    check_known("--method", method, METHODS)
     if layer is not None and method != "attention":
         raise SettingsError(f"--layer {layer}: only for --method attention, not {method}; leave it out")
     if method == "leave-out":
@@ -65,22 +59,15 @@ def align_words(
 ) -> Iterator[list[WordLink]]:
     """Yield the links of each pair of texts, sorted by the target. A text without words has none.
 
-    Args:
-        translator: The model.
-        srcs: Source texts.
-        tgts: Their translations.
-        heads: Those of `heads_of`, or None to leave out source words one by one.
-
-    Raises:
-        DataError: The numbers of texts differ, or a text is longer than the model takes.
+    `heads`: see `heads_of`. Raises `DataError` if the numbers of texts differ or a text is too long for the model.
     """
-    for one, links in translator.alignments(srcs, tgts, heads, whitespace_words):
-        yield _word_links(one, links)
+    for alignment, links in translator.alignments(srcs, tgts, heads, whitespace_words):
+        yield _word_links(alignment, links)
 
 
-def _word_links(one: Alignment, links: Sequence[Link]) -> list[WordLink]:
-    """Links between words in place of character offsets. Words that were left out together have one link each."""
-    src_starts, tgt_starts = ([begin for begin, _ in side.spans] for side in (one.src, one.tgt))
+def _word_links(alignment: Alignment, links: Sequence[Link]) -> list[WordLink]:
+    """Turn links of character offsets into links of words. Words that were left out together get one link each."""
+    src_starts, tgt_starts = ([begin for begin, _ in side.spans] for side in (alignment.src, alignment.tgt))
     return [
         WordLink(src, bisect_left(tgt_starts, link.tgt_start))
         for link in links
@@ -89,33 +76,33 @@ def _word_links(one: Alignment, links: Sequence[Link]) -> list[WordLink]:
 
 
 def _grow_diag_final_and(forward: Links, backward: Links) -> set[WordLink]:
-    """Koehn et al. 2005: grow the intersection within the union, then link words that both have no link yet.
+    """Grow the intersection within the union, then link pairs of words that both have no link (Koehn et al. 2005).
 
-    Growing adds links of the union next to a link, also diagonally, of which one word has no link yet. Passes over all
-    links, by source and target, are repeated until nothing is added.
+    Growing adds links of the union that are next to a link, also diagonally, if one of their words has no link yet.
+    Passes over all links, by source and target, are repeated until no link is added.
     """
-    union, found = set(forward) | set(backward), set(forward) & set(backward)
-    srcs, tgts = {link.src for link in found}, {link.tgt for link in found}
+    union, links = set(forward) | set(backward), set(forward) & set(backward)
+    srcs, tgts = {link.src for link in links}, {link.tgt for link in links}
 
     def add(link: WordLink) -> None:
-        found.add(link)
+        links.add(link)
         srcs.add(link.src)
         tgts.add(link.tgt)
 
     added = True
     while added:
         added = False
-        for src, tgt in sorted(found):
+        for src, tgt in sorted(links):
             for step in _NEIGHBOURS:
                 link = WordLink(src + step[0], tgt + step[1])
-                if link in union and link not in found and not (link.src in srcs and link.tgt in tgts):
+                if link in union and link not in links and not (link.src in srcs and link.tgt in tgts):
                     add(link)
                     added = True
     for direction in (forward, backward):
         for link in sorted(direction):
             if link.src not in srcs and link.tgt not in tgts:
                 add(link)
-    return found
+    return links
 
 
 _NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
@@ -126,18 +113,16 @@ SYMMETRIZATIONS: dict[str, Callable[[Links, Links], Collection[WordLink]]] = {
     "intersection": lambda forward, backward: set(forward) & set(backward),
     "union": lambda forward, backward: set(forward) | set(backward),
 }
-"""Functions that merge the links of two directions. Both are given as links from the source to the target."""
+"""Functions that merge the links of two directions, both given as links from source to target."""
 
 
 def check_symmetrization(how: str) -> None:
-    """Raise `SettingsError` for one that SYMMETRIZATIONS does not have."""
-    if how not in SYMMETRIZATIONS:
-        known = ", ".join(SYMMETRIZATIONS)
-        raise SettingsError(f"--symmetrize {how}: unknown{nearest(how, SYMMETRIZATIONS)}; allowed are {known}")
+    """Raise `SettingsError` if `how` is not in SYMMETRIZATIONS."""
+    check_known("--symmetrize", how, SYMMETRIZATIONS)
 
 
 def symmetrize(forward: Links, backward: Links, how: str = GROW) -> list[WordLink]:
-    """Combine the links of a model with those of a model for the other direction, whose source is the target here.
+    """Combine the links of a model with those of a model for the opposite direction.
 
     >>> symmetrize([WordLink(0, 0), WordLink(1, 1)], [WordLink(0, 0), WordLink(2, 1)], "union")
     [WordLink(src=0, tgt=0), WordLink(src=1, tgt=1), WordLink(src=1, tgt=2)]

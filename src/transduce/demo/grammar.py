@@ -52,8 +52,8 @@ class Rule:
         src = [[word for child, part in items for word in drawn[child][0][part]] for items in self.src]
         tgt = [[word for child, part in items for word in drawn[child][1][part]] for items in self.tgt]
         for names in self.met:
-            kind, one, other = (drawn[x][2] if isinstance(x, int) else x for x in names)
-            derivation.met.append((kind, one, other))
+            kind, first, second = (drawn[x][2] if isinstance(x, int) else x for x in names)
+            derivation.met.append((kind, first, second))
         return src, tgt, drawn[0][2]
 
 
@@ -65,28 +65,25 @@ class Symbol:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether there is a rule: there is none for plurals of mass nouns."""
+        """Whether the symbol has any rule; plurals of mass nouns have none."""
         return next(self.grammar.expand(self.call), None) is not None
 
     @cached_property
     def rules(self) -> list[Rule | Symbol]:
-        """All rules."""
-        found = list(self.grammar.expand(self.call))
-        self.cumulative = list(accumulate(weight for weight, _ in found))
-        return [one for _, one in found]
+        weighted_rules = list(self.grammar.expand(self.call))
+        self.cumulative = list(accumulate(weight for weight, _ in weighted_rules))
+        return [rule for _, rule in weighted_rules]
 
     def choose(self, random: Random) -> Rule | Symbol:
-        """Draw a rule by weight."""
         return random.choices(self.rules, cum_weights=self.cumulative)[0]
 
     def draw(self, derivation: Derivation) -> Phrase:
-        """Draw a rule and write it."""
         return self.choose(derivation.random).draw(derivation)
 
 
 @dataclass(slots=True)
 class _Block:
-    """A block of rules: parameters, header items in their order, and rules as weight and plans (none: passed on)."""
+    """A block of rules: parameters, header items in order, and rules as weight and plans (none: passed on)."""
 
     parameters: list[str]
     steps: list[tuple[str, str, str]] = field(default_factory=list)  # kind of loop or condition, name, table
@@ -95,7 +92,6 @@ class _Block:
     rules: list[tuple[float, tuple[Plan, Plan, Literals] | None]] = field(default_factory=list)
 
     def add(self, item: str) -> None:
-        """Read an item of the header."""
         name, word, rest = [*item.split(maxsplit=2), "", ""][:3]
         if word == "=":
             self.children[name] = rest.split()
@@ -194,18 +190,18 @@ class Grammar:
         return self.tables[name]
 
     def _scalar(self, text: str, values: dict[str, str]) -> str:
-        """An argument: the only entry of a table if a dotted name is one, else the name itself."""
+        """Resolve an argument: the single entry of the table with this dotted name, else the name itself."""
         value = self._value(text, values)
         return next(iter(self._table(value)), value) if "." in text else value
 
 
 def _plans(src: str, tgt: str, names: list[str]) -> tuple[Plan, Plan, Literals]:
-    """Templates as plans, and their literal words."""
+    """Parse templates into plans and their literal words."""
     literals: list[str] = []
 
     def item(text: str) -> tuple[int, int]:
-        if (found := _REFERENCE.fullmatch(text)) and found[1] in names:
-            return names.index(found[1]), int(found[2] or 0)
+        if (reference := _REFERENCE.fullmatch(text)) and reference[1] in names:
+            return names.index(reference[1]), int(reference[2] or 0)
         literals.append(text)
         return len(names), len(literals) - 1
 
@@ -219,12 +215,15 @@ def lexical_rule(src: str, tgt: str, *, head: str = "", met: tuple[Combination, 
 
 
 def derive(symbol: Symbol | Rule, random: Random, contractions: Mapping[str, str] = MappingProxyType({})) -> Derivation:
-    """Draw a derivation of a symbol with one part. A German word that begins with "+" contracts with the one before."""
-    found = Derivation(random)
-    (found.src,), (tgt,), _ = symbol.draw(found)
+    """Draw a derivation of a symbol with one part.
+
+    A German word that begins with "+" contracts with the previous word.
+    """
+    derivation = Derivation(random)
+    (derivation.src,), (tgt,), _ = symbol.draw(derivation)
     for word in tgt:
-        if word[0] == "+" and found.tgt and (short := contractions.get(f"{found.tgt[-1]} {word[1:]}")):
-            found.tgt[-1] = short
+        if word[0] == "+" and derivation.tgt and (short := contractions.get(f"{derivation.tgt[-1]} {word[1:]}")):
+            derivation.tgt[-1] = short
         else:
-            found.tgt.append(word.removeprefix("+"))
-    return found
+            derivation.tgt.append(word.removeprefix("+"))
+    return derivation

@@ -1,1 +1,1 @@
-"""Sequence-level knowledge distillation: a student learns from the translations of a teacher."""
+"""Sequence-level knowledge distillation: a student learns from the translations of its teachers."""

@@ -1,148 +1,355 @@
-"""`distill`: from a teacher's run folder to a student's, in one resumable call."""
+"""`distill`: a student learns from the translations of one teacher or several (Kim and Rush 2016).
+
+    FOLDER/sources/train-1.txt        cleaned sources of the first training corpus; valid.txt: held-out sources
+    FOLDER/references/train-1.txt     original translations of these sources
+    FOLDER/translations/train-1.txt   translations by the teacher; with reranking, all translations of a beam
+    FOLDER/reranked/train-1.txt       with reranking: the translations most similar to the references
+    FOLDER/backward/train-1.txt       with teachers of the other direction: their translations of the references
+    FOLDER/distillation.json          settings of sources and references; written when these are complete
+
+The translations of a second teacher are in `translations-2` and `reranked-2`, or in `backward-2`.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.config.kinds import preset_values
-from transduce.config.recipe import read_recipe, to_toml
-from transduce.config.settings import DataSettings, Settings
-from transduce.decoding.loading import check_reads_text, open_folder
+from sacrebleu.metrics import BLEU
+
+from transduce.bulk.translate import translate_to_folder
+from transduce.config.architectures import preset_values
+from transduce.config.decoding import DecodingOptions
+from transduce.config.recipe import read_recipe
+from transduce.config.settings import Corpus, DataSettings, Settings
+from transduce.data.lines import read_lines
+from transduce.data.pairs import Pair
+from transduce.data.preparation import read_scored_sets
+from transduce.data.workers import Workplace
+from transduce.decoding.open_run import open_folder
+from transduce.decoding.results import Style
 from transduce.decoding.translator import Translator
-from transduce.distillation.result import DistillationResult, compare_models
-from transduce.distillation.text import RECORD, DistillationOptions, DistilledText
-from transduce.distillation.training_text import text_settings
-from transduce.errors import SettingsError, UserError
+from transduce.errors import DataError, SettingsError
+from transduce.evaluation.evaluate import measure_speeds, translation_outputs
+from transduce.evaluation.metrics import Scoring
+from transduce.evaluation.significance import SystemComparison
 from transduce.logging import Log
-from transduce.pipeline import is_finished, train
+from transduce.pipeline import train
+from transduce.runs.atomic import advising, read_json, remove_leftovers, write_aside, write_json
 from transduce.runs.folder import RunFolder, has_read_text
-from transduce.tasks.defaults import SIZE_KEYS
+from transduce.runs.lock import locked_folder
+from transduce.runs.manifest import Manifest
+from transduce.runs.tensor_file import count_weights
+from transduce.tasks.base import PAIRS
 from transduce.tasks.finetune import find_start
 from transduce.tasks.resolve import check
+from transduce.text.languages import are_different
 
-_DEFAULT = DistillationOptions()
+RECORD = "distillation.json"
+TIMED = 1000  # sentences per round of the speed measurement
+
+
+@dataclass(frozen=True, slots=True)
+class DistilledText:
+    """The student's training text.
+
+    `settings`: for reading the original text; `decoding`: options of the teachers; `backward`: teachers of the other
+    direction.
+    """
+
+    folder: Path
+    settings: Settings
+    teachers: Sequence[RunFolder]
+    backward: Sequence[RunFolder]
+    decoding: DecodingOptions
+
+    def data(self, mix: float) -> DataSettings:
+        """The data settings of the student. The files need not exist yet."""
+        data = self.settings.data
+        weights = [1.0] if data.demo else [corpus.weight for corpus in data.train]
+        original = [self._corpus(f"train-{n}").model_copy(update={"weight": w}) for n, w in enumerate(weights, 1)]
+        kind = "reranked" if self.decoding.n_best > 1 else "translations"
+        train = [
+            corpus.model_copy(update={"tgt": self._of_teacher(kind, number) / f"train-{n}.txt"})
+            for number in range(1, len(self.teachers) + 1)
+            for n, corpus in enumerate(original, 1)
+        ]
+        train += [
+            corpus.model_copy(update={"src": self._of_teacher("backward", number) / f"train-{n}.txt"})
+            for number in range(1, len(self.backward) + 1)
+            for n, corpus in enumerate(original, 1)
+        ]
+        if mix:
+            train += [corpus.model_copy(update={"weight": corpus.weight * mix}) for corpus in original]
+        valid = data.valid or (self._corpus("valid"),)
+        tests = PAIRS.sources(self.settings).tests if data.demo else ()
+        test = data.test or tuple(self._corpus(source.name) for source in tests)
+        values = {"root": None, "demo": 0, "train": tuple(train), "valid": valid, "test": test}
+        return data.model_copy(update=values | ({"deduplicate": True} if self.backward else {}))
+
+    def make(self, log: Log) -> None:
+        """Write the missing parts of the text; resumes after a kill.
+
+        Raises `DataError` if the folder has text of other settings.
+        """
+        with locked_folder(self.folder, use="distilling into it"):
+            remove_leftovers(self.folder)
+            self._write_pairs(log)
+            one_best = self.decoding.with_values(n_best=1)
+            for number, teacher in enumerate(self.backward, 1):
+                self._translate("references", teacher, self._of_teacher("backward", number), one_best, log)
+            for number, teacher in enumerate(self.teachers, 1):
+                folder = self._of_teacher("translations", number)
+                for path in self._translate("sources", teacher, folder, self.decoding, log):
+                    if (n_best := self.decoding.n_best) > 1:
+                        references = read_lines(self.folder / "references" / path.name)
+                        best = most_similar(read_lines(path), references, n_best, Scoring.of(self.settings))
+                        _write_lines(self._of_teacher("reranked", number) / path.name, best)
+
+    def _translate(
+        self, side: str, teacher: RunFolder, folder: Path, decoding: DecodingOptions, log: Log
+    ) -> list[Path]:
+        """Translate a side of the training text, `sources` or `references`, into a folder; return the output files."""
+        log.say(f"translating the training text with {teacher.path} into {folder}")
+        style: Style = "nbest" if decoding.n_best > 1 else "text"
+        texts = sorted((self.folder / side).glob("train-*.txt"))
+        return translate_to_folder(teacher.path, texts, folder, decoding, style=style, log=log)
+
+    def _write_pairs(self, log: Log) -> None:
+        """Write sources and references, unless that is done. Raises `DataError` if they are of other settings."""
+        record, data = self.folder / RECORD, self.settings.data
+        made_from = {"data": data.model_dump(mode="json", exclude={"root"}), "seed": self.settings.training.seed}
+        if record.exists():
+            with advising(f"remove {self.folder} to make the text again"):
+                before = read_json(record)
+            if before != made_from:
+                raise DataError(
+                    f"{self.folder} has text of other data or another seed; name another folder (text), or remove it"
+                )
+            return
+        texts = PAIRS.read_texts(self.settings, log, workplace=Workplace(self.folder))
+        cleaned = enumerate(texts.cleaned, 1)
+        sets: dict[str, Callable[[], Iterable[Pair]]] = {f"train-{n}": corpus for n, corpus in cleaned}
+        if not data.valid:
+            sets["valid"] = texts.valid.read
+        if data.demo:
+            sets |= {test.name: test.read for test in texts.tests}
+        for name, pairs in sets.items():
+            _write_lines(self.folder / "sources" / f"{name}.txt", (pair.src for pair in pairs()))
+            _write_lines(self.folder / "references" / f"{name}.txt", (pair.tgt for pair in pairs()))
+        write_json(record, made_from)
+
+    def _corpus(self, name: str) -> Corpus:
+        return Corpus(src=self.folder / "sources" / f"{name}.txt", tgt=self.folder / "references" / f"{name}.txt")
+
+    def _of_teacher(self, kind: str, number: int) -> Path:
+        return self.folder / (f"{kind}-{number}" if number > 1 else kind)
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationResult:
+    """Comparison of the student with its teachers on the test sets.
+
+    `systems`: `run`, `n_parameters` and `sentences_per_second` by role ("teacher", "teacher 2", "student").
+    `comparisons`: BLEU of the student against each teacher, by test set and role.
+    """
+
+    systems: Mapping[str, Mapping[str, Any]]
+    comparisons: Mapping[str, Mapping[str, SystemComparison]]
+
+    def to_json(self) -> dict[str, Any]:
+        comparisons = {
+            name: {role: bleu.to_json() for role, bleu in by_role.items()} for name, by_role in self.comparisons.items()
+        }
+        return asdict(self) | {"comparisons": comparisons}
+
+    def lines(self) -> list[str]:
+        form, lines, signature = "{:<9}  {:>12,} parameters  {:8,.1f} sentences/s  {}", [], ""
+        for role, system in self.systems.items():
+            n_parameters, speed = system["n_parameters"], system["sentences_per_second"]
+            lines.append(form.format(role, n_parameters, speed, system["run"]))
+        for name, by_role in self.comparisons.items():
+            for role, bleu in by_role.items():
+                lines.append(f"{name}, student against {role}: {bleu.line()}")
+                signature = bleu.signature
+        return [*lines, f"BLEU by {signature}; intervals of 95 % and p by paired bootstrap"]
 
 
 def distill(
-    teacher: str | Path,
+    teachers: str | Path | Sequence[str | Path],
     run: str | Path,
-    options: DistillationOptions = _DEFAULT,
     *,
+    backward: Sequence[str | Path] = (),
+    beam: int = 5,
+    length_penalty: float | None = None,
+    rerank: bool = False,
+    mix: float = 0.0,
     changes: Mapping[str, Any] | None = None,
-    data: Path | None = None,
-    text: Path | None = None,
-    baseline: Path | None = None,
+    text: str | Path | None = None,
     log: Log | None = None,
 ) -> DistillationResult:
-    """Train a student on the translations of a teacher (sequence-level distillation, Kim and Rush 2016).
+    """Train a student on the translations of its teachers, and compare it with them on the test sets.
 
-    Translates the teacher's training sources, trains the student on the result, with the teacher's tokenizer and
-    settings and the original validation and test data, and compares both on the test sets. The same call resumes after
-    a kill.
+    All teachers translate the training sources of the first one. The student has the first teacher's tokenizer,
+    settings, validation and test data. The same call resumes after a kill.
 
     Args:
-        teacher: Run folder of a translator.
+        teachers: Run folder of a translator, or those of several translators for the same languages.
         run: Run folder of the student.
-        options: How the training text is made.
-        changes: Settings of the student that differ from the teacher's, by section. A `model.preset` replaces the
-            teacher's sizes.
-        data: Folder with the training text, if it has moved since the teacher's training.
-        text: Folder of the text that is made (default: RUN.distilled). Students of one teacher can share it.
-        baseline: Run folder of a model to compare with. If there is none, the student is also trained there, without
-            distillation.
+        backward: Run folders of translators for the other direction, which translate the references. The student is
+            also trained on these pairs, and repeated pairs are left out ("data diversification", Nguyen et al. 2020,
+            arXiv 1911.01986; with the original pairs, `mix` = 1).
+        beam: Number of beams of the teachers; with `rerank`, also the number of translations to choose from.
+        length_penalty: Length penalty of the teachers; higher values give longer translations (default: each teacher's
+            setting).
+        rerank: Take the translation with the highest sentence BLEU against the reference instead of the teacher's best
+            ("sequence-level interpolation", Kim and Rush 2016, section 3.3).
+        mix: Passes over the original pairs per pass over a teacher's translations; 0: no original pairs.
+        changes: Settings of the student that differ from the first teacher's, by section. A `model.preset` replaces
+            the teacher's sizes; `data` names other text to translate.
+        text: Folder for the student's text (default: RUN.distilled). Students of the same teachers can share it.
         log: For progress (default: to stderr).
 
     Raises:
-        UserError: The teacher, its text or a setting cannot be used, or text or student were begun with others.
+        UserError: A teacher, the text or a setting cannot be used, or the text or the student was begun with others.
         Interrupted: SIGINT, SIGTERM or SIGHUP, when everything is saved.
     """
     log, run, given = log or Log(), Path(run), dict(changes or {})
-    folder = open_folder(teacher, task=Translator.task)
-    check_reads_text(folder, "distillation")
-    made = DistilledText(_text_folder(text, run, baseline), folder, text_settings(folder, given, data), options)
-    runs = {"teacher": Path(teacher), "student": run}
-    student = _student_settings(folder, made.data(distilled=True), given)
+    decoding = DecodingOptions(beam=beam, n_best=beam if rerank else 1, length_penalty=length_penalty)
+    if rerank and beam < 2:
+        raise SettingsError(f"rerank needs several translations: beam = {beam} must be at least 2")
+    plain = {name: value for name, value in given.items() if not isinstance(value, Mapping)}
+    Settings.from_mapping(plain)  # refuses a value in place of a section
+    folders = _open_teachers([teachers] if isinstance(teachers, str | Path) else teachers)
+    reverse = _open_backward(backward, folders[0])
+    distilled = DistilledText(_text_folder(run, text), text_settings(folders[0], given), folders, reverse, decoding)
+    student = _student_settings(folders[0], distilled.data(mix), given)
     start = find_start(student)
     check(student if start is None else start.settings)
-    to_train = [run]
-    if baseline is not None:
-        runs["baseline"] = baseline
-        plain = _student_settings(folder, made.data(distilled=False), given)
-        if _check_baseline(baseline, plain):
-            to_train.append(baseline)
-    made.is_complete()  # refuses a folder with other text
-    with RunFolder.create(run, student, to_toml(student)) as new:  # refuses a folder with another student
-        pass
-    if not all(map(has_read_text, to_train)):
-        _make_text(made, new, check_text="data" not in given, log=log)
+    if (run / "manifest.json").exists():
+        Manifest.read(run).require_same(student)
+    if not has_read_text(run):
+        distilled.make(log)
     train(student, run, log=log)
-    if baseline in to_train[1:]:
-        log.say(f"training the same model without distillation: {baseline}")
-        train(plain, baseline, log=log)
-    found = compare_models(runs, student, log)
-    with RunFolder.create(run, student, to_toml(student)) as finished:
-        finished.write_record(RECORD, found.to_json())
-    return found
+    roles = {f"teacher {n}" if n > 1 else "teacher": folder.path for n, folder in enumerate(folders, 1)}
+    result = _compare({**roles, "student": run}, student, log)
+    with RunFolder.open_locked(run) as finished:
+        finished.write_record(RECORD, result.to_json())
+    return result
 
 
-def _text_folder(text: Path | None, run: Path, baseline: Path | None) -> Path:
-    """The folder of the text. Raises if two of the three folders are the same, or if it is a run folder."""
+def _open_teachers(paths: Sequence[str | Path]) -> list[RunFolder]:
+    folders = [open_folder(path, task=Translator.task) for path in paths]
+    for folder in folders:
+        folder.settings.model.require_text("distillation", run=folder.path)
+    return folders
+
+
+def _open_backward(paths: Sequence[str | Path], teacher: RunFolder) -> list[RunFolder]:
+    """Open teachers of the other direction. Raises `SettingsError` for a run that has other languages."""
+    folders = _open_teachers(paths)
+    src, tgt = teacher.settings.data.named_languages
+    for folder in folders:
+        named = folder.settings.data.named_languages
+        if any(map(are_different, named, (tgt, src))):
+            raise SettingsError(
+                f"backward: {folder.path} translates from {named[0]} to {named[1]}; name a run that translates from "
+                f"{tgt} to {src}"
+            )
+    return folders
+
+
+def _text_folder(run: Path, text: str | Path | None) -> Path:
+    """Return the folder for the student's text: as given, or RUN.distilled."""
     folder = Path(os.path.realpath(text or f"{os.path.realpath(run)}.distilled"))
-    if baseline is not None and os.path.realpath(baseline) == os.path.realpath(run):
-        raise SettingsError(f"baseline = {baseline}: this is the student's run folder; name another folder")
-    runs = {os.path.realpath(path) for path in (run, baseline) if path is not None}
-    if os.fspath(folder) in runs or (folder / "manifest.json").exists():
+    if folder == Path(os.path.realpath(run)) or (folder / "manifest.json").exists():
         raise SettingsError(f"text = {folder}: this is a run folder; name another folder for the translations")
     return folder
 
 
-def _check_baseline(baseline: Path, settings: Settings) -> bool:
-    """Whether the baseline is still to be trained. Raises for another run that is not finished, or no translator."""
-    if is_finished(baseline):
-        open_folder(baseline, task=Translator.task)
-        return False
-    if (baseline / "manifest.json").exists():
-        RunFolder.create(baseline, settings, to_toml(settings)).close()
-    return True
-
-
-def _make_text(made: DistilledText, student: RunFolder, *, check_text: bool, log: Log) -> None:
-    """Make the text. A user's mistake leaves no new run folder."""
-    try:
-        made.make(check_text=check_text, translate=not has_read_text(student.path), log=log)
-    except UserError:
-        if not student.resumed:
-            shutil.rmtree(student.path, ignore_errors=True)
-        raise
+def text_settings(teacher: RunFolder, changes: Mapping[str, Any]) -> Settings:
+    """Return the settings for reading the teacher's training text: the teacher's, with the changes of `data`."""
+    unaligned = teacher.settings.with_values("training", guided_alignment=None)
+    settings = unaligned.with_values("data", **changes.get("data", {})).resolve_paths(Path())
+    if not settings.data.train and not settings.data.demo:
+        raise DataError(
+            f"{teacher.path} has no training text (it was imported); name the text with data.train = "
+            '[{src="a.en", tgt="a.de"}], and data.valid and data.test likewise'
+        )
+    if len(set(settings.data.directions)) > 1:
+        raise SettingsError(f"{teacher.path} translates in several directions; distill a run of one direction")
+    return settings
 
 
 def _student_settings(teacher: RunFolder, data: DataSettings, changes: Mapping[str, Any]) -> Settings:
-    """The teacher's recipe with other text, its tokenizer, and the changes."""
+    """Return the student's settings: the teacher's recipe and tokenizer, with other text and the changes."""
     recipe = teacher.path / "recipe.toml"
     known = read_recipe(recipe) if recipe.exists() else {}
     values: dict[str, Any] = {section: dict(known.get(section, {})) for section in ("tokenizer", "model", "training")}
     values["training"].pop("start", None)
-    values["training"].pop("guided_alignment", None)  # not parallel to the teacher's translations
+    # the original links are not parallel to the teacher's translations
+    values["training"].pop("guided_alignment", None)
     values |= {"task": "translation", "data": data.model_dump(mode="json", exclude_none=True)}
     for section in ("decoding", "evaluation"):
         values[section] = getattr(teacher.settings, section).model_dump(mode="json")
-    for section, content in changes.items():
-        if not isinstance(content, Mapping):
-            Settings.from_mapping({section: content})  # refuses a value in place of a section
     if set(changes.get("tokenizer", {})) <= {"sampling"}:
         sampling = {key: value for key, value in values["tokenizer"].items() if key == "sampling"}
         values["tokenizer"] = {**sampling, "start": os.path.realpath(teacher.path)}
     model = changes.get("model", {})
     if "preset" in model:
         other = preset_values(Settings.from_mapping({"model": {"preset": model["preset"]}}).model)
-        replaced = SIZE_KEYS | set(other)
+        replaced = teacher.settings.model.size_keys() | set(other)
         values["model"] = {key: value for key, value in values["model"].items() if key not in replaced}
     for section, content in changes.items():
-        if section == "data":
-            continue  # already in `data`
-        values[section] = values.get(section, {}) | content if isinstance(content, Mapping) else content
+        if section != "data":  # already in `data`
+            values[section] = values.get(section, {}) | content if isinstance(content, Mapping) else content
     return Settings.from_mapping(values)
+
+
+def most_similar(rows: Iterable[str], references: Iterable[str], n: int, scoring: Scoring) -> Iterator[str]:
+    """Yield the most similar text to each reference, from `n` rows NUMBER<TAB>SCORE<TAB>TEXT, best first.
+
+    Similarity is sentence BLEU with exponential smoothing and effective order; the earlier of equally similar texts
+    wins.
+    """
+    metric = BLEU(tokenize=scoring.tokenize, lowercase=scoring.lowercase, effective_order=True, force=True)
+    for reference, *candidates in zip(references, *[iter(rows)] * n, strict=True):
+        texts = [row.split("\t", 2)[2] for row in candidates]
+        yield max(dict.fromkeys(texts), key=lambda text: metric.sentence_score(text, [reference]).score)
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with write_aside(path) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def _compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> DistillationResult:
+    """Translate the test sets of `settings` with each run's decoding settings, and measure the speeds in turns."""
+    sets = read_scored_sets(PAIRS.sources(settings))
+    translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
+    timed = [src for src, _ in sets[0].pairs[:TIMED]]
+    speeds = measure_speeds(translators, timed, log)
+    systems = {
+        role: {
+            "run": str(run),
+            "n_parameters": count_weights(run / "model.safetensors"),
+            "sentences_per_second": speeds[role],
+        }
+        for role, run in runs.items()
+    }
+    outputs = {
+        role: {output.name: output for output in translation_outputs(translator, sets, settings)}
+        for role, translator in translators.items()
+    }
+    student = outputs.pop("student")
+    comparisons = {
+        test.name: {
+            role: SystemComparison.of(student[test.name], output[test.name]) for role, output in outputs.items()
+        }
+        for test in sets
+    }
+    return DistillationResult(systems, comparisons)

@@ -1,7 +1,8 @@
 """Data-parallel training with torch.distributed, on one machine or several.
 
 Every rank computes the gradients of its share of each update's sentences. They are summed over all targets of all ranks
-and divided once by their number (`Updater`). `training.parallel` says what a rank has of the model: PARALLEL.
+and divided once by their number (`Updater`). `training.parallel` decides whether each rank has a copy of the
+model or a shard (PARALLEL).
 
 After every update the ranks agree on whether a signal asked one of them to stop, and on the clock of the main process.
 So all of them stop, save and finish at the same update.
@@ -19,19 +20,15 @@ from datetime import timedelta
 from typing import Any, TypeVar, final
 
 import torch
-import torch.distributed.nn.functional  # keeps the process group if it is imported later, by an optimizer
+import torch.distributed.nn.functional  # imported later, by an optimizer, it would keep the process group alive
 from torch import Tensor, distributed, nn
 
-from transduce.distributed.environment import ProcessRank, this_process
-from transduce.distributed.replicate import Replicas
-from transduce.distributed.shard import Shards
+from transduce.distributed.launch import ProcessRank, this_process
+from transduce.distributed.parallel import PARALLEL, Replicas, Shards
 from transduce.errors import RankExited, RankStuck, SettingsError, TransduceError
 from transduce.training.ranks import SINGLE_RANK, Ranks, name_on_rank
 
 T = TypeVar("T")
-PARALLEL: dict[str, type[Replicas] | type[Shards]] = {"replicate": Replicas, "shard": Shards}
-"""Classes for `training.parallel`."""
-
 TEXT_TIMEOUT = timedelta(days=7)
 """Time that a worker waits for the main process, which may read text for hours. Later ranks wait `training.timeout`. A
 rank that died is noticed at once, because its connections close."""
@@ -39,10 +36,10 @@ rank that died is noticed at once, because its connections close."""
 
 @final
 class GroupRanks(Ranks):
-    """One of several ranks.
+    """A process of a training in several processes.
 
     Messages are exchanged by gloo on the CPU, so that nothing waits for a GPU. Gradients on GPUs are summed by nccl.
-    Each rank posts the number of its last exchange and what it does, so that one that does not answer can be named.
+    Each rank publishes the number of its last exchange and its activity, so that messages can name a stuck rank.
     """
 
     def __init__(self, process: ProcessRank) -> None:
@@ -54,14 +51,16 @@ class GroupRanks(Ranks):
         self._minutes, self._exchanges, self._activity = 0.0, 0, ""
 
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send the main process's message; what workers pass is ignored. It has `timeout`, in minutes, or `exit`."""
+        """Send the main process's message: `timeout`, in minutes, or `exit`. Messages of workers are ignored."""
         self.started = True
         with self._exchange():
             if self.is_main_process:
                 self._store.set("start", json.dumps(message))
             received: dict[str, Any] = json.loads(self._store.get("start"))
             if "exit" in received:
-                self._leave_together()
+                self._store.set(f"read{self.rank}", "")
+                if self.is_main_process:  # which may serve the store: wait until the workers have read its message
+                    self._store.wait([f"read{rank}" for rank in range(self.size)], timedelta(seconds=10))
                 return received
             self._minutes = received["timeout"]
             self.report_activity("starting")
@@ -73,12 +72,6 @@ class GroupRanks(Ranks):
                 timeout=timedelta(minutes=self._minutes),
             )
         return received
-
-    def _leave_together(self) -> None:
-        """The main process may serve the store: it exits after the workers have read its message."""
-        self._store.set(f"read{self.rank}", "")
-        if self.is_main_process:
-            self._store.wait([f"read{rank}" for rank in range(self.size)], timedelta(seconds=10))
 
     def bind_device(self, device: torch.device) -> torch.device:
         """Each rank has its own GPU.
@@ -114,7 +107,7 @@ class GroupRanks(Ranks):
         self._store.set(f"rank{self.rank}", f"{self._exchanges} {activity}")
 
     def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:
-        """Broadcast the length, then the JSON."""
+        """Broadcast a value as JSON: first its length, then its bytes."""
         content = json.dumps(make()).encode() if self.rank == source else b""
         length = torch.tensor([len(content)])
         with self._exchange():
@@ -125,7 +118,7 @@ class GroupRanks(Ranks):
         return received
 
     def agree(self, signal: int, seconds: float, *, is_writing: bool = False) -> tuple[int, float, bool]:
-        """The largest signal number, if several were received."""
+        """See `Ranks.agree`; of several signals, the largest number is returned."""
         status = torch.tensor([signal, seconds if self.is_main_process else 0.0, is_writing], dtype=torch.float64)
         with self._exchange():
             distributed.all_reduce(status, op=distributed.ReduceOp.MAX)
@@ -133,17 +126,17 @@ class GroupRanks(Ranks):
         return int(number), agreed, bool(any_is_writing)
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Workers get their own tensors only."""
-        found = dict(tensors)
+        """See `Ranks.gather`; workers get only their own tensors."""
+        gathered = dict(tensors)
         for name, tensor in tensors.items():
             with self._exchange():
                 if self.is_main_process:
                     of_all = [torch.empty_like(tensor) for _ in range(self.size)]
                     distributed.gather(tensor, of_all)
-                    found |= {name_on_rank(name, rank): one for rank, one in enumerate(of_all)}
+                    gathered |= {name_on_rank(name, rank): value for rank, value in enumerate(of_all)}
                 else:
                     distributed.gather(tensor)
-        return found
+        return gathered
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
         with self._exchange():
@@ -151,7 +144,7 @@ class GroupRanks(Ranks):
 
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Count an exchange with the other ranks."""
+        """Context of an exchange with other ranks, which counts it."""
         with self.translating_errors():
             if distributed.is_initialized():
                 self._exchanges += 1
@@ -179,7 +172,7 @@ class GroupRanks(Ranks):
         """
         self._exchanges += 1
         self.report_activity(self._activity)
-        time.sleep(6 * self._minutes)  # a tenth of the time: others came later, and will notice later
+        time.sleep(6 * self._minutes)  # a tenth of the timeout: other ranks came later and notice later
         posts = [self._store.get(f"rank{rank}").decode().partition(" ") for rank in range(self.size)]
         stuck = [rank for rank, (number, _, _) in enumerate(posts) if int(number) < self._exchanges]
         if self.rank == min({*range(self.size)}.difference(stuck)):
@@ -189,10 +182,10 @@ class GroupRanks(Ranks):
 
 @contextlib.contextmanager
 def join_ranks() -> Iterator[Ranks]:
-    """The ranks of this training, as the environment says. If the main process exits before `start`, workers exit.
+    """Join the ranks given by the environment. If the main process exits before `start`, the workers exit.
 
-    At the end nothing may keep the process group: its threads would free tensors while the interpreter exits, which
-    aborts the process.
+    No reference to the process group may remain at the end: its threads would free tensors while the interpreter exits,
+    which aborts the process.
     """
     process = this_process()
     if process.size == 1:
@@ -213,7 +206,7 @@ def join_ranks() -> Iterator[Ranks]:
         with contextlib.suppress(RankExited):
             if ranks.is_main_process and not ranks.started:
                 ranks.start({"exit": code})
-        if distributed.is_initialized():  # ranks that wait for this one get an error
+        if distributed.is_initialized():  # ranks that wait for this rank get an error
             distributed.destroy_process_group()
         if ranks._parallel is not None:
             ranks._parallel.close()
@@ -222,7 +215,7 @@ def join_ranks() -> Iterator[Ranks]:
 
 
 def check_devices(device: torch.device, n: int | None = None) -> None:
-    """Refuse more processes than GPUs on this machine; `n` of them, or those that there are now."""
+    """Refuse more processes than GPUs on this machine. `n`: number of processes (default: that of this training)."""
     n, n_gpus = n or this_process().local_size, torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda" and n > n_gpus:
         raise SettingsError(f"{n} processes need {n} GPUs; PyTorch finds {n_gpus} here; ask for fewer, or for the CPU")

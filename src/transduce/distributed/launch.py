@@ -1,4 +1,7 @@
-"""`--processes N`: N processes that train together on this machine, started and monitored by torchrun's library."""
+"""The rank of this process, from variables as torchrun sets them, and `--processes N`.
+
+torchrun's library starts and monitors the N processes that train together on this machine.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from transduce.distributed.environment import LAUNCHER_ID, this_process
 from transduce.errors import RankExited, SettingsError
 from transduce.logging import print_error
 from transduce.process import SAFE_PATH, n_cores, send_at_parent_exit
@@ -16,6 +19,58 @@ from transduce.process import SAFE_PATH, n_cores, send_at_parent_exit
 _SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
 _CONSEQUENCES = (RankExited.exit_code, -signal.SIGTERM, *_SAVED)
 """Exit codes of a process that stopped because another one did: torchrun sends SIGTERM to those that remain."""
+
+
+LAUNCHER_ID = "transduce-processes"
+"""torchrun's name of a job that `--processes` started."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRank:
+    """Rank of a process among all `size` processes of a training, and among the processes on its machine, from 0.
+
+    `launched`: started by `--processes`, which reports the process that failed.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    launched: bool = False
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> ProcessRank:
+        """Read the environment. If a variable is missing (clusters set some for all jobs), the process trains alone.
+
+        Raises `SettingsError` if all are set but invalid.
+
+        >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        >>> ProcessRank.of(torchrun).rank
+        1
+        >>> ProcessRank.of({"WORLD_SIZE": "2", "MASTER_ADDR": "node1"}) == ProcessRank.of({}) == ProcessRank()
+        True
+        """
+        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
+            return cls()
+        whole = [environment["RANK"], environment["WORLD_SIZE"]]
+        local = [environment.get("LOCAL_RANK", whole[0]), environment.get("LOCAL_WORLD_SIZE", whole[1])]
+        try:
+            rank, size, local_rank, local_size = map(int, whole + local)
+            valid = 0 <= rank < size and 0 <= local_rank < local_size
+        except ValueError:
+            valid = False
+        if not valid:
+            raise SettingsError(
+                f"the environment has RANK={whole[0]} of WORLD_SIZE={whole[1]}, LOCAL_RANK={local[0]} of "
+                f"LOCAL_WORLD_SIZE={local[1]}: ranks start at 0 and are below the size; unset RANK to train alone"
+            )
+        if size < 2:
+            return cls()
+        return cls(rank, size, local_rank, local_size, environment.get("TORCHELASTIC_RUN_ID") == LAUNCHER_ID)
+
+
+def this_process() -> ProcessRank:
+    return ProcessRank.of(os.environ)
 
 
 def stop_with_launcher() -> None:
@@ -38,8 +93,8 @@ def launch_if_asked(n: int, *, max_restarts: int) -> None:
 def launch(arguments: Sequence[str], n: int, *, max_restarts: int = 0) -> int:
     """Run Python with these arguments in `n` processes; return the exit code.
 
-    Signals are passed on to all. If one process fails, all exit: the others notice it at once, or are killed after the
-    30 seconds that torchrun gives them. Then all start again, at most `max_restarts` times.
+    Signals are passed on to all. If one process fails, all exit: the other processes notice it at once, or are killed
+    after the 30 seconds that torchrun gives them. Then all start again, at most `max_restarts` times.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -63,7 +118,7 @@ def launch(arguments: Sequence[str], n: int, *, max_restarts: int = 0) -> int:
 
 
 def _run_once(arguments: Sequence[str], n: int) -> dict[int, int]:
-    """Run the processes once; return the exit codes of those that failed, by rank.
+    """Run the processes once; return the exit codes of failed processes by rank.
 
     The agent is used directly because `elastic_launch` leaves a thread in the rendezvous store after a signal, which
     may abort the process while it exits.
@@ -84,7 +139,7 @@ def _run_once(arguments: Sequence[str], n: int) -> dict[int, int]:
         entrypoint=sys.executable,
         args=tuple(arguments),
         rdzv_handler=rendezvous,
-        max_restarts=0,  # it would repeat a user's mistake
+        max_restarts=0,  # a restart would repeat a user's mistake
         local_addr="localhost",
     )
     try:
@@ -107,11 +162,9 @@ def _is_loss(codes: Mapping[int, int]) -> bool:
 
 
 def report_failures(codes: Mapping[int, int], n: int) -> int:
-    """The exit code of the process whose failure stopped the others; one that was killed is named.
+    """Return the exit code of the process whose failure stopped the others; name a process that was killed.
 
-    Args:
-        codes: Exit codes of failed processes by rank, negative ones for signals.
-        n: The number of processes.
+    `codes`: exit codes of failed processes by rank, negative ones for signals.
     """
     causes = [code for _, code in sorted(codes.items()) if code not in _CONSEQUENCES]
     if not causes:

@@ -1,7 +1,4 @@
-"""Check the text, the memory and the time of a training before it starts: `transduce.diagnose`, `transduce doctor`.
-
-It reads the text, runs a few updates in a child process, and keeps nothing.
-"""
+"""Check the text, the memory and the time of a training before it starts: `transduce.diagnose`, `transduce doctor`."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,39 +15,35 @@ import torch
 
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
-from transduce.data.check_sample import Sample, take_sample
 from transduce.data.clean import RATIO, TOO_LONG
-from transduce.data.corpus import sorted_labels
-from transduce.data.sources import Sources
+from transduce.data.reading import Sources, sorted_labels
+from transduce.data.windows import Sample, take_sample
 from transduce.distributed.group import check_devices
-from transduce.doctor.checks import run_checks, texts_of
-from transduce.doctor.cluster import GPUS, PUBLISHED, ROOM_ON_GPU, Cluster, Forecast, forecast_settings
-from transduce.doctor.findings import Finding, Level, note_or_warning, percent, size
-from transduce.doctor.resources import tokens_at_once
-from transduce.doctor.trial import FULL, Trial, measure
-from transduce.errors import SettingsError, UserError, message_of
+from transduce.doctor.checks import Finding, Level, note_or_warning, percent, run_checks, texts_of
+from transduce.doctor.resources import size, tokens_at_once
+from transduce.doctor.trial_updates import FULL, Trial, measure
+from transduce.errors import UserError, message_of
 from transduce.logging import Log, duration
 from transduce.machine import Machine, this_machine
 from transduce.runs.folder import RunFolder
+from transduce.tasks.base import AnyTask
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start
-from transduce.tasks.registry import AnyTask
-from transduce.tasks.resolve import check, resolve
-from transduce.text.special import UNK, Vocabulary
+from transduce.tasks.resolve import check, name_languages, resolve
+from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
-SECONDS = 10.0  # of real updates in the trial
-TRAINED, HELD_OUT = 12_000, 1_000  # records of the trial
-ENCODED = 2_000  # records in which unknown characters are searched
-ROOM = 0.8  # fraction of the free memory that a training may take without a warning
-FEWEST_TOKENS = 64  # of the smallest useful micro-batch
-SHORT = 0.05  # seconds of an update on GPUs, below which a forecast is too optimistic
+SECONDS = 10.0  # default duration of the timed updates in seconds
+TRAINED, HELD_OUT = 12_000, 1_000  # records to train and to validate on in the trial
+ENCODED = 2_000  # records of each set that are searched for unknown characters
+ROOM = 0.8  # fraction of the free memory that a training may use without a warning
+FEWEST_TOKENS = 64  # tokens in the smallest useful micro-batch
 _DAY = 86_400.0
 _QUIET = Log(quiet=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Duration of all updates, without validations. `by`: the limit of the settings that ends the training."""
+    """Predicted duration of a training without its validations. `by`: the limit that ends it."""
 
     updates: int
     epochs: float
@@ -61,10 +53,10 @@ class Time:
 
 @dataclass(slots=True)
 class Diagnosis:
-    """Findings and measurements. None: was not measured, because of an obstacle or for lack of time.
+    """Findings and measurements. A field is None if an obstacle or lack of time prevented its measurement.
 
-    `settings`: the resolved settings of the training. `available`: bytes of free memory. `corpora`: the number of
-    records of each corpus and held-out set.
+    `settings`: resolved settings of the training. `available`: free memory in bytes. `corpora`: number of records of
+    each corpus and held-out set.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -74,100 +66,87 @@ class Diagnosis:
     settings: Settings | None = None
     trial: Trial | None = None
     time: Time | None = None
-    cluster: Cluster | None = None
-    forecast: Forecast | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether there is no obstacle."""
         return not self.obstacles
 
     @property
     def obstacles(self) -> list[Finding]:
-        """Findings that must be corrected first."""
         return self.of_level("obstacle")
 
-    @property
-    def warnings(self) -> list[Finding]:
-        """Findings that may matter."""
-        return self.of_level("warning")
-
     def of_level(self, level: Level) -> list[Finding]:
-        """Findings of one level."""
-        return [one for one in self.findings if one.level == level]
-
-    @contextmanager
-    def collecting(self, check: str) -> Iterator[None]:
-        """Inside, an error of the user becomes an obstacle."""
-        try:
-            yield
-        except UserError as error:
-            self.findings.append(Finding(check, "obstacle", message_of(error)))
+        return [finding for finding in self.findings if finding.level == level]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "ready": self.ready,
-            "findings": [asdict(one) for one in self.findings],
-            "corpora": self.corpora,
-            "machine": self.machine,
-            "available": self.available,
-            "trial": self.trial and asdict(self.trial),
-            "time": self.time and asdict(self.time),
-            "cluster": self.cluster and asdict(self.cluster),
-            "forecast": self.forecast and asdict(self.forecast),
-            "settings": self.settings and self.settings.model_dump(mode="json"),
-        }
+        settings = self.settings and self.settings.model_dump(mode="json")
+        return {"ready": self.ready, **asdict(replace(self, settings=None)), "settings": settings}
+
+    def lines(self) -> list[str]:
+        """Format for people; the last line is the verdict."""
+        rows = [("data", f"{name}: {total:,}") for name, total in self.corpora.items()]
+        rows += [("machine", self.machine), *self._measured()]
+        rows += [("note", finding.line) for finding in self.of_level("note")]
+        lines = [f"{name:<10}{text}" for name, text in rows if text]
+        problems = (*self.of_level("warning"), *self.obstacles)
+        lines += ["", *(f"{finding.level}: {finding.line}" for finding in problems)]
+        n = len(self.obstacles)
+        return [*lines, "ready" if self.ready else f"not ready: {n} obstacle{'s' if n > 1 else ''}"]
+
+    def _measured(self) -> Iterator[tuple[str, str]]:
+        trial, settings, time = self.trial, self.settings, self.time
+        if trial is None or settings is None:
+            return
+        preset = f"{settings.model.preset}, " if settings.model.preset else ""
+        yield "model", f"{preset}{trial.parameters:,} parameters, vocabulary {settings.tokenizer.vocab_size or 0:,}"
+        if trial.peak is not None:
+            yield "memory", f"{size(trial.peak)} for the largest update, {size(self.available)} free"
+        if trial.seconds_per_update is not None:
+            each = f"{trial.seconds_per_update:.3g} s per update ({trial.updates} measured)"
+            yield "speed", f"{trial.targets_per_second:,.0f} target tokens/s, {each}"
+        if time is not None:
+            until = f"training.{time.by} ({time.updates:,} updates, {time.epochs:.1f} epochs)"
+            yield "time", f"about {duration(time.seconds)} until {until}, without validations"
 
 
-def diagnose(
-    settings: Settings,
-    *,
-    log: Log | None = None,
-    seconds: float = SECONDS,
-    processes: int = 1,
-    cluster: Cluster | None = None,
-) -> Diagnosis:
-    """Check the text and the machine before a training. Problems are returned as findings, not raised.
+def diagnose(settings: Settings, *, log: Log | None = None, seconds: float = SECONDS, processes: int = 1) -> Diagnosis:
+    """Check text and machine before a training. Problems are returned as findings, not raised. Leaves no files.
+
+    Without obstacles, a child process measures a few updates.
 
     Args:
         settings: The settings of the training.
-        log: Where progress is printed; default: nowhere.
+        log: Log for progress; none by default.
         seconds: Duration of the updates that are timed.
         processes: Number of processes that train together on this machine.
-        cluster: GPUs that are not here, for which speed and memory are predicted.
 
-    Returns:
-        The findings and measurements. No file is kept or changed. Nothing is measured where there are obstacles.
-
-    Raises `SettingsError` for a source of vectors.
+    Raises:
+        SettingsError: The source is vectors.
     """
-    if settings.model.reads_vectors:
-        raise SettingsError(
-            "model.source = 'vectors': the doctor checks text; a dry run of the training checks vectors"
-        )
-    found, log = Diagnosis(), log or _QUIET
-    with found.collecting("settings"):
+    settings.model.require_text("the doctor")
+    diagnosis, log = Diagnosis(), log or _QUIET
+    try:
         start = find_start(settings)
         if start is not None:
             settings = start.settings
         task = check(settings)
         machine = this_machine(settings.training.device).shared(1, processes)  # threads of all processes
         check_devices(torch.device(machine.device), processes)
-        found.machine, found.available = machine.describe(), machine.memory
+        diagnosis.machine, diagnosis.available = machine.describe(), machine.memory
+        settings = name_languages(settings, task, log)
         log.say("reading the text ...")
-        sample = take_sample(task.sources(settings))
-        found.corpora = {one.name: one.total for one in (*sample.train, *sample.valid, *sample.tests)}
-        found.findings += run_checks(sample, settings.data, task.reads)
-        if found.ready:
-            _try_training(found, task, settings, sample, start=start, machine=machine, log=log, seconds=seconds)
-        if cluster is not None and found.settings is not None:
-            found.cluster, found.forecast = cluster, forecast_settings(found.settings, cluster)
-    return found
+        sample = take_sample(task.form.sources(settings))
+        diagnosis.corpora = {corpus.name: corpus.total for corpus in (*sample.train, *sample.valid, *sample.tests)}
+        diagnosis.findings += run_checks(sample, settings.data, task.form.name)
+        if diagnosis.ready:
+            _try_training(diagnosis, task, settings, sample, start=start, machine=machine, log=log, seconds=seconds)
+    except UserError as error:
+        diagnosis.findings.append(Finding("settings", "obstacle", message_of(error)))
+    return diagnosis
 
 
 def _try_training(
-    found: Diagnosis,
+    diagnosis: Diagnosis,
     task: AnyTask,
     asked: Settings,
     sample: Sample[Any],
@@ -177,43 +156,42 @@ def _try_training(
     log: Log,
     seconds: float,
 ) -> None:
-    """Resolve the settings, learn a vocabulary and make some updates on the sample in a temporary run folder."""
+    """Resolve the settings, train a vocabulary and run some updates on the sample, in a temporary run folder."""
     asked, sources, n_records = _for_trial(asked, sample, task)
     scale = sample.total / n_records
-    texts = task.read(asked, _QUIET, sources)
-    extended: Tokenizers | None = None
-    if start is not None:
-        extended = extend_vocabulary(start, *task.lines(texts), _QUIET).tokenizers
-    settings, tokenizers = resolve(task, asked, texts, machine, _QUIET, known=extended, scale=scale)
-    found.findings += _unknown_characters(sample, tokenizers, coverage=settings.tokenizer.character_coverage)
+    texts = task.form.read_texts(asked, _QUIET, sources)
+    known = None if start is None else extend_vocabulary(start, texts.lines(), _QUIET).tokenizers
+    settings, tokenizers = resolve(task, asked, texts, machine, _QUIET, known=known, scale=scale)
+    diagnosis.findings += _unknown_characters(sample, tokenizers, coverage=settings.tokenizer.character_coverage)
     log.say("trying some updates ...")
     with tempfile.TemporaryDirectory(prefix="transduce-doctor-") as temporary:
         with RunFolder.create(Path(temporary) / "run", settings, "") as run:
-            prepared = task.encode(run, texts, tokenizers, settings, _QUIET)
-        found.findings += _too_long(prepared.train.facts)
+            prepared = task.prepare(run, texts, tokenizers, _QUIET)
+        diagnosis.findings += _too_long(prepared.train.facts)
         trial = measure(run.path, seconds=seconds, processes=machine.n_sharing)
-    found.settings, found.trial = settings, trial
-    found.findings += memory_findings(settings, trial, found.available, machine.n_sharing)
+    diagnosis.settings, diagnosis.trial = settings, trial
+    diagnosis.findings += memory_findings(settings, trial, diagnosis.available, machine.n_sharing)
     if trial.seconds_per_update is not None:
         weights = [corpus.weight for corpus in asked.data.train] or [1.0]
-        weighted = sum(weight * one.total for weight, one in zip(weights, sample.train, strict=True))
-        found.time = time_of(settings, trial.updates_per_epoch * weighted / n_records, trial.seconds_per_update)
-        found.findings += time_findings(settings, found.time)
+        weighted = sum(weight * corpus.total for weight, corpus in zip(weights, sample.train, strict=True))
+        time = time_of(settings, trial.updates_per_epoch * weighted / n_records, trial.seconds_per_update)
+        diagnosis.time = time
+        diagnosis.findings += time_findings(settings, time)
 
 
 def _for_trial(asked: Settings, sample: Sample[Any], task: AnyTask) -> tuple[Settings, Sources[Any], int]:
-    """Settings and sources for a training on a part of the sample; and the number of its training records."""
+    """Return settings and sources to train on a part of the sample, and its number of training records."""
     train = tuple(corpus.some(round(TRAINED * corpus.total / sample.total)) for corpus in sample.train)
     valid = tuple(held.some(HELD_OUT // len(sample.valid)) for held in sample.valid)
-    if task.reads == "labelled" and asked.data.labels is None:  # a part of the text may lack a rare label
-        held_out = (window for one in sample.valid for window in one.kept)
+    if task.form.name == "labelled" and asked.data.labels is None:  # a part of the text may lack a rare label
+        held_out = (window for corpus in sample.valid for window in corpus.kept)
         everything = chain(sample.records(), () if sample.is_whole else chain.from_iterable(held_out))
         asked = asked.with_values("data", labels=list(sorted_labels(example.label for example in everything)))
     return asked, Sources(train, valid), sum(1 for source in train for _ in source.read())
 
 
 def _too_long(facts: Any) -> Iterator[Finding]:
-    """Pairs of the trial that training would drop for their length."""
+    """Report the share of pairs that training drops for their lengths."""
     cleaning = facts.get("cleaning", {"dropped": []})
     for tally in cleaning["dropped"]:
         if tally["reason"] in (TOO_LONG, RATIO):
@@ -224,21 +202,22 @@ def _too_long(facts: Any) -> Iterator[Finding]:
 
 
 def _unknown_characters(sample: Sample[Any], tokenizers: Tokenizers, *, coverage: float) -> Iterator[Finding]:
-    """Characters of the training text and of the held-out sets that are not in the vocabulary."""
+    """Report characters of the training text and of the held-out sets that are not in the vocabulary."""
+    tokenizers = tokenizers.unframed()
     for corpus in (*sample.train, *sample.valid, *sample.tests):
-        records = [texts_of(record) for record in corpus.some(ENCODED).read()]
-        for texts, vocabulary in zip(zip(*records, strict=True), (tokenizers.src, tokenizers.tgt), strict=False):
+        sides = zip(*(texts_of(record) for record in corpus.some(ENCODED).read()), strict=True)
+        for texts, vocabulary in zip(sides, (tokenizers.src, tokenizers.tgt), strict=False):
             yield from _unknown(corpus.name, texts, vocabulary, coverage=coverage)
 
 
 def _unknown(name: str, texts: Sequence[str], vocabulary: Vocabulary, *, coverage: float) -> Iterator[Finding]:
     encoded = vocabulary.encode_batch(list(texts))
-    hit = [text for text, ids in zip(texts, encoded, strict=True) if UNK in ids]
-    if not hit:
+    affected = [text for text, ids in zip(texts, encoded, strict=True) if not vocabulary.unreadable_ids.isdisjoint(ids)]
+    if not affected:
         return
-    missing = Counter(part for text in hit for part in vocabulary.unknown(text))
+    missing = Counter(part for text in affected for part in vocabulary.unknown(text))
     shown = " ".join(f"{part} (U+{ord(part[0]):04X})" if len(part) == 1 else part for part, _ in missing.most_common(8))
-    share = len(hit) / len(texts)
+    share = len(affected) / len(texts)
     text = f"{percent(share)} of the lines of {name} have characters that are not in the vocabulary: {shown}"
     advice = "clean these lines, or train the vocabulary on text that has them"
     if coverage < 1:
@@ -247,7 +226,7 @@ def _unknown(name: str, texts: Sequence[str], vocabulary: Vocabulary, *, coverag
 
 
 def memory_findings(settings: Settings, trial: Trial, available: int, processes: int = 1) -> Iterator[Finding]:
-    """Whether the largest batch fits into the free memory."""
+    """Check that the largest batch fits into the free memory."""
     micro = tokens_at_once(settings, processes)
     fits = micro // 2
     if trial.peak is not None:
@@ -268,7 +247,7 @@ def memory_findings(settings: Settings, trial: Trial, available: int, processes:
 
 
 def time_of(settings: Settings, updates_per_epoch: float, seconds_per_update: float) -> Time:
-    """The duration until the first of the limits of the settings."""
+    """Predict the duration until the first limit of the settings is reached."""
     training, per_epoch = settings.training, max(1.0, updates_per_epoch)
     ends = {
         "max_updates": training.max_updates,
@@ -280,7 +259,7 @@ def time_of(settings: Settings, updates_per_epoch: float, seconds_per_update: fl
 
 
 def time_findings(settings: Settings, time: Time) -> Iterator[Finding]:
-    """Whether training takes more than a week, ends before it has seen all text, or is mostly warmup."""
+    """Warn if training takes more than a week, ends before it has seen all text, or is mostly warmup."""
     if time.seconds > 7 * _DAY:
         text, advice = f"training will take {time.seconds / _DAY:.0f} days", "limit it with training.max_minutes"
         yield Finding("time", "warning", text, advice)
@@ -291,43 +270,3 @@ def time_findings(settings: Settings, time: Time) -> Iterator[Finding]:
     if warmup > 0.5 * time.updates:
         text = f"training.warmup_updates = {warmup:,} of only about {time.updates:,} updates"
         yield Finding("time", "warning", text, "lower it, so that the learning rate reaches its peak earlier")
-
-
-def format_diagnosis(diagnosis: Diagnosis) -> list[str]:
-    """All lines; the last is the verdict."""
-    rows = [("data", f"{name}: {total:,}") for name, total in diagnosis.corpora.items()]
-    rows += [("machine", diagnosis.machine), *_measured(diagnosis)]
-    rows += [("note", one.line) for one in diagnosis.of_level("note")]
-    lines = [f"{name:<10}{text}" for name, text in rows if text]
-    lines += ["", *(f"{one.level}: {one.line}" for one in (*diagnosis.warnings, *diagnosis.obstacles))]
-    n = len(diagnosis.obstacles)
-    return [*lines, "ready" if diagnosis.ready else f"not ready: {n} obstacle{'s' if n > 1 else ''}"]
-
-
-def _measured(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
-    trial, settings, time = diagnosis.trial, diagnosis.settings, diagnosis.time
-    if trial is None or settings is None:
-        return
-    preset = f"{settings.model.preset}, " if settings.model.preset else ""
-    yield "model", f"{preset}{trial.parameters:,} parameters, vocabulary {settings.tokenizer.vocab_size or 0:,}"
-    if trial.peak is not None:
-        yield "memory", f"{size(trial.peak)} for the largest update, {size(diagnosis.available)} free"
-    if trial.seconds_per_update is not None:
-        each = f"{trial.seconds_per_update:.3g} s per update ({trial.updates} measured)"
-        yield "speed", f"{trial.targets_per_second:,.0f} target tokens/s, {each}"
-    if time is not None:
-        until = f"training.{time.by} ({time.updates:,} updates, {time.epochs:.1f} epochs)"
-        yield "time", f"about {duration(time.seconds)} until {until}, without validations"
-    if (forecast := diagnosis.forecast) is not None and diagnosis.cluster is not None:
-        each = f"{forecast.seconds_per_update:.3g} s per update of {settings.training.batch_tokens:,} target tokens"
-        yield "forecast", f"on {diagnosis.cluster}: {forecast.tokens_per_second:,.0f} target tokens/s, {each}"
-        low, high = PUBLISHED
-        yield "", f"from operations and bytes; published trainings took {low:.2f} to {high:.2f} times the forecast"
-        if time is not None and time.by != "max_minutes":
-            yield "", f"about {duration(forecast.seconds_per_update * time.updates)} for {time.updates:,} updates"
-        if forecast.seconds_per_update < SHORT:
-            yield "", "so short an update takes longer: the time to start kernels and exchanges is not counted"
-        memory = GPUS[diagnosis.cluster.gpu].memory
-        fits = "" if forecast.memory < ROOM_ON_GPU * memory else f", of which {ROOM_ON_GPU:.0%} can be used: too much"
-        yield "", f"{size(forecast.memory)} of the {size(memory)} of each GPU{fits}"
-        yield "", f"a model of up to {forecast.largest / 1e9:.1f} billion parameters fits"

@@ -8,18 +8,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from transduce.config.settings import EvaluationSettings
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
-from transduce.evaluation.metrics import metrics
-from transduce.inspection.subjects import TranslationSubject
+from transduce.evaluation.metrics import Scoring, metrics
+from transduce.inspection.inspected_models import TranslationSubject
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
 from transduce.nn.recording import switched_off, switches
 from transduce.runs.atomic import write_text
 
-_ALL = ""  # the name of the row with all heads
+_ALL = ""  # name of the row in which no head is off
 
 
 def ablate_heads(
@@ -27,44 +26,38 @@ def ablate_heads(
 ) -> list[dict[str, Any]]:
     """Translate and score with each head switched off in turn; the first row has all heads on.
 
-    Args:
-        subject: The translator.
-        srcs: Sources.
-        refs: Their references.
-        path: Has a line of JSON per row. Rows that it has already are not computed again.
-        log: Shows progress.
-
-    Returns:
-        Rows with `name`, `title`, `bleu`, and `loss`: nats per token of the references.
-
-    Raises:
-        DataError: The file is of another model, other texts or other settings.
+    Rows have `name`, `title`, `bleu`, and `loss`: nats per token of the references. The file `path` gets a line of JSON
+    per row; rows that it has are not computed again. Raises `DataError` if these are of another model, other texts or
+    other settings.
     """
     heads = {name: title for name, title in switches(subject.model).items() if ".heads." in name}
     if not heads:
         raise DataError("this model has no heads that can be switched off; give a run of a Transformer")
     key = _key(subject, srcs, refs)
-    known = {row["name"]: row for row in _read(path, key)}
-    if not known and path.exists() and path.stat().st_size:
-        raise DataError(f"{path}: has no results of --ablate-heads; name another file, or remove it")
     file = MetricsFile(path)
-    if path.exists():
-        text = path.read_text(encoding="utf-8", errors="replace")
-        write_text(path, text[: text.rfind("\n") + 1])  # without half a line, in which a run was killed
+    rows = {row.get("name", _ALL): row for row in file.read()}
+    if any(row.get("key") != key for row in rows.values()):
+        raise DataError(
+            f"{path}: has results of another model, other texts or other settings; name another file, or remove it"
+        )
+    if not rows and path.exists() and path.stat().st_size:
+        raise DataError(f"{path}: has no results of --ablate-heads; name another file, or remove it")
+    if rows:  # drop a line that a kill has cut short
+        write_text(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows.values()))
     names = {_ALL: "all heads", **heads}
     with log.progress("heads") as bar:
         for number, (name, title) in enumerate(names.items()):
             bar.update(number / len(names), note=title)
-            if name not in known:
+            if name not in rows:
                 bleu, loss = _scores(subject, [name] if name else [], srcs, refs)
-                known[name] = {"key": key, "name": name, "title": title, "bleu": bleu, "loss": loss}
-                file.append(known[name])
+                rows[name] = {"event": "head", "key": key, "name": name, "title": title, "bleu": bleu, "loss": loss}
+                file.append(rows[name])
         bar.update(1.0)
-    return [known[name] for name in names]
+    return [rows[name] for name in names]
 
 
 def format_ablation(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A table, the most important heads first."""
+    """Format a table, the most important heads first."""
     whole, *others = rows
     yield f"{'':44} {'loss':>8} {'BLEU':>7}"
     yield f"{whole['title']:44} {whole['loss']:8.4f} {whole['bleu']:7.2f}"
@@ -76,37 +69,21 @@ def _scores(
     subject: TranslationSubject, off: Sequence[str], srcs: Sequence[str], refs: Sequence[str]
 ) -> tuple[float, float]:
     engine = TorchEngine(switched_off(subject.model, off))
-    limit = None if subject.folder is None else subject.folder.settings.model.position_limit
-    translator = Translator(engine, subject.tokenizers, settings=subject.settings, position_limit=limit)
+    of_run = None if subject.folder is None else subject.folder.settings
+    data, limit = (None, None) if of_run is None else (of_run.data, of_run.model.position_limit)
+    translator = Translator(engine, subject.tokenizers, settings=subject.settings, data=data, position_limit=limit)
     outputs = [translation.text for translation in translator.translate(srcs)]
-    scoring = _scoring(subject)
-    bleu: Any = metrics(scoring.tokenize, scoring.lowercase)["BLEU"]
-    known = [log_prob for one in translator.score(srcs, refs) for log_prob in one.token_log_probs]
-    return float(bleu.corpus_score(outputs, [list(refs)]).score), -sum(known) / max(1, len(known))
+    bleu: Any = metrics(*_scoring(subject))["BLEU"]
+    log_probs = [log_prob for scored in translator.score(srcs, refs) for log_prob in scored.token_log_probs]
+    return float(bleu.corpus_score(outputs, [list(refs)]).score), -sum(log_probs) / max(1, len(log_probs))
 
 
-def _scoring(subject: TranslationSubject) -> EvaluationSettings:
-    return EvaluationSettings() if subject.folder is None else subject.folder.settings.evaluation
+def _scoring(subject: TranslationSubject) -> Scoring:
+    return Scoring() if subject.folder is None else Scoring.of(subject.folder.settings)
 
 
 def _key(subject: TranslationSubject, srcs: Sequence[str], refs: Sequence[str]) -> str:
-    """Identifies the model, the settings of its translations and scores, and the texts."""
+    """Return a digest of the model, the settings of its translations and scores, and the texts."""
     model = "" if subject.folder is None else subject.folder.model_digest()
-    settings = (one.model_dump_json() for one in (subject.settings, _scoring(subject)))
+    settings = subject.settings.model_dump_json(), json.dumps(_scoring(subject)._asdict(), separators=(",", ":"))
     return hashlib.sha256("\n".join([model, *settings, *srcs, "", *refs]).encode("utf-8", "replace")).hexdigest()[:16]
-
-
-def _read(path: Path, key: str) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-            found = row["key"]
-        except (ValueError, KeyError, TypeError):
-            continue  # the last line, where a run was killed
-        if found != key:
-            raise DataError(
-                f"{path}: has results of another model, other texts or other settings; name another file, or remove it"
-            )
-        yield row

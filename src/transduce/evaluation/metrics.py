@@ -1,12 +1,13 @@
-"""Scores: BLEU, chrF and TER by sacreBLEU, each with its signature; accuracy, F1 and Matthews correlation of labels."""
+"""Scores of translations (BLEU, chrF and TER by sacreBLEU, each with its signature), labels and word alignments."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -14,14 +15,51 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.tokenizers import tokenizer_spm
 
+from transduce.config.settings import Settings
+from transduce.data.word_links import GoldLinks, WordLink
 from transduce.errors import DataError, UserError, message_of, nearest
+from transduce.text.languages import base_language
+from transduce.text.scripts import LETTER
 
+ENOUGH = 100  # sentences; a note says that scores of fewer are unreliable
 _ENDS_TOKENIZED = 0.5  # fraction of hypotheses ending in " ." above which text counts as tokenized
+_BY_WORDS = "13a"
+_BY_LANGUAGE = {
+    "zh": "zh", "yue": "zh", "ja": "ja-mecab", "ko": "ko-mecab", "th": "char", "lo": "char", "km": "char", "my": "char"
+}  # fmt: skip
+
+
+class Scoring(NamedTuple):
+    """Options of scores: BLEU's tokenizer, which also determines whether there is TER, and whether case is ignored."""
+
+    tokenize: str = _BY_WORDS
+    lowercase: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings, tgt_lang: str | None = None) -> Scoring:
+        """Return the scoring of a run. An unset tokenizer is chosen by the target language (default: the run's)."""
+        asked = settings.evaluation
+        return cls(asked.tokenize or choose_tokenizer(tgt_lang or settings.data.tgt_lang)[0], asked.lowercase)
+
+
+def choose_tokenizer(language: str) -> tuple[str, str]:
+    """Return BLEU's tokenizer for a target language, and the reason."""
+    tokenize = _BY_LANGUAGE.get(base_language(language), _BY_WORDS)
+    reason = f"for the words of data.tgt_lang = '{language}'"
+    if tokenize == "char":
+        return tokenize, f"data.tgt_lang = '{language}' has no spaces between words; no TER, which needs words"
+    if tokenize.endswith("-mecab"):
+        try:
+            BLEU(tokenize=tokenize)
+        except (RuntimeError, AssertionError):  # not installed, or with another dictionary
+            package = f"'sacrebleu[{tokenize[:2]}]'"
+            return "char", f"by characters, without TER: {tokenize} is not installed (pip install {package})"
+    return tokenize, reason
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One corpus score, from 0 to 100 (TER may be above), and how it was computed."""
+    """A corpus score, from 0 to 100 (TER may be higher), and sacreBLEU's signature."""
 
     value: float
     signature: str
@@ -36,30 +74,35 @@ class BleuScore(Score):
     length: int
     reference_length: int
 
+    @property
+    def remark(self) -> str:
+        """Explanation if BLEU is 0 because translations are short, else empty."""
+        return "no 4-grams" if not self.value and (self.precisions[0] or not self.length) else ""
+
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """Scores of one set. TER counts errors: lower is better."""
+class TranslationScores:
+    """Scores of one set. TER counts errors: lower is better. It needs words: it is None if BLEU is by characters."""
 
     n_sentences: int
     bleu: BleuScore
     chrf: Score
-    ter: Score
+    ter: Score | None
     exact_match: float  # fraction of hypotheses equal to the reference
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Scores:
-        """The inverse of `to_json`, also of its JSON. Raises `ValueError` for other values."""
+    def from_json(cls, values: Mapping[str, Any]) -> TranslationScores:
+        """Read the result of `to_json`. Raises `ValueError` for other values."""
         return TypeAdapter(cls).validate_python(values)
 
     def signatures(self) -> dict[str, str]:
-        """Signature of each score."""
-        return {"BLEU": self.bleu.signature, "chrF": self.chrf.signature, "TER": self.ter.signature}
+        """Return the signature of each score by its name."""
+        scores = {"BLEU": self.bleu, "chrF": self.chrf, "TER": self.ter}
+        return {name: score.signature for name, score in scores.items() if score is not None}
 
     def lines(self) -> list[str]:
         r"""Format for people.
@@ -70,73 +113,83 @@ class Scores:
         chrF   100.00  nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:...
         TER      0.00  nrefs:1|case:lc|tok:tercom|norm:no|punct:yes|asian:no|version:...
         exact  100.0%  1 of 1 sentences
+        note: few sentences (1): another sample may score quite differently
         """
         b = self.bleu
         precisions = "/".join(f"{p:.1f}" for p in b.precisions)
         n_exact = round(self.exact_match * self.n_sentences)
+        notes = list(self.notes)
+        if self.n_sentences < ENOUGH:
+            notes.append(f"few sentences ({self.n_sentences:,}): another sample may score quite differently")
         return [
             f"BLEU   {b.value:6.2f}  {b.signature}",
             f"               {precisions}  brevity penalty {b.brevity_penalty:.3f}"
             f"  length {b.length:,}, reference {b.reference_length:,}",
             f"chrF   {self.chrf.value:6.2f}  {self.chrf.signature}",
-            f"TER    {self.ter.value:6.2f}  {self.ter.signature}",
+            *([f"TER    {self.ter.value:6.2f}  {self.ter.signature}"] if self.ter else []),
             f"exact  {self.exact_match:6.1%}  {n_exact:,} of {self.n_sentences:,} sentences",
-            *(f"note: {note}" for note in self.notes),
+            *(f"note: {note}" for note in notes),
         ]
 
 
 def evaluate(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
-) -> Scores:
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = _BY_WORDS, lowercase: bool = False
+) -> TranslationScores:
     """Score `hypotheses` against one reference each.
 
     Args:
         hypotheses: Translations.
         references: References, one per hypothesis.
-        tokenize: BLEU tokenizer: "13a" for detokenized text, "none" for tokenized text, "zh", "char", ...
+        tokenize: BLEU tokenizer: "13a" for detokenized text, "none" for tokenized text, "zh", "char", ... With "zh",
+            "ja-mecab" and "ko-mecab", TER splits Asian characters too; with "char" there is no TER.
         lowercase: Ignore case in BLEU and chrF; TER always ignores it, as in sacreBLEU.
 
-    Raises `DataError` if the two differ in length or are empty, `UserError` for an unknown tokenizer.
+    Raises:
+        DataError: `hypotheses` and `references` differ in length or are empty.
+        UserError: The tokenizer is unknown.
     """
     check_lengths(hypotheses, references)
-    found = {}
+    scores, results = dict[str, Score](), dict[str, Any]()
     for name, metric in metrics(tokenize, lowercase).items():
-        score: Any = metric.corpus_score(list(hypotheses), [list(references)])
-        found[name] = Score(float(score.score), str(metric.get_signature())), score
-    bleu = found["BLEU"][1]
-    return Scores(
+        results[name] = metric.corpus_score(list(hypotheses), [list(references)])
+        scores[name] = Score(float(results[name].score), str(metric.get_signature()))
+    details = results["BLEU"]
+    bleu = BleuScore(
+        **asdict(scores["BLEU"]),
+        precisions=tuple(map(float, details.precisions)),
+        brevity_penalty=float(details.bp),
+        length=int(details.sys_len),
+        reference_length=int(details.ref_len),
+    )
+    return TranslationScores(
         n_sentences=len(references),
-        bleu=BleuScore(
-            **asdict(found["BLEU"][0]),
-            precisions=tuple(map(float, bleu.precisions)),
-            brevity_penalty=float(bleu.bp),
-            length=int(bleu.sys_len),
-            reference_length=int(bleu.ref_len),
-        ),
-        chrf=found["chrF"][0],
-        ter=found["TER"][0],
+        bleu=bleu,
+        chrf=scores["chrF"],
+        ter=scores.get("TER"),
         exact_match=sum(map(str.__eq__, hypotheses, references)) / len(references),
-        notes=_notes(hypotheses, references, tokenize),
+        notes=_notes(hypotheses, references, tokenize, bleu),
     )
 
 
 def metrics(tokenize: str, lowercase: bool) -> dict[str, Metric]:
-    """Return new sacreBLEU metrics by name. Raises `UserError` if the tokenizer cannot be used."""
+    """Return sacreBLEU's metrics by name. Raises `UserError` if the tokenizer cannot be used."""
     if tokenize not in BLEU.TOKENIZERS:
         allowed = ", ".join(BLEU.TOKENIZERS)
         raise UserError(f"unknown BLEU tokenizer '{tokenize}'{nearest(tokenize, BLEU.TOKENIZERS)}; allowed: {allowed}")
     if (model := tokenizer_spm.SPM_MODELS.get(tokenize)) is not None:
         file = Path(tokenizer_spm.SACREBLEU_DIR, "models", PurePosixPath(model["url"]).name)
         if not file.exists():  # sacreBLEU would download it
-            raise UserError(
-                f"BLEU tokenizer '{tokenize}' needs {file}, which is not there; download it from {model['url']}"
-            )
+            raise UserError(f"BLEU tokenizer '{tokenize}' needs {file}, which is not there; get it from {model['url']}")
     try:
-        bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # instead of its warning there is a note
-    except Exception as error:  # a missing package or download; each fails differently
+        bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # `_notes` replaces its warning
+    except Exception as error:  # each missing package or download fails differently
         why = message_of(error)
         raise UserError(f"BLEU tokenizer '{tokenize}' cannot be used here: {why}") from error
-    return {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase), "TER": TER()}
+    scores = {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}
+    if tokenize == "char":
+        return scores
+    is_asian = tokenize in ("zh", "ja-mecab", "ko-mecab")
+    return scores | {"TER": TER(normalized=is_asian, asian_support=is_asian)}
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str], name: str = "hypotheses") -> None:
@@ -149,9 +202,17 @@ def check_lengths(hypotheses: Sequence[str], references: Sequence[str], name: st
         raise DataError("there is nothing to score: the references are empty")
 
 
-def _notes(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -> tuple[str, ...]:
-    """Return warnings about the texts."""
+def _notes(hypotheses: Sequence[str], references: Sequence[str], tokenize: str, bleu: BleuScore) -> tuple[str, ...]:
+    """Return notes on texts whose scores are misleading."""
     notes = []
+    if bleu.remark:
+        notes.append("BLEU is 0 because there are no 4-grams: no translation has four tokens; see chrF and exact")
+    text = "\n".join(references)
+    if tokenize == _BY_WORDS and len(re.findall(LETTER, text)) < len(re.findall(r"\w", text)) / 2:
+        notes.append(
+            f"tokenize '{tokenize}' needs spaces between words, which the references do not have: set data.tgt_lang "
+            "for training, or score with tokenize 'zh', 'ja-mecab' or 'char'"
+        )
     n_empty = sum(not reference.strip() for reference in references)
     if n_empty:
         notes.append(f"{n_empty:,} of {len(references):,} references are empty")
@@ -165,14 +226,13 @@ def _notes(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) 
 
 @dataclass(frozen=True, slots=True)
 class LabelScores:
-    """Scores of predicted labels. `table[i, j]`: how often the label i was predicted as j."""
+    """Scores of predicted labels. `table[i, j]`: number of examples with label i and predicted label j."""
 
     labels: tuple[str, ...]
     table: np.ndarray
 
     @property
     def n(self) -> int:
-        """Number of examples."""
         return int(self.table.sum())
 
     @property
@@ -194,7 +254,6 @@ class LabelScores:
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 over labels."""
         return sum(self.f1) / len(self.labels)
 
     @property
@@ -219,7 +278,6 @@ class LabelScores:
         return [f"{head}  ({self.n:,} examples)", *rows]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         names = ("n", "accuracy", "macro_f1", "binary_f1", "matthews")
         return {name: getattr(self, name) for name in names} | {
             "f1": dict(zip(self.labels, self.f1, strict=True)),
@@ -236,23 +294,67 @@ def score_labels(truth: Sequence[int], predicted: Sequence[int], labels: Sequenc
     return LabelScores(tuple(labels), table)
 
 
-Precisions = Mapping[str, Mapping[str, float]]
-"""Of a translator, by precision, float32 first: bleu, sentences_per_second."""
+PrecisionScores = Mapping[str, Mapping[str, float]]
+"""`bleu` and `sentences_per_second` of a translator by precision, float32 first."""
 
 
-def compare_with_float32(found: Precisions) -> list[tuple[str, float, float, float, float]]:
-    """Of each precision: name, BLEU, difference of BLEU, sentences per second, times as fast."""
-    bleu, speed = found["float32"]["bleu"], found["float32"]["sentences_per_second"]
-    return [
-        (name, one["bleu"], one["bleu"] - bleu, one["sentences_per_second"], one["sentences_per_second"] / speed)
-        for name, one in found.items()
-    ]
+def compare_with_float32(scores: PrecisionScores) -> list[tuple[str, float, float, float, float]]:
+    """Return rows of name, BLEU, difference of BLEU, sentences per second, and speed relative to float32."""
+    rows = [(name, row["bleu"], row["sentences_per_second"]) for name, row in scores.items()]
+    base, base_speed = scores["float32"]["bleu"], scores["float32"]["sentences_per_second"]
+    return [(name, bleu, bleu - base, speed, speed / base_speed) for name, bleu, speed in rows]
 
 
-def format_precisions(found: Precisions) -> list[str]:
-    """Format the other precisions compared with float32, as lines."""
+def format_precisions(scores: PrecisionScores) -> list[str]:
+    """Format a line for each precision except float32."""
     return [
         f"precision {name}: {bleu:.2f} BLEU ({difference:+.2f}), {times:.1f} times as fast as float32"
-        for name, bleu, difference, _, times in compare_with_float32(found)
+        for name, bleu, difference, _, times in compare_with_float32(scores)
         if name != "float32"
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentScore:
+    """Alignment error rate, precision and recall of word alignments (Och and Ney 2003, section 5).
+
+    From the numbers of sure gold links, of predicted links, and of predicted links that are sure or possible.
+
+    Without any links, precision and recall are 1 and the error rate is 0.
+    """
+
+    n_sure: int
+    n_predicted: int
+    n_predicted_sure: int
+    n_predicted_possible: int
+
+    @property
+    def precision(self) -> float:
+        """|A & P| / |A|: the share of predicted links that are at least possible."""
+        return self.n_predicted_possible / self.n_predicted if self.n_predicted else 1.0
+
+    @property
+    def recall(self) -> float:
+        """|A & S| / |S|: the share of sure links that are predicted."""
+        return self.n_predicted_sure / self.n_sure if self.n_sure else 1.0
+
+    @property
+    def error_rate(self) -> float:
+        """1 - (|A & S| + |A & P|) / (|A| + |S|)."""
+        n = self.n_predicted + self.n_sure
+        return 1 - (self.n_predicted_sure + self.n_predicted_possible) / n if n else 0.0
+
+    def line(self) -> str:
+        rates = f"AER {self.error_rate:.2%}  precision {self.precision:.2%}  recall {self.recall:.2%}"
+        return f"{rates}  ({self.n_predicted:,} links, {self.n_sure:,} sure gold links)"
+
+
+def score_links(predicted: Iterable[Collection[WordLink]], gold: Iterable[GoldLinks]) -> AlignmentScore:
+    """Compare the links of each sentence pair with its gold links; a sure link is possible too."""
+    n_sure = n_predicted = n_predicted_sure = n_predicted_possible = 0
+    for links, known in zip(map(set, predicted), gold, strict=True):
+        n_sure += len(known.sure)
+        n_predicted += len(links)
+        n_predicted_sure += len(known.sure & links)
+        n_predicted_possible += len(known.possible & links)
+    return AlignmentScore(n_sure, n_predicted, n_predicted_sure, n_predicted_possible)

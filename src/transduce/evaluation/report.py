@@ -1,8 +1,9 @@
-"""`report.html`: what a run did, as one page that works offline."""
+"""`report.html`, one page that works offline, and the model card `README.md`, both from the files of a run folder."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -11,15 +12,17 @@ from typing import Any
 from markupsafe import Markup, escape
 
 import transduce
-from transduce.evaluation.charts import Curve, line_chart, smooth
-from transduce.evaluation.html import render
+from transduce.evaluation.html import Curve, compact, environment, line_chart, render, smooth
 from transduce.evaluation.metrics import compare_with_float32
-from transduce.evaluation.result_files import Record, SetScores, Wording, render_record
+from transduce.evaluation.run_record import RunRecord, SetScores, render_record
+from transduce.evaluation.wording import wording_of
 from transduce.inspection.page import script_of
 from transduce.logging import duration
 from transduce.runs.folder import RunFolder
+from transduce.runs.manifest import format_changes
 
-N_SAMPLES = 12  # shown; the rest is folded
+N_SAMPLES = 12  # samples shown at first; further samples are folded
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~$])")  # characters of Markdown and HTML
 UNSCORED = "Nothing was scored when this run was trained: it was given no test text."
 
 _COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -55,19 +58,16 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-def write_report(run: RunFolder, wording: Wording) -> None:
-    """Write report.html into the run folder, from its other files."""
-    run.write_page("report.html", render_report(run, wording))
+def write_report(run: RunFolder) -> None:
+    run.write_page("report.html", render_report(run))
 
 
-def render_report(run: RunFolder, wording: Wording) -> str:
-    """The page of a run, from its files."""
-    return render_record(run, lambda record: report_html(record, wording))
+def render_report(run: RunFolder) -> str:
+    return render_record(run, report_html)
 
 
-def report_html(record: Record, wording: Wording) -> str:
-    """Render the page."""
-    end, wording = record.of("end"), wording.of(record.settings)
+def report_html(record: RunRecord) -> str:
+    end, wording = record.of("end"), wording_of(record.settings)
     padding = [share for _, share in record.points("update", "padding")]
     return render(
         "report.html",
@@ -94,9 +94,13 @@ def report_html(record: Record, wording: Wording) -> str:
     )
 
 
-def _tiles(record: Record) -> list[tuple[str, str]]:
+def _tiles(record: RunRecord) -> list[tuple[str, str]]:
     """Return the most important numbers, each with its name."""
-    tiles = [(f"{found.scores.bleu.value:.1f}", f"BLEU {found.name}") for found in record.scores[:2]]
+    tiles = [
+        (f"{bleu.value:.1f}", f"BLEU {test.name}" + (f": {bleu.remark}" if bleu.remark else ""))
+        for test in record.scores[:2]
+        for bleu in [test.scores.bleu]
+    ]
     if record.scores and record.scores[0].scores.exact_match >= 0.1:
         tiles.append((f"{record.scores[0].scores.exact_match:.1%}", f"exact match {record.scores[0].name}"))
     tiles += [(f"{s['accuracy']:.1%}", f"accuracy {s['name']}") for s in record.label_scores[:2]]
@@ -104,7 +108,8 @@ def _tiles(record: Record) -> list[tuple[str, str]]:
     tiles += [(f"{s['bits_per_byte']:.3f}", f"bits per byte {s['name']}") for s in record.text_scores[:2]]
     validations = record.of("validation")
     best = max((event.get("best_update") or 0 for event in record.events), default=0)
-    kept = next((found for found in validations if found.get("update") == best), validations[-1] if validations else {})
+    last_validation = validations[-1] if validations else {}
+    kept = next((event for event in validations if event.get("update") == best), last_validation)
     if kept.get("perplexity") is not None and "accuracy" not in kept:
         tiles.append((f"{kept['perplexity']:.2f}", "validation perplexity per token"))
     if record.n_parameters is not None:
@@ -113,79 +118,79 @@ def _tiles(record: Record) -> list[tuple[str, str]]:
         last = record.events[-1]
         tiles.append((duration(last.get("seconds") or 0), f"training time, {last.get('update', 0):,} updates"))
     if speeds := sorted(y for _, y in record.points("update", "tokens_per_second")):
-        tiles.append((compact(speeds[len(speeds) // 2]), "target tokens per second"))
+        tiles.append((compact(round(speeds[len(speeds) // 2])), "target tokens per second"))
     return tiles
 
 
 def signatures(scores: Sequence[SetScores]) -> list[tuple[str, list[str]]]:
-    """Descriptions of the scoring: (names of sets, lines). Sets with the same lines are listed together."""
+    """Describe the scoring as (names of sets, lines). Sets with equal lines are listed together."""
     names: dict[tuple[str, ...], list[str]] = {}
-    for found in scores:
-        search = ", ".join(f"{key} {value}" for key, value in found.search.items())
-        lines = [f"{name} {signature}" for name, signature in found.scores.signatures().items()]
-        names.setdefault((*lines, *filter(None, [search]), *found.scores.notes), []).append(found.name)
+    for test in scores:
+        search = ", ".join(f"{key} {value}" for key, value in test.search.items())
+        lines = [f"{name} {signature}" for name, signature in test.scores.signatures().items()]
+        names.setdefault((*lines, *filter(None, [search]), *test.scores.notes), []).append(test.name)
     return [(", ".join(sets), list(lines)) for lines, sets in names.items()]
 
 
-def _charts(record: Record) -> list[Markup]:
+_ACCURACIES = {
+    "accuracy": "accuracy",
+    "macro F1": "macro_f1",
+    "masked tokens": "masked_accuracy",
+    "next sentences": "next_sentence_accuracy",
+}
+"""Curves of the chart of accuracies: name, key of the validation."""
+
+
+def _charts(record: RunRecord) -> list[Markup]:
     restarts = [float(event.get("update", 0)) for event in record.of("restart")]
-    loss, speed = record.points("update", "loss"), record.points("update", "tokens_per_second")
-    window = max(1, len(loss) // 50)
-    smoothed = ", label-smoothed" if record.settings.training.label_smoothing else ""
+    window = max(1, len(record.points("update", "loss")) // 50)
+    loss = "Loss, nats per target token" + (", label-smoothed" if record.settings.training.label_smoothing else "")
 
-    def validation(title: str, **keys: str) -> Markup:
-        curves = [Curve(name.replace("_", " "), record.points("validation", key)) for name, key in keys.items()]
-        return line_chart(title, curves, marks=restarts)
+    def smoothed(name: str, key: str) -> list[Curve]:
+        points = record.points("update", key)
+        return [Curve("single updates", points, pale=True), Curve(name, smooth(points, window=window))]
 
+    def validation(name: str, key: str) -> Curve:
+        return Curve(name, record.points("validation", key))
+
+    def chart(title: str, curves: Sequence[Curve], *, settle: float = 0.0, floor: float | None = None) -> Markup:
+        return line_chart(title, curves, marks=restarts, settle=settle, floor=floor)
+
+    directions = dict.fromkeys(key for event in record.of("validation") for key in event if key.startswith("bleu "))
+    by_direction = [validation(f"BLEU {key.removeprefix('bleu ')}", key) for key in directions]
     charts = [
-        line_chart(
-            "Loss, nats per target token" + smoothed,
-            [
-                Curve("single updates", loss, pale=True),
-                Curve("training", smooth(loss, window=window)),
-                Curve("validation", record.points("validation", "loss")),
-            ],
-            marks=restarts,
-            settle=0.05,
-        ),
-        validation("Validation scores", BLEU="bleu", chrF="chrf"),
-        validation("Validation, bits per byte", bits_per_byte="bits_per_byte"),
-        validation(
-            "Validation accuracy",
-            accuracy="accuracy",
-            macro_F1="macro_f1",
-            masked_tokens="masked_accuracy",
-            next_sentences="next_sentence_accuracy",
-        ),
-        line_chart("Learning rate", [Curve("learning rate", record.points("update", "lr"))], marks=restarts),
-        line_chart(
-            "Target tokens per second",
-            [Curve("single updates", speed, pale=True), Curve("tokens per second", smooth(speed, window=window))],
-            marks=restarts,
-            floor=0.0,
-        ),
-        line_chart(
-            "Gradient norm", [Curve("gradient norm", record.points("update", "grad_norm"))], marks=restarts, settle=0.05
-        ),
+        chart(loss, [*smoothed("training", "loss"), validation("validation", "loss")], settle=0.05),
+        chart("Validation scores", [validation("BLEU", "bleu"), validation("chrF", "chrf"), *by_direction]),
+        chart("Validation, bits per byte", [validation("bits per byte", "bits_per_byte")]),
+        chart("Validation accuracy", [validation(name, key) for name, key in _ACCURACIES.items()]),
+        chart("Learning rate", [Curve("learning rate", record.points("update", "lr"))]),
+        chart("Target tokens per second", smoothed("tokens per second", "tokens_per_second"), floor=0.0),
+        chart("Gradient norm", [Curve("gradient norm", record.points("update", "grad_norm"))], settle=0.05),
     ]
     return list(filter(None, charts))
 
 
-def _events(record: Record) -> list[tuple[str, str, str, str]]:
-    """Return restarts, skipped updates and batches split for memory, in order: event, update, explanation, time."""
+def _events(record: RunRecord) -> list[tuple[str, str, str, str]]:
+    """Return restarts, changed settings, skipped updates and batches split for memory, in order.
+
+    Each has four columns: event, update, explanation, time.
+    """
     rows = []
     for event in record.events:
         update = event.get("update", 0)
-        if event["event"] == "restart":
-            row = "restart", update, "interrupted: " + ("resumed from the checkpoint" if update else "started again")
-        elif event["event"] == "skipped":
-            row = "skipped", update, "the loss or its gradient was not finite; the weights did not change"
-        elif event["event"] == "memory":
-            too_large = f"{event['too_large']:,}"
-            row = "out of memory", update, f"batches of {too_large} slots or more are split in two from here on"
-        else:
-            continue
-        rows.append((row[0], f"{row[1]:,}", row[2], duration(event["seconds"]) if event.get("seconds") else ""))
+        match event["event"]:
+            case "restart":
+                kind, text = "restart", "interrupted: " + ("resumed from the checkpoint" if update else "started again")
+            case "change":
+                kind, text = "continued" if event.get("continues") else "changed", format_changes(event["settings"])
+            case "skipped":
+                kind, text = "skipped", "the loss or its gradient was not finite; the weights did not change"
+            case "memory":
+                kind = "out of memory"
+                text = f"batches of {event['too_large']:,} slots or more are split in two from here on"
+            case _:
+                continue
+        rows.append((kind, f"{update:,}", text, duration(event["seconds"]) if event.get("seconds") else ""))
     return rows
 
 
@@ -209,14 +214,14 @@ def _wrapped(words: Sequence[str], tag: str) -> Markup:
 
 
 def set_table(sets: Sequence[Mapping[str, Any]]) -> Table | None:
-    """The sizes of the data sets; the last column is text. Only pairs are cleaned, and of those not the test sets."""
+    """Return a table of the sizes and files of the data sets. Test sets and plain text are not cleaned."""
     sizes = ("documents", "texts", "pairs", "bytes", "tokens", "src_tokens", "tgt_tokens")
-    counts = [{**found, **_dropped(found.get("cleaning"))} for found in sets]
-    used = [key for key in (*sizes, "dropped") if any(key in found for found in counts)]
+    counts = [{**facts, **_dropped(facts.get("cleaning"))} for facts in sets]
+    used = [key for key in (*sizes, "dropped") if any(key in facts for facts in counts)]
     rows = []
-    for found in counts:
-        texts = (f"{found[key]:,}" if key in found else "" for key in used)
-        rows.append([str(found["name"]), *texts, ", ".join(map(str, found.get("files", ())))])
+    for facts in counts:
+        texts = (f"{facts[key]:,}" if key in facts else "" for key in used)
+        rows.append([str(facts["name"]), *texts, ", ".join(map(str, facts.get("files", ())))])
     return Table(("set", *(key.replace("_", " ") for key in used), "files"), rows) if sets else None
 
 
@@ -225,13 +230,13 @@ def _dropped(cleaning: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def leak_line(leak: Mapping[str, Any]) -> str:
-    """A line on the overlap of a set with the training text."""
+    """Describe the overlap of a set with the training text in one line."""
     n, total, sources = leak.get("leaked", 0), leak.get("pairs", 0), leak.get("sources", 0)
     text = f"{leak['name']}: {n:,} of {total:,} {leak.get('unit', 'pairs')} overlap with the training text"
     return text + (f", and {sources - n:,} more sources with another translation" if sources > n else "")
 
 
-def _settings(record: Record) -> list[tuple[str, list[tuple[str, str, str]]]]:
+def _settings(record: RunRecord) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """Return all settings by section: (name, value, description)."""
     sections = []
     for section, fields in record.settings.model_dump(mode="json").items():
@@ -243,7 +248,7 @@ def _settings(record: Record) -> list[tuple[str, list[tuple[str, str, str]]]]:
 
 
 def _value(value: Any) -> str:
-    """Format a setting for people: TOML's words; a corpus as its files."""
+    """Format the value of a setting: booleans as in TOML, a corpus as its files."""
     if value is None or isinstance(value, bool):
         return {None: "", True: "true", False: "false"}[value]
     if isinstance(value, dict):
@@ -251,7 +256,7 @@ def _value(value: Any) -> str:
     return "; ".join(map(_value, value)) if isinstance(value, list) else str(value)
 
 
-def _provenance(record: Record) -> list[tuple[str, str]]:
+def _provenance(record: RunRecord) -> list[tuple[str, str]]:
     rows = list(record.versions.items())
     if record.events:
         restarts = record.of("restart")
@@ -261,19 +266,19 @@ def _provenance(record: Record) -> list[tuple[str, str]]:
     return [*rows, ("this page", f"written by {software}")]
 
 
-def score_tables(record: Record) -> list[Table]:
-    """The scores of all test sets, one table per kind of score."""
+def score_tables(record: RunRecord) -> list[Table]:
+    """Return the scores of all test sets, one table per kind of score."""
     tables = []
     if record.scores:
         header = ("set", "sentences", "BLEU", "chrF", "TER", "exact", "precisions", "brevity")
-        tables.append(Table(header, [_translation_row(found) for found in record.scores]))
+        tables.append(Table(header, [_translation_row(scores) for scores in record.scores]))
     for name, columns in _COLUMNS.items():
         rows = [
             [
-                str(found["name"]),
-                *("" if (value := found.get(key)) is None else form.format(value) for key, form in columns.values()),
+                str(scores["name"]),
+                *("" if (value := scores.get(key)) is None else form.format(value) for key, form in columns.values()),
             ]
-            for found in getattr(record, name)
+            for scores in getattr(record, name)
         ]
         if rows:
             tables.append(Table(("set", *columns), rows))
@@ -282,35 +287,80 @@ def score_tables(record: Record) -> list[Table]:
     return tables
 
 
-def _precision_table(found: Mapping[str, Any]) -> Table:
+def _precision_table(measured: Mapping[str, Any]) -> Table:
     rows = [
         [name, f"{bleu:.2f}", f"{difference:+.2f}", f"{speed:,.0f}", f"{times:.1f}"]
-        for name, bleu, difference, speed, times in compare_with_float32(found["precisions"])
+        for name, bleu, difference, speed, times in compare_with_float32(measured["precisions"])
     ]
-    header = f"precision, {found['sentences']:,} validation sentences"
+    header = f"precision, {measured['sentences']:,} validation sentences"
     return Table((header, "BLEU", "difference", "sentences per second", "times as fast"), rows)
 
 
-def unscored(record: Record) -> str:
-    """A note if the run has finished without scores."""
+def unscored(record: RunRecord) -> str:
+    """Return a note if the run has finished without scores."""
     scored = record.scores or any(getattr(record, name) for name in _COLUMNS)
     return UNSCORED if record.of("end") and not scored else ""
 
 
-def compact(value: float) -> str:
-    """Format a count for people.
-
-    >>> compact(950), compact(2_612_352), compact(60_500_000)
-    ('950', '2.61M', '60.5M')
-    """
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if value >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
-    return f"{value:,.0f}"
-
-
-def _translation_row(found: SetScores) -> list[str]:
-    s = found.scores
-    values = [f"{s.bleu.value:.2f}", f"{s.chrf.value:.2f}", f"{s.ter.value:.2f}", f"{s.exact_match:.1%}"]
+def _translation_row(test: SetScores) -> list[str]:
+    s = test.scores
+    bleu = f"{s.bleu.value:.2f}" + (f" ({s.bleu.remark})" if s.bleu.remark else "")
+    ter = "" if s.ter is None else f"{s.ter.value:.2f}"
+    values = [bleu, f"{s.chrf.value:.2f}", ter, f"{s.exact_match:.1%}"]
     precisions = " / ".join(f"{p:.1f}" for p in s.bleu.precisions)
-    return [found.name, f"{s.n_sentences:,}", *values, precisions, f"{s.bleu.brevity_penalty:.3f}"]
+    return [test.name, f"{s.n_sentences:,}", *values, precisions, f"{s.bleu.brevity_penalty:.3f}"]
+
+
+def write_card(run: RunFolder) -> None:
+    run.write_page("README.md", render_record(run, card))
+
+
+def card(record: RunRecord) -> str:
+    settings, wording = record.settings, wording_of(record.settings)
+    start = settings.training.start
+    templates = environment(autoescape=False).overlay(finalize=plain)  # escaped for Markdown by `plain`
+    text = templates.get_template("card.md").render(
+        code=code,
+        record=record,
+        head=wording.title,
+        start=start.name if start is not None else "",
+        summary=wording.shape,
+        n_parameters="" if record.n_parameters is None else compact(record.n_parameters),
+        score_tables=score_tables(record),
+        signatures=signatures(record.scores),
+        unscored=unscored(record),
+        wording=wording,
+        sets=set_table(record.data.get("sets", ())),
+        training=_training_lines(record),
+        limits=wording.limits,
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def plain(text: object) -> str:
+    r"""Put text on one line, with the special characters of Markdown and HTML escaped. `Markup` is unchanged.
+
+    >>> print(plain("a *b* <c>\nd"))
+    a \*b\* \<c\> d
+    """
+    return text if isinstance(text, Markup) else _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def code(text: object) -> Markup:
+    return Markup(f"`{' '.join(str(text).replace('`', ' ').split())}`")
+
+
+def _training_lines(record: RunRecord) -> list[str]:
+    """Return lines on the training text, settings and software of the model."""
+    t = record.settings.training
+    lines = [leak_line(leak) for leak in record.data.get("leaks", ()) if leak.get("leaked")]
+    if record.data.get("fingerprint"):
+        lines.append(f"fingerprint of the encoded training data: {record.data['fingerprint']}")
+    if record.events:
+        last, restarts = record.events[-1], len(record.of("restart"))
+        how = f"{t.optimizer or 'optimizer'} with {t.schedule or 'its'} schedule, weight averaging: {t.average}"
+        lines.append(f"{last.get('update', 0):,} updates in {duration(last.get('seconds') or 0)}, {how}")
+        lines.append(f"restarts: {restarts}; seed {t.seed}")
+    if record.versions:
+        lines.append(", ".join(f"{key} {value}" for key, value in record.versions.items()))
+    return lines

@@ -1,15 +1,11 @@
-"""Do two systems differ on these examples? Statistics of each example, scores, and paired bootstrap (Koehn 2004).
-
-From the statistics of several systems come scores, scores by length and significance tests, without the text.
-"""
+"""Paired bootstrap significance tests (Koehn 2004), computed from the statistics of each example."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF, TER
@@ -23,7 +19,7 @@ N_SAMPLES, SEED = 1000, 12345  # sacreBLEU's
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A score: `score` of summed statistics [k]. `form` formats it."""
+    """A score as a function of summed statistics [k]. `form`: format of its value."""
 
     name: str
     score: Callable[[np.ndarray], float]
@@ -32,12 +28,12 @@ class Measure:
 
 
 def _scored_by(metric: Metric) -> Callable[[np.ndarray], float]:
-    """The corpus score of one of sacreBLEU's metrics from its statistics, which do not depend on its tokenizer."""
+    """Return the function from statistics to the corpus score of a sacreBLEU metric with any tokenizer."""
     return lambda statistics: float(metric._compute_score_from_stats(statistics.tolist()).score)
 
 
 def ratio_of(statistics: np.ndarray) -> float:
-    """The first statistic divided by the second."""
+    """Divide the first statistic by the second."""
     return float(statistics[0] / statistics[1]) if statistics[1] else math.nan
 
 
@@ -52,83 +48,53 @@ MEASURES = {
         Measure("bits per byte", ratio_of, higher_is_better=False, form="{:.4f}"),
     )
 }
-"""By name."""
+"""Measures by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """A model's results on one held-out set of n examples.
+    """Results of a model on one held-out set of n examples.
 
-    `measure`: a key of MEASURES. `statistics`: [n, k]. `lengths`: source tokens of each example, [n]; empty for running
-    text, which is one example. `signature`: how the measure was computed.
+    `measure`: a key of MEASURES. `statistics`: [n, k]; running text is one example. `signature`: settings of the
+    measure.
     """
 
     name: str
     measure: str
     statistics: np.ndarray
-    lengths: np.ndarray
     signature: str = ""
 
     @property
     def value(self) -> float:
-        """The score of the set."""
         return MEASURES[self.measure].score(self.statistics.sum(0))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        arrays = {"statistics": self.statistics.tolist(), "lengths": self.lengths.tolist()}
-        return {"name": self.name, "measure": self.measure, "signature": self.signature, **arrays}
+        own = {"name": self.name, "measure": self.measure, "signature": self.signature}
+        return own | {"statistics": self.statistics.tolist()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Outputs:
-        """The inverse of `to_json`. Raises `ValueError` or `KeyError` for other values."""
-        statistics, lengths = np.array(values["statistics"], dtype=np.float64), np.array(values["lengths"], dtype=int)
-        if values["measure"] not in MEASURES or statistics.ndim != 2 or len(lengths) not in (0, len(statistics)):
+        """Read the result of `to_json`. Raises `ValueError` or `KeyError` for other values."""
+        statistics = np.array(values["statistics"], dtype=np.float64)
+        if values["measure"] not in MEASURES or statistics.ndim != 2:
             raise ValueError("these are not the statistics of a set")
-        return cls(str(values["name"]), values["measure"], statistics, lengths, str(values["signature"]))
-
-
-class ScoredModel(ABC):
-    """The model of a finished run, with test sets, or else a validation set."""
-
-    unit: ClassVar[str] = ""
-    """The unit that `run_again` counts, in the plural; empty: the model has no speed to measure."""
-    engine: Literal["native library", "PyTorch"] = "PyTorch"
-    """The engine that runs the model."""
-
-    @abstractmethod
-    def outputs(self) -> list[Outputs]:
-        """The results on all sets."""
-
-    def run_again(self, n: int) -> int:
-        """Process the first n examples of the first set, for a measurement of speed; returns their number."""
-        return 0
-
-    def use_pytorch(self) -> None:
-        """Compute with PyTorch from here on, as models do that the native library does not support."""
-        assert self.engine == "PyTorch"
+        return cls(str(values["name"]), values["measure"], statistics, str(values["signature"]))
 
 
 def outputs_of(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    metric: Metric,
-    *,
-    measure: str,
-    name: str = "",
-    lengths: Sequence[int] = (),
+    hypotheses: Sequence[str], references: Sequence[str], metric: Metric, *, measure: str, name: str = ""
 ) -> Outputs:
-    """Translations with the statistics of one of sacreBLEU's metrics, called `measure` in MEASURES."""
+    """Compute the statistics of a sacreBLEU metric, called `measure` in MEASURES, for translations."""
     statistics = np.array(metric._extract_corpus_statistics(list(hypotheses), [list(references)]), dtype=np.float64)
-    return Outputs(name, measure, statistics, np.array(lengths, dtype=int), str(metric.get_signature()))
+    return Outputs(name, measure, statistics, str(metric.get_signature()))
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference of two mean scores, ours - theirs; `interval` contains 95 % of the resampled test sets.
+    """The difference of two mean scores, ours - theirs, with the 95 % interval over resampled test sets.
 
-    `p_value`: probability of such a difference between equal systems. `margin`, `other_margin`: half the width of such
-    an interval of each score.
+    `p_value`: probability of a difference of this size between equal systems. `margin` and `other_margin`: half the
+    widths of the 95 % intervals of our score and of theirs.
     """
 
     difference: float
@@ -140,12 +106,11 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
-        """Whether p < 0.05 and the interval excludes 0. They differ slightly, so that one may hold alone."""
+        """Whether p < 0.05 and the interval excludes 0; near the limit only one condition may hold."""
         return self.p_value < 0.05 and not self.interval[0] <= 0 <= self.interval[1]
 
     @property
     def verdict(self) -> str:
-        """Result in words."""
         if not self.is_significant:
             return "no significant difference"
         return "better" if (self.difference > 0) == self.higher_is_better else "worse"
@@ -156,7 +121,6 @@ class Difference:
         return f"{form.format(self.difference)} [{low}, {high}]"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self) | {"verdict": self.verdict}
 
 
@@ -169,18 +133,14 @@ def paired_bootstrap(
 ) -> Difference:
     """Compare two systems, each trained with one or more seeds, on the same examples.
 
-    Examples are resampled, and all trainings of both systems are scored on the same draw (Koehn 2004, with the draws
-    and the p-value of sacreBLEU); what is compared is the mean over trainings. So the test covers the choice of
-    examples; the choice of seeds is shown by the deviation over seeds.
+    Examples are resampled, and all trainings of both systems are scored on each draw (Koehn 2004, with the draws and
+    the p-value of sacreBLEU). The compared score is the mean over trainings, so the test covers the choice of
+    examples. The standard deviation over seeds shows the effect of the seed.
 
-    Args:
-        ours: Statistics of each training, [n, k].
-        theirs: The same of the other system.
-        score: From summed statistics [k].
-        higher_is_better: For the verdict.
+    `ours`, `theirs`: statistics [n, k] of each training. `score`: the score of their sum [k].
     """
     n = len(ours[0])
-    assert all(len(one) == n for one in (*ours, *theirs)), "the same examples"
+    assert all(len(statistics) == n for statistics in (*ours, *theirs)), "the same examples"
     draws = np.random.default_rng(SEED).choice(n, size=(N_SAMPLES, n), replace=True)
     counts = np.stack([np.bincount(draw, minlength=n) for draw in draws]).astype(np.float64)  # [N, n]
 
@@ -190,13 +150,14 @@ def paired_bootstrap(
         return float(np.mean(real)), np.mean(np.array(resampled), axis=0)
 
     (real, sampled), (other, other_sampled) = means(ours), means(theirs)
-    found = np.abs(sampled - other_sampled)
-    beyond = int(np.sum(found - found.mean() > abs(real - other)))
+    differences = np.abs(sampled - other_sampled)
+    beyond = int(np.sum(differences - differences.mean() > abs(real - other)))
     low, high = np.percentile(sampled - other_sampled, [2.5, 97.5])
     return Difference(
         difference=real - other,
         interval=(float(low), float(high)),
-        p_value=1.0 if real == other or n == 1 else (beyond + 1) / (N_SAMPLES + 1),  # one example has one draw
+        # a single example has only one resampling
+        p_value=1.0 if real == other or n == 1 else (beyond + 1) / (N_SAMPLES + 1),
         margin=float(estimate_ci(sampled)[1]),
         other_margin=float(estimate_ci(other_sampled)[1]),
         higher_is_better=higher_is_better,
@@ -206,12 +167,8 @@ def paired_bootstrap(
 def compare_outputs(ours: Sequence[Outputs], theirs: Sequence[Outputs]) -> Difference:
     """Compare two systems, each trained with one or more seeds, by their outputs on one set."""
     measure = MEASURES[ours[0].measure]
-    return paired_bootstrap(
-        [one.statistics for one in ours],
-        [one.statistics for one in theirs],
-        measure.score,
-        higher_is_better=measure.higher_is_better,
-    )
+    own, other = ([outputs.statistics for outputs in system] for system in (ours, theirs))
+    return paired_bootstrap(own, other, measure.score, higher_is_better=measure.higher_is_better)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,21 +183,18 @@ class SystemComparison:
 
     @classmethod
     def of(cls, ours: Outputs, theirs: Outputs) -> SystemComparison:
-        """Compare the outputs of two systems on a set."""
         by = compare_outputs([ours], [theirs])
-        signature = ours.signature.replace("|", f"|bs:{N_SAMPLES}|seed:{SEED}|", 1)  # where sacreBLEU puts them
+        signature = ours.signature.replace("|", f"|bs:{N_SAMPLES}|seed:{SEED}|", 1)  # the form of sacreBLEU
         return cls(ours.measure, ours.value, theirs.value, by, signature)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         own = {"metric": self.metric, "value": self.value, "other": self.other, "signature": self.signature}
         return own | self.by.to_json()
 
     def line(self) -> str:
-        """Format for people."""
         ours, theirs = f"{self.value:6.2f} ± {self.by.margin:.2f}", f"{self.other:6.2f} ± {self.by.other_margin:.2f}"
-        found = f"{self.by.format()}  p = {self.by.p_value:.4f}  {self.by.verdict}"
-        return f"{self.metric:5} {ours}  against {theirs}  difference {found}"
+        difference = f"{self.by.format()}  p = {self.by.p_value:.4f}  {self.by.verdict}"
+        return f"{self.metric:5} {ours}  against {theirs}  difference {difference}"
 
 
 def compare_translations(
@@ -253,10 +207,10 @@ def compare_translations(
 ) -> list[SystemComparison]:
     """Compare `hypotheses` with `others` of another system: BLEU, chrF and TER, each with p-value and intervals.
 
-    All three have the same length. Raises `UserError` for an unknown tokenizer.
+    Raises `UserError` for an unknown tokenizer.
     """
-    found = []
+    comparisons = []
     for name, metric in metrics(tokenize, lowercase).items():
         ours, theirs = (outputs_of(system, references, metric, measure=name) for system in (hypotheses, others))
-        found.append(SystemComparison.of(ours, theirs))
-    return found
+        comparisons.append(SystemComparison.of(ours, theirs))
+    return comparisons

@@ -16,9 +16,9 @@ _LARGEST_HALF = 6e4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedArray:
-    """A value of a model: `array` float32, the names of its axes, and a title.
+    """A value of a model: a float32 `array`, the names of its axes, and a title.
 
-    rows, columns: the sides whose tokens the last two axes belong to, see `Sentence.sides`; None for other axes.
+    rows, columns: sides of `Sentence.sides` whose tokens are along the last two axes; None for other axes.
     """
 
     array: np.ndarray
@@ -31,6 +31,12 @@ class NamedArray:
     def shape(self) -> tuple[int, ...]:
         return self.array.shape
 
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, index: Any) -> Any:  # any index of a NumPy array
+        return self.array[index]
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.array, dtype=dtype) if copy else np.asarray(self.array, dtype=dtype)
 
@@ -40,15 +46,16 @@ class NamedArray:
 
 
 def to_numpy(value: Tensor) -> np.ndarray:
-    """A tensor as float32; what hides a key in a bias becomes -inf."""
-    found = value.detach().float().cpu().numpy()
-    return np.where(found < HIDDEN / 2, -np.inf, found) if (found < HIDDEN / 2).any() else found
+    """Convert a tensor to float32. The large negative scores of hidden keys become -inf."""
+    array = value.detach().float().cpu().numpy()
+    is_hidden = array < HIDDEN / 2
+    return np.where(is_hidden, -np.inf, array) if is_hidden.any() else array
 
 
 def pack(array: np.ndarray | Tensor) -> dict[str, Any]:
-    """Plain data: shape, dtype and the bytes in C order, little-endian, as base64.
+    """Return plain data: shape, dtype, and the bytes in C order, little-endian, as base64.
 
-    float16, which has three significant digits, or float32 where the numbers are too large for it; uint8 for bool.
+    Numbers are stored in float16, with three significant digits, or in float32 if they are too large; bool in uint8.
     """
     values = to_numpy(array) if isinstance(array, Tensor) else array
     if values.dtype == bool:
@@ -64,5 +71,5 @@ def pack(array: np.ndarray | Tensor) -> dict[str, Any]:
 
 
 def unpack(packed: dict[str, Any]) -> np.ndarray:
-    """The inverse of `pack`."""
+    """Read the result of `pack`."""
     return np.frombuffer(base64.b64decode(packed["data"]), dtype=packed["dtype"]).reshape(packed["shape"])

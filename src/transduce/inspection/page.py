@@ -1,4 +1,4 @@
-"""The page that shows the inside of a model: its files for a server, and as one file with recorded values."""
+"""The inspection page of a model: its files for a server, or one file with recorded values."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ _POLICY = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; img-src data:; base-uri 'none'\">"
 )
-_DROPPED = re.compile(r"^import .*\n|^export ", re.MULTILINE)
+_LANGUAGES = ("en", "de")
+_STYLE = re.compile(r'<link rel="stylesheet" href="(.+?)">')
+_DROPPED = re.compile(r"^import [^;]*;\n|^export ", re.MULTILINE)
 
 
 @cache
 def read_page_file(name: str) -> str:
-    """A file of the page."""
     return (PAGE / name).read_text(encoding="utf-8")
 
 
 def page_files() -> list[str]:
-    """The names of the page's files."""
-    return ["inspect.html", "inspect.css", *_modules("inspect.js")]
+    texts = [f"tour.{language}.json" for language in _LANGUAGES]
+    return ["inspect.html", *texts, *_STYLE.findall(read_page_file("inspect.html")), *_modules("inspect.js")]
 
 
 def _modules(script: str) -> list[str]:
-    """A script, after the modules that it imports: its first line lists them."""
+    """Return the modules of a script in the order of their imports, from the comment in its first line."""
     return read_page_file(script).partition("\n")[0].removeprefix("// modules: ").split()
 
 
 def script_of(name: str) -> str:
-    """A script and its modules as one module."""
-    return "\n".join(_DROPPED.sub("", read_page_file(one)) for one in _modules(name))
+    """Join a script and its modules to one module."""
+    return "\n".join(_DROPPED.sub("", read_page_file(module)) for module in _modules(name))
 
 
 def page_of(records: Sequence[dict[str, Any]]) -> str:
-    """One file with the records inside; it needs no network."""
+    """Return the page as one file that contains the records and needs no network."""
     data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
+    texts = {language: json.loads(read_page_file(f"tour.{language}.json")) for language in _LANGUAGES}
     inside = data.replace("<", "\\u003c").encode("utf-8", "replace").decode("utf-8")
     parts = {
         '<meta charset="utf-8">': f'<meta charset="utf-8">\n{_POLICY}',
-        '<link rel="stylesheet" href="inspect.css">': f"<style>\n{read_page_file('inspect.css')}</style>",
         '<script type="module" src="inspect.js"></script>': (
             f'<script type="application/json" id="records">{inside}</script>\n'
+            f'<script type="application/json" id="texts">{json.dumps(texts, ensure_ascii=False)}</script>\n'
             f'<script type="module">\n{script_of("inspect.js")}</script>'
         ),
     }
-    page = read_page_file("inspect.html")
+    page = _STYLE.sub(lambda link: f"<style>\n{read_page_file(link[1])}</style>", read_page_file("inspect.html"))
     for tag, content in parts.items():
         page = page.replace(tag, content)
     return page

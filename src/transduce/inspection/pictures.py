@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from transduce.errors import UserError
-from transduce.inspection.look import Inspection
+from transduce.inspection.inspection import Inspection
 from transduce.runs.atomic import write_aside
 
 SHADES = (" ", "·", "░", "▒", "▓", "█")
@@ -24,20 +24,20 @@ LEGEND = "  ".join(f"{shade} {level:g}" for shade, level in zip(SHADES[1:], LEVE
 _PALETTE = (234, 17, 18, 19, 25, 31, 37, 43, 79, 115, 151, 187, 230)  # xterm colours, dark to light
 _CELL = 2  # columns per cell: the width of a Chinese character
 _LABEL = 16  # maximum columns of a label
-_KINDS = ("cross", "relay", "encoder", "decoder")  # the first one that a model has is drawn
+_KINDS = ("cross", "relay", "encoder", "decoder")  # kinds of attention; the first that a model has is drawn
 
 
-def averaged_attention(found: Inspection) -> tuple[Sequence[str], Sequence[str], np.ndarray]:
-    """The last layer, averaged over its heads: tokens of rows and columns, weights. Empty without attention."""
-    views = sorted(found.recorded["attention"], key=lambda view: (-_KINDS.index(view["kind"]), view["layer"]))
+def averaged_attention(inspection: Inspection) -> tuple[Sequence[str], Sequence[str], np.ndarray]:
+    """The last layer's weights averaged over heads, with the tokens of rows and columns; empty without attention."""
+    views = sorted(inspection.recorded["attention"], key=lambda view: (-_KINDS.index(view["kind"]), view["layer"]))
     if not views:
         return [], [], np.zeros((0, 0))
-    return views[-1]["row_tokens"], views[-1]["column_tokens"], found[f"{views[-1]['name']}.weights"].array.mean(0)
+    return views[-1]["row_tokens"], views[-1]["column_tokens"], inspection[f"{views[-1]['name']}.weights"].array.mean(0)
 
 
-def show_attention(found: Inspection) -> str:
+def show_attention(inspection: Inspection) -> str:
     """The picture for this terminal: in colour, or with a legend if stdout is no terminal."""
-    rows, columns, weights = averaged_attention(found)
+    rows, columns, weights = averaged_attention(inspection)
     if not rows:
         return "This model has no attention."
     colour = sys.stdout.isatty()
@@ -50,7 +50,7 @@ def picture(
 ) -> str:
     """Draw weights [rows, columns] as text of at most `width` columns, with the column labels written downwards.
 
-    A picture that is too wide is split into several, one below the other. `colour` uses xterm's 256 colours.
+    A picture that is too wide is split into several pictures, one below the other. `colour` uses xterm's 256 colours.
 
     >>> print(picture(["der", "Hund"], ["the", "dog"], np.array([[0.9, 0.1], [0.2, 0.8]])))
          t d
@@ -92,17 +92,18 @@ def shade(weight: float) -> str:
 
 
 def _coloured(weight: float) -> Text:
-    step = round(min(max(weight, 0.0), 1.0) ** 0.7 * (len(_PALETTE) - 1))  # below 1, so that small weights are visible
+    # exponent below 1, so that small weights are visible
+    step = round(min(max(weight, 0.0), 1.0) ** 0.7 * (len(_PALETTE) - 1))
     return Text(" " * _CELL, style=f"on color({_PALETTE[step]})")
 
 
 def printable(piece: str) -> str:
-    """The text without characters that control a terminal or the direction of writing."""
+    """Replace characters that control a terminal or the direction of writing by question marks."""
     return "".join(c if c.isprintable() else "?" for c in piece)
 
 
 def _downwards(text: str) -> Text:
-    """One character a line, each with its combining marks."""
+    """Write one character per line, each with its combining marks."""
     lines = list[str]()
     for character in text if cell_len(text) <= _LABEL else f"{set_cell_size(text, _LABEL - 1).rstrip()}…":
         if lines and cell_len(character) == 0:
@@ -116,7 +117,7 @@ def save_picture(path: Path, rows: Sequence[str], columns: Sequence[str], weight
     """Draw weights [rows, columns] as .svg or .png, depending on the suffix.
 
     Raises:
-        UserError: The suffix is another one, matplotlib is missing, or there are no weights.
+        UserError: The suffix is unknown, matplotlib is missing, or there are no weights.
     """
     if path.suffix.lower() not in (".svg", ".png"):
         raise UserError(f"{path}: unknown picture format; use .svg or .png")

@@ -1,4 +1,4 @@
-"""Beam search, step by step: every hypothesis, what became of it, and the continuations that it had."""
+"""Record beam search step by step: each hypothesis with its fate and its best continuations."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ import torch
 from torch import Tensor
 
 from transduce.config.decoding import DecodingOptions
+from transduce.decoding.constraints import Beginning
 from transduce.decoding.engine import Hypothesis
 from transduce.decoding.search import Continuations, Stepper, beam_search
 from transduce.text.special import EOS
 
 _TOP = 10
+_FREE = Beginning(())
 
 
 @dataclass(slots=True)
 class Node:
-    """A hypothesis after a step: that of its parent and one more token.
+    """A hypothesis after a step: its parent extended by a token.
 
-    fate: kept, pruned or finished. top: its own best continuations, (token, probability), if it was continued.
+    fate: kept, pruned or finished. top: its best continuations, (token, probability), if it was continued.
     """
 
-    number: int
+    id: int
     parent: int | None
     token: int
     log_prob: float
@@ -41,36 +43,45 @@ class Replay:
     first: list[tuple[int, float]]
     steps: list[list[Node]]
     results: list[Hypothesis]
-    ends: list[int]  # of each result, the number of its last node
+    ends: list[int]  # id of the last node of each result
 
 
-def replay(model: Stepper, src: Tensor, options: DecodingOptions, *, limit: int, prefix: Sequence[int] = ()) -> Replay:
-    """Search for one source [1, S] as `beam_search` does, and keep what happened."""
+def replay(
+    model: Stepper,
+    src: Tensor,
+    options: DecodingOptions,
+    *,
+    limit: int,
+    beginning: Beginning = _FREE,
+    copies: Sequence[int] | None = None,
+) -> Replay:
+    """Search for one source [1, S] by `beam_search`, and keep every step."""
     log_probs = torch.empty(0)  # of the last step
     root = Node(0, None, 0, 0.0, "kept")
     steps, nodes, live = list[list[Node]](), [root], [root]
 
     def logits(hidden: Tensor) -> Tensor:
         nonlocal log_probs
-        found = model.logits(hidden)
-        log_probs = found.float().log_softmax(-1)
-        return found
+        scores = model.logits(hidden)
+        log_probs = scores.float().log_softmax(-1)
+        return scores
 
-    def watch(found: Continuations) -> None:
+    def watch(continuations: Continuations) -> None:
         nonlocal live
         for node, row in zip(live, log_probs, strict=False):
             top = row.topk(min(_TOP, len(row)))
             node.top = list(zip(top.indices.tolist(), top.values.exp().tolist(), strict=True))
         step, kept = list[Node](), list[Node]()
-        for place, (log_prob, parent, token) in enumerate(zip(*(x[0].tolist() for x in found), strict=True)):
+        for rank, (log_prob, parent, token) in enumerate(zip(*(x[0].tolist() for x in continuations), strict=True)):
             if log_prob == -float("inf"):
                 continue
             ends = token == EOS
-            # As in the search: what ends counts among the `beam` best; the `beam` best of the others live on.
-            fate = ("finished" if place < options.beam else "pruned") if ends else "kept"
+            # As in the search: endings count among the `beam` best continuations; the `beam` best other continuations
+            # stay live.
+            fate = ("finished" if rank < options.beam else "pruned") if ends else "kept"
             if not ends and len(kept) == options.beam:
                 fate = "pruned"
-            node = Node(len(nodes), live[parent].number, token, log_prob, fate)
+            node = Node(len(nodes), live[parent].id, token, log_prob, fate)
             nodes.append(node)
             step.append(node)
             if fate == "kept":
@@ -79,9 +90,11 @@ def replay(model: Stepper, src: Tensor, options: DecodingOptions, *, limit: int,
         live = kept
 
     recorder: Any = SimpleNamespace(start=model.start, advance=model.advance, logits=logits)
-    (results,) = beam_search(recorder, src, options, max_length=limit, prefixes=[prefix], watch=watch)
-    paths = {tuple(_path(node, nodes)): node.number for node in nodes if node.fate != "pruned"}
-    ends = [paths[(*one.ids, EOS) if one.finished else one.ids] for one in results]
+    (results,) = beam_search(
+        recorder, src, options, max_length=limit, beginnings=[beginning], copies=[copies], watch=watch
+    )
+    paths = {tuple(_path(node, nodes)): node.id for node in nodes if node.fate != "pruned"}
+    ends = [paths[(*result.ids, EOS) if result.finished else result.ids] for result in results]
     return Replay(options, root.top, steps, results, ends)
 
 

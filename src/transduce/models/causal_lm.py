@@ -7,20 +7,20 @@ from torch import Tensor
 
 from transduce.config.architectures import GPTSettings
 from transduce.models.parts import Parts, TokenPredictor, initialize
-from transduce.nn.cache import DecoderState
 from transduce.nn.positions import document_positions
+from transduce.nn.state import DecoderState
 from transduce.text.special import BOS, EOS
 
 
 class CausalLM(TokenPredictor):
     """Embedding, a decoder without a memory, output matrix. Id 0 is padding, at the end, where no other token sees it.
 
-    `forward(ids)` is `advance(ids, state)` of an empty state: training and generation share one path. Sampling
+    `forward(ids)` is `advance(ids, state)` with an empty state: training and generation share one path. Sampling
     works as for translation; instead of a source it passes the prompt.
     """
 
     def __init__(self, settings: GPTSettings, *, n_src: int, n_tgt: int) -> None:
-        """`n_tgt`: the size of the one vocabulary. `settings.tie` = "none": a separate output matrix."""
+        """`n_tgt`: size of the vocabulary. `settings.tie` = "none": a separate output matrix."""
         super().__init__()
         parts = Parts(settings)
         self.embedding = parts.embedding(n_tgt, causal=True, alias=(BOS, EOS) if settings.one_end else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -23,21 +25,10 @@ class ConvS2S(EncoderDecoder[RowState]):
         super().__init__()
         s = settings
         self.src_embedding, self.tgt_embedding = _embedding(s, n_src), _embedding(s, n_tgt)
-        self.encoder = ConvEncoder(
-            n_layers=s.n_encoder_layers,
-            d_model=s.d_model,
-            d_conv=s.d_conv,
-            kernel_size=s.kernel_size,
-            dropout=s.dropout,
-            n_readers=s.n_decoder_layers,
-        )
-        self.decoder = ConvDecoder(
-            n_layers=s.n_decoder_layers,
-            d_model=s.d_model,
-            d_conv=s.d_conv,
-            kernel_size=s.kernel_size,
-            dropout=s.dropout,
-        )
+        names = "d_model", "d_conv", "kernel_size", "dropout"
+        sizes: dict[str, Any] = {name: getattr(s, name) for name in names}
+        self.encoder = ConvEncoder(n_layers=s.n_encoder_layers, n_readers=s.n_decoder_layers, **sizes)
+        self.decoder = ConvDecoder(n_layers=s.n_decoder_layers, **sizes)
         self.tie(s, n_tgt)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> RowState:

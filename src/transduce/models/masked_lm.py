@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from transduce.config.architectures import BertClassifierSettings, BertSettings, EncoderSettings, PoolingSettings
 from transduce.models.parts import ENCODER_OPTIONS, Parts, TokenPredictor, initialize
-from transduce.nn.dropout import Dropout
 from transduce.nn.embedding import SegmentEmbedding
 from transduce.nn.feedforward import ACTIVATIONS
-from transduce.nn.linear import Linear
 from transduce.nn.masks import SourceInput, is_real, padding_mask
 from transduce.nn.pooling import POOLINGS, Pooler
 
@@ -23,18 +21,18 @@ POOLING_OPTIONS = {**ENCODER_OPTIONS, "pooling": POOLINGS}
 
 
 class TextEncoder(nn.Module):
-    """Base of all variants: embeddings of tokens, positions and segments, and the stack.
+    """Base of encoder models: embeddings of tokens, positions and segments, and the stack.
 
     Id 0 is padding, as is a vector of NaN.
     """
 
     def __init__(self, settings: EncoderSettings, *, n_src: int, n_tgt: int) -> None:
-        """`n_tgt`: the size of the one vocabulary."""
+        """`n_tgt`: size of the vocabulary."""
         super().__init__()
         s, parts = settings, Parts(settings)
-        self.embedding: Any = parts.source_embedding(n_tgt)  # of tokens, except in a `Classifier` of vectors
+        self.embedding: Any = parts.source_embedding(n_tgt)  # a token embedding, except in a `Classifier` of vectors
         self.segment_embedding = SegmentEmbedding(s.n_segments, s.d_model) if s.n_segments else None
-        self.encoder = parts.encoder(s.encoder_pattern)
+        self.encoder = parts.encoder()
 
     def encode(self, ids: SourceInput, segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:
         """The last hidden states [B, S, D]. `segments`: each token's segment (default: 0)."""
@@ -65,12 +63,11 @@ class MaskedHead(nn.Module):
 
     def __init__(self, settings: BertSettings) -> None:
         super().__init__()
-        self.dense = Linear(settings.d_model, settings.d_model, bias=settings.bias)
+        self.dense = nn.Linear(settings.d_model, settings.d_model, bias=settings.bias)
         self.activate = ACTIVATIONS[settings.activation]
         self.norm = Parts(settings).norm()
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
-        """x transformed, vector by vector."""
         return self.norm(self.activate(self.dense(x)))
 
 
@@ -82,14 +79,14 @@ class MaskedLM(TextEncoder, TokenPredictor):
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
         self.head = MaskedHead(settings)
         self.pooler = Pooler(settings.d_model, bias=settings.bias) if settings.next_sentence else None
-        self.next_sentence = Linear(settings.d_model, 2) if settings.next_sentence else None
+        self.next_sentence = nn.Linear(settings.d_model, 2) if settings.next_sentence else None
         initialize(self)
         self.add_output(settings, n_tgt, tied=self.embedding.table)
 
     def forward(
         self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None, places: Int[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "B 2"] | None]:
-        """The inputs of the output matrix at some places, and the logits of "B follows A" and "it does not".
+        """The inputs of the output matrix at `places`, and the logits of "B follows A" and "B does not follow A".
 
         `places`: row * S + column of each token to predict. Only these pass the head: 15 % of all tokens in training.
         """
@@ -110,8 +107,8 @@ class Classifier(TextEncoder):
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
         assert settings.n_labels is not None, "n_labels is not set"
         self.pooler = POOLINGS[settings.pooling](settings.d_model, bias=settings.bias)
-        self.dropout = Dropout(settings.dropout)
-        self.labels = Linear(settings.d_model, settings.n_labels)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.labels = nn.Linear(settings.d_model, settings.n_labels)
         initialize(self)
 
     def pooled(self, ids: SourceInput, segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B D"]:

@@ -11,25 +11,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.config.architectures import StarClassifierSettings
-from transduce.config.model import AttentionSettings, BlockSettings, DecoderSettings, ModelSettings, OutputSettings
-from transduce.nn.attention import CrossAttention, SelfAttention
-from transduce.nn.embedding import TokenEmbedding, VectorEmbedding
+from transduce.config.model import AttentionSettings, BlockSettings, ModelSettings, OutputSettings
+from transduce.errors import SettingsError
+from transduce.nn.attention import PROJECTIONS, CrossAttention, FullProjection, SelfAttention
+from transduce.nn.embedding import TokenEmbedding, TokenTable, VectorEmbedding
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS, FeedForward
-from transduce.nn.linear import linear
 from transduce.nn.masks import SourceInput
-from transduce.nn.patterns import (
-    PATTERNS,
-    SPREADS,
-    Factors,
-    SparsePattern,
-    SummaryPattern,
-    make_patterns,
-)
+from transduce.nn.patterns import PATTERNS, SPREADS, Factors, Pattern, SparsePattern, SummaryPattern, make_patterns
 from transduce.nn.positions import POSITIONS, Positions
-from transduce.nn.projections import PROJECTIONS, FullProjection
-from transduce.nn.residual import NORMS, RESIDUALS, PostNorm
 from transduce.nn.ssru import SSRU
-from transduce.nn.stack import Decoder, DecoderBlock, Encoder, EncoderBlock
+from transduce.nn.stack import NORMS, RESIDUALS, Decoder, DecoderBlock, Encoder, EncoderBlock, PostNorm
 
 StateT = TypeVar("StateT")
 
@@ -53,7 +44,7 @@ DECODER_OPTIONS = {**OPTIONS, "decoder_pattern": PATTERNS, "factors": SPREADS}
 
 
 def head_problems(s: BlockSettings | StarClassifierSettings) -> Iterator[str]:
-    """Heads have the same width."""
+    """Problems with the numbers of heads: all heads have the same width."""
     if s.d_model % s.n_heads:
         yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
 
@@ -61,10 +52,11 @@ def head_problems(s: BlockSettings | StarClassifierSettings) -> Iterator[str]:
 def size_problems(s: AttentionSettings) -> Iterator[str]:
     """Inconsistencies of settings whose option names are known."""
     kv = s.n_kv_heads or s.n_heads
-    yield from head_problems(s)
+    if None in (s.d_key, s.d_value):
+        yield from head_problems(s)
     if s.n_heads % kv:
         yield f"model.n_heads = {s.n_heads} is not divisible by model.n_kv_heads = {kv}"
-    widths = {"d_key": s.key_width, "d_value": s.d_head}
+    widths = {"d_key": s.key_width, "d_value": s.value_width}
     if problem := PROJECTIONS[s.projection].problem(n_heads=s.n_heads, n_kv_heads=kv, **widths):
         yield problem
     if s.kernel_size > 1 and not FEED_FORWARDS[s.feed_forward].convolves:
@@ -77,13 +69,13 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
     """Inconsistencies of settings of stacks with attention patterns."""
     yield from size_problems(s)
     patterns = s.patterns
-    found = {f"model.{stack}_pattern = '{name}'": name for stack, name in patterns.items()}
-    sparse = [text for text, name in found.items() if any(isinstance(f, SparsePattern) for f in _factors(name))]
+    options = {f"model.{stack}_pattern = '{name}'": name for stack, name in patterns.items()}
+    sparse = [text for text, name in options.items() if any(isinstance(f, SparsePattern) for f in _factors(name))]
     if s.window is None and sparse:
         yield f"{sparse[0]} needs model.window"
     if s.window is not None and not sparse:
-        yield f"model.window = {s.window} has no effect with {' and '.join(found)}"
-    split = [text for text, name in found.items() if len(_factors(name)) > 1]
+        yield f"model.window = {s.window} has no effect with {' and '.join(options)}"
+    split = [text for text, name in options.items() if len(_factors(name)) > 1]
     if split and s.factors == "heads" and s.n_heads < 2:
         yield f"{split[0]} with model.factors = 'heads' needs model.n_heads of at least 2, not {s.n_heads}"
 
@@ -113,18 +105,16 @@ def is_changed(s: ModelSettings, name: str) -> bool:
 
 
 class BlockParts:
-    """Builds what the blocks of all Transformers have in common from settings; each call returns a new one."""
+    """Builds the common parts of Transformer blocks from settings; each call returns a new module."""
 
     def __init__(self, settings: BlockSettings) -> None:
         self.settings = settings
 
     def norm(self) -> nn.Module:
-        """A norm over the residual stream."""
         s = self.settings
         return NORMS[s.norm](s.d_model, eps=s.epsilon, bias=s.bias)
 
     def residual(self) -> PostNorm:
-        """The residual connection of a sub-layer."""
         return RESIDUALS[self.settings.residual](self.norm(), dropout=self.settings.dropout)
 
     def final_norm(self) -> nn.Module:
@@ -132,7 +122,7 @@ class BlockParts:
         return self.norm() if RESIDUALS[self.settings.residual].final_norm else nn.Identity()
 
     def feed_forward(self, *, causal: bool, kernel_size: int = 1) -> FeedForward:
-        """A feed-forward network; `causal` and `kernel_size`: of one that convolves."""
+        """A feed-forward network; `causal` and `kernel_size` apply to convolutional ones."""
         s = self.settings
         return FEED_FORWARDS[s.feed_forward](
             d_model=s.d_model,
@@ -146,24 +136,18 @@ class BlockParts:
 
 
 class Parts(BlockParts):
-    """Builds the parts of Transformers from settings; each call returns a new one."""
+    """Builds the parts of Transformers from settings; each call returns a new module."""
 
     settings: AttentionSettings
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings)
-        self._attention: dict[str, Any] = {
-            "d_model": settings.d_model,
-            "n_heads": settings.n_heads,
-            "n_kv_heads": settings.n_kv_heads,
-            "d_key": settings.d_key,
-            "dropout": settings.attention_dropout,
-            "bias": settings.bias,
-            "projection": settings.projection,
-        }
+        names = "d_model", "n_heads", "n_kv_heads", "d_key", "d_value", "bias", "projection"
+        self._attention: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        self._attention["dropout"] = settings.attention_dropout
 
     def source_embedding(self, n_src: int) -> TokenEmbedding | VectorEmbedding:
-        """The input of the encoder: one of `n_src` tokens, or a vector of `n_src` numbers, at each position."""
+        """The encoder's embedding. Its input is one of `n_src` tokens, or a vector of `n_src` numbers, per position."""
         s = self.settings
         if not s.reads_vectors:
             return self.embedding(n_src, causal=False)
@@ -171,9 +155,9 @@ class Parts(BlockParts):
         return VectorEmbedding(n_src, s.d_model, positions=self._positions(causal=False), dropout=s.dropout, norm=norm)
 
     def embedding(self, vocab_size: int, *, causal: bool, alias: tuple[int, int] | None = None) -> TokenEmbedding:
-        """Token embeddings and the positional scheme of their stack; `causal`: of a decoder.
+        """Token embeddings and the positional scheme of their stack; `causal`: the stack is a decoder.
 
-        `alias`: an id, and the id whose vector it uses.
+        `alias`: an id, and the id whose vector is used for it.
         """
         s, positions = self.settings, self._positions(causal=causal)
         scale, norm = None if s.scale_embeddings else 1.0, self.norm() if s.embedding_norm else None
@@ -181,8 +165,7 @@ class Parts(BlockParts):
             vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=scale, norm=norm, alias=alias
         )
 
-    def encoder(self, pattern: str = "full") -> Encoder:
-        """The encoder's stack; `pattern`: a key of PATTERNS."""
+    def encoder(self) -> Encoder:
         blocks = [
             EncoderBlock(
                 attention=SelfAttention(**self._attention),
@@ -191,10 +174,13 @@ class Parts(BlockParts):
             )
             for _ in range(self.settings.depth[0])
         ]
-        return Encoder(blocks, norm=self.final_norm(), patterns=self._patterns(pattern, causal=False))
+        return Encoder(blocks, norm=self.final_norm(), patterns=self._patterns("encoder"))
 
     def decoder(self, *, cross: bool, own: str = "attention") -> Decoder:
-        """The decoder's stack; `cross`: with attention to a memory; `own`: a key of DECODER_SELF."""
+        """Build the decoder's stack.
+
+        `cross`: with cross-attention. `own`: the kind of self-attention, a key of DECODER_SELF.
+        """
         blocks = [
             DecoderBlock(
                 attention=DECODER_SELF[own](self._attention),
@@ -204,9 +190,7 @@ class Parts(BlockParts):
             )
             for _ in range(self.settings.depth[-1])
         ]
-        assert isinstance(self.settings, DecoderSettings)
-        patterns = self._patterns(self.settings.decoder_pattern, causal=True)
-        return Decoder(blocks, norm=self.final_norm(), patterns=patterns)
+        return Decoder(blocks, norm=self.final_norm(), patterns=self._patterns("decoder"))
 
     def _positions(self, *, causal: bool) -> Positions:
         s = self.settings
@@ -214,24 +198,22 @@ class Parts(BlockParts):
             d_model=s.d_model, d_head=s.key_width, max_positions=s.max_positions, n_heads=s.n_heads, causal=causal
         )
 
-    def _patterns(self, name: str, *, causal: bool) -> Factors:
-        s = self.settings
-        return make_patterns(
-            name, size=s.window or 0, summary=s.summary_tokens, spread=s.factors, n_heads=s.n_heads, causal=causal
-        )
+    def _patterns(self, stack: str) -> tuple[Pattern, ...]:
+        s, pattern, causal = self.settings, self.settings.patterns[stack], stack == "decoder"
+        return make_patterns(pattern, size=s.window or 0, summary=s.summary_tokens, spread=s.factors, causal=causal)
 
 
 class TokenPredictor(nn.Module):
     """A model that predicts tokens: from hidden states to logits."""
 
-    output_embedding: nn.Embedding
+    output_embedding: TokenTable
     output_bias: nn.Parameter | None
 
-    def add_output(self, settings: OutputSettings, vocab_size: int, *, tied: nn.Embedding) -> None:
-        """Create the matrix before the softmax, `tied` or with `tie` = "none" a fresh one, and the bias, if any."""
+    def add_output(self, settings: OutputSettings, vocab_size: int, *, tied: TokenTable) -> None:
+        """Create the output matrix (`tied`, or a new one if `tie` = "none") and its bias, if any."""
         self.output_embedding = tied
         if settings.tie == "none":
-            self.output_embedding = nn.Embedding(vocab_size, settings.d_model)
+            self.output_embedding = TokenTable(vocab_size, settings.d_model)
             nn.init.normal_(self.output_embedding.weight, std=settings.d_model**-0.5)
         bias, is_trained = settings.output_bias, settings.output_bias != "fixed"
         self.output_bias = nn.Parameter(torch.zeros(vocab_size), requires_grad=is_trained) if bias else None
@@ -242,33 +224,37 @@ class TokenPredictor(nn.Module):
         return self.output_embedding.weight
 
     def read(self, *inputs: Tensor) -> Iterator[Float[Tensor, "B t D"]]:
-        """Hidden states for scoring, in parts along the last axis of the inputs; here all at once."""
+        """Yield hidden states for scoring, in segments along the last axis of the inputs; here in one segment."""
         yield self(*inputs)
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Unnormalized log-probabilities of the tokens."""
-        return linear(hidden, self.output_weight, self.output_bias)
+        return self.output_embedding.logits(hidden, self.output_bias)
 
 
 class EncoderDecoder(TokenPredictor, ABC, Generic[StateT]):
-    """A model of pairs. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path."""
+    """An encoder-decoder.
+
+    `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training and decoding share one path.
+    """
 
     src_embedding: TokenEmbedding | VectorEmbedding
     tgt_embedding: TokenEmbedding
 
     def tie(self, settings: OutputSettings, n_tgt: int) -> None:
-        """Share the embeddings that `settings.tie` says, and create the output."""
+        """Share embeddings according to `settings.tie`, and create the output."""
         if settings.tie == "three_way":
-            assert isinstance(self.src_embedding, TokenEmbedding), "`build_model` checks this"
+            if not isinstance(self.src_embedding, TokenEmbedding):
+                raise SettingsError("model.tie = 'three_way': a source of vectors shares no embedding; use 'two_way'")
             self.src_embedding.table.weight = self.tgt_embedding.table.weight
         self.add_output(settings, n_tgt, tied=self.tgt_embedding.table)
 
     @abstractmethod
     def start(self, src: SourceInput, *, capacity: int = 0, n_beams: int = 1) -> StateT:
-        """The decoder's initial state, with room for `capacity` tokens per row; 0, as in training: for one step.
+        """The decoder's initial state, with room for `capacity` tokens per row; 0: for a single step, as in training.
 
-        With a capacity, what attention reads is padded to a multiple of 16 positions, so that results do not depend on
-        the longest sentence of the batch (see `pad_memory`).
+        With a capacity, the memory is padded to a multiple of 16 positions, so that results do not depend on the
+        longest sentence of the batch (see `pad_memory`).
         """
 
     @abstractmethod
@@ -291,14 +277,9 @@ def initialize(model: nn.Module) -> None:
         if isinstance(module, FullProjection) and module.rows:
             for part in module.weight.split(module.rows):
                 nn.init.xavier_uniform_(part, gain=2**-0.5)
-            _zero(module.bias)
         elif isinstance(module, (nn.Linear, nn.Conv1d)):
             nn.init.xavier_uniform_(module.weight)
-            _zero(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-
-
-def _zero(bias: Tensor | None) -> None:
-    if bias is not None:
-        nn.init.zeros_(bias)
+        if isinstance(module, (nn.Linear, nn.Conv1d)) and module.bias is not None:
+            nn.init.zeros_(module.bias)

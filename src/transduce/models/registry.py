@@ -1,4 +1,4 @@
-"""The architectures, and the way from settings to a model: ARCHITECTURES, `build_model`.
+"""The table of architectures, ARCHITECTURES, and `build_model`, which makes a model from settings.
 
 To add an architecture: its settings in `transduce.config.architectures`, a module in this package, and an entry here.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from transduce.config.kinds import MODEL_SETTINGS, resolve_preset
+from transduce.config.architectures import MODEL_SETTINGS, resolve_preset
 from transduce.config.model import ModelSettings, OutputSettings
 from transduce.errors import RunFolderError, SettingsError, check_known
 from transduce.models.causal_lm import CausalLM
@@ -34,8 +34,10 @@ class Architecture:
     shape: its stacks.
     family: models of one family use the same names for shared weights, so that one can be fine-tuned from another.
     options: by setting, the table whose keys it may name.
-    problems: what is inconsistent in settings whose options are known; each problem is one clause of an error.
-    unused: what was changed without effect, likewise. New runs refuse it; old ones with such settings load.
+    problems: returns inconsistencies of settings with valid options, each as a clause of an error message.
+    unused: returns changed settings without effect, in the same form. New runs refuse them; old runs that
+    have them load.
+    of_blocks: whether it consists of Transformer blocks, as `training.lora` and `training.recompute` need.
     """
 
     build: Callable[..., nn.Module]
@@ -44,14 +46,11 @@ class Architecture:
     options: Mapping[str, Mapping[str, Any]]
     problems: Callable[[Any], Iterable[str]] = lambda s: ()
     unused: Callable[[Any], Iterable[str]] = lambda s: ()
+    of_blocks: bool = False
 
 
-_BERT: dict[str, Any] = dict(
-    shape="encoder",
-    family="BERT",
-    problems=stack_problems,
-    unused=unused_by_stacks,
-)
+_STACKS: dict[str, Any] = {"problems": stack_problems, "unused": unused_by_stacks}
+_BERT: dict[str, Any] = {**_STACKS, "shape": "encoder", "family": "BERT", "of_blocks": True}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "transformer": Architecture(
@@ -61,21 +60,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         options=TRANSFORMER_OPTIONS,
         problems=transformer_problems,
         unused=unused_by_stacks,
+        of_blocks=True,
     ),
-    "convs2s": Architecture(
-        ConvS2S,
-        shape="encoder-decoder",
-        family="ConvS2S",
-        options=CONVS2S_OPTIONS,
-    ),
-    "star": Architecture(
-        StarTransformer,
-        shape="encoder-decoder",
-        family="Star",
-        options=STAR_OPTIONS,
-        problems=stack_problems,
-        unused=unused_by_stacks,
-    ),
+    "convs2s": Architecture(ConvS2S, shape="encoder-decoder", family="ConvS2S", options=CONVS2S_OPTIONS),
+    "star": Architecture(StarTransformer, shape="encoder-decoder", family="Star", options=STAR_OPTIONS, **_STACKS),
     "rnn": Architecture(
         RecurrentModel,
         shape="encoder-decoder",
@@ -84,30 +72,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         problems=recurrent_problems,
         unused=unused_by_rnn,
     ),
-    "gpt": Architecture(
-        CausalLM,
-        shape="decoder",
-        family="GPT",
-        options=DECODER_OPTIONS,
-        problems=stack_problems,
-        unused=unused_by_stacks,
-    ),
+    "gpt": Architecture(CausalLM, shape="decoder", family="GPT", options=DECODER_OPTIONS, of_blocks=True, **_STACKS),
     "transformer-xl": Architecture(
-        TransformerXL,
-        shape="decoder",
-        family="Transformer-XL",
-        options=TRANSFORMER_XL_OPTIONS,
-        problems=head_problems,
+        TransformerXL, shape="decoder", family="Transformer-XL", options=TRANSFORMER_XL_OPTIONS, problems=head_problems
     ),
     "bert": Architecture(MaskedLM, **_BERT, options=ENCODER_OPTIONS),
     "bert-encoder": Architecture(PooledEncoder, **_BERT, options=POOLING_OPTIONS),
     "bert-classifier": Architecture(Classifier, **_BERT, options=POOLING_OPTIONS),
     "star-classifier": Architecture(
-        StarClassifier,
-        shape="encoder",
-        family="Star classifier",
-        options=CLASSIFIER_OPTIONS,
-        problems=head_problems,
+        StarClassifier, shape="encoder", family="Star classifier", options=CLASSIFIER_OPTIONS, problems=head_problems
     ),
 }
 """By `model.kind`."""
@@ -129,10 +102,9 @@ def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module
     check_model(settings)
     architecture = ARCHITECTURES[settings.kind]
     is_tied = isinstance(settings, OutputSettings) and settings.tie == "three_way"
-    if architecture.shape == "encoder-decoder" and is_tied and (n_src != n_tgt or settings.reads_vectors):
+    if architecture.shape == "encoder-decoder" and is_tied and n_src != n_tgt:
         raise SettingsError(
-            "model.tie = 'three_way' needs tokenizer.joint = true; use 'two_way' for separate vocabularies, and for "
-            "vectors"
+            "model.tie = 'three_way' needs tokenizer.joint = true; use 'two_way' for separate vocabularies"
         )
     return architecture.build(settings, n_src=n_src, n_tgt=n_tgt)
 
@@ -144,41 +116,38 @@ def build_from(
 
     Names and shapes are compared before memory is allocated for the sizes in the settings.
     """
-    with torch.device("meta"), _Uninitialized():
+    with torch.device("meta"), Uninitialized():
         empty = build_model(settings, n_src=n_src, n_tgt=n_tgt)
     expected = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    for name in expected | found:
-        if found.get(name) != expected.get(name):
-            there, here = (str(list(s[name])) if name in s else "missing" for s in (found, expected))
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in expected | shapes:
+        if shapes.get(name) != expected.get(name):
+            there, here = (str(list(s[name])) if name in s else "missing" for s in (shapes, expected))
             raise RunFolderError(f"{origin} does not fit the settings: {name} is {there}, expected {here}")
         if not tensors[name].is_floating_point():
             raise RunFolderError(
                 f"{origin} does not fit the settings: {name} has dtype {tensors[name].dtype}, expected floating point"
             )
-    with _Uninitialized():
+    with Uninitialized():
         model = build_model(settings, n_src=n_src, n_tgt=n_tgt)
     model.load_state_dict(tensors)
     return model
 
 
-class _Uninitialized(TorchFunctionMode):
-    """Draw no initial weights: they are about to be replaced. On the meta device, drawing imports torch's compiler."""
+class Uninitialized(TorchFunctionMode):
+    """Context without random initialization, for weights that are about to be replaced.
+
+    On the meta device, drawing imports torch's compiler.
+    """
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if function.__name__.endswith(("normal_", "uniform_")):  # of `Tensor` or of `nn.init`
+        if function.__name__.endswith(("normal_", "uniform_")):  # methods of `Tensor` or functions of `nn.init`
             return args[0] if args else (kwargs or {})["tensor"]
         return function(*args, **(kwargs or {}))
 
 
-def parameters_of(settings: ModelSettings, *, n_src: int, n_tgt: int) -> int:
-    """Number of trainable parameters of the model that `build_model` would make; nothing is allocated."""
-    with torch.device("meta"), _Uninitialized():
-        return count_parameters(build_model(settings, n_src=n_src, n_tgt=n_tgt))
-
-
 def count_parameters(model: nn.Module) -> int:
-    """Number of trainable parameters; a shared one counts once."""
+    """Number of trainable parameters; shared parameters count once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -13,15 +13,20 @@ from transduce.models.parts import EncoderDecoder, initialize, is_changed
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.masks import pad_memory, padding_mask
 from transduce.nn.positions import Positions
-from transduce.nn.recurrent import BRIDGES, CELLS, DIRECTIONS, Cell, RecurrentEncoder, initialize_cell
-from transduce.nn.recurrent_decoder import (
+from transduce.nn.recurrent import (
+    BRIDGES,
+    CELLS,
+    DIRECTIONS,
     SCORES,
     BahdanauDecoder,
+    Cell,
     DecoderSizes,
     InputFeedingDecoder,
     LuongDecoder,
     PlainDecoder,
     RecurrentDecoder,
+    RecurrentEncoder,
+    initialize_cell,
 )
 from transduce.nn.state import RowState
 
@@ -70,23 +75,10 @@ class RecurrentModel(EncoderDecoder[RowState]):
         super().__init__()
         s = settings
         self.src_embedding, self.tgt_embedding = (_embedding(n, s) for n in (n_src, n_tgt))
-        self.encoder = RecurrentEncoder(
-            d_model=s.d_model,
-            d_hidden=s.d_hidden,
-            n_layers=s.n_encoder_layers,
-            cell=s.cell,
-            direction=s.direction,
-            dropout=s.dropout,
-        )
+        shared: dict[str, Any] = {"d_model": s.d_model, "d_hidden": s.d_hidden, "cell": s.cell, "dropout": s.dropout}
+        self.encoder = RecurrentEncoder(n_layers=s.n_encoder_layers, direction=s.direction, **shared)
         self.bridge = BRIDGES[s.bridge](s.d_hidden, n_layers=s.n_decoder_layers, n_states=CELLS[s.cell].n_states)
-        sizes = DecoderSizes(
-            d_model=s.d_model,
-            d_hidden=s.d_hidden,
-            n_layers=s.n_decoder_layers,
-            cell=s.cell,
-            dropout=s.dropout,
-            readout_scale=s.readout_scale,
-        )
+        sizes = DecoderSizes(n_layers=s.n_decoder_layers, readout_scale=s.readout_scale, **shared)
         self.decoder = ATTENTIONS[s.attention](sizes, s)
         initialize(self)
         for module in self.modules():

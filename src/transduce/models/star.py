@@ -1,4 +1,4 @@
-"""The Star-Transformer (Guo et al. 2019): a text classifier, and an encoder-decoder with its encoder."""
+"""The Star-Transformer (Guo et al. 2019): a text classifier, and an encoder-decoder with the same encoder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from torch.nn import functional as F
 
 from transduce.config.architectures import StarClassifierSettings, StarSettings
 from transduce.models.parts import DECODER_OPTIONS, EncoderDecoder, Parts, initialize
-from transduce.nn.cache import DecoderState
-from transduce.nn.dropout import Dropout
 from transduce.nn.embedding import SegmentEmbedding, TokenEmbedding
-from transduce.nn.linear import Linear
 from transduce.nn.masks import is_real, pad_memory
 from transduce.nn.positions import POSITIONS
 from transduce.nn.star import StarBlock, StarEncoder, pool_star
+from transduce.nn.state import DecoderState
 
 _ADDED = {name: POSITIONS[name] for name in ("learned", "sinusoidal", "none")}
 CLASSIFIER_OPTIONS: Mapping[str, Mapping[str, Any]] = {"positions": _ADDED}
@@ -68,7 +66,7 @@ class StarClassifier(nn.Module):
     """Predicts one of `n_labels` labels for a text or a pair: two layers on the pooled star. Id 0 is padding."""
 
     def __init__(self, settings: StarClassifierSettings, *, n_src: int, n_tgt: int) -> None:
-        """`n_tgt`: the size of the one vocabulary."""
+        """`n_tgt`: size of the vocabulary."""
         super().__init__()
         s = settings
         assert s.n_labels is not None, "n_labels is not set"
@@ -78,15 +76,15 @@ class StarClassifier(nn.Module):
         self.encoder = StarEncoder(
             StarBlock(s.d_model, n_heads=s.n_heads, dropout=s.dropout) for _ in range(s.n_encoder_layers)
         )
-        self.dense = Linear(s.d_model, s.d_model)
-        self.dropout = Dropout(s.dropout)
-        self.labels = Linear(s.d_model, s.n_labels)
+        self.dense = nn.Linear(s.d_model, s.d_model)
+        self.dropout = nn.Dropout(s.dropout)
+        self.labels = nn.Linear(s.d_model, s.n_labels)
         initialize(self)
 
     def encode(
         self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B 1 D"]]:
-        """A vector per token, and the relay node. `segments`: each token's segment (default: 0)."""
+        """A vector per token, and the relay node's vector. `segments`: each token's segment (default: 0)."""
         table = self.segment_embedding
         more = None if table is None else table(segments)
         return self.encoder(self.embedding(ids, more=more), real=is_real(ids))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from transduce.config.architectures import TransformerSettings
 from transduce.models.parts import (
@@ -18,9 +19,10 @@ from transduce.models.parts import (
     is_changed,
     stack_problems,
 )
-from transduce.nn.cache import DecoderState
 from transduce.nn.masks import SourceInput, pad_memory, padding_mask
 from transduce.nn.positions import POSITIONS
+from transduce.nn.state import DecoderState
+from transduce.text.special import BOS, EOS, PAD
 
 TRANSFORMER_OPTIONS = {**ENCODER_OPTIONS, **DECODER_OPTIONS, "decoder_self": DECODER_SELF}
 
@@ -43,17 +45,20 @@ class Transformer(EncoderDecoder[DecoderState]):
         super().__init__()
         parts = Parts(settings)
         self.src_embedding = parts.source_embedding(n_src)
-        self.tgt_embedding = parts.embedding(n_tgt, causal=True)
-        self.encoder = parts.encoder(settings.encoder_pattern)
+        self.tgt_embedding = parts.embedding(n_tgt, causal=True, alias=(BOS, EOS) if settings.one_end else None)
+        self.encoder = parts.encoder()
         self.decoder = parts.decoder(cross=True, own=settings.decoder_self)
         initialize(self)
         self.tie(settings, n_tgt)
+        self.source_end = settings.source_end
 
     def encode(self, src: SourceInput) -> Float[Tensor, "B S D"]:
         """The memory [B, S, D] of a source."""
+        src = self._without_end(src)
         return self.encoder(self.src_embedding(src), mask=padding_mask(src), positions=self.src_embedding.positions)
 
     def start(self, src: SourceInput, *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
+        src = self._without_end(src)
         x, mask = self.src_embedding(src), padding_mask(src)
         if capacity:
             x, mask = pad_memory(x, mask)
@@ -63,3 +68,10 @@ class Transformer(EncoderDecoder[DecoderState]):
     def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:
         x = self.tgt_embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.tgt_embedding.positions)
+
+    def _without_end(self, src: SourceInput) -> SourceInput:
+        """The source with padding in place of EOS if the encoder does not read EOS; an empty source keeps EOS."""
+        if self.source_end or src.is_floating_point():
+            return src
+        is_end = F.pad(src[:, 1:] == EOS, (1, 0))
+        return src.masked_fill(is_end, PAD)

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from transduce.config.architectures import TransformerXLSettings
 from transduce.models.parts import BLOCK_OPTIONS, BlockParts, TokenPredictor, initialize
-from transduce.nn.dropout import Dropout
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.feedforward import FEED_FORWARDS
 from transduce.nn.positions import Positions
@@ -20,23 +19,23 @@ from transduce.nn.state import Carry
 
 TRANSFORMER_XL_OPTIONS = {
     **BLOCK_OPTIONS,
-    # a convolution would need a memory
+    # excluded: a convolution would need a separate memory
     "feed_forward": {name: network for name, network in FEED_FORWARDS.items() if not network.convolves},
 }
-_SEGMENT = 128  # tokens, where neither the settings nor a task have chosen
+_SEGMENT = 128  # tokens, if neither the settings nor the task have chosen a length
 
 
 class TransformerXL(TokenPredictor):
     """Embedding, a decoder with a memory, output matrix. Id 0 is padding, at the end, where no other token sees it.
 
     A text is read in segments of `segment_length` tokens from its start. A token attends to its own segment up to
-    itself, and to the last M tokens before the segment: in each layer to the inputs that the attention had there. By
-    way of the layers it depends on many more. M is `memory_length` in training and
+    itself, and to the last M tokens before the segment, for which each layer caches the inputs of its attention.
+    Through several layers, a token depends on many more tokens. M is `memory_length` in training and
     `eval_memory_length` otherwise. Distances that do not occur in training count as the longest that does.
     """
 
     def __init__(self, settings: TransformerXLSettings, *, n_src: int, n_tgt: int) -> None:
-        """`n_tgt`: the size of the one vocabulary. `settings.tie` = "none": a separate output matrix."""
+        """`n_tgt`: size of the vocabulary. `settings.tie` = "none": a separate output matrix."""
         super().__init__()
         s, parts = settings, BlockParts(settings)
         self.segment_length = s.segment_length or _SEGMENT
@@ -60,12 +59,12 @@ class TransformerXL(TokenPredictor):
         longest = self.memory_length + self.segment_length - 1
         distances = Distances(d_model=s.d_model, n_heads=s.n_heads, longest=longest, dropout=s.dropout)
         self.decoder = RelativeDecoder(blocks, norm=parts.final_norm(), distances=distances)
-        self.dropout = Dropout(s.dropout)
+        self.dropout = torch.nn.Dropout(s.dropout)
         initialize(self)
         self.add_output(s, n_tgt, tied=self.embedding.table)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> SegmentState:
-        """The state after the prompt `src`, which may be empty, with room for `capacity` tokens per row.
+        """The state after the prompt `src`, which may be empty, for at most `capacity` more tokens per row.
 
         All prompts of a batch have one length and no padding. The state keeps at most the memory and one segment,
         whatever the length of the text.
@@ -74,7 +73,7 @@ class TransformerXL(TokenPredictor):
         assert n_beams == 1, "a language model has one beam"
         nothing = self.output_weight.new_empty(len(src), 0, self.output_weight.shape[1])
         state = SegmentState(
-            layers=self.decoder.start([nothing] * len(self.decoder.blocks), n_tokens=n_kept, capacity=n_kept),
+            layers=self.decoder.start([nothing] * len(self.decoder.blocks), n_tokens=n_kept),
             segment_length=self.segment_length,
             memory_length=self.eval_memory_length,
         )
@@ -112,7 +111,8 @@ class TransformerXL(TokenPredictor):
     def read(self, *inputs: Tensor) -> Iterator[Float[Tensor, "B t D"]]:
         """Hidden states of texts [B, T] of any length, segment by segment, with the memory of evaluation.
 
-        The last segment is padded: a CPU's sums depend on the width of a row, and so would on the batch's longest text.
+        The last segment is padded: on a CPU, sums depend on the row's width, so results would otherwise depend on the
+        longest text of the batch.
         """
         (ids,) = inputs
         carry: Carry = ()
@@ -123,7 +123,7 @@ class TransformerXL(TokenPredictor):
 
 
 def _last(old: Tensor, new: Tensor | None, n: int) -> Tensor:
-    """The last `n` positions of both, without a gradient."""
+    """The last `n` positions of the memory and the segment together, without a gradient."""
     assert new is not None
     n_old = min(old.shape[1], max(0, n - new.shape[1]))
     return torch.cat([old[:, old.shape[1] - n_old :], new[:, max(0, new.shape[1] - n) :]], 1).detach()

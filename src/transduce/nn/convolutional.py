@@ -11,9 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.nn.attention import Attention, softmax_over_keys
-from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear, batched_product, linear, product_dtype
+from transduce.nn.attention import Attention
+from transduce.nn.dtypes import product_dtype
 from transduce.nn.masks import attention_bias
 from transduce.nn.state import RowState
 
@@ -24,18 +23,18 @@ _HALF = math.sqrt(0.5)
 def windows(x: Float[Tensor, "B R D"], kernel_size: int) -> Float[Tensor, "B T E"]:
     """The vectors of each window of k = `kernel_size` positions, side by side: T = R - k + 1, E = k * D.
 
-    A convolution is one product with these. Its rows do not depend on each other, so that a sentence's result does not
+    A convolution is one product with these vectors. Its rows are independent, so that a sentence's result does not
     depend on its batch.
     """
     if kernel_size == 1:
         return x
-    n, x = x.shape[1] - kernel_size + 1, x.to(product_dtype(x))  # before `kernel_size` copies are made
+    n, x = x.shape[1] - kernel_size + 1, x.to(product_dtype(x))  # cast before the input is copied `kernel_size` times
     return torch.cat([x[:, i : i + n] for i in range(kernel_size)], dim=2)
 
 
-def scaled_linear(n_in: int, n_out: int, *, gain: float = 1.0, bias: bool = True) -> Linear:
+def scaled_linear(n_in: int, n_out: int, *, gain: float = 1.0, bias: bool = True) -> nn.Linear:
     """A linear layer with weights from N(0, gain / n_in) and bias 0 (section 3.5)."""
-    layer = Linear(n_in, n_out, bias=bias)
+    layer = nn.Linear(n_in, n_out, bias=bias)
     nn.init.normal_(layer.weight, std=math.sqrt(gain / n_in))
     if bias:
         nn.init.zeros_(layer.bias)
@@ -52,7 +51,7 @@ class GatedConvolution(nn.Module):
     def __init__(self, d_model: int, *, kernel_size: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.kernel_size = kernel_size
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.expand = scaled_linear(kernel_size * d_model, 2 * d_model, gain=4 * (1 - dropout))
 
     def forward(self, x: Float[Tensor, "B R D"]) -> Float[Tensor, "B T D"]:
@@ -85,8 +84,8 @@ class ConvEncoder(nn.Module):
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B S D"]]:
         """The memory and the values (memory + x) * sqrt(0.5) of embedded sentences x; `keep` is False at padding.
 
-        The gradient of the stack, not that of x, is divided by the number of its uses: every attention layer reads the
-        memory twice (section 3.4 and the authors' code).
+        The gradient of the stack, but not the gradient of x, is divided by the number of its uses: every attention
+        layer reads the memory twice (section 3.4 and the authors' code).
         """
         hidden = self.widen(x).to(x.dtype)
         for block in self.blocks:
@@ -110,7 +109,7 @@ class MemoryAttention(Attention):
 
     def __init__(self, *, d_model: int, d_conv: int) -> None:
         super().__init__()
-        self.key = Linear(d_model, d_conv, bias=False)  # W^T
+        self.key = nn.Linear(d_model, d_conv, bias=False)  # W^T
         nn.init.normal_(self.key.weight, std=d_conv**-0.5)
         self.query_bias = nn.Parameter(torch.zeros(1, d_model))
         self.value = scaled_linear(d_model, d_conv)
@@ -123,28 +122,26 @@ class MemoryAttention(Attention):
         `mask` is False at padding.
         """
         n_tokens = mask.sum(2, keepdim=True).to(values.dtype)  # [B, 1, 1]
-        bias = attention_bias(mask)[:, 0] + linear(memory, self.query_bias).transpose(1, 2) * _HALF
+        bias = attention_bias(mask)[:, 0] + (memory * self.query_bias).sum(-1)[:, None] * _HALF
         return {"keys": self.key(memory), "values": self.value(values * n_tokens.sqrt()), "bias": bias}
 
     def combine(
         self, weights: Float[Tensor, "B 1 Q S"], hidden: Tensor, of_embedding: Tensor, memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B Q C"]:
-        return (hidden + batched_product(weights[:, 0], memory["values"])) * _HALF
+        return (hidden + self.matmul(weights[:, 0], memory["values"])) * _HALF
 
     def weights(
         self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        """The weights of hidden states; `of_embedding`: the products g_i . z_j."""
-        products = self._products(hidden, of_embedding, memory)
-        return softmax_over_keys(torch.add(memory["bias"], products, alpha=_HALF))[:, None]
+        """The attention weights for hidden states; `of_embedding`: the products g_i . z_j."""
+        return self.raw_scores(hidden, of_embedding, memory).softmax(-1)
 
     def raw_scores(
         self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        return self._products(hidden, of_embedding, memory)[:, None] * _HALF
-
-    def _products(self, hidden: Tensor, of_embedding: Tensor, memory: Mapping[str, Tensor]) -> Float[Tensor, "B Q S"]:
-        return of_embedding + batched_product(hidden, memory["keys"].transpose(1, 2))
+        """d_i . z_j. The bias of the memory contains b . z_j, so that the scores hide padding too."""
+        products = of_embedding + self.matmul(hidden, memory["keys"].transpose(1, 2))
+        return torch.add(memory["bias"], products, alpha=_HALF)[:, None]
 
 
 class ConvDecoder(nn.Module):
@@ -158,7 +155,7 @@ class ConvDecoder(nn.Module):
         )
         self.attentions: Any = nn.ModuleList(MemoryAttention(d_model=d_model, d_conv=d_conv) for _ in range(n_layers))
         self.narrow = scaled_linear(d_conv, d_model)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.reach, self.d_conv = kernel_size - 1, d_conv
 
     def start(
@@ -169,7 +166,7 @@ class ConvDecoder(nn.Module):
         *,
         n_beams: int,
     ) -> RowState:
-        """The state before the first token: what each layer reads of the memory, and its last inputs, zeros."""
+        """The state before the first token: each layer's parts of the memory (`read`), and its last inputs, zeros."""
         sentences = {"memory": memory}
         for n, attention in enumerate(self.attentions):
             sentences |= {f"{name}.{n}": read for name, read in attention.read(memory, values, mask).items()}
@@ -180,7 +177,7 @@ class ConvDecoder(nn.Module):
         """The next T embedded tokens of every row after all layers; the state advances in place."""
         known, n_steps = state.sentences, x.shape[1]
         shape = len(known["memory"]), state.n_beams * n_steps, -1
-        scores = batched_product(x.reshape(shape), known["memory"].transpose(1, 2))  # [B, Q, S]
+        scores = self.attentions[0].matmul(x.reshape(shape), known["memory"].transpose(1, 2))  # [B, Q, S]
         hidden = self.widen(x).to(x.dtype)
         for n, (block, attention) in enumerate(zip(self.blocks, self.attentions, strict=True)):
             inputs = torch.cat([state.rows[f"inputs.{n}"], hidden], dim=1)  # [N, reach + T, C]

@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from transduce.native import kernels, operators
-from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear
+from transduce.nn.loss import label_smoothed_loss
 from transduce.nn.positions import Positions
 
 
 class SegmentEmbedding(nn.Embedding):
-    """A vector for each segment of a text: of a pair, for example (Devlin et al. 2019)."""
+    """A vector for each segment of a text, such as the two texts of a pair (Devlin et al. 2019)."""
 
     def forward(self, segments: Int[Tensor, "B T"] | None) -> Float[Tensor, "*T D"]:
-        """The vector of each token's segment; without segments that of segment 0, [D]."""
+        """The vector of each token's segment; without segments, the vector of segment 0, [D]."""
         if segments is None:
             return self.weight[0]
-        if kernels.embeds(self, segments):
-            return operators.embedding(segments, self.weight, None, 1.0, 0.0)
         return super().forward(segments)
+
+
+class TokenTable(nn.Embedding):
+    """E: a vector for each token, and, if it is shared with the output, the matrix before the softmax (paper 3.4)."""
+
+    linear: Callable[..., Tensor] = staticmethod(F.linear)
+    """x W^T + b; a subclass may have another function."""
+
+    def logits(self, hidden: Float[Tensor, "*B D"], bias: Float[Tensor, " V"] | None) -> Float[Tensor, "*B V"]:
+        """Unnormalized log-probabilities of the tokens: hidden E^T + bias."""
+        return self.linear(hidden, self.weight, bias)
+
+    def loss(
+        self,
+        hidden: Float[Tensor, "B T D"],
+        targets: Int[Tensor, "B T"],
+        *,
+        bias: Float[Tensor, " V"] | None = None,
+        smoothing: float = 0.1,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Int[Tensor, ""]]:
+        """The loss of the targets under these logits: `label_smoothed_loss`."""
+        return label_smoothed_loss(hidden, self.weight, targets, bias=bias, smoothing=smoothing, linear=self.linear)
 
 
 class TokenEmbedding(nn.Module):
@@ -41,12 +61,12 @@ class TokenEmbedding(nn.Module):
     ) -> None:
         """`scale`: default sqrt(d_model). `alias`: an id, and the id whose vector it uses."""
         super().__init__()
-        self.table = nn.Embedding(vocab_size, d_model)
+        self.table = TokenTable(vocab_size, d_model)
         self.positions = positions
         self.scale = math.sqrt(d_model) if scale is None else scale
         self.norm = norm or nn.Identity()
         self.alias = alias
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(
         self,
@@ -60,17 +80,13 @@ class TokenEmbedding(nn.Module):
 
         `more`: other vectors to add, such as those of segments.
         """
-        if self.alias is not None:
-            ids = ids.masked_fill(ids == self.alias[0], self.alias[1])
-        if positions is None and kernels.embeds(self.table, ids):
-            vectors = self.positions.vectors(ids.shape[1], offset=offset, device=ids.device)
-            is_all = more is None and isinstance(self.norm, nn.Identity)
-            x = operators.embedding(ids, self.table.weight, vectors, self.scale, self.dropout.rate if is_all else 0.0)
-            if is_all:
-                return x
-        else:
-            x = self.positions.add(self.table(ids) * self.scale, offset, positions)
+        ids = self.aliased(ids)
+        x = self.positions.add(self.table(ids) * self.scale, offset, positions)
         return self.dropout(self.norm(x if more is None else x + more))
+
+    def aliased(self, ids: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+        """The ids whose vectors are used."""
+        return ids if self.alias is None else ids.masked_fill(ids == self.alias[0], self.alias[1])
 
 
 class VectorEmbedding(nn.Module):
@@ -82,18 +98,31 @@ class VectorEmbedding(nn.Module):
     def __init__(
         self, width: int, d_model: int, *, positions: Positions, dropout: float = 0.0, norm: nn.Module | None = None
     ) -> None:
-        """`width`: numbers of a vector."""
+        """`width`: size of an input vector."""
         super().__init__()
-        self.projection = Linear(width, d_model)
+        self.projection = nn.Linear(width, d_model)
         self.positions = positions
         self.norm = norm or nn.Identity()
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(
         self, vectors: Float[Tensor, "B S N"], *, more: Float[Tensor, "*S D"] | None = None
     ) -> Float[Tensor, "B S D"]:
         """The embedded vectors. `more`: other vectors to add, such as those of segments."""
         dtype = self.projection.weight.dtype
-        x = self.projection(vectors.nan_to_num().to(dtype)).to(dtype)  # as from a table, which is not autocast
+        # in the dtype of the weights, like a table lookup, which autocast does not change
+        x = self.projection(vectors.nan_to_num().to(dtype)).to(dtype)
         x = x if more is None else x + more
         return self.dropout(self.norm(self.positions.add(x, 0, None)))
+
+
+def piece_vectors(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a model whose outputs [B, T, D] are the vectors of pieces or of input vectors, without positions.
+
+    A forward hook on them can change the vectors.
+    """
+    for module in model.modules():
+        if isinstance(module, TokenEmbedding):
+            yield module.table
+        elif isinstance(module, VectorEmbedding):
+            yield module.projection

@@ -11,11 +11,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.native import kernels, operators
-from transduce.native.sublayer import Inner, Layers
-from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -25,12 +20,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """The paper's: expand to d_ff, activate, contract; the same at every position.
+    """The paper's feed-forward network: expand to d_ff, activate, contract; position by position.
 
-    All variants take the same arguments; only those that convolve use `kernel_size` and `causal`.
+    All variants take the same arguments; only convolutional ones use `kernel_size` and `causal`.
     """
 
     convolves: ClassVar[bool] = False
+    n_packed: ClassVar[int] = 1
+    """Matrices of d_ff rows in `expand`."""
 
     def __init__(
         self,
@@ -44,36 +41,26 @@ class FeedForward(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
-        self.d_model, self.d_ff, self.bias, self.kernel_size, self.causal = d_model, d_ff, bias, kernel_size, causal
-        self.expand, self.contract = self._expansion(), self._contraction()
+        self.d_ff, self.kernel_size, self.causal = d_ff, kernel_size, causal
+        self.expand = self._layer(d_model, self.n_packed * d_ff, bias=bias)
+        self.contract = self._layer(d_ff, d_model, bias=bias)
         self.activation, self.activate = activation, ACTIVATIONS[activation]
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
-    def _expansion(self) -> nn.Module:
-        return Linear(self.d_model, self.d_ff, bias=self.bias)
-
-    def _contraction(self) -> nn.Module:
-        return Linear(self.d_ff, self.d_model, bias=self.bias)
+    def _layer(self, n_inputs: int, n_outputs: int, *, bias: bool) -> nn.Module:
+        return nn.Linear(n_inputs, n_outputs, bias=bias)
 
     def forward(
         self, x: Float[Tensor, "B T D"], keep: Tensor | None = None, history: list[Tensor] | None = None
     ) -> Float[Tensor, "B T D"]:
         """x transformed position by position; only the convolution uses `keep` and `history`."""
-        expand = self.expand
-        if kernels.activates(expand, x):
-            return self.contract(operators.activated_linear(x, expand, self.activation, self.dropout.rate))
         return self.contract(self.dropout(self.activate(self.expand(x))))
-
-    def as_sublayer(self, x: Tensor, keep: object = None, history: object = None) -> tuple[Layers, Inner]:
-        """The same for kernels that compute a whole sub-layer."""
-        return (self.expand, self.contract), Inner(p=self.dropout.rate, activation=self.activation)
 
 
 class GatedFeedForward(FeedForward):
     """(activate(x W) * x V) W2 (Shazeer 2020, GLU variants): W and V are one matrix of 2 d_ff rows."""
 
-    def _expansion(self) -> nn.Module:
-        return Linear(self.d_model, 2 * self.d_ff, bias=self.bias)
+    n_packed = 2
 
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
         gate, value = self.expand(x).chunk(2, dim=-1)
@@ -83,17 +70,14 @@ class GatedFeedForward(FeedForward):
 class ConvFeedForward(FeedForward):
     """The feed-forward as two convolutions over positions (paper 3.3: "two convolutions with kernel size 1").
 
-    With kernel size 1 it equals the plain one. A wider kernel sees neighbours: on both sides in an encoder, only
+    With kernel size 1 it equals `FeedForward`. A wider kernel sees neighbours: on both sides in an encoder, only
     earlier ones in a decoder. Padding and positions outside the sequence count as zero.
     """
 
     convolves = True
 
-    def _expansion(self) -> nn.Module:
-        return nn.Conv1d(self.d_model, self.d_ff, self.kernel_size, bias=self.bias)
-
-    def _contraction(self) -> nn.Module:
-        return nn.Conv1d(self.d_ff, self.d_model, self.kernel_size, bias=self.bias)
+    def _layer(self, n_inputs: int, n_outputs: int, *, bias: bool) -> nn.Module:
+        return nn.Conv1d(n_inputs, n_outputs, self.kernel_size, bias=bias)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
         """x [B, T, D] convolved; `keep` [B, T, 1] is False at padding; `history` the last inputs of both convolutions.
@@ -104,7 +88,7 @@ class ConvFeedForward(FeedForward):
         return self._convolve(self.contract, self.dropout(self.activate(hidden)), keep, history, 1)
 
     def _convolve(
-        self, layer: nn.Module, x: Tensor, keep: Tensor | None, history: list[Tensor] | None, place: int
+        self, layer: nn.Module, x: Tensor, keep: Tensor | None, history: list[Tensor] | None, number: int
     ) -> Tensor:
         if keep is not None:
             x = x * keep.to(x.dtype)
@@ -113,10 +97,10 @@ class ConvFeedForward(FeedForward):
             before = reach if self.causal else reach // 2
             x = F.pad(x, (0, 0, before, reach - before))
         else:
-            if len(history) == place:
+            if len(history) == number:
                 history.append(x.new_zeros(x.shape[0], reach, x.shape[2]))
-            x = torch.cat([history[place], x], dim=1)
-            history[place] = x[:, x.shape[1] - reach :]
+            x = torch.cat([history[number], x], dim=1)
+            history[number] = x[:, x.shape[1] - reach :]
         return layer(x.transpose(1, 2)).transpose(1, 2)
 
 

@@ -7,6 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+PAD = 0
+"""The id of padding, in inputs and targets."""
 WIDTH = 16
 """A multiple of the vector width of any CPU, in numbers."""
 HIDDEN = -1e30
@@ -14,23 +16,23 @@ HIDDEN = -1e30
 
 
 SourceInput = Int[Tensor, "B S"] | Float[Tensor, "B S N"]
-"""Input of an encoder: ids, with 0 as padding, or vectors, with NaN as padding."""
+"""Input of an encoder: ids, with PAD as padding, or vectors, with NaN as padding."""
 
 
 def is_real(inputs: SourceInput) -> Bool[Tensor, "B S"]:
-    """Which inputs are not padding."""
-    return ~inputs[..., 0].isnan() if inputs.is_floating_point() else inputs != 0
+    """Mask of inputs that are not padding."""
+    return ~inputs[..., 0].isnan() if inputs.is_floating_point() else inputs != PAD
 
 
 def padding_mask(inputs: SourceInput) -> Bool[Tensor, "B 1 S"]:
-    """Every query may attend to the inputs that are not padding."""
+    """Mask with which queries may attend to all inputs that are not padding."""
     return is_real(inputs)[:, None, :]
 
 
 def pad_memory(
     x: Float[Tensor, "B S D"], mask: Bool[Tensor, "B *one S"], *, more: int = 0
 ) -> tuple[Float[Tensor, "B P D"], Bool[Tensor, "B *one P"]]:
-    """Pad vectors, and the mask of those that are not padding, so that their number plus `more` divides by WIDTH.
+    """Pad vectors, and the mask of those that are not padding, to a number that plus `more` is divisible by WIDTH.
 
     A CPU adds up attention weights in an order that depends on the row's width modulo its vector width, so results then
     do not depend on the longest sentence of the batch.
@@ -45,3 +47,8 @@ def attention_bias(mask: Bool[Tensor, "B *N T S"]) -> Float[Tensor, "B 1 *N T S"
     A row that may attend to nothing has even weights, finite in value and gradient.
     """
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, HIDDEN)[:, None]
+
+
+def later_keys(n_queries: int, n_keys: int, device: torch.device) -> Float[Tensor, "Q C"]:
+    """The bias that hides later keys from the queries of the last `n_queries` keys."""
+    return torch.full((n_queries, n_keys), HIDDEN, device=device).triu(n_keys - n_queries + 1)

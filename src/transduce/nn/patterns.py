@@ -1,13 +1,13 @@
-"""Attention patterns: which keys a query may attend to, by their positions, and how sparse patterns are computed.
+"""Attention patterns: which keys a query may attend to, by their positions, and the blocks of sparse patterns.
 
-Full, causal and local attention, and the factors of the Sparse Transformer. To add one: a class with a layout, and a
-row of PATTERNS.
+Full, causal and local attention, and the factors of the Sparse Transformer. To add one: a class, and a row of PATTERNS.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -16,110 +16,59 @@ from torch.nn import functional as F
 
 from transduce.nn.masks import WIDTH
 
+MIN_BLOCK = 32
 
-class Layout(ABC):
-    """N blocks of C queries and E keys each, of a sequence of `n` positions in parts of `size`."""
 
-    def __init__(self, n: int, size: int) -> None:
-        self.n, self.size = n, size
-        self.n_parts = -(-n // size)
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """N blocks of C queries and E keys each that contain all pairs of a sparse pattern, for a sequence of n positions.
 
-    def split(self, x: Shaped[Tensor, "B H T K"]) -> Shaped[Tensor, "B H N C K"]:
-        """The parts of the sequence, padded with zeros to whole parts."""
-        return F.pad(x, (0, 0, 0, self.n_parts * self.size - self.n)).unflatten(2, (self.n_parts, self.size))
+    queries, keys: Positions. Positions below 0 and from n on are padding. Every position from 0 to n - 1 is a query of
+    one block. Query c and key e are equally far apart in every block, so positional scores of the first block hold for
+    all.
+    """
 
-    def places(self, device: torch.device) -> Int[Tensor, "N C"]:
-        """The positions of the parts; those from `n` on are padding."""
-        return torch.arange(self.n_parts * self.size, device=device).view(self.n_parts, self.size)
+    n: int
+    queries: Int[Tensor, "N C"]
+    keys: Int[Tensor, "N E"]
 
-    def queries(self, x: Shaped[Tensor, "B H T K"]) -> Shaped[Tensor, "B H N C K"]:
-        """Queries in blocks."""
-        return self.split(x)
+    def worthwhile(self) -> bool:
+        """Whether blocks cost less than all pairs of a query and a key."""
+        return self.n > 2 * MIN_BLOCK and self.queries.numel() * self.keys.shape[1] < self.n**2
 
-    @abstractmethod
-    def keys(self, x: Shaped[Tensor, "B H T K"]) -> Shaped[Tensor, "B H N E K"]:
-        """The keys or values of each block of queries."""
-
-    @abstractmethod
-    def positions(self, device: torch.device) -> tuple[Int[Tensor, "N C"], Int[Tensor, "N E"]]:
-        """The positions of queries and keys; those below 0 and from `n` on are padding.
-
-        Distances in all blocks are those in the first.
-        """
+    def take(self, x: Shaped[Tensor, "B H T K"], positions: Int[Tensor, "N C"]) -> Shaped[Tensor, "B H N C K"]:
+        """The vectors at the positions of the blocks; padding positions get arbitrary vectors."""
+        rows = x.flatten(0, 1).index_select(1, positions.clamp(0, self.n - 1).flatten())
+        return rows.view(*x.shape[:2], *positions.shape, -1)
 
     def merge(self, y: Shaped[Tensor, "B H N C K"]) -> Shaped[Tensor, "B H T K"]:
-        """Blocks of outputs as a sequence."""
-        return y.flatten(2, 3)[:, :, : self.n]
+        """The outputs of the queries, in the order of the sequence."""
+        order = self.queries.flatten().argsort()[: self.n]
+        return y.flatten(0, 1).flatten(1, 2).index_select(1, order).unflatten(0, y.shape[:2])
+
+    def mask(self) -> Bool[Tensor, "N C E"]:
+        """Mask of the pairs in which neither query nor key is padding."""
+        queries, keys = ((x >= 0) & (x < self.n) for x in (self.queries, self.keys))
+        return queries[:, :, None] & keys[:, None, :]
+
+    def dense(self, x: Shaped[Tensor, "B H N C E"], *, other: float) -> Shaped[Tensor, "B H T T"]:
+        """Arrange values of pairs as a matrix, with `other` for pairs outside all blocks."""
+        mask = self.mask()
+        rows, columns = self.queries[:, :, None].expand_as(mask)[mask], self.keys[:, None, :].expand_as(mask)[mask]
+        matrix = x.new_full((*x.shape[:2], self.n, self.n), other)
+        matrix[:, :, rows, columns] = x.expand(*x.shape[:2], *mask.shape)[:, :, mask]
+        return matrix
 
 
-class BlockLayout(Layout):
-    """A part attends to itself."""
-
-    def keys(self, x: Tensor) -> Tensor:
-        return self.split(x)
-
-    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        return self.places(device), self.places(device)
+def parts(n: int, size: int, device: torch.device) -> Int[Tensor, "N C"]:
+    """The positions of a sequence in parts of `size`. The last part may exceed the n positions."""
+    n_parts = -(-n // size)
+    return torch.arange(n_parts * size, device=device).view(n_parts, size)
 
 
-class NeighbourLayout(Layout):
-    """A part attends to itself, to the part before it and, unless `causal`, to the one after it."""
-
-    def __init__(self, n: int, size: int, *, causal: bool) -> None:
-        super().__init__(n, size)
-        self.shifts = range(-1, 1 if causal else 2)
-
-    def keys(self, x: Tensor) -> Tensor:
-        """Overlapping groups of two or three parts, with zeros before the first and after the last."""
-        padded = F.pad(self.split(x), (0, 0, 0, 0, 1, len(self.shifts) - 2))
-        return torch.cat([padded[:, :, 1 + shift : 1 + shift + self.n_parts] for shift in self.shifts], 3)
-
-    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        places = self.places(device)
-        return places, torch.cat([places + shift * self.size for shift in self.shifts], 1)
-
-
-class StrideLayout(Layout):
-    """Block i has the i-th position of each part: `size` interleaved sequences, each of which attends to itself."""
-
-    def queries(self, x: Tensor) -> Tensor:
-        return self.split(x).transpose(2, 3)
-
-    def keys(self, x: Tensor) -> Tensor:
-        return F.pad(self.queries(x), (0, 0, 0, -self.n_parts % WIDTH))
-
-    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        columns = self.places(device).T
-        return columns, F.pad(columns, (0, -self.n_parts % WIDTH), value=self.n)
-
-    def merge(self, y: Tensor) -> Tensor:
-        return super().merge(y.transpose(2, 3))
-
-
-class SummaryLayout(Layout):
-    """One block: all queries attend to the last `summary` positions of each part."""
-
-    def __init__(self, n: int, size: int, summary: int) -> None:
-        super().__init__(n, size)
-        self.summary = summary
-        self.missing = -(self.n_parts * summary) % WIDTH
-
-    def queries(self, x: Tensor) -> Tensor:
-        return x[:, :, None]
-
-    def keys(self, x: Tensor) -> Tensor:
-        ends = self.split(x)[:, :, :, -self.summary :].flatten(2, 3)
-        return F.pad(ends, (0, 0, 0, self.missing))[:, :, None]
-
-    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        ends = self.places(device)[:, -self.summary :].flatten()
-        return torch.arange(self.n, device=device)[None], F.pad(ends, (0, self.missing), value=self.n)[None]
-
-    def merge(self, y: Tensor) -> Tensor:
-        return y[:, :, 0]
-
-
-MIN_BLOCK = 32
+def padded(keys: Int[Tensor, "N E"], n: int) -> Int[Tensor, "N P"]:
+    """Pad keys to a multiple of WIDTH: sums then do not depend on the length of the batch."""
+    return F.pad(keys, (0, -keys.shape[1] % WIDTH), value=n)
 
 
 class FullPattern:
@@ -135,7 +84,7 @@ class FullPattern:
         return torch.ones_like(keys, dtype=torch.bool)
 
     def mask(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Bool[Tensor, "Q S"]:
-        """`allowed` of each query and each key."""
+        """The matrix of `allowed` for all queries and keys."""
         return self.allowed(queries[:, None], keys[None, :]).expand(queries.shape[0], -1)
 
     def first_key(self, position: int) -> int:
@@ -158,36 +107,34 @@ class SparsePattern(FullPattern, ABC):
 
     @abstractmethod
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The pattern without regard to order."""
+        """Whether a query and a key are related by the pattern, apart from causality."""
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         related = self.related(queries, keys)
         return related & (keys <= queries) if self.causal else related
 
     @abstractmethod
-    def layout(self, n: int) -> Layout:
-        """Block layout for n positions, at a cost that follows the pattern."""
-
-    def worthwhile(self, n: int) -> bool:
-        """Whether that is faster than a dense product: for more than two parts."""
-        return n > 2 * max(self.size, MIN_BLOCK)
+    def blocks(self, n: int, device: torch.device) -> Blocks:
+        """Blocks for n positions, whose number of pairs follows the pattern."""
 
 
 class LocalPattern(SparsePattern):
     """A query may attend to the nearest `size` positions, its own included (Child et al. 2019; Beltagy et al. 2020).
 
-    The first factor of the strided pattern; the authors' code too has `size` positions, their equation one more.
+    The first factor of the strided pattern; the authors' code also has `size` positions, their equation has one more.
     """
 
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (keys > queries - self.size) & (keys < queries + self.size)
 
     def first_key(self, position: int) -> int:
-        """The beginning of the window."""
         return max(0, position - self.size + 1)
 
-    def layout(self, n: int) -> Layout:
-        return NeighbourLayout(n, max(self.size, MIN_BLOCK), causal=self.causal)
+    def blocks(self, n: int, device: torch.device) -> Blocks:
+        """A part attends to itself, to the part before it and, in an encoder, to the part after it."""
+        queries = parts(n, max(self.size, MIN_BLOCK), device)
+        shifts = range(-1, 1 if self.causal else 2)
+        return Blocks(n, queries, torch.cat([queries + shift * queries.shape[1] for shift in shifts], 1))
 
 
 class StridedPattern(SparsePattern):
@@ -198,8 +145,10 @@ class StridedPattern(SparsePattern):
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
         return queries % self.size == keys % self.size
 
-    def layout(self, n: int) -> Layout:
-        return StrideLayout(n, self.size)
+    def blocks(self, n: int, device: torch.device) -> Blocks:
+        """Block i has the i-th position of each part."""
+        columns = parts(n, self.size, device).T
+        return Blocks(n, columns, padded(columns, n))
 
 
 class BlockPattern(SparsePattern):
@@ -211,12 +160,8 @@ class BlockPattern(SparsePattern):
     def first_key(self, position: int) -> int:
         return position // self.size * self.size
 
-    def worthwhile(self, n: int) -> bool:
-        """Whether fewer pairs of a query and a key are in whole blocks than in all."""
-        return n > MIN_BLOCK and -(-n // self.size) * self.size**2 < n * n
-
-    def layout(self, n: int) -> Layout:
-        return BlockLayout(n, self.size)
+    def blocks(self, n: int, device: torch.device) -> Blocks:
+        return Blocks(n, *[parts(n, self.size, device)] * 2)
 
 
 class SummaryPattern(SparsePattern):
@@ -232,29 +177,15 @@ class SummaryPattern(SparsePattern):
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
         return keys % self.size >= self.size - self.summary
 
-    def worthwhile(self, n: int) -> bool:
-        """Whether the ends of all blocks are at most half of the keys; padding costs more in a short part of one."""
-        return 4 * n >= self.size and n > MIN_BLOCK and 2 * self.summary * -(-n // self.size) <= n
-
-    def layout(self, n: int) -> Layout:
-        return SummaryLayout(n, self.size, self.summary)
-
-
-class HeadsPattern(FullPattern):
-    """Each factor is the pattern of a group of heads (Child et al. 2019, 4.3, the third way to combine factors)."""
-
-    contiguous = False
-
-    def __init__(self, factors: Sequence[FullPattern], *, n_heads: int) -> None:
-        """Equal groups; the first ones have a head more if the number of heads is no multiple."""
-        self.factors = tuple(factors)
-        self.n_heads = [len(range(i, n_heads, len(factors))) for i in range(len(factors))]
-
-    def first_key(self, position: int) -> int:
-        return min(factor.first_key(position) for factor in self.factors)
+    def blocks(self, n: int, device: torch.device) -> Blocks:
+        """One block: all queries, and the ends of all parts as keys."""
+        ends = parts(n, self.size, device)[:, -self.summary :].flatten()
+        return Blocks(n, torch.arange(n, device=device)[None], padded(ends[None], n))
 
 
 Factors = tuple[FullPattern, ...]
+Pattern = FullPattern | Factors
+"""The pattern of a layer: of all heads, or a factor for each group of heads (Child et al. 2019, 4.3, the third way)."""
 
 PATTERNS: dict[str, Callable[..., Factors]] = {
     "full": lambda size, summary, causal: (CausalPattern() if causal else FullPattern(),),
@@ -267,16 +198,16 @@ PATTERNS: dict[str, Callable[..., Factors]] = {
 }
 """The factors of each pattern of whole stacks, from the window (the paper's stride l) and the summary (c)."""
 
-SPREADS: dict[str, Callable[[Factors, int], Factors]] = {
-    "heads": lambda factors, n_heads: (HeadsPattern(factors, n_heads=n_heads),),
-    "layers": lambda factors, n_heads: factors,
+SPREADS: dict[str, Callable[[Factors], tuple[Pattern, ...]]] = {
+    "heads": lambda factors: (factors,),
+    "layers": lambda factors: factors,
 }
 """Functions that distribute factors: the patterns of the layers, one after another and again from the first."""
 
 
 def make_patterns(
-    name: str, *, size: int = 0, summary: int = 0, spread: str = "heads", n_heads: int, causal: bool
-) -> Factors:
-    """The patterns of a stack's layers, of which layer i has number i mod their number."""
+    name: str, *, size: int = 0, summary: int = 0, spread: str = "heads", causal: bool
+) -> tuple[Pattern, ...]:
+    """The patterns of a stack; layer i has pattern i mod their number."""
     factors = PATTERNS[name](size, summary, causal)
-    return factors if len(factors) == 1 else SPREADS[spread](factors, n_heads)
+    return factors if len(factors) == 1 else SPREADS[spread](factors)

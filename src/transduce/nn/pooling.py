@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.nn.convolutional import windows
-from transduce.nn.linear import Linear
 
 Pool = Callable[[Float[Tensor, "B S D"], Bool[Tensor, "B S"]], Float[Tensor, "B D"]]
 """Takes the vectors, and a mask of those that are tokens: in each row the first and possibly others."""
@@ -22,7 +21,6 @@ def first(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor,
 
 
 def mean(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
-    """The mean over the tokens."""
     counted = real[:, :, None].to(x.dtype)
     return (x * counted).sum(1) / counted.sum(1).clamp_min(1)
 
@@ -37,26 +35,24 @@ class Pooler(nn.Module):
 
     def __init__(self, d_model: int, *, bias: bool, pool: Pool = first) -> None:
         super().__init__()
-        self.dense = Linear(d_model, d_model, bias=bias)
+        self.dense = nn.Linear(d_model, d_model, bias=bias)
         self.pool = pool
 
     def forward(self, x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
-        """One vector per text."""
         return self.dense(self.pool(x, real)).tanh()
 
 
 class ConvPooler(nn.Module):
     """Each column the largest value of max(0, W [x_t-1; x_t; x_t+1] + b) over the tokens t (Kim 2014, section 2).
 
-    Three neighbouring tokens at a time: what short phrases say is learned from far less text than attention needs.
+    It reads three neighbouring tokens at a time and so learns short phrases from far less text than attention.
     """
 
     def __init__(self, d_model: int, *, bias: bool) -> None:
         super().__init__()
-        self.dense = Linear(3 * d_model, d_model, bias=bias)
+        self.dense = nn.Linear(3 * d_model, d_model, bias=bias)
 
     def forward(self, x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
-        """One vector per text."""
         x = F.pad(x.masked_fill(~real[:, :, None], 0), (0, 0, 1, 1))  # [B, S + 2, D]
         return maximum(self.dense(windows(x, 3)).relu(), real)
 

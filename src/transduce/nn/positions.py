@@ -15,39 +15,40 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.nn.linear import batched_product
-
 Rotate = Callable[[Tensor], Tensor]
+Matmul = Callable[[Tensor, Tensor], Tensor]
+"""A product of batches of matrices."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relations:
     """Vectors that relations add to keys and to values (Shaw et al. 2018).
 
-    index: the relation of each query and key, broadcast to [..., Q, S]. Products are made row by row of the batch, so
-    that they do not depend on its size.
+    index: The relation of each query and key, broadcast to [..., Q, S].
     """
 
     index: Int[Tensor, "*b Q S"]
     key_vectors: Float[Tensor, "R K"]
     value_vectors: Float[Tensor, "R K"]
 
-    def scores(self, query: Float[Tensor, "*B Q K"]) -> Float[Tensor, "*B Q S"]:
+    def scores(self, query: Float[Tensor, "*B Q K"], *, matmul: Matmul = torch.matmul) -> Float[Tensor, "*B Q S"]:
         """q_i a_ij^K / sqrt(K), the second term of equation 4, from one product with all vectors (section 3.3)."""
         vectors = self.key_vectors.T.expand(*query.shape[:-2], -1, -1)
-        of_each = batched_product(query, vectors) / math.sqrt(query.shape[-1])  # [..., Q, R]
+        of_each = matmul(query, vectors) / math.sqrt(query.shape[-1])  # [..., Q, R]
         return of_each.gather(-1, self.index.expand(*of_each.shape[:-1], -1))
 
-    def values(self, weights: Float[Tensor, "*B Q S"]) -> Float[Tensor, "*B Q K"]:
+    def values(self, weights: Float[Tensor, "*B Q S"], *, matmul: Matmul = torch.matmul) -> Float[Tensor, "*B Q K"]:
         """sum_j alpha_ij a_ij^V, the second term of equation 3: weights are summed by relation first."""
         of_each = weights.new_zeros(*weights.shape[:-1], len(self.value_vectors))
         of_each = of_each.scatter_add(-1, self.index.expand(weights.shape), weights)
         vectors = self.value_vectors.to(weights.dtype).expand(*weights.shape[:-2], -1, -1)
-        return batched_product(of_each, vectors)
+        return matmul(of_each, vectors)
 
 
 class Positions(nn.Module):
-    """A positional scheme. This one does nothing; a subclass overrides at most one hook, and `setup` if it has weights.
+    """A positional scheme.
+
+    The base class does nothing; a subclass overrides at most one hook, and `setup` if it has weights.
 
     vectors: are added to the embeddings.
     rotation: changes queries and keys of self-attention.
@@ -80,7 +81,7 @@ class Positions(nn.Module):
         return None
 
     def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Float[Tensor, "N D"] | None:
-        """Embeddings of the positions offset .. offset + n, which are added to those of tokens; None for none."""
+        """Embeddings of the positions offset .. offset + n, which are added to token embeddings, or None."""
         return None
 
     @final
@@ -105,7 +106,7 @@ class Positions(nn.Module):
         return None
 
     def relations(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Relations | None:
-        """The relations of queries and keys at these positions, as for `score_bias`; None for none."""
+        """The relations of queries and keys at these positions, as for `score_bias`, or None."""
         return None
 
 
@@ -156,19 +157,42 @@ class SinusoidalPositions(Positions):
         return sinusoids(n, self.d_model, offset=offset, device=device)
 
     def vectors(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
-        known = not torch.compiler.is_exporting() and offset + n <= len(self.table)  # a graph for export computes all
+        known = offset + n <= len(self.table)
         return self.table[offset : offset + n] if known else self._rows(n, offset=offset, device=device)
 
 
 class HalvedSinusoidalPositions(SinusoidalPositions):
-    """The same sinusoids with all sines in the first half of the columns and all cosines in the second, as in Marian.
+    """The sinusoids of transformers' MarianMTModel: all sines in the first half of the columns, then all cosines.
 
-    A model with these equals one with the paper's whose residual stream has its columns in another order.
+    A model with this order equals a model with the paper's whose residual stream has permuted columns.
     """
 
     def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
         pairs = super()._rows(n, offset=offset, device=device)
         return pairs[:, halves(self.d_model).to(pairs.device)]
+
+
+class MarianPositions(SinusoidalPositions):
+    """Marian's sinusoids, those of Tensor2Tensor: all sines before all cosines.
+
+    The wavelengths are a geometric series from 2 pi to exactly 10000 * 2 pi; the paper's series ends just before.
+    """
+
+    first = 0
+    """The number of the first position."""
+
+    def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
+        half = self.d_model // 2
+        position = torch.arange(offset, offset + n, dtype=torch.float64, device=device) + self.first
+        series = torch.arange(half, dtype=torch.float64, device=device) * (-math.log(10000.0) / max(1, half - 1))
+        angle = position[:, None] * series.exp()
+        return F.pad(torch.cat([angle.sin(), angle.cos()], 1), (0, self.d_model % 2)).float()
+
+
+class FairseqPositions(MarianPositions):
+    """fairseq's sinusoids (M2M-100, NLLB): Marian's from position 2 on."""
+
+    first = 2
 
 
 class LearnedPositions(Positions):
@@ -200,21 +224,25 @@ class RotaryPositions(Positions):
 
     @classmethod
     def problem(cls, *, d_key: int, d_value: int) -> str | None:
-        """An odd width has no planes."""
+        """The error for an odd width, which cannot be divided into planes."""
         return f"rotary positions need an even head width, not {d_key}" if d_key % 2 else None
 
     def rotation(self, positions: Tensor) -> Rotate:
         """Compute the angles once for all layers."""
+        cos, sin = self.angles(positions)
+        return lambda x: rotate_pairs(x, cos, sin)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all planes [T, K/2] at these positions."""
         plane = torch.arange(0, self.d_head, 2, dtype=torch.float32, device=positions.device)
         angle = positions.to(torch.float32)[:, None] * torch.exp(plane * (-math.log(10000.0) / self.d_head))
-        cos, sin = angle.cos(), angle.sin()
-        return lambda x: rotate_pairs(x, cos, sin)
+        return angle.cos(), angle.sin()
 
 
 def slopes(n_heads: int) -> list[float]:
     """The slope of each head: a geometric sequence from 2^(-8/n) to 2^-8.
 
-    For a number that is no power of two: the slopes of the next lower power, then every other one of the next higher.
+    If n is not a power of two: the slopes for the next lower power, then every other slope for the next higher power.
     """
     lower = 1 << (n_heads.bit_length() - 1)
     between = range(0, 2 * (n_heads - lower), 2)
@@ -237,7 +265,7 @@ def buckets(queries: Tensor, keys: Tensor, *, causal: bool) -> Tensor:
     """The bucket of each distance, [Q, S].
 
     Small distances have a bucket each; larger ones share buckets whose width grows logarithmically, up to MAX_DISTANCE,
-    beyond which there is one. Without `causal`, keys before and after a query have half of the buckets each.
+    beyond which all share one bucket. Without `causal`, keys before and after a query have half of the buckets each.
     """
     distance = queries[:, None] - keys[None, :]
     n_buckets, first = (N_BUCKETS, 0) if causal else (N_BUCKETS // 2, (distance < 0) * (N_BUCKETS // 2))
@@ -270,13 +298,13 @@ class ShawPositions(Positions):
 
     @classmethod
     def problem(cls, *, d_key: int, d_value: int) -> str | None:
-        """Keys and values get vectors of the same width."""
+        """The error in the widths of a head's keys and values, which get vectors of the same width."""
         if d_key == d_value:
             return None
         return f"model.positions = 'shaw' needs d_key = d_model / n_heads, not {d_key}"
 
     def setup(self) -> None:
-        """Create the vectors; a decoder has none for later keys."""
+        """Create the vectors of all distances; a decoder has no vectors for later keys."""
         n = CLIP + 1 if self.causal else 2 * CLIP + 1
         self.key_vectors, self.value_vectors = nn.Embedding(n, self.d_head), nn.Embedding(n, self.d_head)
 
@@ -290,6 +318,8 @@ class ShawPositions(Positions):
 POSITIONS = {
     "sinusoidal": SinusoidalPositions,
     "sinusoidal_halves": HalvedSinusoidalPositions,
+    "sinusoidal_fairseq": FairseqPositions,
+    "sinusoidal_marian": MarianPositions,
     "learned": LearnedPositions,
     "rotary": RotaryPositions,
     "alibi": AlibiPositions,

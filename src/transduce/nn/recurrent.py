@@ -1,16 +1,25 @@
-"""Recurrent units and encoders: PyTorch's LSTM and GRU cells, with products whose rows do not depend on the batch."""
+"""Recurrent units, encoders and decoders, and the attention of decoders to the memory.
+
+Units are PyTorch's LSTM and GRU cells, with products whose rows do not depend on the batch. Decoders have no attention,
+attention before a step (Bahdanau et al. 2015) or after it (Luong et al. 2015).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear, wide, wide_linear
+from transduce.nn.attention import Attention
+from transduce.nn.dtypes import wide
+from transduce.nn.masks import attention_bias
+from transduce.nn.state import RowState
 
 State = tuple[Tensor, ...]
 """The state of a unit, [N, H] each, float32 or wider: the hidden state, and for the LSTM the cell state."""
@@ -19,20 +28,21 @@ State = tuple[Tensor, ...]
 class LSTM(nn.LSTMCell):
     """i, f, o = sigmoid, g = tanh of the gates W x + U h; c' = f c + i g; h' = o tanh(c') (Hochreiter et al. 1997).
 
-    The weights and equations are those of `torch.nn.LSTMCell`, whose products on a CPU depend on the number of rows.
+    Weights and equations equal those of `torch.nn.LSTMCell`.
     """
 
     n_states: ClassVar[int] = 2
     gate_names: ClassVar[str] = "ifgo"
+    linear: Callable[..., Tensor] = staticmethod(F.linear)
+    """x W^T + b; a subclass may have another function."""
 
     def gates(self, x: Float[Tensor, "N I"], hidden: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], ...]:
         """i, f, g and o for the input x and the state before it."""
-        inputs = wide_linear(x, self.weight_ih, self.bias_ih)
-        i, f, g, o = (inputs + wide_linear(hidden, self.weight_hh, self.bias_hh)).chunk(4, 1)
+        of_input, of_state = _products(self, x, hidden)
+        i, f, g, o = (of_input + of_state).chunk(4, 1)
         return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
 
     def forward(self, x: Float[Tensor, "N I"], state: State) -> State:  # type: ignore[override]
-        """The state after the input x."""
         hidden, cell = state
         i, f, g, o = self.gates(x, hidden)
         cell = f * cell + i * g
@@ -47,22 +57,31 @@ class GRU(nn.GRUCell):
 
     n_states: ClassVar[int] = 1
     gate_names: ClassVar[str] = "rzn"
+    linear: Callable[..., Tensor] = staticmethod(F.linear)
+    """x W^T + b; a subclass may have another function."""
 
     def gates(self, x: Float[Tensor, "N I"], hidden: Float[Tensor, "N H"]) -> tuple[Float[Tensor, "N H"], ...]:
         """r, z and n for the input x and the state before it."""
-        x_r, x_z, x_n = wide_linear(x, self.weight_ih, self.bias_ih).chunk(3, 1)
-        h_r, h_z, h_n = wide_linear(hidden, self.weight_hh, self.bias_hh).chunk(3, 1)
+        (x_r, x_z, x_n), (h_r, h_z, h_n) = (product.chunk(3, 1) for product in _products(self, x, hidden))
         r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
         return r, z, (x_n + r * h_n).tanh()
 
     def forward(self, x: Float[Tensor, "N I"], state: State) -> State:  # type: ignore[override]
-        """The state after the input x."""
         (hidden,) = state
         _, z, n = self.gates(x, hidden)
         return ((1 - z) * n + z * hidden,)
 
 
 Cell = LSTM | GRU
+
+
+def _products(cell: Cell, x: Float[Tensor, "N I"], hidden: Float[Tensor, "N H"]) -> tuple[Tensor, Tensor]:
+    """W x + b and U h + c of all gates, in float32 or wider."""
+    of_input, of_state = (cell.weight_ih, cell.bias_ih), (cell.weight_hh, cell.bias_hh)
+    dtype = cell.weight_ih.dtype
+    return wide(cell.linear(x.to(dtype), *of_input)), wide(cell.linear(hidden.to(dtype), *of_state))
+
+
 CELLS: dict[str, type[Cell]] = {"lstm": LSTM, "gru": GRU}
 
 
@@ -89,7 +108,7 @@ DIRECTIONS: dict[str, tuple[bool, ...]] = {"both": (False, True), "forward": (Fa
 class RecurrentEncoder(nn.Module):
     """Layers of units that read the source in one direction or in both; then their states are concatenated.
 
-    A unit that reads from the end starts with the last token, whatever the padding.
+    A backward unit starts with the last token, not with padding.
     """
 
     def __init__(
@@ -101,7 +120,7 @@ class RecurrentEncoder(nn.Module):
         self.layers: Any = nn.ModuleList(
             nn.ModuleList(CELLS[cell](d_hidden if n else d_model, width) for _ in self.reverse) for n in range(n_layers)
         )
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(
         self, x: Float[Tensor, "N S D"], mask: Bool[Tensor, "N 1 S"]
@@ -122,7 +141,7 @@ class RecurrentEncoder(nn.Module):
 def _read(
     cell: Cell, x: Float[Tensor, "S N D"], real: Bool[Tensor, "S N 1"], *, reverse: bool
 ) -> tuple[Float[Tensor, "S N H"], State]:
-    """The hidden states of a unit at every token, and its last state [N, H]. At padding the state stays as it is."""
+    """The hidden states of a unit at every token, and its last state [N, H]. At padding the state does not change."""
     state: State = (wide(x).new_zeros(x.shape[1], cell.hidden_size),) * cell.n_states
     steps, outputs = list(zip(x.unbind(0), real.unbind(0), strict=True)), list[Tensor]()
     for now, is_real in reversed(steps) if reverse else steps:
@@ -150,16 +169,271 @@ class DenseBridge(nn.Module):
 
     def __init__(self, d_hidden: int, *, n_layers: int, n_states: int) -> None:
         super().__init__()
-        self.parts: Any = nn.ModuleList(Linear(d_hidden, n_layers * d_hidden) for _ in range(n_states))
+        self.parts: Any = nn.ModuleList(nn.Linear(d_hidden, n_layers * d_hidden) for _ in range(n_states))
 
     def forward(self, finals: Sequence[State]) -> list[State]:
         """The first state of every decoder layer."""
         width = finals[-1][0].shape[1]
         made = [
-            wide_linear(x, part.weight, part.bias).tanh().split(width, 1)
+            wide(part(x.to(part.weight.dtype))).tanh().split(width, 1)
             for part, x in zip(self.parts, finals[-1], strict=True)
         ]
         return list(zip(*made, strict=True))
 
 
 BRIDGES: dict[str, type[CopyBridge] | type[DenseBridge]] = {"dense": DenseBridge, "copy": CopyBridge}
+
+
+# --- decoders ---------------------------------------------------------------------------------------------------------
+
+
+class StateAttention(Attention):
+    """context = sum_j a_j m_j with a = softmax(score(s, m_j)): one head, of the width of the memory.
+
+    The keys depend on the memory alone and are computed once per sentence.
+    """
+
+    @abstractmethod
+    def keys(self, memory: Float[Tensor, "B S H"]) -> Float[Tensor, "B S H"]:
+        """The keys: the part of the scores that depends on the memory alone."""
+
+    @abstractmethod
+    def scores(self, query: Float[Tensor, "B Q H"], keys: Float[Tensor, "B S H"]) -> Float[Tensor, "B Q S"]:
+        """The scores of states."""
+
+    def weights(
+        self, query: Float[Tensor, "B Q H"], keys: Tensor, memory: Float[Tensor, "B S H"], bias: Float[Tensor, "B 1 S"]
+    ) -> Float[Tensor, "B 1 Q S"]:
+        """The attention weights for decoder states; `bias` hides padding."""
+        return (self.scores(query, keys) + bias).softmax(-1)[:, None]
+
+    def raw_scores(self, query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor) -> Float[Tensor, "B 1 Q S"]:
+        return self.scores(query, keys)[:, None]
+
+    def combine(
+        self, weights: Float[Tensor, "B 1 Q S"], query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor
+    ) -> Float[Tensor, "B Q H"]:
+        return self.matmul(weights[:, 0], memory)
+
+
+class DotAttention(StateAttention):
+    """score = s^T m (Luong et al. 2015, equation 8)."""
+
+    def keys(self, memory: Tensor) -> Tensor:
+        return memory
+
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
+        return self.matmul(query, keys.transpose(1, 2))
+
+
+class GeneralAttention(DotAttention):
+    """score = s^T W m."""
+
+    def __init__(self, d_hidden: int) -> None:
+        super().__init__()
+        self.key = nn.Linear(d_hidden, d_hidden, bias=False)
+
+    def keys(self, memory: Tensor) -> Tensor:
+        return wide(self.key(memory))
+
+
+class AdditiveAttention(StateAttention):
+    """score = v^T tanh(W s + U m) (Bahdanau et al. 2015, A.1.2; Luong's concat)."""
+
+    def __init__(self, d_hidden: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_hidden, d_hidden, bias=False)
+        self.key = nn.Linear(d_hidden, d_hidden)
+        self.score = nn.Linear(d_hidden, 1, bias=False)
+
+    def keys(self, memory: Tensor) -> Tensor:
+        return wide(self.key(memory))
+
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
+        projected = wide(self.query(query.to(self.query.weight.dtype)))
+        hidden = torch.tanh(projected[:, :, None] + keys[:, None])  # [B, Q, S, H]
+        return hidden @ wide(self.score.weight)[0]
+
+
+SCORES: dict[str, Callable[[int], StateAttention]] = {
+    "dot": lambda d_hidden: DotAttention(),
+    "general": GeneralAttention,
+    "concat": AdditiveAttention,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSizes:
+    """Sizes of a decoder: widths of embeddings and of states, layers, the unit (a key of CELLS), dropout.
+
+    `readout_scale` multiplies readouts that tanh bounds. The output matrix has entries of 1 / sqrt(d_model), as the
+    embeddings do, so that the logits of a bounded readout stay near 0 until the matrix has grown (docs/family.md).
+    """
+
+    d_model: int
+    d_hidden: int
+    n_layers: int
+    cell: str
+    dropout: float = 0.0
+    readout_scale: float = 1.0
+
+
+class RecurrentDecoder(nn.Module, ABC):
+    """Layers of units, with a readout: the hidden states [N, T, D] before the output matrix."""
+
+    def __init__(self, sizes: DecoderSizes, *, d_more: int = 0) -> None:
+        """`d_more`: width of the first layer's additional input beside the embedded token."""
+        super().__init__()
+        d, cell = sizes.d_hidden, CELLS[sizes.cell]
+        layers = [cell(d if n else sizes.d_model + d_more, d) for n in range(sizes.n_layers)]
+        self.layers: Any = nn.ModuleList(layers)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.readout_scale = sizes.readout_scale
+
+    def start(
+        self, first: Sequence[State], memory: Float[Tensor, "B S H"], mask: Bool[Tensor, "B 1 S"], *, n_beams: int
+    ) -> RowState:
+        """The state before the first token, from the first state [B, H] of every layer."""
+        state = RowState({}, n_beams=n_beams)
+        self._keep([tuple(part.repeat_interleave(n_beams, 0) for part in parts) for parts in first], state, 0)
+        return state
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
+        """The hidden states after the next T embedded tokens of every row; the state advances in place."""
+
+    def _states(self, state: RowState) -> list[State]:
+        return [tuple(state.rows[f"{n}.{k}"] for k in range(cell.n_states)) for n, cell in enumerate(self.layers)]
+
+    @staticmethod
+    def _keep(states: Sequence[State], state: RowState, n_steps: int) -> None:
+        state.length += n_steps
+        state.rows |= {f"{n}.{k}": part for n, parts in enumerate(states) for k, part in enumerate(parts)}
+
+    def _scaled(self, readout: Float[Tensor, "N T D"]) -> Float[Tensor, "N T D"]:
+        """Apply dropout to a bounded readout and multiply it by `readout_scale`."""
+        return self.dropout(readout) * self.readout_scale
+
+    def _step(self, x: Float[Tensor, "N I"], states: Sequence[State]) -> list[State]:
+        """The states of all layers after the input x."""
+        new = list[State]()
+        for cell, state in zip(self.layers, states, strict=True):
+            new.append(cell(self.dropout(new[-1][0]) if new else x, state))
+        return new
+
+    def _hidden(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T H"]:
+        """The hidden states of the last layer, for decoders whose states do not depend on attention."""
+        states, outputs = self._states(state), list[Tensor]()
+        for now in _steps(x):
+            states = self._step(now, states)
+            outputs.append(states[-1][0])
+        self._keep(states, state, len(outputs))
+        return torch.stack(outputs, 1)
+
+
+def _steps(x: Float[Tensor, "N T D"]) -> Sequence[Float[Tensor, "N D"]]:
+    """The vectors of each step as contiguous tensors."""
+    return x.transpose(0, 1).contiguous().unbind(0)
+
+
+class PlainDecoder(RecurrentDecoder):
+    """Decoder without attention: it reads the source only through its initial state (Sutskever et al. 2014).
+
+    The readout is tanh(W s), of the width of the embeddings.
+    """
+
+    def __init__(self, sizes: DecoderSizes) -> None:
+        super().__init__(sizes)
+        self.readout = nn.Linear(sizes.d_hidden, sizes.d_model, bias=False)
+
+    def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
+        return self._scaled(self.readout(self._hidden(x, state).to(x.dtype)).tanh())
+
+
+class AttentiveDecoder(RecurrentDecoder):
+    """A decoder with attention to the memory."""
+
+    def __init__(self, sizes: DecoderSizes, attention: StateAttention, *, d_more: int = 0) -> None:
+        super().__init__(sizes, d_more=d_more)
+        self.attention = attention
+
+    def start(
+        self, first: Sequence[State], memory: Float[Tensor, "B S H"], mask: Bool[Tensor, "B 1 S"], *, n_beams: int
+    ) -> RowState:
+        """The initial state, with the memory and its keys once per sentence, which its beams share."""
+        state = super().start(first, memory, mask, n_beams=n_beams)
+        keys, bias = self.attention.keys(memory), attention_bias(mask)[:, 0]  # [B, 1, S]
+        state.sentences = {"memory": wide(memory), "keys": wide(keys), "bias": bias}
+        return state
+
+    def _context(self, query: Float[Tensor, "N T H"], state: RowState) -> Float[Tensor, "N T H"]:
+        """The contexts of states; the beams of a sentence share its memory."""
+        kept = state.sentences
+        grouped = query.unflatten(0, (-1, state.n_beams)).flatten(1, 2)  # [B, beams * T, H]
+        return self.attention.attend(grouped, kept["keys"], kept["memory"], kept["bias"]).reshape(query.shape)
+
+
+class LuongDecoder(AttentiveDecoder):
+    """Attention of the state after the step; the readout is tanh(W [context; state]) (Luong et al. 2015, 3.1).
+
+    States do not depend on attention, so all states are computed first, then all contexts at once.
+    """
+
+    def __init__(self, sizes: DecoderSizes, attention: StateAttention, *, d_more: int = 0) -> None:
+        super().__init__(sizes, attention, d_more=d_more)
+        self.readout = nn.Linear(2 * sizes.d_hidden, sizes.d_model, bias=False)
+
+    def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
+        hidden = self._hidden(x, state)
+        context = self._context(hidden, state)
+        return self._scaled(self.readout(torch.cat([context, hidden], -1).to(x.dtype)).tanh())
+
+
+class InputFeedingDecoder(LuongDecoder):
+    """Luong's decoder with input feeding: each step also reads the readout of the previous step (3.3)."""
+
+    def __init__(self, sizes: DecoderSizes, attention: StateAttention) -> None:
+        super().__init__(sizes, attention, d_more=sizes.d_model)
+
+    def start(
+        self, first: Sequence[State], memory: Float[Tensor, "B S H"], mask: Bool[Tensor, "B 1 S"], *, n_beams: int
+    ) -> RowState:
+        state = super().start(first, memory, mask, n_beams=n_beams)
+        state.rows["feed"] = wide(memory).new_zeros(state.n_rows, self.readout.out_features)
+        return state
+
+    def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
+        states, feed, outputs = self._states(state), state.rows["feed"], list[Tensor]()
+        for now in _steps(x):
+            states = self._step(torch.cat([now, feed], -1), states)
+            hidden = states[-1][0]
+            context = self._context(hidden[:, None], state)[:, 0]
+            read = torch.cat([context, hidden], -1).to(self.readout.weight.dtype)
+            feed = wide(self.readout(read)).tanh()
+            outputs.append(feed)
+        self._keep(states, state, len(outputs))
+        state.rows["feed"] = feed
+        return self._scaled(torch.stack(outputs, 1).to(x.dtype))
+
+
+class BahdanauDecoder(AttentiveDecoder):
+    """Attention of the state before the step, which reads the context beside the token (Bahdanau et al. 2015, A.1.2).
+
+    The readout is max of pairs of W [state before the step; embedding; context] (maxout, A.2.2).
+    """
+
+    def __init__(self, sizes: DecoderSizes) -> None:
+        d = sizes.d_hidden
+        super().__init__(sizes, AdditiveAttention(d), d_more=d)
+        self.readout = nn.Linear(2 * d + sizes.d_model, 2 * sizes.d_model)
+
+    def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
+        states, read = self._states(state), list[Tensor]()
+        for now in _steps(x):
+            before = states[-1][0]
+            context = self._context(before[:, None], state)[:, 0]
+            read.append(torch.cat([before, context], -1))
+            states = self._step(torch.cat([now, context], -1), states)
+        self._keep(states, state, len(read))
+        pairs = self.readout(torch.cat([torch.stack(read, 1).to(x.dtype), x], -1))
+        return self.dropout(torch.maximum(*pairs.chunk(2, -1)))

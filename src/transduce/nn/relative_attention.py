@@ -10,61 +10,37 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.nn.attention import MultiHeadAttention
-from transduce.nn.dropout import Dropout
-from transduce.nn.feedforward import FeedForward
-from transduce.nn.linear import linear
-from transduce.nn.masks import HIDDEN
+from transduce.nn.attention import FullProjection, MultiHeadAttention
+from transduce.nn.masks import later_keys
 from transduce.nn.positions import sinusoids
-from transduce.nn.projections import FullProjection
-from transduce.nn.residual import PostNorm
-from transduce.nn.stack import Stack
+from transduce.nn.stack import EncoderBlock, Stack
 
 
 @dataclass(slots=True)
 class SegmentCache:
-    """One layer's keys and values of the memory and of the segment so far, one row per text.
+    """One layer's keys and values [N, H, C, K] of the memory and of the segment so far, one row per text.
 
-    keys, values: [N, H, R, K], of which the first `n_known` are filled. Without room for more, as in training, the
-    segment is read in one step and not kept.
     distances: W_R R for distances down to 0.
-    inputs: what the layer read in the last step; the memory of the next segment is made of it.
+    inputs: the layer's inputs in the last step, from which the memory of the next segment is made.
     """
 
-    keys: Float[Tensor, "N H R K"]
-    values: Float[Tensor, "N H R K"]
+    keys: Float[Tensor, "N H C K"]
+    values: Float[Tensor, "N H C K"]
     distances: Float[Tensor, "H E K"]
-    n_known: int
     inputs: Float[Tensor, "N Q D"] | None = None
 
-    def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` keys in all, if that is more than there are."""
-        if capacity > self.n_known:
-            self.keys, self.values = (self._with_room(x, capacity) for x in (self.keys, self.values))
-
-    def _with_room(self, known: Tensor, capacity: int) -> Tensor:
-        rows, heads, _, width = known.shape
-        wide = known.new_empty(rows, heads, capacity, width)
-        wide[:, :, : self.n_known] = known
-        return wide
+    @property
+    def n_known(self) -> int:
+        return self.keys.shape[2]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values [N, H, C, K] with the new ones, which are kept if there is room."""
-        end = self.n_known + keys.shape[2]
-        if end > self.keys.shape[2]:
-            return torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
-        self.keys[:, :, self.n_known : end] = keys
-        self.values[:, :, self.n_known : end] = values
-        self.n_known = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        """Append keys and values; return all of them."""
+        self.keys, self.values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
+        return self.keys, self.values
 
     def forget(self, n_kept: int) -> None:
-        """Keep the last `n_kept` keys only."""
         first = max(0, self.n_known - n_kept)
-        if first:
-            for kept in (self.keys, self.values):
-                kept[:, :, : self.n_known - first] = kept[:, :, first : self.n_known].clone()
-            self.n_known -= first
+        self.keys, self.values = self.keys[:, :, first:], self.values[:, :, first:]
 
 
 @dataclass(slots=True)
@@ -81,7 +57,7 @@ class SegmentState:
     length: int = 0
 
     def begin(self, n_tokens: int) -> int:
-        """The number of next tokens that belong to the current segment. After its end, the next one begins.
+        """The number of next tokens that belong to the current segment; at its end, begin the next segment.
 
         The memory then moves on.
         """
@@ -92,7 +68,6 @@ class SegmentState:
         return min(n_tokens, self.segment_length - used)
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
-        """Keep only these texts."""
         for layer in self.layers:
             layer.keys, layer.values = (x.index_select(0, sentences) for x in (layer.keys, layer.values))
 
@@ -100,7 +75,7 @@ class SegmentState:
 class Distances(nn.Module):
     """Representation of distances, common to all layers: their sinusoids R, and the biases u and v (section 3.3).
 
-    Distances above `longest` count as `longest`: training shows no longer ones, a longer memory in evaluation does.
+    Distances above `longest`, which occur only with a longer memory in evaluation, count as `longest`.
     """
 
     def __init__(self, *, d_model: int, n_heads: int, longest: int, dropout: float = 0.0) -> None:
@@ -108,7 +83,7 @@ class Distances(nn.Module):
         self.d_model, self.n_heads, self.longest = d_model, n_heads, longest
         self.content_bias = nn.Parameter(torch.zeros(d_model))  # u
         self.position_bias = nn.Parameter(torch.zeros(d_model))  # v
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def vectors(self, n: int) -> Float[Tensor, "E D"]:
         """R of the distances n, n - 1, ..., 0."""
@@ -125,7 +100,7 @@ class Distances(nn.Module):
 def relative_shift(scores: Float[Tensor, "*B Q E"]) -> Float[Tensor, "*B Q C"]:
     """From scores by distance to scores by key (Dai et al. 2019, appendix B); E = C + 1. No copy is made.
 
-    Column e is the distance C - e. The queries are those of the last Q keys, so key j is C - Q + i - j positions before
+    Column e is the distance C - e. The queries belong to the last Q keys, so key j is C - Q + i - j positions before
     query i: row i moves by Q - i columns to the left. Columns of later keys, j > C - Q + i, have no meaning.
 
     >>> relative_shift(torch.tensor([[3.0, 2, 1, 0], [3, 2, 1, 0]])).tolist()
@@ -133,22 +108,6 @@ def relative_shift(scores: Float[Tensor, "*B Q E"]) -> Float[Tensor, "*B Q C"]:
     """
     n_queries, n_columns = scores.shape[-2:]
     return scores.flatten(-2)[..., n_queries:].unflatten(-1, (n_queries, n_columns - 1))
-
-
-def distance_scores(query: Float[Tensor, "B H Q K"], keys: Float[Tensor, "H E K"]) -> Float[Tensor, "B H Q E"]:
-    """The product of each query with the vectors of all distances.
-
-    Without gradients on a CPU, each head is a `linear`, whose rows do not depend on the batch.
-    """
-    if torch.is_grad_enabled() or query.is_cuda:
-        rows = query.transpose(0, 1).flatten(1, 2) @ keys.transpose(1, 2)  # [H, B * Q, E]
-        return rows.unflatten(1, (query.shape[0], -1)).transpose(0, 1)
-    return torch.stack([linear(q, k) for q, k in zip(query.unbind(1), keys.unbind(0), strict=True)], 1)
-
-
-def later_keys(n_queries: int, n_keys: int, device: torch.device) -> Float[Tensor, "Q C"]:
-    """The bias that hides later keys from the queries of the last `n_queries` keys."""
-    return torch.full((n_queries, n_keys), HIDDEN, device=device).triu(n_keys - n_queries + 1)
 
 
 class RelativeAttention(MultiHeadAttention):
@@ -170,45 +129,32 @@ class RelativeAttention(MultiHeadAttention):
         self.query_key_value: FullProjection = project((self.n_heads,) * 3, d_head=self.d_head)  # type: ignore[assignment]
         self.distance = project((self.n_heads,), d_head=self.d_head)
 
-    def remember(
-        self, memory: Float[Tensor, "B M D"], vectors: Float[Tensor, "E D"], *, capacity: int = 0
-    ) -> SegmentCache:
-        """The cache of a segment that follows `memory`, inputs of this layer, with room for `capacity` keys if any.
+    def remember(self, memory: Float[Tensor, "B M D"], vectors: Float[Tensor, "E D"]) -> SegmentCache:
+        """The cache of a segment that follows `memory`, inputs of this layer.
 
         `vectors`: R of the longest distance needed and of all shorter ones.
         """
-        width = self.n_heads * self.d_head
-        both = linear(memory, self.query_key_value.weight[width:]).unflatten(-1, (2, self.n_heads, self.d_head))
-        keys, values = both.permute(2, 0, 3, 1, 4).unbind(0)  # [B, H, M, K]
+        _, keys, values = self.query_key_value(memory)  # [B, H, M, K]
         (distances,) = self.distance(vectors[None])
-        cache = SegmentCache(keys=keys, values=values, distances=distances[0], n_known=memory.shape[1])
-        cache.reserve(capacity)
-        return cache
+        return SegmentCache(keys=keys, values=values, distances=distances[0])
 
     def forward(
         self, x: Float[Tensor, "B Q D"], *, cache: SegmentCache, distances: Distances, later: Float[Tensor, "Q C"]
     ) -> Float[Tensor, "B Q D"]:
-        """The next Q tokens x after attention to what the cache knows and to themselves; `later` hides later keys."""
+        """The next Q tokens x after attention to the cached keys and to themselves; `later` hides later keys."""
         cache.inputs = x
         query, key, value = self.query_key_value(x)
         key, value = cache.append(key, value)
         u, v = distances.biases()
         vectors = cache.distances[:, -(key.shape[2] + 1) :]
-        scores = distance_scores((query + v) * (1 / math.sqrt(self.d_head)), vectors)
+        scores = self.matmul((query + v) * (1 / math.sqrt(self.d_head)), vectors.transpose(1, 2))
         return self.attend(query + u, key, value, bias=relative_shift(scores) + later)
 
 
-class RelativeBlock(nn.Module):
-    """Relative attention, then feed-forward, each with its residual connection."""
+class RelativeBlock(EncoderBlock):
+    """A block of two sub-layers, as an encoder's, with relative attention."""
 
-    def __init__(
-        self, *, attention: RelativeAttention, feed_forward: FeedForward, residual: Callable[[], PostNorm]
-    ) -> None:
-        super().__init__()
-        self.self_attention, self.feed_forward = attention, feed_forward
-        self.self_attention_residual, self.feed_forward_residual = residual(), residual()
-
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: Float[Tensor, "B Q D"], *, cache: SegmentCache, distances: Distances, later: Float[Tensor, "Q C"]
     ) -> Float[Tensor, "B Q D"]:
         """x [B, Q, D] after the block, which appends to `cache`."""
@@ -225,17 +171,14 @@ class RelativeDecoder(Stack):
         super().__init__(blocks, norm=norm)
         self.distances = distances
 
-    def start(
-        self, memory: Sequence[Float[Tensor, "B M D"]], *, n_tokens: int, capacity: int = 0
-    ) -> list[SegmentCache]:
-        """The caches of all layers after `memory`, for at most `n_tokens` in all with the memory's.
+    def start(self, memory: Sequence[Float[Tensor, "B M D"]], *, n_tokens: int) -> list[SegmentCache]:
+        """The caches of all layers after `memory`, for at most `n_tokens` including the memory.
 
-        `memory`: earlier inputs of the attention of each layer. Without `capacity`, they serve one step.
+        `memory`: earlier inputs of the attention of each layer.
         """
         vectors = self.distances.vectors(n_tokens)
         return [
-            block.self_attention.remember(known, vectors, capacity=capacity)
-            for block, known in zip(self.blocks, memory, strict=True)
+            block.self_attention.remember(inputs, vectors) for block, inputs in zip(self.blocks, memory, strict=True)
         ]
 
     def forward(self, x: Float[Tensor, "N Q D"], layers: Sequence[SegmentCache]) -> Float[Tensor, "N Q D"]:

@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.nn.attention import FullProjection
 from transduce.nn.bias import Bias
-from transduce.nn.cache import DecoderState, LayerCache
-from transduce.nn.linear import wide
+from transduce.nn.dtypes import wide
 from transduce.nn.positions import Rotate
-from transduce.nn.projections import FullProjection
+from transduce.nn.state import DecoderState, LayerCache
 
 
 class SSRU(nn.Module):
@@ -43,7 +43,7 @@ def scan(
 ) -> Float[Tensor, "N T D"]:
     """c_1 .. c_T with c_t = gate_t * c_{t-1} + (1 - gate_t) * value_t and c_0 = `first`.
 
-    One step after the other, each one operation on all rows, as in decoding.
+    Steps are computed in sequence, each for all rows at once, as in decoding.
     """
     state, states = first, list[Tensor]()
     for now, f in zip(value.unbind(1), gate.unbind(1), strict=True):

@@ -1,8 +1,9 @@
-"""Blocks of sub-layers, and the stacks of an encoder and a decoder (paper 3.1)."""
+"""Residual connections with norms, blocks of sub-layers, and the stacks of an encoder and a decoder (paper 3.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -10,23 +11,53 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transduce.nn.attention import CrossAttention, SelfAttention
+from transduce.nn.attention import CrossAttention, MultiHeadAttention, SelfAttention
 from transduce.nn.bias import Bias, padded_bias
-from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.feedforward import FeedForward
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import CausalPattern, FullPattern
+from transduce.nn.patterns import Pattern
 from transduce.nn.positions import Positions, Rotate
-from transduce.nn.residual import PostNorm
 from transduce.nn.ssru import SSRU
-from transduce.nn.sublayer import connected
+from transduce.nn.state import DecoderState, LayerCache
+
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layer": lambda d_model, *, eps, bias: nn.LayerNorm(d_model, eps=eps, bias=bias),
+    "rms": lambda d_model, *, eps, bias: nn.RMSNorm(d_model, eps=eps),
+}
+
+
+class PostNorm(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))): the paper's (3.1, 5.4)."""
+
+    final_norm = False
+
+    def __init__(self, norm: nn.Module, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """x after the sub-layer and its residual connection, in the shape of x."""
+        return self.norm(x + self.dropout(sublayer(x)))
+
+
+class PreNorm(PostNorm):
+    """x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020): trains without warm-up, needs a final norm."""
+
+    final_norm = True
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        return x + self.dropout(sublayer(self.norm(x)))
+
+
+RESIDUALS: dict[str, type[PostNorm]] = {"post": PostNorm, "pre": PreNorm}
 
 
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward, each with its residual connection (paper 3.1)."""
 
     def __init__(
-        self, *, attention: SelfAttention, feed_forward: FeedForward, residual: Callable[[], PostNorm]
+        self, *, attention: MultiHeadAttention, feed_forward: FeedForward, residual: Callable[[], PostNorm]
     ) -> None:
         super().__init__()
         self.self_attention, self.feed_forward = attention, feed_forward
@@ -34,14 +65,14 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "B S D"], *, bias: Bias, keep: Tensor, rotate: Rotate) -> Float[Tensor, "B S D"]:
         """x [B, S, D] after the block; `bias` hides padding, `keep` [B, S, 1] is False there."""
-        x = connected(x, self.self_attention_residual, self.self_attention, bias=bias, rotate=rotate)
-        return connected(x, self.feed_forward_residual, self.feed_forward, keep=keep)
+        x = self.self_attention_residual(x, partial(self.self_attention, bias=bias, rotate=rotate))
+        return self.feed_forward_residual(x, partial(self.feed_forward, keep=keep))
 
 
 class DecoderBlock(nn.Module):
     """Causal self-attention, attention to the memory if there is one, feed-forward (paper 3.1).
 
-    A recurrent unit may take the place of self-attention, and its name.
+    A recurrent unit may replace self-attention under the same name.
     """
 
     def __init__(
@@ -64,14 +95,12 @@ class DecoderBlock(nn.Module):
 
         `bias` hides later tokens and the histories of other beams.
         """
-        options = {"bias": bias, "rotate": rotate, "cache": cache, "state": state}
-        x = connected(x, self.self_attention_residual, self.self_attention, **options)
+        attend = partial(self.self_attention, bias=bias, rotate=rotate, cache=cache, state=state)
+        x = self.self_attention_residual(x, attend)
         if self.cross_attention is not None and self.cross_attention_residual is not None:
             assert cache.cross_keys is not None and cache.cross_values is not None
             memory = {"key": cache.cross_keys, "value": cache.cross_values, "bias": state.memory_bias}
-            x = connected(x, self.cross_attention_residual, self.cross_attention, **memory)
-        if state.n_beams == 1:
-            return connected(x, self.feed_forward_residual, self.feed_forward, history=cache.history)
+            x = self.cross_attention_residual(x, partial(self.cross_attention, **memory))
 
         def transform(y: Tensor) -> Tensor:
             rows = y.reshape(state.n_rows, -1, y.shape[2])  # [N, T, D]
@@ -81,7 +110,7 @@ class DecoderBlock(nn.Module):
 
 
 class Stack(nn.Module):
-    """N blocks, and after the last one a norm, if their residual connection needs one."""
+    """N blocks, followed by a norm if their residual connection needs one."""
 
     def __init__(self, blocks: Iterable[nn.Module], *, norm: nn.Module) -> None:
         super().__init__()
@@ -90,48 +119,44 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Every position attends to those that are not padding, as far as its layer's pattern allows."""
+    """The encoder's stack.
 
-    def __init__(
-        self, blocks: Iterable[EncoderBlock], *, norm: nn.Module, patterns: Sequence[FullPattern] = ()
-    ) -> None:
+    Positions attend to all positions that are not padding and that the layer's pattern allows.
+    """
+
+    def __init__(self, blocks: Iterable[EncoderBlock], *, norm: nn.Module, patterns: Sequence[Pattern]) -> None:
         """`patterns`: of the layers, one after another and again from the first."""
         super().__init__(blocks, norm=norm)
-        self.patterns = tuple(patterns) or (FullPattern(),)
+        self.patterns = tuple(patterns)
 
     def forward(
         self, x: Float[Tensor, "B S D"], *, mask: Bool[Tensor, "B 1 S"], positions: Positions
     ) -> Float[Tensor, "B S D"]:
         """The embedded sequences after all blocks; `mask` is False at padding."""
         keep = mask.transpose(1, 2)  # [B, S, 1]
-        places = torch.arange(x.shape[1], device=x.device)
-        biases = [padded_bias(pattern, places, positions, mask) for pattern in self.patterns]
-        rotate = positions.rotation(places)
+        indices = torch.arange(x.shape[1], device=x.device)
+        biases = [padded_bias(pattern, indices, positions, mask) for pattern in self.patterns]
+        rotate = positions.rotation(indices)
         for block, bias in zip(self.blocks, cycle(biases), strict=False):
             x = block(x, bias=bias, keep=keep, rotate=rotate)
         return self.norm(x)
 
 
 class Decoder(Stack):
-    """Every position attends to itself, to earlier ones as its layer's pattern allows, and to the memory if any.
+    """The decoder's stack.
+
+    Positions attend to themselves, to earlier positions that the layer's pattern allows, and to the memory, if any.
 
     With recurrent units in place of self-attention the patterns are not used.
     """
 
-    def __init__(
-        self, blocks: Iterable[DecoderBlock], *, norm: nn.Module, patterns: Sequence[FullPattern] = ()
-    ) -> None:
+    def __init__(self, blocks: Iterable[DecoderBlock], *, norm: nn.Module, patterns: Sequence[Pattern]) -> None:
         """`patterns`: of the layers, one after another and again from the first."""
         super().__init__(blocks, norm=norm)
-        self.patterns = tuple(patterns) or (CausalPattern(),)
+        self.patterns = tuple(patterns)
 
     def start(
-        self,
-        memory: Float[Tensor, "B S D"],
-        mask: Bool[Tensor, "B 1 S"],
-        *,
-        capacity: int,
-        n_beams: int,
+        self, memory: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"], *, capacity: int, n_beams: int
     ) -> DecoderState:
         """The state before the first token: the memory's keys and values, and room for `capacity` tokens per row.
 
@@ -162,7 +187,7 @@ class Decoder(Stack):
         `documents`: the number of each token's document, for the first step of one beam; attention stays inside them.
         """
         rows = x.shape[:2]
-        queries, keys = state.place(rows[1])
+        queries, keys = state.next_positions(rows[1])
         biases = state.biases(self.patterns, queries, keys, positions, documents)
         rotate = positions.rotation(queries)
         x = x.unflatten(0, (-1, state.n_beams)).flatten(1, 2)  # [B, beams * T, D]

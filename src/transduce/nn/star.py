@@ -10,17 +10,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.nn.attention import CrossAttention, head_width
-from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear, wide
+from transduce.nn.attention import CrossAttention, FullProjection, head_width
+from transduce.nn.dtypes import wide
 from transduce.nn.masks import attention_bias
 from transduce.nn.pooling import maximum, mean
-from transduce.nn.projections import FullProjection
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Each token's neighbours in a ring that closes at its sentence's own ends; padding is its own neighbour.
+    """Each token's neighbours in a ring that joins the ends of its sentence; padding is its own neighbour.
 
     before, after: the row of the neighbour in a batch [B * S, D]. real: [B, S], False at padding.
     """
@@ -33,13 +31,13 @@ class Ring:
     def of(cls, real: Bool[Tensor, "B S"]) -> Ring:
         """The ring of sentences whose padding is at the ends."""
         width = real.shape[1]
-        place = torch.arange(width, device=real.device)
+        column = torch.arange(width, device=real.device)
         first = real.int().argmax(1, keepdim=True)
         n = real.sum(1, keepdim=True).clamp_min(1)
         start = torch.arange(len(real), device=real.device)[:, None] * width
 
         def rows(step: int) -> Tensor:
-            return (start + torch.where(real, first + (place - first + step) % n, place)).flatten()
+            return (start + torch.where(real, first + (column - first + step) % n, column)).flatten()
 
         return cls(rows(-1), rows(1), real)
 
@@ -59,14 +57,13 @@ class SatelliteAttention(nn.Module):
     def __init__(self, d_model: int, *, n_heads: int, bias: bool = True) -> None:
         super().__init__()
         self.n_heads, self.scale = n_heads, head_width(d_model, n_heads) ** -0.5
-        self.query = Linear(d_model, d_model, bias=bias)
+        self.query = nn.Linear(d_model, d_model, bias=bias)
         self.key_value = FullProjection(d_model, (1, 1), d_head=d_model, bias=bias)
-        self.output = Linear(d_model, d_model, bias=bias)
+        self.output = nn.Linear(d_model, d_model, bias=bias)
 
     def forward(
         self, x: Float[Tensor, "B S D"], embedded: Float[Tensor, "B S D"], relay: Float[Tensor, "B 1 D"], ring: Ring
     ) -> Float[Tensor, "B S D"]:
-        """The tokens' vectors x after attention."""
         sizes = [x.shape[1], x.shape[1], 1]
         query = self.query(x) * self.scale
         pair = (part[:, 0] for part in self.key_value(torch.cat([x, embedded, relay], dim=1)))
@@ -101,7 +98,7 @@ class StarBlock(nn.Module):
         self.satellite_attention = SatelliteAttention(d_model, n_heads=n_heads, bias=bias)
         self.relay_attention = RelayAttention(d_model=d_model, n_heads=n_heads, dropout=attention_dropout, bias=bias)
         self.satellite_norm, self.relay_norm = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(
         self,

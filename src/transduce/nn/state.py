@@ -1,19 +1,25 @@
-"""The protocol of a decoder's state for search and sampling, and the state of decoders that keep plain tensors."""
+"""The states of decoders: their protocol for search and sampling, plain tensors, and cached keys and values."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from transduce.nn.bias import Bias, sequence_bias, step_bias
+from transduce.nn.masks import attention_bias
+from transduce.nn.patterns import Pattern
+from transduce.nn.positions import Positions
 
 Carry = tuple[Tensor, ...]
 """State of a model that flows from one batch of contiguous text to the next: tensors [B, ...], one row per stream.
 
-An example is Transformer-XL's memory. `()` is the start of a text, and the carry of
-models that have none. No gradient flows through it.
+An example is Transformer-XL's memory. `()` is the start of a text, and the carry of models that have
+none. No gradient flows through it.
 """
 
 
@@ -62,3 +68,145 @@ class RowState:
     def select(self, sentences: Int[Tensor, " b"]) -> None:
         self.reorder(rows_of(sentences, self.n_beams))
         self.sentences = {name: kept.index_select(0, sentences) for name, kept in self.sentences.items()}
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """One decoder block's keys and values for B sentences. The beams of a sentence share it.
+
+    keys, values: [B, H_kv, capacity * n_beams, K], filled step by step: all beams' keys of the first step, then of the
+    second, and so on. None without capacity: the whole target is then processed in one step, as in training. Also None
+    if a recurrent unit replaces attention.
+    cross_keys, cross_values: [B, H_kv, S, K] of the memory; None without a memory. Values may have another width, K_v.
+    history: the last inputs [N, ...] of convolutions in the feed-forward, row = sentence * n_beams + beam.
+    recurrent: the state [N, D] of a recurrent unit after the last token; None at the start.
+    """
+
+    keys: Float[Tensor, "B H C K"] | None
+    values: Float[Tensor, "B H C K_v"] | None
+    cross_keys: Float[Tensor, "B H S K"] | None = None
+    cross_values: Float[Tensor, "B H S K_v"] | None = None
+    history: list[Tensor] = field(default_factory=list)
+    recurrent: Float[Tensor, "N D"] | None = None
+
+    def append(self, keys: Tensor, values: Tensor, known: slice) -> tuple[Tensor, Tensor]:
+        """Store keys and values [B, H_kv, Q, K] after the `known` positions; return views of known and new ones."""
+        if self.keys is None or self.values is None:
+            return keys, values
+        end = known.stop + keys.shape[2]
+        self.keys[:, :, known.stop : end] = keys
+        self.values[:, :, known.stop : end] = values
+        return self.keys[:, :, known.start : end], self.values[:, :, known.start : end]
+
+    def take(self, rows: Int[Tensor, " N"]) -> None:
+        """Replace row r of every state by row rows[r]."""
+        self.history = [kept.index_select(0, rows) for kept in self.history]
+        self.recurrent = None if self.recurrent is None else self.recurrent.index_select(0, rows)
+
+
+@dataclass(slots=True)
+class DecoderState:
+    """The caches of all blocks for a batch, `length` tokens long.
+
+    memory_bias: hides source padding, [B, 1, 1, S].
+    positions: the position of each cached key.
+    skipped: the number of first keys that the next queries do not attend to.
+    ancestry: the bias [B, k, k * length] that hides the keys of other beams' histories. Reordering beams copies only
+    this and moves no keys. None with one beam.
+    """
+
+    layers: list[LayerCache]
+    memory_bias: Float[Tensor, "B 1 1 S"]
+    n_beams: int = 1
+    length: int = 0
+    skipped: int = 0
+    positions: Int[Tensor, " C"] | None = None
+    ancestry: Float[Tensor, "B k C"] | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return self.memory_bias.shape[0] * self.n_beams
+
+    @property
+    def known(self) -> slice:
+        """The cached keys of a sentence that the next queries attend to."""
+        return slice(self.skipped, self.length * self.n_beams)
+
+    def next_positions(self, n_steps: int) -> tuple[Int[Tensor, " Q"], Int[Tensor, " C"]]:
+        """The positions of the next n_steps tokens' queries, beam by beam, and of all keys including theirs."""
+        device = self.memory_bias.device
+        queries = torch.arange(self.length, self.length + n_steps, device=device).repeat(self.n_beams)
+        self.positions = queries if self.positions is None else torch.cat([self.positions, queries])
+        return queries, self.positions
+
+    def biases(
+        self,
+        patterns: Sequence[Pattern],
+        queries: Int[Tensor, " Q"],
+        keys: Int[Tensor, " C"],
+        scheme: Positions,
+        documents: Int[Tensor, "N T"] | None = None,
+    ) -> list[Bias]:
+        """The bias of the next tokens' self-attention for each pattern; `queries` and `keys`: from `next_positions`.
+
+        `documents`: the number of each token's document, for the first step of one beam.
+        """
+        n_steps = queries.shape[0] // self.n_beams
+        if self.length == 0 and self.n_beams == 1 and n_steps > 1:
+            return [sequence_bias(pattern, queries, scheme, documents=documents) for pattern in patterns]
+        factors = [pattern if isinstance(pattern, tuple) else (pattern,) for pattern in patterns]
+        firsts = [min(factor.first_key(self.length) for factor in of_layer) for of_layer in factors]
+        self.skipped = min(firsts) if self.n_beams == 1 else 0
+        keys, history = keys[self.skipped :], self.history_bias(n_steps)
+        return [
+            step_bias(
+                pattern,
+                queries,
+                keys,
+                scheme,
+                history=history,
+                masked=n_steps > 1 or first > self.skipped or isinstance(pattern, tuple) or not pattern.contiguous,
+            )
+            for pattern, first in zip(patterns, firsts, strict=True)
+        ]
+
+    def history_bias(self, n_steps: int) -> Float[Tensor, "B 1 Q C"] | None:
+        """The bias that hides other beams' histories from the next n_steps tokens; None with one beam.
+
+        Queries Q: beam by beam, n_steps each.
+        """
+        if self.n_beams == 1:
+            return None
+        device = self.memory_bias.device
+        shape = (self.memory_bias.shape[0], self.n_beams, 0)
+        past = self.memory_bias.new_zeros(shape) if self.ancestry is None else self.ancestry
+        same_beam = torch.eye(self.n_beams, dtype=torch.bool, device=device)
+        own = attention_bias(same_beam.repeat_interleave(n_steps, dim=1)[None])[:, 0]  # [1, k, Q]
+        self.ancestry = torch.cat([past, own.expand(shape[0], -1, -1)], dim=2)
+        return self.ancestry.repeat_interleave(n_steps, dim=1)[:, None]
+
+    def reorder(self, rows: Int[Tensor, " N"]) -> None:
+        if self.ancestry is not None:
+            beams = rows.view(-1, self.n_beams, 1) % self.n_beams
+            self.ancestry = self.ancestry.gather(1, beams.expand(self.ancestry.shape))
+        for layer in self.layers:
+            layer.take(rows)
+
+    def select(self, sentences: Int[Tensor, " b"]) -> None:
+        rows = rows_of(sentences, self.n_beams)
+        for layer in self.layers:
+            if layer.keys is not None and layer.values is not None:
+                layer.keys, layer.values = (self._selected(x, sentences) for x in (layer.keys, layer.values))
+            if layer.cross_keys is not None and layer.cross_values is not None:
+                layer.cross_keys = layer.cross_keys.index_select(0, sentences)
+                layer.cross_values = layer.cross_values.index_select(0, sentences)
+            layer.take(rows)
+        self.memory_bias = self.memory_bias.index_select(0, sentences)
+        if self.ancestry is not None:
+            self.ancestry = self.ancestry.index_select(0, sentences)
+
+    def _selected(self, cached: Tensor, sentences: Tensor) -> Tensor:
+        """Keys or values of these sentences, moved to the front of their tensor as far as it is filled; a view."""
+        kept, end = cached[: len(sentences)], self.known.stop
+        kept[:, :, :end] = cached[:, :, :end].index_select(0, sentences)
+        return kept

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is written under a temporary name, synced and renamed, so it is always the old or the new one.
+"""Atomic writes: files are written under a temporary name, synced and renamed, so readers see the old or the new file.
 
 A kill leaves at worst a hidden temporary file `.NAME.*.aside`, which `remove_leftovers` removes.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -19,11 +18,8 @@ from transduce.errors import RunFolderError, cannot_write, message_of
 
 MOST_JSON = 1 << 28
 """Bytes of the largest JSON file: 256 MiB, for test sets and samples."""
-MOST_VALUES = 1 << 23
-"""Values in the largest JSON file. Each may take 100 bytes of memory and only 3 in the file."""
 
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError)
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SUFFIX = ".aside"
 _OLD = ".old.aside"  # a folder that is being replaced
 
@@ -33,9 +29,9 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yield a temporary path next to `path`; the file or folder that the body writes there replaces `path`.
 
     It is synced to the disk before it is renamed, and the rename after that. If the body or the disk fails, the
-    temporary is removed and `path` is unchanged; with `keep`, an unfinished file is kept as `partial_of(path)`. A
-    failure to write (full disk, missing permission) becomes a one-line `RunFolderError`; other errors of the body pass
-    through. Links are followed. Devices and pipes such as /dev/null are written to directly.
+    temporary file or folder is removed and `path` is unchanged; with `keep`, an unfinished file is kept as
+    `partial_of(path)`. A failure to write (full disk, missing permission) becomes a one-line `RunFolderError`; other
+    errors of the body pass through. Links are followed. Devices and pipes such as /dev/null are written to directly.
     """
     given, path = path, Path(os.path.realpath(path))  # `resolve` fails at a link to itself
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -77,21 +73,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, *, most: int = MOST_JSON) -> Any:
-    """The value in a JSON file of at most `most` bytes. Raises `RunFolderError`: missing, damaged or too large.
-
-    Nested lists take 20 times their length in memory, so the number of values is limited before they are parsed.
-    """
-    content = read_bytes(path, most=most)
-    if _n_values(content) > MOST_VALUES and _n_values(_STRING.sub(b"", content)) > MOST_VALUES:
-        raise RunFolderError(f"{path} is damaged: no such file has more than {MOST_VALUES:,} values")
+    """The value in a JSON file of at most `most` bytes. Raises `RunFolderError`: missing, damaged or too large."""
     try:
-        return json.loads(content.decode("utf-8"))
+        return json.loads(read_bytes(path, most=most).decode("utf-8"))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise RunFolderError(f"{path} is damaged: {error}") from None
-
-
-def _n_values(content: bytes) -> int:
-    return sum(map(content.count, (b",", b"[", b"{")))
 
 
 def read_bytes(path: Path, *, most: int) -> bytes:
@@ -104,7 +90,7 @@ def read_bytes(path: Path, *, most: int) -> bytes:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Inside, a file is read: a missing or unreadable one becomes a one-line `RunFolderError`."""
+    """Context in which a missing or unreadable file becomes a one-line `RunFolderError`."""
     try:
         if path.exists() and not path.is_file():  # reading would wait for a pipe, and not end at a device
             raise RunFolderError(f"{path} is no regular file; replace it by one")
@@ -117,7 +103,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def expecting(what: object, *errors: type[Exception]) -> Iterator[None]:
-    """Inside, values read from a file are used: errors of their form, and `errors`, become "`what` is damaged"."""
+    """Context in which values of an unexpected form, and `errors`, become a `RunFolderError` "`what` is damaged"."""
     try:
         yield
     except _WRONG_FORM + errors as error:
@@ -126,18 +112,18 @@ def expecting(what: object, *errors: type[Exception]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def advising(advice: str) -> Iterator[None]:
-    """Inside, the message of a `RunFolderError` gets this advice at its end."""
+def advising(advice: str, *names: str) -> Iterator[None]:
+    """Context in which advice is appended to the message of a `RunFolderError`. `names`: see `UserError`."""
     try:
         yield
     except RunFolderError as error:
-        raise RunFolderError(f"{error}; {advice}") from error
+        raise RunFolderError(f"{error}; {advice}", *names) from error
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files of killed processes from `folder`, which must be locked.
 
-    A folder whose replacement was killed between its two renames gets its name back. A missing folder has none.
+    A folder whose replacement was killed between its two renames gets its name back. `folder` may be missing.
     """
     for leftover in sorted(Path(folder).glob(f".*{_SUFFIX}")):
         path = leftover.with_name(leftover.name[1:].removesuffix(_OLD))
@@ -175,7 +161,7 @@ def _rename(aside: Path, path: Path) -> None:
 
 
 def _is_about(error: OSError, folder: Path) -> bool:
-    """Whether an error is about a file in `folder`, or names none."""
+    """Whether an error concerns a file in `folder`, or names no file."""
     name = error.filename
     return name is None or (
         not isinstance(name, int) and Path(os.fsdecode(name)).absolute().is_relative_to(folder.absolute())
@@ -183,7 +169,7 @@ def _is_about(error: OSError, folder: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder, if it is there; a failure must not hide the error that led here."""
+    """Remove a file or folder if it exists. Failures are ignored, so that they do not hide an earlier error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

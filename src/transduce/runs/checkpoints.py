@@ -30,7 +30,7 @@ _NAME = re.compile(r"u(\d{8,})")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint. `notes` are warnings: damaged newer ones, and a changed environment."""
+    """A verified checkpoint. `notes` are warnings of damaged newer checkpoints and a changed environment."""
 
     path: Path
     update: int
@@ -39,7 +39,7 @@ class Checkpoint:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the checkpoint, on the CPU."""
-        return load_tensors(self.path / "training.safetensors", sealed=False)  # the manifest has its checksum
+        return load_tensors(self.path / "training.safetensors")
 
 
 class Checkpoints:
@@ -50,9 +50,9 @@ class Checkpoints:
         self._good: set[int] = set()  # written or verified by this process
 
     def updates(self) -> list[int]:
-        """The updates of all checkpoints, newest first, damaged ones included."""
+        """The updates of all checkpoints, including damaged ones, newest first."""
         there = self.path.iterdir() if self.path.is_dir() else ()
-        return sorted((int(found[1]) for p in there if (found := _NAME.fullmatch(p.name))), reverse=True)
+        return sorted((int(match[1]) for p in there if (match := _NAME.fullmatch(p.name))), reverse=True)
 
     def at(self, update: int) -> Path:
         """The folder of one checkpoint."""
@@ -60,17 +60,18 @@ class Checkpoints:
 
     def shards(self, update: int) -> Path:
         """The temporary folder for the shards of the next checkpoint, of this update."""
-        return self.path / f".u{update:08d}.shards.aside"  # a leftover, if a kill comes before it is moved
+        # `remove_leftovers` removes it if the process is killed before the move
+        return self.path / f".u{update:08d}.shards.aside"
 
     def save(self, update: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path:
         """Store a checkpoint completely or, if this fails or is killed, not at all.
 
-        It takes the shards that all ranks have written into `shards(update)`.
+        It includes the shards that all ranks have written into `shards(update)`.
         """
         path = self.at(update)
         with write_aside(path) as aside:
             aside.mkdir(parents=True)
-            write_tensors(aside / "training.safetensors", tensors, seal=False)
+            write_tensors(aside / "training.safetensors", tensors)
             values = {"update": update, "environment": environment(), **state}
             (aside / "state.json").write_text(json.dumps(values), encoding="utf-8")
             if self.shards(update).exists():
@@ -80,7 +81,7 @@ class Checkpoints:
         return path
 
     def load(self, update: int) -> Checkpoint:
-        """The checkpoint of an update. Raises `RunFolderError`, which names what is damaged or missing."""
+        """The checkpoint of an update. Raises `RunFolderError`, which names a damaged or missing file."""
         path = self.at(update)
         check_sealed(path, required=FILES)
         state = read_json(path / "state.json")
@@ -95,14 +96,14 @@ class Checkpoints:
         damaged: list[str] = []
         for update in self.updates():
             try:
-                found = self.load(update)
+                checkpoint = self.load(update)
             except RunFolderError as error:
                 damaged.append(str(error))
                 continue
-            notes = [f"{one}; resuming from the checkpoint before it, update {update}" for one in damaged]
-            with expecting(found.path / "state.json"):
-                notes += _environment_changes(found.state["environment"])
-            return replace(found, notes=tuple(notes))
+            notes = [f"{problem}; resuming from the checkpoint before it, update {update}" for problem in damaged]
+            with expecting(checkpoint.path / "state.json"):
+                notes += _environment_changes(checkpoint.state["environment"])
+            return replace(checkpoint, notes=tuple(notes))
         if damaged:
             raise RunFolderError(
                 f"every checkpoint is damaged: {'; '.join(damaged)}; to start over, delete {self.path.parent}"
@@ -137,7 +138,7 @@ def environment() -> dict[str, Any]:
 
 
 def _environment_changes(saved: Mapping[str, Any]) -> list[str]:
-    """A warning if a checkpoint was saved in another environment than that of this process."""
+    """A warning if a checkpoint was saved in another environment than this process's."""
     now = environment()
     changed = "; ".join(f"{name} {saved[name]}, now {now[name]}" for name in now if saved[name] != now[name])
     note = f"the checkpoint was saved with {changed}: results are equal up to rounding, not bit for bit"

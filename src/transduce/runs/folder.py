@@ -1,17 +1,17 @@
 """The run folder: the model, and the checkpoints to resume training from.
 
-    manifest.json        the settings asked for; sha256 and size of the tokenizer, the settings and the records
+    manifest.json        the settings asked for, and their changes; sha256 and size of the weights, the tokenizer,
+                         settings and records
     recipe.toml          the recipe as it was given
-    config.json          all settings, resolved
+    config.json          all settings, resolved, before changes
     tokenizer*.model     vocabulary
-    model.safetensors    weights for translation, with their own checksum
-    shortlist.safetensors    made by `transduce shortlist`, likewise
+    model.safetensors    weights for translation, or adapters of the weights of another run (training.lora)
     metrics.jsonl, data.json, *scores.json, samples.json, attention.json    records of the run
     report.html, README.md   report and model card, made from the records; the card may be edited
     time_limit.json      the number of updates that a limit in minutes became
     skipped.jsonl        the sentences of updates that were skipped because the loss or its gradient was not finite
     tokens/              during training: the encoded text, with a manifest
-    averaging/           during training: weights to average, each file with its own checksum
+    averaging/           weights to average, whose checksums are in the checkpoints
     checkpoints/u00001234/  training.safetensors, state.json, manifest.json; shards/ of ranks that shard the weights
     .lock                during training
 
@@ -21,28 +21,39 @@ so the folder can be moved and copied.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import transduce
+from transduce.config.extensions import name_of_copy
 from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import advising, read_json, remove_leftovers, write_json, write_text
+from transduce.runs.atomic import advising, expecting, read_json, remove_leftovers, write_json, write_text
 from transduce.runs.lock import FolderLock
-from transduce.runs.manifest import RESTORE, Manifest, check_file
-from transduce.runs.tensor_file import load_arrays, load_metadata
+from transduce.runs.manifest import RESTORE, WEIGHTS, Change, Fingerprint, Manifest, check_file, fingerprint
+from transduce.runs.tensor_file import TensorFile, read_header, read_tensors
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     import transduce.runs.checkpoints
+
+BASE = "base"
+"""Key of a file's metadata: the checksum of the weights that the adapters in the file belong to."""
+
+NEW = ".new"
+"""End of the name of a table's new rows among adapters."""
 
 _WRITTEN = ("*", "checkpoints/*", "averaging/*", "preparation/*", "tokens/*")
 """The files that training writes below a run folder, without those of trackers."""
@@ -62,14 +73,17 @@ class RunFolder:
     ) -> None:
         self.path, self.settings, self.resumed = path, settings, resumed
         self.manifest, self._lock = manifest, lock
+        self.requested: dict[str, tuple[Any, Any]] = {}
+        self._asked: tuple[Mapping[str, Any], str] = ({}, "")
 
     @classmethod
     def create(cls, path: Path, settings: Settings, recipe: str) -> RunFolder:
         """Make the folder of a new run, or open the same run to resume it, and lock it against other trainings.
 
-        `settings` are those asked for, unset ones as None; `recipe` is the text to keep as recipe.toml. If the folder
+        `settings` are the requested settings, None if unset; `recipe` is the text for recipe.toml. If the folder
         already contains this run, `.resumed` is true and `.settings` are its resolved settings. The same run may be
-        asked for with other values of the settings in `identity.CHANGEABLE`; they apply from then on.
+        requested with other values of changeable settings. They apply from then on; if results depend on them, they are
+        in `.requested` until `change` has recorded them.
 
         Raises `RunFolderError`: the folder contains another run (the message names the first setting that differs) or
         other files, it cannot be written, or another process is training in it.
@@ -83,14 +97,15 @@ class RunFolder:
                 return cls._resume(path, settings, recipe, lock)
             if others := sorted(p.name for p in path.iterdir() if p.name != ".lock"):
                 raise RunFolderError(
-                    f"{path} is no run folder and not empty: it contains {others[0]}; name another run folder"
+                    f"{path} is no run folder and not empty: it contains {others[0]}; name another run folder",
+                    "run",
                 )
-            # The manifest comes first: with it the folder is a run, which a kill between two files leaves resumable.
+            # The manifest comes first: it makes the folder a run, which can be resumed after a kill between two files.
             manifest = Manifest(path, settings.model_dump(mode="json"))
             manifest.save()
             write_text(path / "recipe.toml", recipe)
             run = cls(path, settings, manifest, lock=lock)
-            run.write_settings(settings)
+            run.write_settings(run.settings)
             return run
         except BaseException:
             lock.release()
@@ -98,7 +113,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, *, model: bool = True) -> RunFolder:
-        """A finished or running run, to use. Checks every file that the model needs.
+        """Open a finished or running run for use. Checks every file that the model needs.
 
         `model` false: the run need not have saved a model yet (for a report). Raises `RunFolderError`, which names the
         missing or damaged file.
@@ -110,22 +125,22 @@ class RunFolder:
         if model:
             if not run.has_tokenizers:
                 raise RunFolderError(f"{path} has no tokenizer yet: its training has not got that far; resume it")
-            if not (path / "model.safetensors").exists():
+            if not (path / WEIGHTS).exists():
                 raise RunFolderError(
-                    f"{path / 'model.safetensors'} is missing: it was removed, or training has not got that far; "
+                    f"{path / WEIGHTS} is missing: it was removed, or training has not got that far; "
                     "restore it from a copy of the run, or resume the training"
                 )
-            with advising(RESTORE):  # finds a truncated file; `load_model` checks every byte
-                load_metadata(path / "model.safetensors")
+            with advising(RESTORE, "run"):  # finds truncated files; `load_model` checks every byte
+                read_header(path / WEIGHTS)
         return run
 
     @classmethod
     def open_locked(cls, path: Path) -> RunFolder:
-        """A run to add a record to, locked until `close`. Raises `RunFolderError` if it cannot be written."""
-        Manifest.read(path)  # locking would make a missing folder
+        """Open a run to add a record to it, locked until `close`. Raises `RunFolderError` if it cannot be written."""
+        Manifest.read(path)  # checked first, because locking creates a missing folder
         lock = _make_and_lock(path)
         try:
-            run = cls.open(path)  # as other processes have left it
+            run = cls.open(path)  # read again under the lock
         except BaseException:
             lock.release()
             raise
@@ -134,26 +149,48 @@ class RunFolder:
 
     @classmethod
     def _resume(cls, path: Path, asked: Settings, recipe: str, lock: FolderLock) -> RunFolder:
-        """Open the run in the folder, if it is the one asked for."""
+        """Open the run in the folder to resume it. Raises `RunFolderError` if another run was asked for."""
         manifest = Manifest.read(path)
-        manifest.require_same(asked)
+        manifest.require_same(asked, but=("freely", "recorded"))
         run = cls(path, asked, manifest, lock=lock, resumed=True)
         manifest.check()
-        values = asked.model_dump(mode="json")
-        changed = values != manifest.asked_settings().model_dump(mode="json")
-        if changed or not (path / "recipe.toml").exists():
-            write_text(path / "recipe.toml", recipe)
-        if changed:
-            manifest.asked = values
-            manifest.save()
-        if "config.json" in manifest.files:
-            run.settings = manifest.settings()
-        else:  # killed before or while the settings were written
-            run.write_settings(asked)
+        run._asked = asked.model_dump(mode="json"), recipe
+        if "config.json" not in manifest.files:  # killed before or while the settings were written
+            run._store_asked()
+            run.write_settings(run.settings)
+            return run
+        run.requested = manifest.requested_changes(asked)
+        if not run.requested:
+            run._store_asked()
+        run.settings = manifest.settings()
         return run
 
+    def _store_asked(self) -> None:
+        """Store the settings and the recipe of the command, if they differ from the last command's."""
+        values, recipe = self._asked
+        changed = values != self.manifest.asked_settings().model_dump(mode="json")
+        if changed or not (self.path / "recipe.toml").exists():
+            write_text(self.path / "recipe.toml", recipe)
+        if changed:
+            self.manifest.asked = values
+            self.manifest.save()
+
+    def change(self, changes: Mapping[str, tuple[Any, Any]], *, continues: bool = False) -> None:
+        """Record changed settings of a resumed run, which apply from its last checkpoint on.
+
+        `changes`: values before and after, by dotted name. `continues`: the training had finished and goes on.
+        """
+        # With the recipe first, a kill between the two writes leaves changes that the next command requests again.
+        self.manifest.asked, recipe = self._asked
+        write_text(self.path / "recipe.toml", recipe)
+        self.manifest.changes.append(Change(changes, continues))
+        if continues:
+            self.manifest.records.pop("metrics.jsonl", None)  # the log grows again
+        self.manifest.save()
+        self.settings, self.requested = self.manifest.settings(), {}
+
     def close(self) -> None:
-        """Release the lock. The system does the same when the process exits, however it does."""
+        """Release the lock. The system also releases it when the process exits in any way."""
         if self._lock is not None:
             self._lock.release()
 
@@ -183,48 +220,131 @@ class RunFolder:
             save(self.path)
 
     def write_settings(self, settings: Settings) -> None:
-        """Store the resolved settings."""
+        """Store the resolved settings, and copies of the extensions, so that the folder can be moved."""
         self.settings = settings
+        copies = {name_of_copy(number, file): file for number, file in enumerate(settings.extensions, 1)}
+        for name, file in copies.items():
+            if file != self.path / name:
+                shutil.copyfile(file, self.path / name)
+        if copies:
+            self.manifest.add(self.manifest.files, *copies)
         with self.manifest.replacing(self.manifest.files, "config.json"):
             write_json(self.path / "config.json", settings.model_dump(mode="json"))
 
-    def save_model(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights for translation."""
+    def save_model(self, tensors: Mapping[str, torch.Tensor], *, base: str | None = None) -> None:
+        """Replace the weights for translation. `base`: checksum of the weights that these are adapters of."""
         from transduce.runs.tensors import save_tensors  # imports torch
 
-        save_tensors(self.path / "model.safetensors", tensors, {"transduce": transduce.__version__})
+        metadata = {"transduce": transduce.__version__} | ({} if base is None else {BASE: base})
+        with self.manifest.replacing(self.manifest.files, WEIGHTS):
+            save_tensors(self.path / WEIGHTS, tensors, metadata)
 
     def load_model(self) -> dict[str, torch.Tensor]:
-        """The weights for translation; every byte of the file is checked."""
-        from transduce.runs.tensors import load_tensors  # imports torch
+        """The weights for translation, whose file is compared with the manifest. Adapters are merged."""
+        from transduce.runs.tensors import tensors_in, tensors_of  # imports torch
 
-        with advising(RESTORE):
-            return load_tensors(self.path / "model.safetensors")
+        file = self._read_weights()
+        return tensors_of(self._merged(file)) if BASE in file.metadata else tensors_in(file)
+
+    def load_adapters(self) -> dict[str, torch.Tensor]:
+        """The weights in the run's own file: adapters, if the run kept them."""
+        from transduce.runs.tensors import tensors_in  # imports torch
+
+        return tensors_in(self._read_weights())
 
     def load_arrays(self) -> dict[str, np.ndarray]:
-        """The same as arrays in float32, without importing PyTorch; see `tensor_file.load_arrays`."""
-        with advising(RESTORE):
-            return load_arrays(self.path / "model.safetensors")
+        """The weights as arrays in float32, without importing PyTorch; see `TensorFile.arrays`."""
+        file = self._read_weights()
+        return self._merged(file) if BASE in file.metadata else file.arrays()
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the folder has adapters of another run's weights instead of weights."""
+        return BASE in read_header(self.path / WEIGHTS).metadata
+
+    @property
+    def base_name(self) -> str | None:
+        """The name of the run that the adapters belong to; None without adapters, or if that run is missing."""
+        for run in self._initial_runs() if self.has_adapters else ():
+            with contextlib.suppress(RunFolderError):
+                return Manifest.read(run).settings().name
+        return None
+
+    def merge_adapters(self) -> None:
+        """Replace adapters by the weights that result from them."""
+        if self.has_adapters:
+            self.save_model(self.load_model())
+
+    def _merged(self, adapters: TensorFile) -> dict[str, np.ndarray]:
+        lora, checksum = self.settings.training.lora, adapters.metadata[BASE]
+        assert lora is not None, "only such runs have adapters"
+        base = read_tensors(self._find_base(checksum))
+        if _sha256(base.content) != checksum:
+            raise RunFolderError(f"{base.path} is damaged: its content does not match the checksum of the adapters")
+        with expecting(adapters.path):
+            return merged(base.arrays(), adapters.arrays(), scale=lora.scale)
+
+    def _find_base(self, checksum: str) -> Path:
+        """The weights that the adapters belong to: during training a copy, then the initial run's."""
+        if (copy := self.path / "tokens" / "start.safetensors").exists():
+            return copy
+        for run in self._initial_runs():
+            with contextlib.suppress(RunFolderError):
+                if Manifest.read(run).files.get(WEIGHTS, {}).get("sha256") == checksum:
+                    return run / WEIGHTS
+        raise RunFolderError(
+            f"{self.path} has only adapters (training.lora.merge = false): the weights of "
+            f"{self.settings.training.start}, which they belong to, are missing or have changed; restore that run, or "
+            "put it beside this one",
+            "run",
+        )
+
+    def _initial_runs(self) -> tuple[Path, Path]:
+        """Where the initial run may be: it may have been moved together with this one."""
+        start = self.settings.training.start or Path()
+        return start, self.path.absolute().parent / start.name
+
+    def _read_weights(self) -> TensorFile:
+        """Read the weights and check them against the manifest, although a training may replace both meanwhile."""
+        expected = self._listed_weights()
+        with advising(RESTORE, "run"):
+            while True:
+                file = read_tensors(self.path / WEIGHTS)
+                if expected is None or _sha256(file.content) == expected.get("sha256"):
+                    return file
+                if (now := self._listed_weights()) == expected:
+                    raise RunFolderError(
+                        f"{file.path} is damaged: its content does not match the checksum in the manifest"
+                    )
+                expected = now
+
+    def _listed_weights(self) -> Fingerprint | None:
+        """Checksum and size of the weights in the folder; None while they are being replaced."""
+        return Manifest.read(self.path).files.get(WEIGHTS)
 
     def weights_digest(self) -> str:
-        """The checksum of the weights, from the header of their file."""
-        return load_metadata(self.path / "model.safetensors").get("sha256", "")
-
-    def vocabularies_digest(self) -> str:
-        """A digest of the files of both vocabularies."""
-        return _digest({name: known["sha256"] for name, known in self.manifest.tokenizers.items()})
+        """The checksum of the weights in the folder."""
+        listed = self._listed_weights() or fingerprint(self.path / WEIGHTS)
+        return str(listed.get("sha256"))
 
     def model_digest(self) -> str:
         """A digest of the files and settings that the model's outputs depend on. It moves with the folder."""
         decoding = self.settings.decoding.model_dump(exclude={"batch_tokens"})
-        parts = {
+        parts: dict[str, Any] = {
             "model": self.weights_digest(),
             "tokenizers": self.manifest.tokenizers,
             "settings": [self.settings.model.model_dump(mode="json"), decoding],
         }
-        return _digest(parts)
+        if self._has_language_tokens():
+            parts["languages"] = self.settings.data.named_languages
+        return _sha256(json.dumps(parts, sort_keys=True).encode())
 
-    # -- what describes the run
+    def _has_language_tokens(self) -> bool:
+        """Whether texts begin with tokens that depend on the languages of the data; see `text.special.Framing`."""
+        listed = (read_json(self.path / name) for name in self.manifest.tokenizers if name.endswith(".json"))
+        return any(isinstance(content, dict) and "framing" in content for content in listed)
+
+    # -- records of the run
 
     def write_record(self, name: str, value: Any) -> None:
         """Store a record as JSON with its checksum. The folder must be locked."""
@@ -244,8 +364,39 @@ class RunFolder:
         return read_json(path) if path.exists() else {}
 
 
-def _digest(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def merged(
+    base: Mapping[str, np.ndarray], adapters: Mapping[str, np.ndarray], *, scale: float
+) -> dict[str, np.ndarray]:
+    """Add the products of adapters to the weights that they belong to, rounded once; all other weights stay the same.
+
+    `base`: the weights; tied ones are one array. `adapters`: B and A of each matrix that a layer's weight packs, rows
+    to append to a table, and whole weights. `scale`: factor of the products.
+    """
+    weights = {name: value for name, value in base.items() if not name.endswith(NEW)}
+    layers: defaultdict[str, dict[int, np.ndarray]] = defaultdict(dict)
+    tables = dict[tuple[int, int], np.ndarray]()
+    for name, value in adapters.items():
+        layer, adapted, matrix = name.rpartition(".adapters.")
+        if adapted and matrix.endswith(".b"):
+            a = adapters[name[:-1] + "a"]
+            number = int(matrix.removesuffix(".b"))
+            layers[layer][number] = scale * (value.astype(np.float64) @ a.astype(np.float64))
+        elif name.endswith(NEW):
+            weight = f"{name.removesuffix(NEW)}.weight"
+            both = base[weight], value
+            if (key := (id(both[0]), id(both[1]))) not in tables:
+                tables[key] = np.concatenate(both)
+            weights[weight] = tables[key]
+        elif not adapted:
+            weights[name] = value
+    for layer, parts in layers.items():
+        change = np.concatenate([parts[number] for number in sorted(parts)])
+        weights[f"{layer}.weight"] = (base[f"{layer}.weight"] + change).astype(np.float32)
+    return weights
 
 
 def _make_and_lock(path: Path) -> FolderLock:
@@ -259,7 +410,8 @@ def _make_and_lock(path: Path) -> FolderLock:
     except OSError as error:
         what = "write to" if path.is_dir() else "make"
         raise RunFolderError(
-            f"cannot {what} the run folder {path}: {error.strerror or error}; name another run folder"
+            f"cannot {what} the run folder {path}: {error.strerror or error}; name another run folder",
+            "run",
         ) from error
 
 
@@ -271,5 +423,5 @@ def _refuse_links(run: Path) -> None:
 
 
 def has_read_text(run: Path) -> bool:
-    """Whether a run has prepared its training text, or is finished and needs it no more."""
+    """Whether a run has prepared its training text, or has finished and no longer needs it."""
     return (run / "data.json").exists()  # written last

@@ -1,9 +1,9 @@
 """A lock on a folder: one training process at a time.
 
 `.lock` is locked by the system, which releases it when the process exits, and contains process and host for messages.
-Where the file system has no `flock` (Lustre without `-o flock`), the existence of the file is the lock, as filelock
-does it: it is taken over if its process no longer runs on this host; of other hosts nobody can know, so the user has to
-remove it.
+If the file system has no `flock` (Lustre without `-o flock`), the existence of the file is the lock, as filelock
+does it. Such a lock is taken over if its process no longer runs on this host. Whether a process on another host still
+runs is unknown, so the user has to remove its lock.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class FolderLock:
     """Locks a folder from construction to `release` or the end of the process."""
 
     def __init__(self, folder: Path, *, use: str = "training in it") -> None:
-        """Take the lock. Raises `FolderInUse` if another process, or another part of this one, has it.
+        """Take the lock. Raises `FolderInUse` if another process, or another part of this process, has it.
 
-        `use`: what the other process is doing, for that message.
+        `use`: activity of the other process, for the message.
         """
         self.path = Path(folder) / NAME
         self._lock = FileLock(self.path, thread_local=False)
@@ -39,7 +39,7 @@ class FolderLock:
             raise FolderInUse(
                 f"{folder} is in use: {_owner(self.path)} is {use}; wait for it, or name another folder{hint}"
             ) from None
-        if not isinstance(self._lock, SoftFileLock):  # whose file has the same content already
+        if not isinstance(self._lock, SoftFileLock):  # a `SoftFileLock` writes this content itself
             with contextlib.suppress(OSError):  # Windows allows nobody to write to a locked file
                 self.path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n", encoding="utf-8")
 
@@ -47,12 +47,12 @@ class FolderLock:
         """Remove the file and unlock it; a second call does nothing."""
         if self._lock.is_locked and not isinstance(self._lock, SoftFileLock):
             with contextlib.suppress(OSError):  # Windows cannot remove an open file
-                self.path.unlink()  # before unlocking, or another process could have locked it meanwhile
+                self.path.unlink()  # before unlocking: afterwards another process may have locked it
         self._lock.release()
 
 
 def _owner(path: Path) -> str:
-    """The process that has a lock, from its file: the process number and the host, on a line each."""
+    """Read the owner of a lock from its file: process number and host, each on a line."""
     with contextlib.suppress(OSError, ValueError):
         pid, host = path.read_text(encoding="utf-8").split()[:2]
         return f"process {int(pid)} on {host}"
@@ -61,9 +61,9 @@ def _owner(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked_folder(folder: Path, *, use: str) -> Iterator[None]:
-    """Make a folder and lock it; inside, a failure to write is a `RunFolderError`.
+    """Make and lock a folder for the context, in which a failure to write becomes a `RunFolderError`.
 
-    `use`: as for `FolderLock`. After an error, folders that this made and that are still empty are removed.
+    `use`: as for `FolderLock`. After an error, folders created here that are still empty are removed.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

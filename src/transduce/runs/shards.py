@@ -26,29 +26,29 @@ FOLDER = "shards"
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this rank has only a shard of it. Such tensors exist only after FSDP, slow to import, was imported."""
+    """Whether a tensor is a shard. FSDP is slow to import, and sharded tensors exist only if it was imported."""
     known: Any = sys.modules.get("torch.distributed.tensor")
     return known is not None and isinstance(tensor, known.DTensor)
 
 
 def shard_of(tensor: Tensor) -> Tensor:
-    """The values that this rank has, in the same memory."""
-    found: Any = tensor
-    return found.to_local() if is_sharded(tensor) else tensor
+    """The values of this rank's shard, as a view."""
+    sharded: Any = tensor
+    return sharded.to_local() if is_sharded(tensor) else tensor
 
 
 def gather(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Whole tensors where `keep`, those that were sharded on the CPU; an empty dict elsewhere. All ranks call this.
+    """Gather whole tensors in ranks with `keep` (sharded tensors on the CPU); others get an empty dict.
 
-    One tensor after another is gathered, so that no device needs the memory of all.
+    All ranks call this. Tensors are gathered one by one, so that no device needs memory for all of them.
     """
-    found = {}
+    kept = {}
     for name, tensor in tensors.items():
-        one: Any = tensor.detach()
-        values = one.full_tensor() if is_sharded(tensor) else one
+        detached: Any = tensor.detach()
+        whole = detached.full_tensor() if is_sharded(tensor) else detached
         if keep:
-            found[name] = values.cpu() if is_sharded(tensor) else values
-    return found
+            kept[name] = whole.cpu() if is_sharded(tensor) else whole
+    return kept
 
 
 def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values that remain when the tensors change."""
+    """Copy tensors to the CPU, so that later changes do not affect the copies."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def copy_shards(path: Path, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
-    """Copy this rank's shards; the result writes and syncs them. A full disk is a `RunFolderError`."""
+    """Copy this rank's shards; return a function that writes and syncs them. A full disk is a `RunFolderError`."""
     written: Mapping[str, Any] = {name: tensor for name, tensor in tensors.items() if _is_first_copy(tensor)}
     chunks = {name: tensor.__create_chunk_list__() for name, tensor in written.items()}
     offsets = {name: list(chunk.offsets) for name, (chunk,) in chunks.items() if 0 not in chunk.sizes}
@@ -78,7 +78,7 @@ def copy_shards(path: Path, tensors: Mapping[str, Tensor]) -> Callable[[], None]
     def write() -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_tensors(path, shards, {"DCP_SHARDING_INFO": info}, seal=False)
+            write_tensors(path, shards, {"DCP_SHARDING_INFO": info})
             sync(path)
         except OSError as error:
             raise cannot_write(path, error) from error
@@ -87,13 +87,13 @@ def copy_shards(path: Path, tensors: Mapping[str, Tensor]) -> Callable[[], None]
 
 
 def _is_first_copy(tensor: Any) -> bool:
-    """Whether no rank of another machine, which has the same shard, comes before this one."""
-    places = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
-    return all(place == 0 for place, placement in places if placement.is_replicate())
+    """Whether this rank is the first of the ranks on different machines that have this shard."""
+    axes = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
+    return all(coordinate == 0 for coordinate, placement in axes if placement.is_replicate())
 
 
 def read_shards(folder: Path, like: Any) -> dict[str, Tensor]:
-    """The tensors that ranks have written into a folder, sharded like `like`, or whole if it is."""
+    """Read the tensors that ranks have written into a folder, sharded like `like`, or whole if `like` is whole."""
     if not (folder / FOLDER).exists():
         return {}
     from torch.distributed import checkpoint
@@ -106,13 +106,14 @@ def read_shards(folder: Path, like: Any) -> dict[str, Tensor]:
     reader = checkpoint.HuggingFaceStorageReader(str(folder / FOLDER))
     try:
         stored: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
-        for name, one in stored.items():
-            if sum(chunk.sizes.numel() for chunk in one.chunks) != one.size.numel():
+        for name, entry in stored.items():
+            if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():
                 raise ValueError(f"a part of {name} is missing")
-        found = {name: empty(one.size, dtype=one.properties.dtype) for name, one in stored.items()}
-        with warnings.catch_warnings():  # it warns that no other rank takes part; each reads its own shards
+        tensors = {name: empty(entry.size, dtype=entry.properties.dtype) for name, entry in stored.items()}
+        # the library warns of a missing process group, but each rank reads only its own shards
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-            checkpoint.load(found, storage_reader=reader, no_dist=True)
+            checkpoint.load(tensors, storage_reader=reader, no_dist=True)
     except (checkpoint.CheckpointException, *ERRORS) as error:
         raise RunFolderError(f"{folder} is damaged: {message_of(error)[:200]}") from error
-    return found
+    return tensors

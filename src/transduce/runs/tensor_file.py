@@ -1,101 +1,86 @@
-"""Files of tensors without PyTorch: the header, the checksum, and the values as arrays. `tensors` writes them.
-
-Such a file is a safetensors file that contains its own checksum. The metadata entry `sha256` is the digest of the whole
-file with the digest's own 64 characters as zeros.
-"""
+"""Read safetensors files without PyTorch: the header, and the values as arrays. `tensors` writes them."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
+import math
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
 
 from transduce.errors import RunFolderError, SettingsError
-from transduce.runs.atomic import reading
+from transduce.runs.atomic import expecting, reading
 
-ZEROS = b"0" * 64
-SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
-_CHUNK = 1 << 20
 _MOST_HEADER = 1 << 23  # bytes, for 50,000 tensors; the format allows 100 MB, which take 2 GB once parsed
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+T = TypeVar("T")
 
-ERRORS = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+ERRORS = (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """Errors of reading a damaged file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """The beginning of a file of tensors.
+class TensorFile:
+    """A file of tensors with a valid header.
 
     `head`: the bytes before the data. `entries`: dtype, shape and offsets of each tensor, in the order of the data.
+    `aliases`: the name of the stored tensor for each additional name of a tied tensor. `content`: the whole file, if it
+    was read.
     """
 
+    path: Path
     head: bytes
     metadata: dict[str, str]
     entries: dict[str, dict[str, Any]]
+    aliases: dict[str, str]
+    content: bytes = b""
+
+    def by_all_names(self, values: Mapping[str, T]) -> dict[str, T]:
+        """Values of the stored tensors, by all names of the tensors."""
+        return {**values, **{name: values[stored] for name, stored in self.aliases.items()}}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors, by all their names."""
+        return self.by_all_names({name: entry["shape"] for name, entry in self.entries.items()})
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The tensors as read-only float32 arrays.
+
+        Raises `RunFolderError`: damaged; `SettingsError`: a tensor is not of floating-point numbers of 16, 32 or 64
+        bits.
+        """
+        with expecting(self.path, *ERRORS):
+            data = np.frombuffer(self.content, np.uint8)[len(self.head) :]
+            return self.by_all_names({name: _array(name, entry, data) for name, entry in self.entries.items()})
 
 
-def load_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file of tensors. Only the header and the length are checked: fast for any size."""
-    return read_header(path).metadata
-
-
-def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a file, tied ones once; as fast as `load_metadata`."""
-    return {name: entry["shape"] for name, entry in read_header(path).entries.items()}
-
-
-def check_tensors(path: Path) -> None:
-    """Compare a file of tensors with its checksum. Raises `RunFolderError`."""
+def read_header(path: Path) -> TensorFile:
+    """Read and check the header of a file of tensors, and the file's length: fast for any size."""
     with reading(path), path.open("rb") as file:
-        _check(path, _header(path, file), file, sealed=True)
+        return _header(path, file)
 
 
-def read_tensors(path: Path, *, sealed: bool = True) -> tuple[bytes, Header]:
-    """The content of a file of tensors, compared with its checksum, and its header. Raises `RunFolderError`.
+def read_tensors(path: Path) -> TensorFile:
+    """Read a file of tensors, with a checked header. Raises `RunFolderError`.
 
-    It is not mapped into memory: whoever overwrites a mapped file in place kills the process (SIGBUS).
+    The file is not mapped into memory: truncating or overwriting a mapped file in place kills the process (SIGBUS).
     """
     with reading(path), path.open("rb") as file:
-        header = _header(path, file)  # first: the file may be huge
+        header = _header(path, file)  # check the header before reading: the file may be huge
         file.seek(0)
-        content = file.read()
-    _check(path, header, io.BytesIO(content), sealed=sealed)
-    return content, header
+        return replace(header, content=file.read())
 
 
-def _check(path: Path, header: Header, file: io.BufferedIOBase, *, sealed: bool) -> None:
-    digest = header.metadata.get("sha256")
-    if digest is None and sealed:
-        raise damaged(path, "it has no checksum")
-    if digest is not None and digest_of(file, header.head) != digest:
-        raise damaged(path, "its content does not match its checksum")
-
-
-def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a file with a checksum, in float32; read-only.
-
-    Raises `RunFolderError`: missing or damaged; `SettingsError`: a tensor is not of floating-point numbers of 16, 32 or
-    64 bits.
-    """
-    content, header = read_tensors(path)
-    try:
-        data = np.frombuffer(content, np.uint8)[len(header.head) :]
-        arrays = {name: _array(name, entry, data) for name, entry in header.entries.items()}
-        aliases = json.loads(header.metadata.get("aliases", "{}"))
-        return arrays | {name: arrays[kept] for name, kept in aliases.items()}
-    except ERRORS as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from error
+def count_weights(path: Path) -> int:
+    """The number of weights in a file of tensors, tied tensors once."""
+    return sum(math.prod(entry["shape"]) for entry in read_header(path).entries.values())
 
 
 def _array(name: str, entry: Mapping[str, Any], data: np.ndarray) -> np.ndarray:
@@ -108,19 +93,13 @@ def _array(name: str, entry: Mapping[str, Any], data: np.ndarray) -> np.ndarray:
     return values.astype(np.float32, copy=False)
 
 
-def read_header(path: Path) -> Header:
-    """The header of a file of tensors, which is checked, as is the length of the whole file."""
-    with reading(path), path.open("rb") as file:
-        return _header(path, file)
-
-
-def _header(path: Path, file: io.BufferedIOBase) -> Header:
+def _header(path: Path, file: io.BufferedIOBase) -> TensorFile:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     head = file.read(8)
     length = int.from_bytes(head, "little")
     if length > _MOST_HEADER:
-        raise damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
+        raise RunFolderError(f"{path} is damaged: its header has {length:,} bytes; {_MOST_HEADER:,} are allowed")
     head += file.read(length)
     try:  # safetensors can read the header of a file only by mapping the file into memory
         entries: dict[str, Any] = json.loads(head[8:])
@@ -130,23 +109,10 @@ def _header(path: Path, file: io.BufferedIOBase) -> Header:
         for entry in entries.values():
             entry["shape"] = tuple(map(index, entry["shape"]))
         in_order = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
-        return Header(head, metadata, dict(in_order))
+        aliases = json.loads(metadata.get("aliases", "{}"))
+        if not entries.keys() >= set(aliases.values()):
+            raise ValueError("it names tensors that are missing")
+        return TensorFile(path, head, metadata, dict(in_order), aliases)
     except ERRORS as error:
-        why = f"it has {size:,} bytes; its header cannot be read or does not match ({type(error).__name__}: {error})"
-        raise damaged(path, why) from None
-
-
-def digest_of(file: io.BufferedIOBase, head: bytes) -> str:
-    """SHA-256 of a file that begins with `head`, with the digest in the head as zeros."""
-    if (place := SEAL.search(head)) is not None:
-        head = head[: place.start(1)] + ZEROS + head[place.end(1) :]
-    digest = hashlib.sha256(head)
-    file.seek(len(head))
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def damaged(path: Path, why: object) -> RunFolderError:
-    """The error for a damaged file."""
-    return RunFolderError(f"{path} is damaged: {why}")
+        problem = f"its header cannot be read or does not match ({type(error).__name__}: {error})"
+        raise RunFolderError(f"{path} is damaged: it has {size:,} bytes; {problem}") from None

@@ -1,71 +1,83 @@
-"""Named tensors in a safetensors file that contains its own checksum.
-
-The metadata entry `sha256` is the digest of the whole file with the digest's own 64 characters as zeros. One rename
-replaces weights and checksum together, and a copy of the file alone can still be checked. Equal tensors make equal
-files, byte for byte. Any safetensors reader opens them; nothing is ever unpickled.
-"""
+"""Named tensors in a safetensors file. Equal tensors make equal files, byte for byte; nothing is ever unpickled."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
-from transduce.runs.atomic import write_aside
-from transduce.runs.tensor_file import ERRORS, SEAL, ZEROS, damaged, digest_of, read_header, read_tensors
+from transduce.runs.atomic import expecting, reading, write_aside
+from transduce.runs.tensor_file import ERRORS, TensorFile, read_header, read_tensors
+
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write `tensors` atomically. A full disk is a one-line `RunFolderError`."""
+    """Write `tensors` atomically. Raises `RunFolderError` if the disk is full."""
     with write_aside(path) as aside:
         write_tensors(aside, tensors, metadata)
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None, *, seal: bool = True
-) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write `tensors` to `path` directly, for a folder that is itself written atomically.
 
-    Tied tensors are stored once and are loaded as one tensor under all their names. `seal` false: without a checksum,
-    for a file that is listed in a manifest. Raises OSError.
+    Tied tensors are stored once and are loaded as one tensor under all their names. Raises OSError.
     """
     distinct, aliases = _distinct(tensors)
-    entries = dict(metadata or {})
-    assert not entries.keys() & {"sha256", "aliases"}, "these metadata keys are taken"
+    entries = {"format": "pt", **(metadata or {})}
     if aliases:
         entries["aliases"] = json.dumps(aliases, sort_keys=True)
     path.touch()
     mode = path.stat().st_mode
     try:
-        save_file(distinct, path, metadata={"format": "pt", **entries} | ({"sha256": ZEROS.decode()} if seal else {}))
+        save_file(distinct, path, metadata=entries)
     except SafetensorError as error:
         raise _as_os_error(error) from error
-    path.chmod(mode)  # safetensors makes it readable for its owner only
-    _finish_header(path, seal=seal)
+    path.chmod(mode)  # safetensors creates files that only their owner can read
+    _sort_metadata(path)
 
 
-def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
-    """Read and check a file of tensors. A missing or damaged one is a `RunFolderError` that names it.
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a file of tensors. Raises `RunFolderError`, which names the file, if it is missing or damaged."""
+    return tensors_in(read_tensors(path))
 
-    `sealed`: the file must contain a checksum; False for files of other programs and those listed in a manifest.
-    """
-    content, header = read_tensors(path, sealed=sealed)
-    try:
-        tensors = dict(sorted(load(content).items()))  # which returns them in any order
-        aliases = json.loads(header.metadata.get("aliases", "{}"))
-        return tensors | {name: tensors[kept] for name, kept in aliases.items()}
-    except ERRORS as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from error
+
+def tensors_in(file: TensorFile) -> dict[str, torch.Tensor]:
+    """The tensors of a file that was read."""
+    with expecting(file.path, *ERRORS):
+        return file.by_all_names(dict(sorted(load(file.content).items())))  # safetensors returns them in any order
+
+
+def stream_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and tensors of a file, whose content was checked, with one tensor at a time in memory."""
+    header = read_header(path)
+    with reading(path), path.open("rb") as file, expecting(path, *ERRORS):
+        for stored, entry in header.entries.items():
+            begin, end = entry["data_offsets"]
+            file.seek(len(header.head) + begin)
+            content = bytearray(end - begin)
+            file.readinto(content)
+            tensor = torch.frombuffer(content, dtype=_TYPES[entry["dtype"]]) if content else torch.empty(0)
+            for name in (stored, *(name for name, kept in header.aliases.items() if kept == stored)):
+                yield name, tensor.view(entry["shape"])
+
+
+def tensors_of(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Copies of arrays as tensors; an array with several names becomes one tensor."""
+    distinct = {id(array): array for array in arrays.values()}
+    tensors = {key: torch.from_numpy(array.copy()) for key, array in distinct.items()}
+    return {name: tensors[id(array)] for name, array in arrays.items()}
 
 
 def _distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors on the CPU that share no memory, and {name: stored name} of those that are the same tensor."""
+    """Tensors on the CPU without shared memory, and {name: stored name} for additional names of tied tensors."""
     kept: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
     distinct: dict[str, torch.Tensor] = {}
@@ -79,30 +91,25 @@ def _distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
             continue
         copy = value.cpu().contiguous()
         if value.numel() and copy.untyped_storage().data_ptr() in storages:
-            copy = copy.clone()  # another view of memory that is already stored
+            copy = copy.clone()  # memory of this view is already stored under another name
         storages.add(copy.untyped_storage().data_ptr())
         distinct[name] = copy
     return distinct, aliases
 
 
 def _as_os_error(error: SafetensorError) -> OSError:
-    """The system's error behind a safetensors one, so that a full disk is reported as such."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
+    """Convert an error of safetensors to the underlying OSError, so that a full disk is reported as such."""
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(match[1]), os.strerror(int(match[1]))) if match else OSError(str(error))
 
 
-def _finish_header(path: Path, *, seal: bool) -> None:
-    """Sort the metadata, which safetensors writes in random order, and fill in the digest."""
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata of a new file, which safetensors writes in random order."""
     head = read_header(path).head
     header = json.loads(head[8:])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     assert len(text) <= len(head) - 8, "sorting does not make it longer"
-    head = head[:8] + text.ljust(len(head) - 8)  # the format pads with spaces
     with path.open("r+b") as file:
-        if seal:
-            place = SEAL.search(head)
-            assert place is not None, "the file was written with zeros for the digest"
-            head = head[: place.start(1)] + digest_of(file, head).encode("ascii") + head[place.end(1) :]
-            file.seek(0)
-        file.write(head)
+        file.seek(8)
+        file.write(text.ljust(len(head) - 8))  # the format pads with spaces

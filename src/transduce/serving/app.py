@@ -5,30 +5,45 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transduce.serving.access_log import AccessLog
-from transduce.serving.http import Call, Endpoint, RequestError, describe_error, header_key, json_response, read_body
-from transduce.serving.inspection_page import InspectionPage
+from transduce.decoding.queue import CALLER, ExpiredError, expiring
+from transduce.serving.http import (
+    PAGE,
+    SENDING,
+    Call,
+    Endpoint,
+    describe_error,
+    file_response,
+    header_key,
+    json_response,
+    read_body,
+)
+from transduce.serving.interface import interface_endpoints
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.metrics import Metrics
 from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, own
 from transduce.serving.service import Service
-from transduce.serving.web_page import ENDPOINTS as PAGE
+
+if TYPE_CHECKING:
+    from transduce.serving.inspection_page import InspectionPage
 
 _PROTOCOLS = (own, libretranslate, deepl, huggingface, openai)
-_ENDPOINTS = tuple(endpoint for protocol in (PAGE, *(one.ENDPOINTS for one in _PROTOCOLS)) for endpoint in protocol)
-_CHANGE_TYPES = "application/json", "application/x-www-form-urlencoded", ""
+_PAGE_FILES = {
+    "/": "index.html",
+    "/generate": "generate.html",
+    **{f"/{name}": name for name in ("style.css", "shared.js", "app.js", "files.js", "generate.js")},
+}
 _STATUS_LEFT = 499  # nginx's status for a client that left; it appears in the log only
-_WATCH_AFTER = 0.05  # seconds until a client that leaves is noticed; most responses are ready before
+_WATCH_AFTER = 0.05  # seconds until a disconnected client is noticed; most responses are ready earlier
 
 
 def make_app(
@@ -36,36 +51,49 @@ def make_app(
     *,
     keys: ApiKeys = NO_KEYS,
     cors: tuple[str, ...] = (),
-    log: AccessLog | None = None,
+    log: Callable[..., None] | None = None,
     inspection: InspectionPage | None = None,
 ) -> ASGIApp:
     """The application for a service.
 
-    Args:
-        service: What translates.
-        keys: Who may use it.
-        cors: Origins whose pages may use it from a browser.
-        log: Has a line per request.
-        inspection: The page that shows the inside of runs.
+    `cors`: origins whose pages may use it from a browser. `log`: called with each response, see
+    `access_log.log_request`. `inspection`: the page for inspecting runs.
     """
 
     async def health(call: Call) -> Response:
+        """Report that the process answers."""
         return json_response({"status": "ok"})
 
     async def ready(call: Call) -> Response:
+        """Report whether new requests are accepted: 503 while the service shuts down."""
         return json_response({"ready": not service.is_draining}, status=503 if service.is_draining else 200)
 
     async def numbers(call: Call) -> Response:
+        """Report metrics in Prometheus' format."""
         return Response(app.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    state = (
-        Endpoint("GET", "/health", health, is_open=True),
-        Endpoint("GET", "/ready", ready, is_open=True),
-        Endpoint("GET", "/metrics", numbers, is_open=True),
-    )
-    more = () if inspection is None else inspection.endpoints()
-    app = App(service, (*_ENDPOINTS, *state, *more), keys=keys, cors=cors, log=log)
+    endpoints = [endpoint for protocol in _PROTOCOLS for endpoint in protocol.ENDPOINTS]
+    for path, handler in (("/health", health), ("/ready", ready), ("/metrics", numbers)):
+        endpoints.append(Endpoint("GET", path, handler, is_open=True))
+    endpoints += interface_endpoints(tuple(endpoints), needs_key=keys.are_needed)
+    endpoints += [Endpoint("GET", path, _page, is_open=True) for path in _PAGE_FILES]
+    if inspection is not None:
+        endpoints += inspection.endpoints()
+    app = App(service, endpoints, keys=keys, log=log)
     return CORSMiddleware(app, allow_origins=cors, allow_methods=["*"], allow_headers=["*"]) if cors else app
+
+
+async def _page(call: Call) -> Response:
+    """A file of the pages.
+
+    A service without translators has only the page for text generation; without any runs, only the inspection page.
+    """
+    name = _PAGE_FILES[call.request.url.path]
+    if name == "index.html" and not call.service.runs:
+        return RedirectResponse("/inspect/")
+    if name == "index.html" and not call.service.routes:
+        name = "generate.html"
+    return file_response(PAGE / name)
 
 
 class App:
@@ -80,17 +108,16 @@ class App:
         endpoints: Sequence[Endpoint],
         *,
         keys: ApiKeys = NO_KEYS,
-        cors: Sequence[str] = (),
-        log: AccessLog | None = None,
+        log: Callable[..., None] | None = None,
     ) -> None:
         self.metrics = Metrics(service)
-        self._service, self._keys, self._cors, self._log = service, keys, {*cors}, log
-        self._exact = {(one.method, one.path): one for one in endpoints if "{" not in one.path}
-        self._patterns = [(one, compile_path(one.path)[0]) for one in endpoints if "{" in one.path]
+        self._service, self._keys, self._log = service, keys, log
+        self._exact = {(endpoint.method, endpoint.path): endpoint for endpoint in endpoints if "{" not in endpoint.path}
+        self._patterns = [(endpoint, compile_path(endpoint.path)[0]) for endpoint in endpoints if "{" in endpoint.path]
         self._unknown = Endpoint("", "unknown", self._refuse, is_open=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response to a request. A streamed one counts as running until its end."""
+        """Send the response to a request. A streamed response counts as running until its end."""
         if scope["type"] != "http":
             return
         start, endpoint, client = time.perf_counter(), self._find(scope), _Client(receive, send)
@@ -101,7 +128,10 @@ class App:
                 await self._respond(endpoint, call, client)
             else:
                 await self._authorize_and_read(endpoint, call)
-                with self._service.request():  # now: a request whose body is still to come keeps nobody else out
+                CALLER.set(call.key or scope["client"][0])
+                call.end = call.deadline()
+                admit = endpoint.admit or self._service.request
+                with admit():  # only now: a client that sends its body slowly must not block others
                     await self._respond(endpoint, call, client)
         except asyncio.CancelledError:
             if not client.has_left.is_set():  # the service ends
@@ -120,58 +150,45 @@ class App:
         if (exact := self._exact.get((method, scope["path"]))) is not None:
             return exact
         for endpoint, pattern in self._patterns:
-            if method == endpoint.method and (found := pattern.match(scope["path"])):
-                scope["path_params"] = found.groupdict()
+            if method == endpoint.method and (match := pattern.match(scope["path"])):
+                scope["path_params"] = match.groupdict()
                 return endpoint
         return self._unknown
 
     async def _refuse(self, call: Call) -> Response:
         scope = call.request.scope
         methods = {method for method, path in self._exact if path == scope["path"]}
-        methods |= {one.method for one, pattern in self._patterns if pattern.match(scope["path"])}
-        what = f"{scope['method'][:20]} {scope['path'][:200]}"
-        if not methods:
-            return json_response({"error": f"{what}: not found"}, status=404)
-        headers: dict[str, Any] = {"allow": ", ".join(sorted(methods))}
-        return json_response({"error": f"{what}: use {headers['allow']}"}, status=405, headers=headers)
+        methods |= {endpoint.method for endpoint, pattern in self._patterns if pattern.match(scope["path"])}
+        given = f"{scope['method'][:20]} {scope['path'][:200]}"
+        allow = ", ".join(sorted(methods))
+        message = f"{given}: use {allow}" if methods else f"{given}: not found"
+        answer = {"error": message, "message": message}  # DeepL's clients show the second field
+        headers = {"allow": allow} if methods else {}
+        return json_response(answer, status=405 if methods else 404, headers=headers)
 
     async def _authorize_and_read(self, endpoint: Endpoint, call: Call) -> None:
-        """Check whose request it is, and read its body, which contains the API key in some protocols."""
-        if endpoint.is_change:
-            self._check_origin(call)
+        """Check the API key, and read the body, which contains the key in some protocols."""
         key = header_key(call)
         is_inside = self._keys.are_needed and key is None and endpoint.body_key is not None
         if not is_inside:
             call.key = self._keys.check(key)
-        with self._service.admission.arriving(call.request.scope["client"][0]):
-            call.body = await read_body(call)
+        call.body = await read_body(call)
         if is_inside and endpoint.body_key is not None:
             call.key = self._keys.check(endpoint.body_key(call))
-
-    def _check_origin(self, call: Call) -> None:
-        """Refuse requests of pages, which a browser may send for any site without a preflight.
-
-        Not even Host shows whether a page is the service's own (DNS rebinding), and that one changes nothing.
-        """
-        origin = call.header("origin")
-        if origin and not {origin, "*"} & self._cors:
-            raise RequestError(
-                403, f"pages of {origin} may not change anything here; the service must allow their origin (cors)"
-            )
-        if call.content_type not in _CHANGE_TYPES:
-            raise RequestError(415, f"Content-Type {call.content_type}: send {_CHANGE_TYPES[0]}")
 
     async def _respond(self, endpoint: Endpoint, call: Call, client: _Client) -> None:
         with client.watched():
             response = await endpoint.handler(call)
             call.status = response.status_code
-            await response(call.request.scope, client.receive, client.send)
+            with suppress(ExpiredError):  # raised for a client that does not read; its connection is closed
+                async with expiring(call.end + 2 * SENDING):
+                    await response(call.request.scope, client.receive, client.send)
 
     def _finish(self, endpoint: Endpoint, call: Call, seconds: float) -> None:
         self.metrics.count(endpoint.path, call.status, seconds, call.n_characters)
         if self._log is not None and not endpoint.is_open:
             route = f"{endpoint.method} {endpoint.path}"
-            self._log.write(route, call.status, seconds, call.n_characters, call.key, call.texts)
+            self._log(route, call.status, seconds, call.n_characters, call.key, call.texts)
 
 
 def _error_response(endpoint: Endpoint, error: Exception) -> Response:
@@ -194,7 +211,7 @@ class _Client:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.body" and not message.get("more_body", False):
-            self._is_complete = True  # before it is sent: then the server reports the end of the request
+            self._is_complete = True  # set before sending, after which the server reports the end of the request
         await self._send(message)
 
     async def receive(self) -> Message:
@@ -204,10 +221,10 @@ class _Client:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside, the current task is cancelled when the client leaves."""
+        """Context in which the current task is cancelled when the client disconnects."""
         work, watching = asyncio.current_task(), set[asyncio.Task[None]]()
         loop = asyncio.get_running_loop()
-        # A task for each request would take a tenth of the time of HTTP.
+        # A task for each request would take a tenth of the time of handling HTTP.
         later = loop.call_later(_WATCH_AFTER, lambda: watching.add(loop.create_task(self._watch(work))))
         try:
             yield

@@ -1,4 +1,4 @@
-"""Glossaries: terms and their translations, which clients create. Kept in memory, or in a file of one service."""
+"""Glossaries: terms and translations that clients define, kept in memory or in a file."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MOST_GLOSSARIES, MOST_ENTRIES, LONGEST_TERM = 100, 2000, 100
 
 
 class UnknownGlossaryError(SettingsError):
-    """There is no glossary of this id."""
+    """There is no glossary with this id."""
 
 
 class StorageError(TransduceError):
-    """The file of the glossaries cannot be written; nothing has changed."""
+    """The file of the glossaries cannot be written; the glossaries have not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glossary:
-    """Terms of one language with their translations into another. `created`: ISO 8601, UTC."""
+    """Terms of one language with their translations into another language. `created`: ISO 8601, UTC."""
 
     id: str
     name: str
@@ -44,7 +44,7 @@ class Glossaries:
     """All glossaries of a service, by their ids. Safe to use from several threads."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: a JSON file that keeps them, which need not exist; it is locked as long as the object exists.
+        """`path`: a JSON file for the glossaries, which need not exist; it is locked as long as the object exists.
 
         Raises `UserError`: the file is damaged, not writable, or in use by another service.
         """
@@ -62,13 +62,13 @@ class Glossaries:
             raise SettingsError(f"{path}: {problem}; give another file") from None
         if path.exists():
             with expecting(path):
-                self._known = {one["id"]: Glossary(**one) for one in read_json(path)["glossaries"]}
+                self._known = {fields["id"]: Glossary(**fields) for fields in read_json(path)["glossaries"]}
 
     def create(self, name: str, source: str, target: str, terms: Mapping[str, str]) -> Glossary:
         """Add a glossary.
 
         Raises:
-            SettingsError: It is empty or too large, or there are too many.
+            SettingsError: The glossary is empty or too large, or there are too many.
             StorageError: The file cannot be written.
         """
         if not terms or len(terms) > MOST_ENTRIES:
@@ -79,51 +79,49 @@ class Glossaries:
                     f"entries: {text[:40]!r}: a term has from 1 to {LONGEST_TERM} characters and one line"
                 )
         created = datetime.now(UTC).isoformat(timespec="microseconds")
-        one = Glossary(str(uuid4()), name, source.lower(), target.lower(), created, dict(terms))
+        glossary = Glossary(str(uuid4()), name, source.lower(), target.lower(), created, dict(terms))
         with self._changing:
             if len(self._known) >= MOST_GLOSSARIES:
                 raise SettingsError(f"there are {MOST_GLOSSARIES:,} glossaries already; delete one")
-            self._save({**self._known, one.id: one})
-        return one
+            self._save({**self._known, glossary.id: glossary})
+        return glossary
 
     def find(self, identity: str) -> Glossary:
-        """A glossary by its id; raises `UnknownGlossaryError`."""
         if identity not in self._known:
             raise UnknownGlossaryError(f"glossary_id '{identity[:40]}': there is no such glossary; create it first")
         return self._known[identity]
 
     def all(self) -> list[Glossary]:
-        """All glossaries, oldest first."""
         return list(self._known.values())
 
     def delete(self, identity: str) -> None:
         """Remove a glossary; raises `UnknownGlossaryError`, or `StorageError`: the file cannot be written."""
         with self._changing:
-            gone = self.find(identity)
-            self._save({key: one for key, one in self._known.items() if one is not gone})
+            removed = self.find(identity)
+            self._save({key: glossary for key, glossary in self._known.items() if glossary is not removed})
 
     def _save(self, known: dict[str, Glossary]) -> None:
         if self._path is not None:
             try:
-                write_json(self._path, {"glossaries": [asdict(one) for one in known.values()]})
+                write_json(self._path, {"glossaries": [asdict(glossary) for glossary in known.values()]})
             except (OSError, RunFolderError) as error:
                 reason = getattr(error.__cause__ or error, "strerror", None) or error
                 raise StorageError(f"the glossaries cannot be saved ({reason}); nothing has changed") from error
         self._known = known
 
     def terms(self, identity: str, source: str, target: str) -> Mapping[str, str]:
-        """The terms of a glossary; raises `SettingsError` if there is none, or it is for other languages."""
-        one = self.find(identity)
-        for wanted, has in ((source, one.source), (target, one.target)):
+        """The terms of a glossary; raises `SettingsError` if it does not exist or is for other languages."""
+        glossary = self.find(identity)
+        for wanted, has in ((source, glossary.source), (target, glossary.target)):
             if base_language(wanted) != base_language(has):
                 raise SettingsError(
-                    f"glossary '{one.name[:40]}' is for {one.source}-{one.target}, not {source}-{target}"
+                    f"glossary '{glossary.name[:40]}' is for {glossary.source}-{glossary.target}, not {source}-{target}"
                 )
-        return one.terms
+        return glossary.terms
 
 
 def parse_entries(text: str, separator: str) -> dict[str, str]:
-    """Entries of a table, a line each: term, translation, and what else there may be."""
+    """Parse the entries of a table, one per line: term, translation, and further columns, which are ignored."""
     entries: dict[str, str] = {}
     try:
         lines = [line.split("\t") for line in text.splitlines()]

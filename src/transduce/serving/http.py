@@ -3,36 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+import io
+import itertools
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
-from pydantic_core import to_json
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from pydantic_core import PydanticCustomError, to_json
+from python_multipart import parse_form
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
 
-from transduce.decoding.queue import EXPIRED, ExpiredError, QueueClosedError
-from transduce.errors import SettingsError, TransduceError, UserError, message_of
+from transduce.decoding.queue import ExpiredError, QueueClosedError
+from transduce.errors import SettingsError, UserError, message_of
 from transduce.logging import print_exception
-from transduce.serving.concurrency import expiring
 from transduce.serving.glossaries import StorageError, UnknownGlossaryError
 from transduce.serving.keys import UnauthorizedError
 from transduce.serving.limits import DrainingError, OverloadedError
 from transduce.serving.service import Service
 
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the parser warns of malformed input of clients
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ItemT = TypeVar("ItemT")
-_SENDING = 2.0  # seconds after its deadline in which the rest of a stream can be read
+SENDING = 2.0
+"""Seconds after its deadline in which the rest of a stream can be read."""
+
 _READ_ON = 16  # times the limit of a body: read and drop it, as most clients read the response only after sending
+_FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_FIELDS = 1000  # of a form
-_LONGEST_ERROR = 1000  # characters; a message may quote what a client sent
+PAGE = Path(__file__).parent / "page"
+_PAGE_TYPES = {  # Windows may have others
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".json": "application/json",
+}
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_LONGEST_ERROR = 1000  # characters; a message may quote input of a client
 Items = Annotated[list[ItemT], Field(fail_fast=True)]
 """A list in a body. The first wrong item ends the validation: a megabyte of them would take seconds."""
-Texts = Annotated[Items[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+def as_list(value: Any) -> Any:
+    """A single text as a list."""
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("texts", "Input should be a text or a list of texts")
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[Items[str], BeforeValidator(as_list, json_schema_input_type=str | list[str])]
 
 
 class RequestError(UserError):
@@ -41,16 +73,16 @@ class RequestError(UserError):
         self.status = status
 
 
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (OverloadedError, 429),
-    (ExpiredError, 504),
-    (DrainingError, 503),
-    (QueueClosedError, 503),
-    (UnauthorizedError, 401),
-    (StorageError, 507),
-    (UnknownGlossaryError, 404),
-    (UserError, 400),
-)
+_STATUS: dict[type[Exception], int] = {
+    OverloadedError: 429,
+    ExpiredError: 504,
+    DrainingError: 503,
+    QueueClosedError: 503,
+    UnauthorizedError: 401,
+    StorageError: 507,
+    UnknownGlossaryError: 404,
+    UserError: 400,  # the last, as others are subclasses
+}
 
 
 @dataclass(slots=True)
@@ -58,8 +90,8 @@ class Call:
     """A request whose body has arrived.
 
     needs_key: whether clients need an API key. n_translated: characters that the service has translated so far.
-    key: name of the client's API key. n_characters: of the texts of this request; texts: what the access log shows if
-    it has texts. status: of the response.
+    key: name of the client's API key. end: when the request expires, a time of the event loop. n_characters: of the
+    texts of this request. texts: the texts for an access log with texts. status: status of the response.
     """
 
     service: Service
@@ -68,29 +100,45 @@ class Call:
     n_translated: int = 0
     body: bytes | None = None
     key: str = ""
+    end: float = math.inf
     n_characters: int = 0
     texts: list[str] = field(default_factory=list)
     status: int = 500
 
     def parse(self, model: type[ModelT]) -> ModelT:
-        """The body, JSON or a form, as this model; without a body, the query."""
-        body = self.body or b""
-        is_form = self.content_type == "application/x-www-form-urlencoded"
+        """Parse the body, JSON or a form, as this model; without a body, parse the query."""
+        kind, body = self.header("content-type").partition(";")[0].strip().lower(), self.body or b""
         try:
-            if is_form and not body.lstrip().startswith(b"{"):  # curl -d sends JSON so
-                return model.model_validate(_form(body))
+            # the content type of a form is the one that curl -d sends, also with JSON
+            if kind in (_FORM, _MULTIPART) and not body.lstrip().startswith(b"{"):
+                fields = self._form(body, is_multipart=kind == _MULTIPART)
+                return model.model_validate({name: v if len(v) > 1 else v[0] for name, v in fields.items()})
             if not body and self.request.query_params:
                 return model.model_validate(dict(self.request.query_params))
             return model.model_validate_json(body or b"{}")
         except ValidationError as error:
             raise SettingsError(_first_problem(error)) from None
 
+    def _form(self, body: bytes, *, is_multipart: bool) -> dict[str, list[str]]:
+        """The fields of a form as HTML forms, browsers' FormData and `curl -F` send them; files are ignored."""
+        fields, n_parts = dict[str, list[str]](), itertools.count(1)
+
+        def take(part: Any) -> None:
+            if next(n_parts) > _MOST_FIELDS:
+                raise ValueError
+            if hasattr(part, "value"):  # no file
+                fields.setdefault(part.field_name.decode(), []).append((part.value or b"").decode())
+
+        try:
+            if not is_multipart:
+                return parse_qs(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
+            parse_form({"Content-Type": self.header("content-type").encode()}, io.BytesIO(body), take, take)
+        except ValueError:
+            raise SettingsError(f"the form is damaged, not UTF-8, or has more than {_MOST_FIELDS:,} fields") from None
+        return fields
+
     def header(self, name: str) -> str:
         return self.request.headers.get(name, "")
-
-    @property
-    def content_type(self) -> str:
-        return self.header("content-type").partition(";")[0].strip().lower()
 
     def deadline(self) -> float:
         """The time of the event loop at which the request expires; the header X-Request-Timeout may shorten it."""
@@ -103,7 +151,7 @@ class Call:
         return self.service.deadline(given)
 
     def take_texts(self, texts: list[str]) -> None:
-        """Refuse texts beyond the limits, and count the others."""
+        """Refuse texts beyond the limits; otherwise store them and count their characters."""
         self.service.limits.check_texts(texts)
         self.n_characters, self.texts = sum(map(len, texts)), texts
 
@@ -120,20 +168,22 @@ def format_error(status: int, message: str) -> dict[str, str]:
 class Endpoint:
     """A route of a protocol.
 
+    request: the class of its request, for the description of the interface.
     error: the JSON of an error, from its status and message.
-    body_key: the API key in a body, where the protocol puts it there.
-    is_open: needs no API key.
-    is_change: changes what the service keeps; pages are refused, except those of allowed origins.
+    body_key: returns the API key from a body, for protocols that send it there.
+    is_open: whether requests need no API key.
+    admit: counts a request, and refuses too many (default: `Service.request`).
     unauthorized: the status of a request without a valid API key, as the protocol's clients know it.
     """
 
     method: str
     path: str
     handler: Handler
+    request: type[BaseModel] | None = None
     error: FormatError = format_error
     body_key: Callable[[Call], str | None] | None = None
     is_open: bool = False
-    is_change: bool = False
+    admit: Callable[[], AbstractContextManager[None]] | None = None
     unauthorized: int = 401
 
 
@@ -141,53 +191,16 @@ def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str]
     return Response(to_json(content), status_code=status, headers=dict(headers or {}), media_type="application/json")
 
 
-async def stream_response(
-    parts: AsyncIterator[Any], error: FormatError = format_error, *, end: float, last: str = ""
-) -> Response:
-    """JSON as server-sent events, and `last` after them. What is raised before the first one becomes a status.
-
-    A client that has not read everything shortly after `end`, the request's deadline, does not get the rest.
-    """
-    first, time = await anext(parts), asyncio.get_running_loop().time
-
-    async def events() -> AsyncIterator[bytes]:
-        yield _event(to_json(first))
-        try:
-            async for part in parts:
-                if time() > end + _SENDING:
-                    raise ExpiredError(EXPIRED)
-                yield _event(to_json(part))
-            if last:
-                yield _event(last.encode())
-        except TransduceError as problem:
-            yield _event(to_json(error(*describe_error(problem))))
-
-    return _EventStream(events(), end=end + 2 * _SENDING)
-
-
-class _EventStream(StreamingResponse):
-    """Server-sent events, until `end` at most: then the connection of a client that does not read is closed."""
-
-    def __init__(self, events: AsyncIterator[bytes], *, end: float) -> None:
-        super().__init__(events, media_type="text/event-stream")
-        self.end = end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ExpiredError):
-            async with expiring(self.end):
-                await super().__call__(scope, receive, send)
-
-
-def _event(content: bytes) -> bytes:
-    return b"data: " + content + b"\n\n"
+def file_response(path: Path) -> Response:
+    """A file of a self-contained page."""
+    return FileResponse(path, headers=PAGE_HEADERS, media_type=_PAGE_TYPES[path.suffix])
 
 
 def describe_error(error: Exception) -> tuple[int, str]:
-    """The status of an error, and its message in one line; prints the cause of an internal one."""
+    """The status of an error, and its message in one line. For an internal error, prints its cause."""
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
     if isinstance(error, RequestError):
         status = error.status
-    else:
-        status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
     if status == 500:
         print_exception(error)
         return status, "internal error; the server's log has the cause"
@@ -195,19 +208,12 @@ def describe_error(error: Exception) -> tuple[int, str]:
     return status, message if len(message) <= _LONGEST_ERROR else message[:_LONGEST_ERROR] + "..."
 
 
-def refuse_unsupported(asked: BaseModel, names: Sequence[str]) -> None:
-    """Refuse fields of a request that the service does not have, if they would change something."""
+def refuse_unsupported(asked: BaseModel, names: Sequence[str], *, no_change: Mapping[str, Any] | None = None) -> None:
+    """Refuse unsupported fields, unless they are empty or have the value in `no_change`, which has no effect."""
     for name in names:
-        if getattr(asked, name, None):
+        value = getattr(asked, name, None)
+        if value and value != (no_change or {}).get(name):
             raise SettingsError(f"{name}: not supported by this service; leave it out")
-
-
-def _form(body: bytes) -> dict[str, Any]:
-    try:
-        values = parse_qs(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
-    except (UnicodeDecodeError, ValueError):
-        raise SettingsError(f"the form is not valid UTF-8, or has more than {_MOST_FIELDS:,} fields") from None
-    return {name: found if len(found) > 1 else found[0] for name, found in values.items()}
 
 
 def header_key(call: Call) -> str | None:
@@ -219,21 +225,18 @@ def header_key(call: Call) -> str | None:
 
 
 async def read_body(call: Call) -> bytes:
-    """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
-    limits, length = call.service.limits, call.header("content-length")
-    announced = int(length) if length.isdecimal() and len(length) <= 20 else -1  # -1: unknown
-    body, size, is_last = bytearray(), 0, announced == 0
+    """Read the body within the limits of size and time. DeepL's client sends a body with GET, too."""
+    limits, body, size = call.service.limits, bytearray(), 0
     try:
         async with asyncio.timeout(limits.body_seconds):
-            while not is_last and size <= _READ_ON * limits.max_body:
-                message = await call.request.receive()
-                if message["type"] == "http.disconnect":
-                    raise RequestError(400, "the body is incomplete or malformed")
-                part = message.get("body", b"")
+            async for part in call.request.stream():
                 size += len(part)
-                is_last = size == announced or not message.get("more_body", False)
                 if size <= limits.max_body:
                     body += part
+                elif size > _READ_ON * limits.max_body:
+                    break
+    except ClientDisconnect:
+        raise RequestError(400, "the body is incomplete or malformed") from None
     except TimeoutError:
         raise RequestError(408, f"the body did not arrive within {limits.body_seconds:g} seconds") from None
     if size > limits.max_body:
@@ -242,7 +245,7 @@ async def read_body(call: Call) -> bytes:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """One line of a failed validation: the field, what is wrong, and what was given."""
+    """Describe a failed validation in one line: the field, the problem, and the given value."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"])) or "body"
     given = repr(first.get("input"))

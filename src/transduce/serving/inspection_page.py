@@ -1,35 +1,36 @@
-"""The page that shows the inside of the runs, at /inspect, and the requests that it makes."""
+"""The inspection page of the runs, at /inspect, and the requests that it makes."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import RedirectResponse, Response
 
 from transduce.config.decoding import DecodingOptions
-from transduce.decoding.queue import EXPIRED, ExpiredError
-from transduce.errors import SettingsError
-from transduce.inspection.look import Inspection, look
-from transduce.inspection.page import page_files, read_page_file
-from transduce.inspection.subjects import Subject, open_subject
+from transduce.config.section import MAX_PENALTY
+from transduce.decoding.queue import EXPIRED, ExpiredError, expiring
+from transduce.errors import SettingsError, check_known
+from transduce.inspection.inspected_models import Subject, open_subject
+from transduce.inspection.inspection import Inspection, inspect_sentence
+from transduce.inspection.page import PAGE, page_files
 from transduce.logging import Log
-from transduce.nn.embedding import TokenEmbedding, VectorEmbedding
 from transduce.runs.folder import RunFolder
-from transduce.serving.concurrency import expiring
-from transduce.serving.http import Call, Endpoint, json_response
-from transduce.serving.web_page import file_response
+from transduce.serving.http import Call, Endpoint, file_response, json_response
+from transduce.serving.limits import OverloadedError
+from transduce.text.languages import Languages
 
-ResultT = TypeVar("ResultT")
+_MOST_OPEN = 32  # inspections at a time, of which one is computed; the page sends some for each click
+MOST_BEAMS = 8  # that the page draws
 Text = Annotated[str, Field(strict=True, max_length=10_000)]
 Names = Annotated[list[str], Field(max_length=4096)]
 
@@ -37,7 +38,11 @@ Names = Annotated[list[str], Field(max_length=4096)]
 class LookRequest(BaseModel):
     """A request to inspect one sentence.
 
-    values: names of the parts whose matrices are wanted. views: names of those wanted (default: all but the slow ones).
+    values: the part whose matrices are wanted, and its residual connection; all parts together can take hundreds of
+    megabytes.
+    head: the head whose weight matrices are wanted with them.
+    beam, length_penalty: options of the search (default: those of the page).
+    views: names of the wanted views (default: all but the slow ones).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -46,7 +51,10 @@ class LookRequest(BaseModel):
     target: Text | None = None
     prefix: Annotated[list[int], Field(max_length=4096)] = []
     off: Names = []
-    values: Names = []
+    beam: Annotated[int, Field(ge=1, le=MOST_BEAMS)] | None = None
+    length_penalty: Annotated[float, Field(ge=0, le=MAX_PENALTY)] | None = None
+    values: Annotated[list[str], Field(max_length=2)] = []
+    head: Annotated[int, Field(ge=0, le=4096)] | None = None
     views: Names = []
 
 
@@ -55,14 +63,6 @@ class CellRequest(LookRequest):
 
     value: str
     index: Annotated[list[int], Field(max_length=8)]
-
-
-@dataclass(slots=True)
-class _Model:
-    """The model of a run and its last inspection, whose cells the page asks for."""
-
-    subject: Subject
-    last: tuple[Any, Inspection] | None = None
 
 
 class InspectionPage:
@@ -74,125 +74,152 @@ class InspectionPage:
         *,
         device: str = "auto",
         decoding: DecodingOptions | None = None,
+        languages: Languages = (None, None),
         together: bool = False,
         browse: bool = False,
     ) -> None:
         """Show these runs.
 
-        `decoding`: how they translate (default: as each run says). `together`: the page shows all runs side by side.
-        `browse`: open it in a browser.
+        `decoding`: decoding options (default: each run's settings). `languages`: see `Translator.between`.
+        `together`: show all runs side by side. `browse`: open the page in a browser.
         """
         self._runs, self._together, self._browse = runs, together, browse
-        self._open = partial(open_subject, device=device, decoding=decoding)
-        self._models: dict[str, _Model] = {}
-        self._given_up = threading.Event()  # of the request that the worker works for
+        self._open = partial(open_subject, device=device, decoding=decoding, languages=languages)
+        self._models: dict[str, Subject] = {}
+        self._last: dict[str, tuple[Any, Inspection]] = {}  # of each run, with its request: the page asks for cells
+        self._n_open = 0
+        self._given_up = threading.Event()  # set to cancel the worker's current request
         # One sentence at a time, with one thread: small products gain nothing from two, and where other processes are
         # busy, the threads of OpenMP wait for one another.
-        self._worker, n_threads = ThreadPoolExecutor(1, "inspect"), torch.get_num_threads()
-        self._worker.submit(_use_one_thread).result()
-        torch.set_num_threads(n_threads)  # threads that begin later have as many as before
+        n_threads = torch.get_num_threads()
+        self._worker = ThreadPoolExecutor(1, "inspect", initializer=torch.set_num_threads, initargs=(1,))
+        # PyTorch copies the process's thread count into a thread on first use; trigger that here.
+        self._worker.submit(torch.get_num_threads).result()
+        torch.set_num_threads(n_threads)  # restore the number for threads that start later
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The routes of the page and of its requests."""
         files = [Endpoint("GET", f"/inspect/{name}", self._file, is_open=True) for name in page_files()]
         return (
             Endpoint("GET", "/inspect", self._redirect, is_open=True),
             Endpoint("GET", "/inspect/", self._file, is_open=True),
             *files,
             Endpoint("GET", "/inspect/models", self._list_models, is_open=True),
-            Endpoint("POST", "/inspect/look", self._answer_look),
-            Endpoint("POST", "/inspect/cell", self._answer_cell),
+            Endpoint("POST", "/inspect/look", self._answer_look, admit=self._admit),
+            Endpoint("POST", "/inspect/cell", self._answer_cell, admit=self._admit),
         )
 
     def greet(self, address: str, log: Log) -> None:
-        """Print where the page is, and open it if that is wanted."""
+        """Print the address of the page, and open it in a browser if requested."""
         log.say(f"look inside: {address}")
         if self._browse:
             webbrowser.open(address)
 
     def forget_models(self) -> None:
-        """Load the models again at the next request."""
-        self._models = {}
+        self._models, self._last = {}, {}
 
     def close(self) -> None:
-        """Give up what the worker does."""
+        """Cancel the worker's current work."""
         self._given_up.set()
         self._worker.shutdown(wait=False, cancel_futures=True)
+
+    @contextmanager
+    def _admit(self) -> Iterator[None]:
+        """Count an inspection; raises `OverloadedError`. It does not use the capacity for translation requests."""
+        if self._n_open >= _MOST_OPEN:
+            raise OverloadedError("too many sentences are being inspected; try again later")
+        self._n_open += 1
+        try:
+            yield
+        finally:
+            self._n_open -= 1
 
     async def _redirect(self, call: Call) -> Response:
         return RedirectResponse("/inspect/", status_code=308)
 
     async def _file(self, call: Call) -> Response:
         name = call.request.url.path.removeprefix("/inspect/") or "inspect.html"
-        return file_response(call, name, read_page_file(name).encode())
+        return file_response(PAGE / name)
 
     async def _list_models(self, call: Call) -> Response:
         models = []
         for name, path in self._runs.items():
-            settings = RunFolder.open(path).settings
-            models.append(
-                {"name": name, "kind": settings.model.kind, "task": settings.task, "together": self._together}
-            )
+            folder = RunFolder.open(path)
+            kind, task = folder.settings.model.kind, folder.settings.task
+            # The clients of a service may not read the texts of a run.
+            example = "" if call.service.runs else _example(folder)
+            models.append({"name": name, "kind": kind, "task": task, "together": self._together, "example": example})
         return json_response(models)
 
     async def _answer_look(self, call: Call) -> Response:
         asked = call.parse(LookRequest)
-        return json_response(await self._answer(call, asked, lambda found: found.to_json(asked.values, asked.views)))
+        weights = () if asked.head is None else asked.values
+
+        def look(inspection: Inspection) -> Any:
+            return inspection.to_json(asked.values, asked.views, weights=weights, head=asked.head)
+
+        return await self._answer(call, asked, look)
 
     async def _answer_cell(self, call: Call) -> Response:
         asked = call.parse(CellRequest)
 
-        def cell(found: Inspection) -> dict[str, Any] | None:
-            if asked.value not in found.arrays:
+        def cell(inspection: Inspection) -> dict[str, Any] | None:
+            if asked.value not in inspection.arrays:
                 raise SettingsError(f"value = {asked.value}: this model has no such value")
-            return found.cell(asked.value, asked.index)
+            return inspection.cell(asked.value, asked.index)
 
-        return json_response(await self._answer(call, asked, cell))
+        return await self._answer(call, asked, cell)
 
-    async def _answer(self, call: Call, asked: LookRequest, answer: Callable[[Inspection], ResultT]) -> ResultT:
+    async def _answer(self, call: Call, asked: LookRequest, answer: Callable[[Inspection], Any]) -> Response:
         call.take_texts([asked.text, asked.target or ""])
-        if asked.run not in self._runs:
-            raise SettingsError(f"run = {asked.run}: not served here; allowed are {', '.join(self._runs)}")
+        check_known("run", asked.run, self._runs)
         given_up = threading.Event()
         try:
-            async with expiring(call.deadline()):
-                return await asyncio.get_running_loop().run_in_executor(
-                    self._worker, lambda: answer(self._look(asked, given_up))
-                )
+            async with expiring(call.end):
+                work = self._worker.submit(lambda: answer(self._look(asked, given_up)))
+                return json_response(await asyncio.wrap_future(work))
         finally:
             given_up.set()
 
     def _look(self, asked: LookRequest, given_up: threading.Event) -> Inspection:
-        """Inspect a sentence, in the worker. Raises `ExpiredError` at the model's next pass after it was given up."""
-        self._given_up = given_up
-        model = self._model(asked.run)
-        key = asked.model_dump(include=set(LookRequest.model_fields) - {"values", "views"})
-        if model.last is None or model.last[0] != key:
-            model.last = key, look(model.subject, asked.text, asked.target, prefix=asked.prefix, off=asked.off)
-        return model.last[1]
+        """Inspect a sentence in the worker.
 
-    def _model(self, name: str) -> _Model:
-        models = self._models
-        if name not in models:
-            subject = self._open(self._runs[name])
-            for module in subject.model.modules():
-                if isinstance(module, (TokenEmbedding, VectorEmbedding)):  # each pass begins there
-                    # No bound method: the model is copied with its hooks, and the copy must not have a page.
-                    module.register_forward_pre_hook(lambda *_: self._check_given_up())
-            models[name] = _Model(subject)
-        return models[name]
+        If the request is cancelled, raises `ExpiredError` at the model's next pass.
+        """
+        self._given_up = given_up
+        models, known = self._models, self._last
+        if asked.run not in models:
+            models[asked.run] = subject = self._open(self._runs[asked.run])
+            for module in subject.model.children():  # each forward pass begins with a child module, the embedding
+                # Not a bound method: a copy of the model copies its hooks, and with a bound method the page.
+                module.register_forward_pre_hook(lambda *_: self._check_given_up())
+        key = asked.model_dump(include=set(LookRequest.model_fields) - {"values", "views", "head"})
+        last_key, inspection = known.get(asked.run, (None, None))
+        if inspection is None or last_key != key:
+            search = asked.model_dump(include={"beam", "length_penalty"}, exclude_none=True)
+            inspection = inspect_sentence(
+                models[asked.run],
+                asked.text,
+                asked.target,
+                prefix=asked.prefix,
+                off=asked.off,
+                decoding=DecodingOptions(**search) if search else None,
+            )
+            known[asked.run] = key, inspection
+        return inspection
 
     def _check_given_up(self) -> None:
         if self._given_up.is_set():
             raise ExpiredError(EXPIRED)
 
 
-def _use_one_thread() -> None:
-    torch.set_num_threads(1)  # of this thread, and of threads that begin from now on
-    torch.get_num_threads()  # a thread takes the number of the process when it first needs one: now
+def _example(folder: RunFolder) -> str:
+    """A text of medium length from the samples of a run's report; empty without samples."""
+    sets = folder.read_record("samples.json").get("sets", [])
+    texts = [sample.get("src", sample.get("prompt", "")) for examples in sets for sample in examples["samples"]]
+    return str(sorted(texts, key=len)[len(texts) // 2]) if texts else ""
 
 
 def named_runs(paths: Sequence[Path]) -> dict[str, Path]:
-    """Run folders by name; of several with one name, by path."""
+    """Run folders by name, or by path if several have the same name."""
     names = [path.absolute().name for path in paths]
     return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}

@@ -1,4 +1,4 @@
-"""API keys: random secrets of which a file holds only the sha256, each with a name and a limit of requests."""
+"""API keys: random secrets, each with a name and a rate limit; a file contains only their sha256."""
 
 from __future__ import annotations
 
@@ -7,84 +7,96 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from transduce.data.lines import read_lines
-from transduce.errors import SettingsError, TransduceError
+from transduce.errors import SettingsError, TransduceError, UserError
+from transduce.logging import Log
 from transduce.serving.limits import OverloadedError
 
-_SHA256, _LIMIT = re.compile(r"[0-9a-fA-F]{64}"), re.compile(r"[1-9]\d{0,8}")
+_LINE = re.compile(r"\A(\S+)\s+([0-9a-fA-F]{64})(?:\s+([1-9]\d{0,8}))?")
 
 
 class UnauthorizedError(TransduceError):
-    """No API key, or one that is not known."""
+    """The API key is missing or unknown."""
 
 
-@dataclass(slots=True)
-class ApiKey:
-    """A key. `per_minute`: requests that it may make, with as many at once; None: any number."""
+class ApiKey(NamedTuple):
+    """An API key. `per_minute`: limit of requests per minute, and of requests at once; None: no limit."""
 
     name: str
-    sha256: str
     per_minute: int | None = None
-    _left: float = field(default=0.0, init=False)
-    _since: float = field(default=-1e9, init=False)
-
-    def use(self, now: float) -> None:
-        """Count a request; raises `OverloadedError` if there were too many."""
-        if self.per_minute is None:
-            return
-        self._left = min(self.per_minute, self._left + (now - self._since) * self.per_minute / 60)
-        self._since = now
-        if self._left < 1:
-            seconds = (1 - self._left) * 60 / self.per_minute
-            raise OverloadedError(f"more than {self.per_minute} requests per minute", retry_after=seconds)
-        self._left -= 1
 
 
 class ApiKeys:
-    """The keys that a service accepts; none: everybody is let in."""
+    """The keys that a service accepts, from the current content of a file. Without a file, no key is needed."""
 
-    def __init__(self, keys: tuple[ApiKey, ...] = (), *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._keys, self._clock = {key.sha256: key for key in keys}, clock
+    def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`path`: a file with a line NAME SHA256 [REQUESTS_PER_MINUTE] per key; it may have empty lines and # comments.
 
-    @classmethod
-    def load(cls, path: Path) -> ApiKeys:
-        """Read a file with a line NAME SHA256 [REQUESTS_PER_MINUTE] per key; empty lines and # comments are skipped."""
-        keys = []
-        for number, line in enumerate(read_lines(path), 1):
-            match [] if line.startswith("#") else line.split():
-                case []:
-                    pass
-                case [name, digest] if _SHA256.fullmatch(digest):
-                    keys.append(ApiKey(name, digest.lower()))
-                case [name, digest, limit] if _SHA256.fullmatch(digest) and _LIMIT.fullmatch(limit):
-                    keys.append(ApiKey(name, digest.lower(), int(limit)))
-                case _:
-                    raise SettingsError(f"{path}:{number}: not a key; a line is NAME SHA256 [REQUESTS_PER_MINUTE]")
-        if not keys:
-            raise SettingsError(f"{path}: contains no key; make one with new_key")
-        return cls(tuple(keys))
+        Raises `UserError` if the file cannot be read.
+        """
+        self._path, self._clock = path, clock
+        self._left = dict[str, tuple[float, float]]()  # remaining requests of each key, and when, by its sha256
+        if path is not None:
+            self._changed, self._keys = _changed(path), _read(path)
+            if not self._keys:
+                raise SettingsError(f"{path}: contains no key; make one with new_key", "new_key")
 
     @property
     def are_needed(self) -> bool:
-        return bool(self._keys)
+        return self._path is not None
 
     def check(self, secret: str | None) -> str:
-        """The name of a key, empty if none is needed; counts a request.
+        """Count a request; return the name of its key, or an empty string if no key is needed.
 
         Raises `UnauthorizedError` or `OverloadedError`.
         """
-        if not self._keys:
+        if self._path is None:
             return ""
+        if (changed := _changed(self._path)) != self._changed:
+            self._changed = changed
+            try:
+                self._keys = _read(self._path)
+            except UserError as error:
+                Log().warn(f"the API keys stay as they were: {error}")
         if not secret:
             raise UnauthorizedError("this service needs an API key; send it as 'Authorization: Bearer KEY'")
         digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
         if (key := self._keys.get(digest)) is None:
             raise UnauthorizedError("unknown API key")
-        key.use(self._clock())
+        if key.per_minute is not None:
+            self._count(digest, key.per_minute)
         return key.name
+
+    def _count(self, digest: str, per_minute: int) -> None:
+        """Count a request; raises `OverloadedError` if there were too many."""
+        now = self._clock()
+        left, since = self._left.get(digest, (per_minute, now))
+        left = min(per_minute, left + (now - since) * per_minute / 60)
+        self._left[digest] = left - (left >= 1), now
+        if left < 1:
+            seconds = (1 - left) * 60 / per_minute
+            raise OverloadedError(f"more than {per_minute} requests per minute", retry_after=seconds)
+
+
+def _changed(path: Path) -> int:
+    """Time of the last change of a file; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _read(path: Path) -> dict[str, ApiKey]:
+    keys = dict[str, ApiKey]()
+    for number, line in enumerate(read_lines(path), 1):
+        if line.strip() and not line.startswith("#"):
+            if (match := _LINE.fullmatch(line.strip())) is None:
+                raise SettingsError(f"{path}:{number}: not a key; a line is NAME SHA256 [REQUESTS_PER_MINUTE]")
+            keys[match[2].lower()] = ApiKey(match[1], int(match[3]) if match[3] else None)
+    return keys
 
 
 NO_KEYS = ApiKeys()

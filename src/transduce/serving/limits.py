@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,11 +28,10 @@ class Limits:
     """Limits of the requests that a service accepts.
 
     Attributes:
-        max_requests: Requests that wait or are being translated, at most; more get an `OverloadedError`. A core decodes
-            about 24 sentences with 5 beams at a time; a few more wait to be next.
-        max_tokens: Tokens of all these requests, at most: of the sources or prompts, and those that the outputs may
-            have, each counted once per beam. A request that has more alone is refused.
-        max_arriving: Requests from one address whose bodies have not arrived, at most. A proxy is one address.
+        max_requests: Most requests that wait or are being translated; further requests get an `OverloadedError`. A core
+            decodes about 24 sentences with 5 beams at a time; a few more wait to be next.
+        max_tokens: Most tokens of all these requests: tokens of sources or prompts, and the tokens that outputs may
+            have, each counted once per beam. A single request with more tokens is refused.
         seconds: Deadline of a request; a request may ask for a shorter one.
         max_texts: Texts per request.
         max_characters: Characters of all texts of a request.
@@ -47,7 +45,6 @@ class Limits:
 
     max_requests: int = field(default_factory=lambda: 32 * n_cores())
     max_tokens: int = 200_000
-    max_arriving: int = field(default_factory=lambda: max(128, 32 * n_cores()))
     seconds: float = 10.0
     max_texts: int = 128
     max_characters: int = 20_000
@@ -77,7 +74,7 @@ def check_at_most(name: str, value: int | None, most: int) -> None:
 
 
 class Admission:
-    """Counts bodies that have not arrived and tokens that are being computed, and refuses more than the limits allow.
+    """Counts the tokens of open requests, and refuses requests beyond the limits.
 
     Used from one thread, that of the event loop.
     """
@@ -85,30 +82,13 @@ class Admission:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.n_tokens = 0
-        self._arriving = Counter[str]()  # requests whose bodies have not arrived, by address
-
-    @contextmanager
-    def arriving(self, address: str) -> Iterator[None]:
-        """Count a request of this address while its body arrives; raises `OverloadedError`.
-
-        It has no place yet: whoever sends slowly keeps nobody else out.
-        """
-        if self._arriving[address] >= self._limits.max_arriving:
-            raise OverloadedError("too many requests of your address are incomplete; send whole requests")
-        self._arriving[address] += 1
-        try:
-            yield
-        finally:
-            self._arriving[address] -= 1
-            if not self._arriving[address]:
-                del self._arriving[address]
 
     @contextmanager
     def tokens(self, n: int, *, refuse: bool = True) -> Iterator[None]:
         """Count a request's tokens until the block ends: see `Limits`.
 
-        Raises `SettingsError` or `OverloadedError`, unless `refuse` is False: for more work of a request of which some
-        has been done.
+        Raises `SettingsError` or `OverloadedError`, unless `refuse` is False, for further work of a request of which a
+        part has been done.
         """
         most = self._limits.max_tokens
         if refuse and n > most:

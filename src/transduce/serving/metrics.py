@@ -31,21 +31,20 @@ class Metrics:
         self._service = service
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        own = self._registry
-        requests = Counter("transduce_requests", "Requests by route and status.", ["route", "status"], registry=own)
-        self._requests: Callable[[str, int], Counter] = cache(requests.labels)  # to look one up takes longer
+        requests = Counter(
+            "transduce_requests", "Requests by route and status.", ["route", "status"], registry=self._registry
+        )
+        self._requests: Callable[[str, int], Counter] = cache(requests.labels)  # cached: the library's lookup is slower
         seconds = Histogram(
-            "transduce_request_seconds", "Time to the response.", ["route"], buckets=SECONDS, registry=own
+            "transduce_request_seconds", "Time to the response.", ["route"], buckets=SECONDS, registry=self._registry
         )
         self._seconds: Callable[[str], Histogram] = cache(seconds.labels)
         self.n_characters = 0
-        self.characters = Counter("transduce_characters", "Characters of the texts that were translated.", registry=own)
 
     def count(self, route: str, status: int, seconds: float, n_characters: int) -> None:
         """Count a response, and the characters of texts that it translates."""
-        if status == 200 and n_characters:
+        if status == 200:
             self.n_characters += n_characters
-            self.characters.inc(n_characters)
         self._requests(route, status).inc()
         self._seconds(route).observe(seconds)
 
@@ -57,6 +56,8 @@ class Metrics:
         pending = {"requests": self._service.n_requests, "tokens": self._service.admission.n_tokens}
         for name, value in pending.items():
             yield GaugeMetricFamily(f"transduce_pending_{name}", f"Pending {name}, waiting or running.", value)
+        help_text = "Characters of the texts that were translated."
+        yield CounterMetricFamily("transduce_characters", help_text, self.n_characters)
         runs = self._service.runs
         loads = [(run.name, {**run.model.queue.workload(), "n_new": run.model.n_new}) for run in runs]
         families: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], dict[str, tuple[str, str]]], ...]

@@ -11,7 +11,9 @@ import ssl
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -22,12 +24,14 @@ from starlette.types import ASGIApp
 from transduce.errors import SettingsError, TransduceError
 from transduce.logging import Log
 from transduce.process import handle_signals
-from transduce.serving.access_log import AccessLog
+from transduce.serving.access_log import log_request
 from transduce.serving.app import make_app
-from transduce.serving.async_generator import AsyncTextGenerator
-from transduce.serving.inspection_page import InspectionPage
+from transduce.serving.async_models import AsyncTextGenerator
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.service import Service
+
+if TYPE_CHECKING:
+    from transduce.serving.inspection_page import InspectionPage
 
 try:
     from uvloop import new_event_loop as _loop_factory
@@ -35,10 +39,10 @@ except ImportError:  # Windows
     _loop_factory = asyncio.new_event_loop  # type: ignore[assignment]
 
 _BACKLOG = 4096
+_PAIRS = 8  # language pairs of a run that are printed
 _HEAD_BYTES = 1 << 15  # a longer head of a request gets status 431
 _MOST_CONNECTIONS = 1024
-_OTHER_FILES = 100  # descriptors of the process that are no connections
-_LAST_SECONDS = 2.0  # for clients to read the last responses
+_LAST_SECONDS = 2.0  # seconds for clients to read the last responses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ class ServerOptions:
     """Address and options of the server.
 
     The default host is reached from this machine only; port 0 takes a free one. cors: origins whose pages may use the
-    service from a browser. log_text: log requests with their texts. watch: seconds between looks at the run folders;
+    service from a browser. log_text: log requests with their texts. watch: seconds between checks of the run folders;
     0: reload on SIGHUP only. certificate, certificate_key: PEM files, for TLS.
     """
 
@@ -88,18 +92,16 @@ def serve(service: Service, options: ServerOptions, log: Log, inspection: Inspec
 async def _serve(service: Service, options: ServerOptions, log: Log, inspection: InspectionPage | None) -> None:
     host, port = find_address(options.host, options.port)
     loop, hangup = asyncio.get_running_loop(), asyncio.Event()
-    # From here on, as SIGHUP ends a process that does not handle it, also while the runs are loaded.
+    # Handle signals before the runs are loaded: an unhandled SIGHUP ends the process.
     with handle_signals(lambda _: loop.call_soon_threadsafe(hangup.set), always=("SIGHUP",)):
         try:
             await service.start()
             _settle_garbage()
-            access_log = AccessLog(with_texts=options.log_text) if options.log else None
-            app = make_app(service, keys=options.keys, cors=options.cors, log=access_log, inspection=inspection)
-            host, port = find_address(host, port)  # again: loading takes seconds
+            log_responses = partial(log_request, with_texts=options.log_text) if options.log else None
+            app = make_app(service, keys=options.keys, cors=options.cors, log=log_responses, inspection=inspection)
+            host, port = find_address(host, port)  # check again: loading takes seconds
             server = make_server(app, (host, port), service.limits.body_seconds, options)
             await _run(server, service, options, (host, port), hangup, log, inspection)
-            if access_log is not None:
-                access_log.flush()
         finally:
             if inspection is not None:
                 inspection.close()
@@ -107,17 +109,17 @@ async def _serve(service: Service, options: ServerOptions, log: Log, inspection:
 
 
 def find_address(host: str, port: int) -> tuple[str, int]:
-    """The IP address and port to listen on; port 0 becomes a free one. Raises `SettingsError`: it is taken.
+    """The IP address and port to listen on; port 0 becomes a free port. Raises `SettingsError` if the port is taken.
 
     The HTTP server shares ports with other processes, so it would not notice another service on this port.
     """
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            if sys.platform != "win32":  # there it allows to take the port of another process
+            if sys.platform != "win32":  # on Windows the option would allow taking another process's port
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-            found = probe.getsockname()
-            return found[0], found[1]
+            address = probe.getsockname()
+            return address[0], address[1]
     except (OSError, OverflowError) as error:
         raise SettingsError(f"{host}:{port}: {error}; give another host or port") from None
 
@@ -132,7 +134,7 @@ def make_server(app: ASGIApp, address: tuple[str, int], seconds: float, options:
         http=HTTPModes.http1,
         websockets=False,
         backlog=_BACKLOG,
-        backpressure=_max_connections(),
+        backpressure=_MOST_CONNECTIONS,
         http1_settings=HTTP1Settings(header_read_timeout=int(1000 * seconds), max_buffer_size=_HEAD_BYTES),
         log_enabled=False,
         ssl_cert=options.certificate,
@@ -142,12 +144,12 @@ def make_server(app: ASGIApp, address: tuple[str, int], seconds: float, options:
 
 
 async def start(server: Server, address: tuple[str, int], seconds: float) -> asyncio.Task[None]:
-    """Start the server, and wait until it listens; `seconds`: time in which a client must read what is sent."""
+    """Start the server, and wait until it listens. `seconds`: time in which a client must read sent data."""
     serving = asyncio.create_task(server.serve())
-    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
+    local_host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
     while True:
         try:
-            _, writer = await asyncio.open_connection(own, address[1])
+            _, writer = await asyncio.open_connection(local_host, address[1])
             break
         except OSError:
             if serving.done():
@@ -159,18 +161,8 @@ async def start(server: Server, address: tuple[str, int], seconds: float) -> asy
     return serving
 
 
-def _max_connections() -> int:
-    """Connections that this process can have, by its limit of open files: see `process.raise_file_limit`."""
-    if sys.platform == "win32":
-        return _MOST_CONNECTIONS
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MOST_CONNECTIONS if limit < 0 else max(min(_MOST_CONNECTIONS, limit - _OTHER_FILES), 16)
-
-
 def _set_write_timeout(address: tuple[str, int], seconds: float) -> None:
-    """Close connections whose client does not read what is sent for so many seconds (Linux).
+    """Close connections whose client does not read sent data for this many seconds (Linux).
 
     The HTTP server has no such limit. Connections inherit TCP_USER_TIMEOUT from their listening socket.
     """
@@ -179,9 +171,9 @@ def _set_write_timeout(address: tuple[str, int], seconds: float) -> None:
     for name in os.listdir("/proc/self/fd"):
         if "socket:" not in os.path.realpath(f"/proc/self/fd/{name}"):
             continue
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
-            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[:2] == address:
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as listener:
+            if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and listener.getsockname()[:2] == address:
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
 
 
 async def _run(
@@ -202,7 +194,8 @@ async def _run(
         always=("SIGTERM", "SIGINT"),
     ):
         serving = await start(server, address, service.limits.body_seconds)
-        _greet(service, options, address[1], log)
+        if service.runs:
+            _greet(service, options, address[1], log)
         if inspection is not None:
             inspection.greet(f"{_url(options, address[1])}/inspect/", log)
         asked = asyncio.create_task(signals.get())
@@ -218,7 +211,7 @@ async def _run(
         await asyncio.wait([serving, again], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     for task in (reloading, draining, again):
         task.cancel()
-    if not serving.done():  # it will be cancelled, which granian reports as an error
+    if not serving.done():  # cancelled at exit; granian reports that as an error
         loop.set_exception_handler(lambda _loop, _context: None)
     log.say("stopped" if is_complete else "stopped; some requests had not ended")
 
@@ -226,21 +219,19 @@ async def _run(
 async def _reload_when_asked(
     service: Service, hangup: asyncio.Event, seconds: float, log: Log, inspection: InspectionPage | None = None
 ) -> None:
-    """Reload replaced runs at each SIGHUP, and every so many seconds if not 0; an error is logged once."""
-    problem = ""
+    """Reload replaced runs at each SIGHUP, and periodically if `seconds` is not 0; an error is logged once."""
+    logged = ""
     while True:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds or None):
                 await hangup.wait()
-            problem = ""  # who asks for it wants to know again
-        except TimeoutError:
-            pass
         is_asked = hangup.is_set()
         hangup.clear()
         names, errors = await service.reload()
-        known, problem = problem, "; ".join(str(error) or type(error).__name__ for error in errors)
-        if problem and problem != known:
+        problem = "; ".join(str(error) or type(error).__name__ for error in errors)
+        if problem and (is_asked or problem != logged):
             log.warn(f"the old model stays in service: {problem}")
+        logged = problem
         if inspection is not None and (names or (is_asked and not errors)):
             inspection.forget_models()
         if names:
@@ -249,7 +240,7 @@ async def _reload_when_asked(
 
 
 def _settle_garbage() -> None:
-    """Exclude what lives as long as the models from garbage collection: it would take longer than a translation."""
+    """Exclude long-lived objects from garbage collection, which would take longer than a translation."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -266,9 +257,14 @@ def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> Non
     for run in service.runs:
         model = run.model
         choice = (model.generator if isinstance(model, AsyncTextGenerator) else model.translator).choice
-        what = f"{run.source} -> {run.target}" if run.source else "language model"
-        log.say(f"{what}: {run.path} ({choice.precision})")
-        if (run.source, run.target) == ("src", "tgt"):
+        pairs = [f"{source} -> {target}" for source, target in run.directions]
+        more = f" and {len(pairs) - _PAIRS} more" if len(pairs) > _PAIRS else ""
+        purpose = ", ".join(pairs[:_PAIRS]) + more or "language model"
+        log.say(f"{purpose}: {run.path} ({choice.precision})")
+        for direction in run.directions if run.has_language_tokens and len(pairs) <= _PAIRS else ():
+            for note in run.translator.between(*direction).translator.direction_notes():
+                log.warn(note)
+        if run.directions == (("src", "tgt"),):
             log.warn(f"{run.path} does not know its languages; clients ask by language: serve en-de={run.path}")
         for note in choice.notes():
             log.say(note)

@@ -1,27 +1,232 @@
-"""The translation service without HTTP: its runs, what it accepts, and how it starts, reloads and ends."""
+"""The translation service without HTTP: runs, routes between languages, start, reload and shutdown."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from transduce.config.decoding import DecodingOptions
+from transduce.config.settings import Direction
+from transduce.decoding.alignment import Link, joined_links
 from transduce.decoding.generator import Generator
-from transduce.decoding.loading import AnyPrecision, check_reads_text
+from transduce.decoding.open_run import AnyPrecision, identity_of
+from transduce.decoding.results import TextLogProbs, Translation, joined_note
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError, nearest
 from transduce.runs.folder import RunFolder
-from transduce.serving.async_generator import AsyncTextGenerator
-from transduce.serving.async_translator import AsyncTranslator
+from transduce.serving.async_models import AsyncTextGenerator, AsyncTranslator
 from transduce.serving.glossaries import Glossaries
 from transduce.serving.limits import Admission, DrainingError, Limits, OverloadedError, check_at_most
-from transduce.serving.routes import Route, RouteTranslation, RunSpec, ServedRun, find_routes
-from transduce.text.languages import base_language
+from transduce.text.languages import Languages, base_language, normalize_code
 
 _DEFAULT, _LIMITS = DecodingOptions(), Limits()
+_SHOWN = 20  # language pairs in an error
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A run to serve, as on the command line: PATH, or SOURCE-TARGET=PATH for these languages.
+
+    PATH+PATH is an ensemble.
+    """
+
+    path: Path
+    source: str | None = None
+    target: str | None = None
+    ensemble: tuple[Path, ...] = ()
+
+    def identity(self) -> str:
+        """A value that changes with the models: see `identity_of`."""
+        return identity_of((self.path, *self.ensemble))
+
+    @classmethod
+    def parse(cls, text: str) -> RunSpec:
+        """Read the argument.
+
+        >>> RunSpec.parse("en-de=runs/x+runs/y")
+        RunSpec(path=PosixPath('runs/x'), source='en', target='de', ensemble=(PosixPath('runs/y'),))
+        """
+        direction, equals, runs = text.partition("=")
+        is_plain = not equals or Path(text).exists()
+        source, _, target = (None, "", None) if is_plain else direction.rpartition("-")
+        runs = text if is_plain else runs
+        paths = [runs] if Path(runs).exists() else runs.split("+")
+        if not all(paths) or not (is_plain or (source and target)):
+            raise SettingsError(f"'{text}': a run is RUN, or SOURCE-TARGET=RUN, as en-de=runs/x; RUN+RUN: an ensemble")
+        path, *ensemble = map(Path, paths)
+        return cls(path, source, target, tuple(ensemble))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRun:
+    """A run in service.
+
+    identity: changes with the run's weights or settings. directions: those of a translator.
+    """
+
+    name: str
+    path: Path
+    directions: tuple[Direction, ...]
+    model: AsyncTranslator | AsyncTextGenerator
+    identity: str
+
+    @property
+    def translator(self) -> AsyncTranslator:
+        """The model of a run that translates; see `ServedDirection.translator`."""
+        assert isinstance(self.model, AsyncTranslator)
+        return self.model
+
+    @property
+    def has_language_tokens(self) -> bool:
+        """Whether the texts of a translator begin with tokens for languages."""
+        return bool(self.directions) and bool(self.translator.translator.tokenizers.src.framing.needed)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDirection:
+    """A run that translates from one language to another."""
+
+    run: ServedRun
+    source: str
+    target: str
+
+    @property
+    def translator(self) -> AsyncTranslator:
+        translator = self.run.translator
+        return translator.between(self.source, self.target) if self.run.has_language_tokens else translator
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way from one language to another: a direction of a run, or two directions with a pivot language."""
+
+    steps: tuple[ServedDirection, ...]
+
+    @property
+    def source(self) -> str:
+        return self.steps[0].source
+
+    @property
+    def target(self) -> str:
+        return self.steps[-1].target
+
+    @property
+    def languages(self) -> Direction:
+        return self.source, self.target
+
+    @property
+    def name(self) -> str:
+        return "+".join(step.run.name for step in self.steps)
+
+    @property
+    def has_placeholders(self) -> bool:
+        """Whether all translators of the route can copy parts of a text (`text.placeholders`)."""
+        return all(step.translator.translator.tokenizers.have_placeholders for step in self.steps)
+
+    def split(self, text: str, options: DecodingOptions) -> list[str]:
+        """Parts of a text: see `Translator.split`."""
+        return self.steps[0].translator.translator.split(text, options, self.source)
+
+
+def find_routes(runs: Sequence[ServedRun], *, pivot: bool) -> list[Route]:
+    """The routes of single runs; with `pivot`, also pairs of runs for language pairs that no single run translates.
+
+    Runs of one language pair come before runs of many languages.
+    """
+    translators = sorted(runs, key=lambda run: run.has_language_tokens)
+    routes = [Route((ServedDirection(run, *pair),)) for run in translators for pair in run.directions]
+    if not pivot:
+        return routes
+    singles = {route.languages: route for route in reversed(routes)}
+    sources, targets = (dict.fromkeys(getattr(route, side) for route in routes) for side in ("source", "target"))
+    missing = {source: [t for t in targets if t != source and (source, t) not in singles] for source in sources}
+    pivots = dict[Direction, Route]()
+    for first in routes:
+        for target in missing[first.source]:
+            ends, second = (first.source, target), singles.get((first.target, target))
+            if second is not None and ends not in pivots:
+                pivots[ends] = Route((*first.steps, *second.steps))
+    return [*routes, *pivots.values()]
+
+
+class RouteTable:
+    """Finds a route by its languages and name. The first of several equal routes counts."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self.routes, self._named, self._called = routes, dict[str, list[Route]](), dict[str, RouteTable]()
+        self._by_languages = {normalize: dict[Languages, Route]() for normalize in (normalize_code, base_language)}
+        for route in routes:
+            self._named.setdefault(route.name, []).append(route)
+            for normalize, table in self._by_languages.items():
+                source, target = map(normalize, route.languages)
+                for key in product((source, None), (target, None)):
+                    table.setdefault(key, route)
+
+    def find(self, source: str | None, target: str | None) -> Route | None:
+        """The route between these languages; None: any. A variant such as en-GB may be translated as its language."""
+        for normalize, table in self._by_languages.items():
+            if route := table.get((source and normalize(source), target and normalize(target))):
+                return route
+        return None
+
+    def called(self, name: str) -> RouteTable:
+        """The routes that a request may mean: by their name, or by languages such as en-de, EN_DE or en-pt-BR."""
+        if name in self._called:
+            return self._called[name]
+        subtags = re.split("[-_]", name, maxsplit=6)  # at most seven parts, enough for two codes such as zh-Hans-CN
+        pairs = [("-".join(subtags[:n]), "-".join(subtags[n:])) for n in range(1, len(subtags))]
+        exact = self._by_languages[normalize_code]
+        found = (exact.get((normalize_code(source), normalize_code(target))) for source, target in pairs)
+        table = RouteTable([*self._named.get(name, ()), *filter(None, found)])
+        if name in self._named:  # clients may send any other name, and those tables are small
+            self._called[name] = table
+        return table
+
+    def listed(self) -> str:
+        """The language pairs of an error."""
+        pairs = list(dict.fromkeys("-".join(route.languages) for route in self.routes))
+        more = f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
+        return ", ".join(pairs[:_SHOWN]) + more
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTranslation:
+    """Sentences that a route has translated. `sources`: the input of each of its runs."""
+
+    route: Route
+    sources: Sequence[Sequence[str]]
+    sentences: Sequence[Translation]
+
+    async def align(self, end: float, wanted: Sequence[bool]) -> list[list[Link]]:
+        """The links between the words of the wanted sentences; other sentences have no links.
+
+        See `AsyncTranslator.align`.
+        """
+        outputs: list[Sequence[str | Translation]] = [*self.sources[1:], self.sentences]
+        targets = [[text if want else "" for text, want in zip(texts, wanted, strict=True)] for texts in outputs]
+        steps = zip(self.route.steps, self.sources, targets, strict=True)
+        links = [await step.translator.align(srcs, tgts, end=end) for step, srcs, tgts in steps]
+        return [reduce(joined_links, links_of_steps) for links_of_steps in zip(*links, strict=True)]
+
+    async def score(self, end: float) -> list[TextLogProbs]:
+        """The log-probabilities of the tokens of each best translation, given the input of the last run."""
+        last = self.route.steps[-1].translator
+        return await last.score(self.sources[-1], [sentence.ids for sentence in self.sentences], end=end)
+
+
+def _result_of_steps(steps: Sequence[Translation]) -> Translation:
+    """The last translation of a sentence, with the notes of all; it is unfinished if any of them was cut off."""
+    last = steps[-1]
+    if not all(step.finished for step in steps):
+        last = replace(last, candidates=tuple(replace(one, finished=False) for one in last.candidates))
+    return replace(last, note=joined_note(steps))
 
 
 class Service:
@@ -44,20 +249,15 @@ class Service:
     ) -> None:
         """Make a service that is not ready yet: see `start`.
 
-        Args:
-            specs: The runs.
-            limits: What is accepted.
-            device: auto, cpu or cuda.
-            precision: As for `Translator.load`.
-            pivot: Also offer pairs of runs, by way of a third language.
-            glossaries: Of clients; in memory, if not given.
+        `device`, `precision`: see `Translator.load`. `pivot`: also offer pairs of runs with a pivot language.
+        `glossaries`: glossaries of clients (default: kept in memory).
         """
         self.limits, self.admission = limits, Admission(limits)
-        self._specs, self._device, self._precision, self._pivot = tuple(specs), device, precision, pivot
-        self.runs: tuple[ServedRun, ...] = ()
-        """In service now."""
-        self.routes: Sequence[Route] = ()
-        """Of these runs: see `find_routes`."""
+        grouped = dict[RunSpec, list[RunSpec]]()
+        for spec in specs:
+            grouped.setdefault(replace(spec, source=None, target=None), []).append(spec)
+        self._specs, self._device, self._precision, self._pivot = tuple(grouped.values()), device, precision, pivot
+        self._use(())
         self._reloading = asyncio.Lock()
         self._requests: set[asyncio.Event] = set()  # each is set when the request ends
         self.glossaries = glossaries or Glossaries()
@@ -70,91 +270,101 @@ class Service:
 
     def _use(self, runs: tuple[ServedRun, ...]) -> None:
         self.runs, self.routes = runs, find_routes(runs, pivot=self._pivot)
+        self._table = RouteTable(self.routes)
 
     async def start(self) -> None:
-        """Load all runs and decode something with each."""
-        for spec in self._specs:
-            self._use((*self.runs, await self._load(spec)))
+        """Load all runs and warm them up."""
+        if twice := [spec.path for specs in self._specs for spec in specs if specs.count(spec) > 1]:
+            raise SettingsError(f"{twice[0]} is given twice; leave one out, or name other languages")
+        for specs in self._specs:
+            self._use((*self.runs, await self._load(specs)))
         names = [run.name for run in self.runs]
         if doubled := [name for name in names if names.count(name) > 1]:
             await self.close()
             raise SettingsError(f"two runs are named '{doubled[0]}'; copy one to a folder of another name")
 
-    async def _load(self, spec: RunSpec) -> ServedRun:
-        identity = await asyncio.to_thread(_identity, spec.path)
-        folder = await asyncio.to_thread(RunFolder.open, spec.path)
-        check_reads_text(folder, "the service")  # a name of a file in a request must open nothing
-        settings = folder.settings
-        source, target = spec.source or settings.data.src_lang, spec.target or settings.data.tgt_lang
-        how: dict[str, Any] = {"device": self._device, "precision": self._precision}
+    async def _load(self, specs: Sequence[RunSpec]) -> ServedRun:
+        """Load the run of these specs, which differ in their languages only."""
+        path, ensemble = specs[0].path, specs[0].ensemble
+        identity = await asyncio.to_thread(specs[0].identity)
+        folder = await asyncio.to_thread(RunFolder.open, path)
+        # The name of a file in a request must not open the file.
+        folder.settings.model.require_text("the service", run=folder.path)
+        options: dict[str, Any] = {"device": self._device, "precision": self._precision}
         model: AsyncTranslator | AsyncTextGenerator
-        if settings.task == Generator.task:
-            if spec.source is not None:
-                raise SettingsError(f"{spec.path} is a language model; serve it as {spec.path}, without languages")
-            source = target = ""
-            generator = await asyncio.to_thread(Generator.load, spec.path, **how)
+        directions: tuple[Direction, ...] = ()
+        if folder.settings.task == Generator.task:
+            if any(spec.source for spec in specs):
+                raise SettingsError(f"{path} is a language model; serve it as {path}, without languages")
+            if ensemble:
+                raise SettingsError(f"{path} is a language model; only translators form an ensemble")
+            generator = await asyncio.to_thread(Generator.load, path, **options)
             model = AsyncTextGenerator(generator, self.admission)
         else:
-            translator = await asyncio.to_thread(Translator.load, spec.path, **how)
+            translator = await asyncio.to_thread(Translator.load, [path, *ensemble], **options)
+            directions = await asyncio.to_thread(_directions_of, translator, specs)
             model = AsyncTranslator(translator, self.admission)
+        run = ServedRun(path.absolute().name, path, directions, model, identity)
         try:
-            await model.warm_up()
+            await (ServedDirection(run, *directions[0]).translator if directions else model).warm_up()
         except BaseException:
             await model.close()
             raise
-        return ServedRun(spec.path.absolute().name, spec.path, source, target, model, identity)
+        return run
 
     async def reload(self) -> tuple[list[str], list[Exception]]:
         """Load the runs whose folders have changed beside the old ones, and swap them.
 
         Work inside `request` ends with the old run. A folder that cannot be loaded leaves the old run in service.
-        Returns the names of the runs that were swapped, and the errors of the others.
+        Returns the names of the replaced runs, and the errors of failed runs.
         """
         names, errors = list[str](), list[Exception]()
         async with self._reloading:
-            for spec, old in zip(self._specs, self.runs, strict=True):
+            for specs, old in zip(self._specs, self.runs, strict=True):
                 try:
-                    if await asyncio.to_thread(_identity, spec.path) == old.identity:
+                    if await asyncio.to_thread(specs[0].identity) == old.identity:
                         continue
-                    new = await self._load(spec)
+                    new = await self._load(specs)
                     self._use(tuple(new if run is old else run for run in self.runs))
                     names.append(new.name)
                     try:
-                        await self._requests_ended()  # they may still need the old run
+                        await self._requests_ended()  # running requests may still need the old run
                     finally:
                         await old.model.close()
-                except Exception as error:  # whatever is wrong with the new folder
+                except Exception as error:  # any problem of the new folder leaves the old run in service
                     errors.append(error)
         return names, errors
 
     def route(self, source: str | None = None, target: str | None = None, *, name: str | None = None) -> Route:
-        """The first route of these languages and this name (see `Route.is_called`); without them, the first one.
+        """The first route with these languages and this name (see `RouteTable.called`), all optional.
 
-        Where no route has a language's variant, such as en-GB, one of the language will do. Raises `SettingsError`:
-        there is none.
+        If no route has a variant of a language, such as en-GB, a route of the language is used. Raises `SettingsError`
+        if there is no route.
         """
-        routes = self.routes
         source, target = source or None, target or None  # clients leave fields of forms empty
-        for same in (str.lower, base_language):
-            for route in routes:
-                if route.translates(source, target, same=same) and (name is None or route.is_called(name)):
-                    return route
+        table = self._table if name is None else self._table.called(name)
+        if name is not None and source is target is None:
+            pairs = {route.languages for route in table.routes if route.name == name}
+            if len(pairs) > 1:
+                raise SettingsError(f"model '{name}' has several directions; name one of {table.listed()}")
+        if route := table.find(source, target):
+            return route
         if name in self.generators():
             raise SettingsError(f"model '{name}' is a language model, which does not translate; use /v1/completions")
-        if not routes:
+        if not self.routes:
             raise SettingsError(f"no model here translates; language models: {', '.join(self.generators())}")
-        if name is not None and not any(route.is_called(name) for route in routes):
-            names = [*(route.name for route in routes), *self.generators()]
+        if name is not None and not table.routes:
+            names = [*dict.fromkeys(route.name for route in self.routes), *self.generators()]
             raise SettingsError(f"model '{name}'{nearest(name, names)}; available: {', '.join(names)}")
-        known = ", ".join(dict.fromkeys(f"{route.source}-{route.target}" for route in routes))
-        raise SettingsError(f"no model translates from {source or 'any'} to {target or 'any'}; available: {known}")
+        asked = f"from {source or 'any'} to {target or 'any'}"
+        raise SettingsError(f"no model translates {asked}; available: {self._table.listed()}")
 
     def generators(self) -> dict[str, AsyncTextGenerator]:
         return {run.name: run.model for run in self.runs if isinstance(run.model, AsyncTextGenerator)}
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around all work for one request; raises `OverloadedError` or `DrainingError`."""
+        """Context of all work for one request; raises `OverloadedError` or `DrainingError`."""
         if self.is_draining:
             raise DrainingError("the service is shutting down")
         if self.n_requests >= self.limits.max_requests:
@@ -168,7 +378,7 @@ class Service:
             self._requests.discard(ended)
 
     def deadline(self, seconds: float | None = None) -> float:
-        """The time of the event loop at which a request expires. `seconds`: shorter than the limits' time, if given."""
+        """The time of the event loop at which a request expires. `seconds`: a shorter time than that of the limits."""
         most = self.limits.seconds
         return asyncio.get_running_loop().time() + (most if seconds is None else min(seconds, most))
 
@@ -181,26 +391,25 @@ class Service:
         end: float | None = None,
         prefixes: Sequence[str] = (),
         refuse: bool = True,
-        on_part: Callable[[str], object] | None = None,
     ) -> RouteTranslation:
-        """Translate sentences until the deadline `end`, by default that of a request which begins now.
+        """Translate sentences until the deadline `end`, by default the deadline of a request that begins now.
 
         The other arguments are those of `AsyncTranslator.translate`.
         """
         end = self.deadline() if end is None else end
         check_at_most("sentences times n_best", len(sentences) * options.n_best, self.limits.max_translations)
-        sources = [sentences]
-        for run in route.runs[:-1]:
+        sources, translations = [sentences], list[Sequence[Translation]]()
+        for step in route.steps[:-1]:
             one_best = options.model_copy(update={"n_best": 1})
-            middle = await run.translator.translate(sources[-1], one_best, end=end, refuse=refuse)
-            sources.append([one.text for one in middle])
-            refuse = False  # some of the work is done
-        last = route.runs[-1].translator
-        found = await last.translate(sources[-1], options, end=end, prefixes=prefixes, refuse=refuse, on_part=on_part)
-        return RouteTranslation(route, sources, found)
+            translations.append(await step.translator.translate(sources[-1], one_best, end=end, refuse=refuse))
+            sources.append([translation.text for translation in translations[-1]])
+            refuse = False  # never refuse the rest of a request that has begun
+        last = route.steps[-1].translator
+        translations.append(await last.translate(sources[-1], options, end=end, prefixes=prefixes, refuse=refuse))
+        return RouteTranslation(route, sources, list(map(_result_of_steps, zip(*translations, strict=True))))
 
     async def drain(self) -> bool:
-        """Take no more requests, and wait for those that run; False if they did not end in the limits' time."""
+        """Refuse new requests and wait for running ones; False if they did not end within `limits.drain_seconds`."""
         self.is_draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._requests_ended(), self.limits.drain_seconds)
@@ -217,6 +426,22 @@ class Service:
             await run.model.close()
 
 
-def _identity(path: Path) -> str:
-    """Changes when the model of a run folder is replaced. Raises `RunFolderError`: there is none."""
-    return RunFolder.open(path).model_digest()
+def _directions_of(translator: Translator, specs: Sequence[RunSpec]) -> tuple[Direction, ...]:
+    """The directions to serve: those that the specs name, or all that the run has."""
+    path, framing, own = specs[0].path, translator.tokenizers.src.framing, translator.languages
+    named = dict.fromkeys((spec.source or own[0], spec.target or own[1]) for spec in specs)
+    if not framing.needed:
+        if len(named) > 1:
+            raise SettingsError(f"{path} translates in one direction: name it once")
+        return tuple(named)
+    if all(spec.source for spec in specs):
+        for pair in named:
+            try:
+                translator.between(*pair)
+            except SettingsError as error:
+                raise SettingsError(f"{path}: {error}") from None
+        return tuple(named)
+    if translator.tokenizers.src.frame is not None and not framing.directions:
+        return (own,)
+    codes = framing.usual_codes()
+    return tuple((codes[src], codes[tgt]) for src, tgt in framing.pairs())

@@ -1,120 +1,70 @@
-"""Texts of any length and language: split into sentences, translated together, and put together again."""
+"""Texts of any length, form and language: split into sentences, translated together, and put together again."""
 
 from __future__ import annotations
 
 import asyncio
+import html
 import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, compress, islice, pairwise
+from typing import Any, NamedTuple
 
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.alignment import Link
-from transduce.decoding.results import TextLogProbs, Translation
-from transduce.serving.concurrency import expiring, offload
-from transduce.serving.routes import Route
-from transduce.serving.service import Service
-from transduce.text.languages import base_language, guess_language
-from transduce.text.special import Span
+from transduce.decoding.prefix import prefixes_of
+from transduce.decoding.queue import expiring
+from transduce.decoding.results import Candidate, TextLogProbs, Translation, distinct, joined_note
+from transduce.errors import SettingsError
+from transduce.serving.async_models import offload
+from transduce.serving.service import Route, Service
+from transduce.serving.tags.markup import MarkupRules, Segment, parse_markup
+from transduce.serving.tags.protected import DEFAULT_KINDS, Kind, find_kinds, find_terms
+from transduce.serving.tags.transfer import Element, Word, project, words_of
+from transduce.text.languages import guess_languages, is_detectable
+from transduce.text.sentences import joined_parts
 
 _DEFAULT = DecodingOptions()
-
-LONGEST = 1000
-"""Characters of a sentence; a longer one is cut, at a comma or a space where there is one."""
 
 SHORTEST = 10
 """Characters of a short sentence, for an estimate of the number of sentences."""
 
 Guess = dict[str, Any]
-"""`language`: its code; `confidence`: in percent."""
-
-_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")
-_LINE = re.compile(r"[^\r\n\v\f\x1c-\x1e\x85\u2028\u2029]+")
-_WIDE_SPACE = re.compile(r"[^\S ]")  # sentencex takes all spaces for one byte, and fails
-_CUT = re.compile(r"(?<=[,;:，；、])\s*|\s+")
-
-
-def split_sentences(text: str, language: str) -> list[str]:
-    """Parts that give `text` when joined: sentences at even places, what is between them (white space) at odd ones.
-
-    The first sentence is empty if the text begins with white space. A sentence never contains a line end.
-    """
-    parts, end = list[str](), 0
-    for start, stop in _sentence_spans(text, language):
-        parts += [text[end:start], text[start:stop]]
-        end = stop
-    parts.append(text[end:])
-    parts = ["", *parts] if parts[0] else parts[1:]
-    if parts and not parts[-1]:
-        del parts[-1]
-    return parts or [""]
-
-
-def joined_parts(sentences: Sequence[str], parts: Sequence[str], source: str, target: str) -> list[str]:
-    """`parts` of `split_sentences` with other sentences: line breaks stay, and spaces become those of the language."""
-    if len(parts) == 1:
-        return list(sentences)
-    space = "" if base_language(target) in _WITHOUT_SPACES else " "
-    same_spaces = (base_language(source) in _WITHOUT_SPACES) == (not space)
-    joined = [sentences[0]]
-    for between, sentence in zip(parts[1::2], [*sentences[1:], ""], strict=False):
-        breaks_line = bool(between) and not _LINE.fullmatch(between)
-        keep = breaks_line or same_spaces or not (joined[-1] and sentence)
-        joined += [between if keep else space, sentence]
-    return joined
-
-
-def _sentence_spans(text: str, language: str) -> Iterator[Span]:
-    import sentencex  # an optional package
-
-    code = base_language(language)
-    for line in _LINE.finditer(text):
-        place = line.start()
-        for sentence in sentencex.segment(code, _WIDE_SPACE.sub(" ", line[0])):
-            for piece in _cut(text[place : place + len(sentence)]):
-                if core := piece.strip():
-                    start = text.index(core, place)
-                    yield start, start + len(core)
-                place += len(piece)
-
-
-def _cut(sentence: str) -> Iterator[str]:
-    while len(sentence) > LONGEST:
-        ends = [found.end() for found in _CUT.finditer(sentence, LONGEST // 2, LONGEST)]
-        end = ends[-1] if ends else LONGEST
-        yield sentence[:end]
-        sentence = sentence[end:]
-    yield sentence
+"""`language`: its code; `confidence`: whole percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextTranslation:
     """The translation of a text.
 
-    parts: the text as `split_sentences` cuts it. sentences: the translations of its sentences. links: of the words of
-    each sentence; scores: of the tokens of its best translation; both where they were asked for.
+    parts: the result of `Route.split`. sentences: the translations of the sentences. links: links between the words of
+    each sentence; scores: log-probabilities of the best translation's tokens; both empty unless requested.
     """
 
-    parts: tuple[str, ...]
+    parts: Sequence[str]
     route: Route
-    sentences: tuple[Translation, ...]
-    links: tuple[list[Link], ...] = ()
-    scores: tuple[TextLogProbs, ...] = ()
+    sentences: Sequence[Translation]
+    links: Sequence[list[Link]] = ()
+    scores: Sequence[TextLogProbs] = ()
 
     @property
     def text(self) -> str:
-        return self.alternative(0)
+        return Translation.join(self.parts, self.sentences).text
 
-    def alternative(self, place: int) -> str:
-        """The text of the candidates at this place of each sentence, the last where there are fewer."""
-        best = [one.candidates[min(place, len(one.candidates) - 1)].text for one in self.sentences]
-        return "".join(joined_parts(best, self.parts, *self.route.languages))
+    @property
+    def candidates(self) -> list[Candidate]:
+        """Different translations of the whole text, best first."""
+        return distinct(Translation.join(self.parts, self.sentences).candidates)
 
-    def alternatives(self, n: int) -> list[str]:
-        """Up to `n` other translations, best first, each once."""
-        found = dict.fromkeys(self.alternative(place) for place in range(n + 1))
-        return list(found)[1:]
+    @property
+    def note(self) -> dict[str, str]:
+        return join_notes(self.sentences)
+
+
+def join_notes(sentences: Iterable[Translation]) -> dict[str, str]:
+    """A response field with the notes on sentences, such as a cut-off output; no field without notes."""
+    note = joined_note(sentences)
+    return {"note": note} if note else {}
 
 
 async def translate_texts(
@@ -124,7 +74,6 @@ async def translate_texts(
     options: DecodingOptions = _DEFAULT,
     *,
     end: float | None = None,
-    split: bool = True,
     prefixes: Sequence[str] = (),
     align: Collection[int] = (),
     scores: bool = False,
@@ -132,84 +81,231 @@ async def translate_texts(
     """Translate texts; a translation depends on its own text only.
 
     Args:
-        service: What translates sentences.
+        service: The service that translates sentences.
         texts: The texts; line breaks and blank lines stay.
         routes: The languages of each text.
         options: How to translate sentences.
-        end: When the work is given up: see `Service.deadline`.
-        split: False: each text is one sentence.
-        prefixes: What the translation of each text starts with, if there are any.
-        align: Places of the texts whose words are aligned with those of their translations.
+        end: Time at which the work is cancelled: see `Service.deadline`.
+        prefixes: The beginning of each translation, if any.
+        align: Indices of the texts whose words are aligned with their translations.
         scores: Find the log-probability of each token of the translations.
     """
     end = service.deadline() if end is None else end
 
-    def in_sentences() -> list[list[str]]:
-        pairs = zip(texts, routes, strict=True)
-        return [split_sentences(text, route.source) if split else [text] for text, route in pairs]
+    def split() -> list[list[str]]:
+        return [route.split(text, options) for text, route in zip(texts, routes, strict=True)]
 
-    cut = await offload(sum(map(len, texts)) // SHORTEST, in_sentences)
+    parts = await offload(sum(map(len, texts)) // SHORTEST, split)
     starts = list(prefixes) or [""] * len(texts)
     results: dict[int, TextTranslation] = {}
-    groups: dict[str, list[int]] = {}
-    for place, route in enumerate(routes):
-        groups.setdefault(route.name, []).append(place)
-    for places in groups.values():
-        route = routes[places[0]]
-        found = await service.translate(
-            [sentence for place in places for sentence in cut[place][::2]],
-            route,
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number, route in enumerate(routes):
+        groups.setdefault((route.name, *route.languages), []).append(number)
+    for numbers in groups.values():
+        translated = await service.translate(
+            [sentence for number in numbers for sentence in parts[number][::2]],
+            routes[numbers[0]],
             options,
             end=end,
-            prefixes=[start for place in places for start in _prefixes(cut[place][::2], starts[place])],
+            prefixes=[start for number in numbers for start in prefixes_of(parts[number], starts[number])],
             refuse=not results,
         )
-        sentences = iter(found.sentences)
-        wanted = [place in align for place in places for _ in cut[place][::2]]
-        links = iter(await found.align(end, wanted) if align else [])
-        token_scores = iter(await found.score(end) if scores else [])
-        for place in places:
-            n = len(cut[place][::2])
-            results[place] = TextTranslation(
-                parts=tuple(cut[place]),
-                route=route,
-                sentences=tuple(islice(sentences, n)),
-                links=tuple(islice(links, n)),
-                scores=tuple(islice(token_scores, n)),
+        wanted = [number in align for number in numbers for _ in parts[number][::2]]
+        sentences = iter(translated.sentences)
+        links = iter(await translated.align(end, wanted) if align else [])
+        token_scores = iter(await translated.score(end) if scores else [])
+        for number in numbers:
+            n = len(parts[number][::2])
+            results[number] = TextTranslation(
+                parts[number],
+                translated.route,
+                list(islice(sentences, n)),
+                list(islice(links, n)),
+                list(islice(token_scores, n)),
             )
-    return [results[place] for place in range(len(texts))]
-
-
-def _prefixes(sentences: Sequence[str], start: str) -> list[str]:
-    """The prefix of each sentence: the first that is not empty has the text's, which may begin with white space."""
-    first = next((place for place, sentence in enumerate(sentences) if sentence), 0)
-    return [start if place == first else "" for place in range(len(sentences))]
-
-
-def source_languages(service: Service, target: str | None = None) -> list[str]:
-    """The languages that can be translated to the target, or to any. Raises `SettingsError` if there are none."""
-    goal = service.route(None, target).target
-    return list(dict.fromkeys(one.source for one in service.routes if target is None or one.target == goal))
+    return [results[number] for number in range(len(texts))]
 
 
 async def choose_routes(
     service: Service, texts: Sequence[str], source: str | None, target: str, *, end: float
-) -> tuple[list[Route], list[Guess]]:
-    """The route of each text; without a source language, by the text, and with the best guess for each.
+) -> tuple[list[Route | None], list[Guess]]:
+    """The route and the source language of each text, detected if `source` is not given or "auto".
 
-    Raises `ExpiredError` at `end`, a time of the event loop.
+    None: the text is not translated. It is in the target language, in an unsupported language, or in no language, such
+    as 123. Raises `ExpiredError` at `end`, a time of the event loop.
     """
-    if source:
-        return [service.route(source, target)] * len(texts), []
-    codes = source_languages(service, target)
-    guesses = list[Guess]()
+    if source and source != "auto":
+        route = service.route(source, target)
+        return [route] * len(texts), [{"language": route.source, "confidence": 100}] * len(texts)
+    goal = service.route(None, target).target
+    known = {route.source: service.route(route.source, target) for route in service.routes if route.target == goal}
+    if unknown := [code for code in known if not is_detectable(code)]:
+        if len(known) > 1:
+            raise SettingsError(f"the language '{unknown[0]}' cannot be detected; name the source language")
+        return [*known.values()] * len(texts), [{"language": unknown[0], "confidence": 0}] * len(texts)
+    guesses = [best for best, *_ in await detect(texts, {**dict.fromkeys(known, 1.0), goal: 0.5}, end=end)]
+    return [known.get(best["language"]) if best["confidence"] else None for best in guesses], guesses
+
+
+async def detect(texts: Sequence[str], expected: Mapping[str, float], *, end: float) -> list[list[Guess]]:
+    """Detected languages of each text, best first. `expected`: see `guess_languages`.
+
+    A text in no language gets the most frequent language of the other texts, with confidence 0.
+    """
     async with expiring(end):
-        for text in texts:
-            guesses.append((await detect(text, codes))[0])
-    return [service.route(guess["language"], target) for guess in guesses], guesses
+        probabilities = await asyncio.to_thread(guess_languages, texts, expected)
+    best = [next(iter(guess)) for guess in probabilities if guess]
+    usual = max(best, key=best.count, default=max(expected, key=expected.__getitem__))
+    return [
+        [{"language": code, "confidence": round(100 * p)} for code, p in guess.items() if p >= 0.005]
+        or [{"language": usual, "confidence": 0}]
+        for guess in probabilities
+    ]
 
 
-async def detect(text: str, codes: Sequence[str]) -> list[Guess]:
-    """Guesses of the language of a text among `codes`, best first, with confidences in percent."""
-    guesses = await asyncio.to_thread(guess_language, text, codes)
-    return [{"language": code, "confidence": round(100 * probability, 1)} for code, probability in guesses]
+@dataclass(frozen=True, slots=True)
+class TextFormat:
+    """The parts of a text to preserve.
+
+    rules: rules for tags; None: text without tags. protect: kinds of preserved parts. terms: translations of a
+    glossary's terms.
+    """
+
+    rules: MarkupRules | None = None
+    protect: Collection[Kind] = DEFAULT_KINDS
+    terms: Mapping[str, str] = field(default_factory=dict)
+
+    def parse(self, text: str, *, hide: bool) -> list[str | Segment]:
+        """The segments of a text, and the markup between them.
+
+        `hide`: hide preserved parts, see `Element.hide_leaves`.
+        """
+        parts: list[str | Segment] = [Segment(text, Element(0, len(text)))]
+        if self.rules is not None:
+            parts = parse_markup(text, self.rules)
+        for part in parts:
+            if isinstance(part, Segment):
+                part.root.keep(find_terms(part.text, self.terms), self.escape)
+                part.root.keep(find_kinds(part.text, self.protect), self.escape)
+                if hide:
+                    part.text = part.root.hide_leaves(part.text)
+        return parts
+
+    def escape(self, text: str) -> str:
+        """Text as escaped in a document."""
+        return text if self.rules is None else html.escape(text, quote=False)
+
+
+class FormattedTranslation(NamedTuple):
+    """Different translations of a text, best first; a text with tags has only one. `note`: see `join_notes`."""
+
+    texts: list[str]
+    note: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        return self.texts[0]
+
+
+async def translate_or_keep(
+    service: Service,
+    texts: Sequence[str],
+    routes: Sequence[Route | None],
+    guesses: Sequence[Guess],
+    form: TextFormat | None,
+    options: DecodingOptions = _DEFAULT,
+    *,
+    end: float,
+) -> list[FormattedTranslation]:
+    """Translate texts with or without a format. A text without a route is returned unchanged, with a note.
+
+    `routes` and `guesses` are those of `choose_routes`.
+    """
+    known, sources = list(filter(None, routes)), list(compress(texts, routes))
+    if form is not None:
+        translated = await translate_formatted(service, sources, known, form, options, end=end)
+    else:
+        results = await translate_texts(service, sources, known, options, end=end)
+
+        def candidates() -> list[FormattedTranslation]:
+            return [FormattedTranslation([best.text for best in result.candidates], result.note) for result in results]
+
+        translated = await offload(sum(len(result.sentences) for result in results) * options.n_best, candidates)
+    remaining = iter(translated)
+    return [
+        FormattedTranslation([text], _note_on_language(guess)) if route is None else next(remaining)
+        for text, route, guess in zip(texts, routes, guesses, strict=True)
+    ]
+
+
+def _note_on_language(guess: Guess) -> dict[str, str]:
+    """The field `note` for a text that is not translated because of its language; none without a language."""
+    if not guess["confidence"]:
+        return {}
+    language = f"detected as '{guess['language']}'"
+    return {"note": f"not translated: {language}; if parts of it are in another language, name the source language"}
+
+
+async def translate_formatted(
+    service: Service,
+    texts: Sequence[str],
+    routes: Sequence[Route],
+    form: TextFormat,
+    options: DecodingOptions = _DEFAULT,
+    *,
+    end: float | None = None,
+) -> list[FormattedTranslation]:
+    """Translate texts; arguments as for `translate_texts`. Placeholders need no alignment."""
+    end = service.deadline() if end is None else end
+    async with expiring(end):
+        parsed = [
+            await asyncio.to_thread(form.parse, text, hide=route.has_placeholders)
+            for text, route in zip(texts, routes, strict=True)
+        ]
+    segments = [[part for part in parts if isinstance(part, Segment)] for parts in parsed]
+    flat = list(chain.from_iterable(segments))
+    results = await translate_texts(
+        service,
+        [segment.text for segment in flat],
+        [route for route, of_text in zip(routes, segments, strict=True) for _ in of_text],
+        options,
+        end=end,
+        align={number for number, segment in enumerate(flat) if segment.root.needs_links},
+    )
+    remaining, translations = iter(results), list[FormattedTranslation]()
+    async with expiring(end):
+        for parts in parsed:
+            written, sentences = list[str](), list[Translation]()
+            for part in parts:
+                if isinstance(part, str):
+                    written.append(part)
+                    continue
+                result = next(remaining)
+                sentences += result.sentences
+                text = form.escape(result.text)
+                if part.root.children:
+                    text = await asyncio.to_thread(_transfer, part, result, form.escape)
+                before, after = part.spaces
+                written += [before, (text.lstrip(" ") if before else text).rstrip(" " if after else ""), after]
+            translations.append(FormattedTranslation(["".join(written)], join_notes(sentences)))
+    return translations
+
+
+def _transfer(segment: Segment, result: TextTranslation, escape: Callable[[str], str]) -> str:
+    """The translation of a segment with its elements. Sentences without words outside preserved parts are unchanged."""
+    spans = list(pairwise(accumulate(map(len, result.parts), initial=0)))
+    kept = [(leaf.start, leaf.end) for leaf in segment.root.leaves()]
+    gaps = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *kept, (len(segment.text), -1)])]
+    texts, links = [sentence.text for sentence in result.sentences], dict(enumerate(result.links))
+    for number, (first, last) in enumerate(spans[::2]):
+        if not any(any(map(str.isalnum, segment.text[max(a, first) : min(b, last)])) for a, b in gaps):
+            texts[number] = result.parts[2 * number]
+            links.pop(number, None)
+    parts = joined_parts(texts, result.parts)
+    words: list[Word] = []
+    targets = accumulate(map(len, parts), initial=0)
+    for number, (text, (src, _), tgt) in enumerate(zip(parts, spans, targets, strict=False)):
+        links_to_itself = [Link(*word.span(), *word.span()) for word in re.finditer(r"\S+", text)]
+        links_of_part = links_to_itself if number % 2 else links.get(number // 2, links_to_itself)
+        words += words_of(text, links_of_part, src=src, tgt=tgt, number=number)
+    return project(segment.root, segment.text, "".join(parts), words, spans, escape)

@@ -1,1 +1,1 @@
-"""Tasks: what a model is trained for, from its text to its report. `registry.py` names them."""
+"""Tasks: the kinds of training, each from the text to the report. `resolve.py` names them."""

@@ -1,73 +1,131 @@
-"""The protocol of a task: what differs between trainings of one kind of model and another.
+"""The protocol of a task, the parts of a training that depend on the kind of model; and the forms of training text.
 
-`transduce.pipeline.train` is the same for all tasks: read the text, choose unset settings, train a vocabulary, encode
-into the run folder, train and validate, finish. A task defines each of these steps.
+`transduce.pipeline.train` is the same for all tasks: read the text, choose unset settings, train a vocabulary, then
+`prepare`, train with `batches` and `loss`, `validate`, and `finish`.
 
-To add a task, write a subclass of `Task` in a file of this package, add it to TASKS in `registry.py`, and test it:
-
-- `wording` and `inherited` are what commands, reports and fine-tuning need to know about it;
-- `uses` names the settings that have an effect here but not in every task;
-- `sources` and `read_texts` open and count the text, so that every error in the files is found before anything is made;
-- `lines` yields the text that a vocabulary is trained on;
-- `encode` writes stores of class `store` to `tokens/` in the run folder, seals it, and at the very end writes
-  `data.json` with the `fingerprint`, so that a killed run can resume; the settings that decide what is stored are in
-  STORED;
-- `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
-- `reads` is the form of its rows, by which the doctor checks files; `longest_rows` makes its largest batch;
-- `validation` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
-- `finish` scores the finished run and keeps samples, from which the report and the model card are made;
-- `evaluate` scores a finished run on files, with the options of its class in `evaluation.options`;
-- `scored_model` scores a finished run once more, example by example, for comparisons.
-
-Tasks on one-sided text start from `monolingual.OneSidedTask`, which defines the steps that depend on the text only.
+To add a task, write a subclass of `Task` in a file of this package and add it to TASKS in `resolve.py`, which has the
+settings that it refuses, too. Its defaults go into `defaults.py`, and the traits of settings name the tasks in which
+they have an effect. Its words in reports are in `evaluation.wording`, and its scores for `transduce compare` in
+`comparison.compare`. A task with one store for each set prepares them with `prepare_sets`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import nn
 
-from transduce.config.model import ModelSettings
-from transduce.config.section import resolved
-from transduce.config.settings import Settings
-from transduce.data.batch import TrainingBatch
-from transduce.data.corpus import corpus_files
-from transduce.data.encoding import fingerprint_of
-from transduce.data.leaks import LeakCheck
-from transduce.data.preparation import Texts
-from transduce.data.sources import Sources
-from transduce.data.store import Store
+from transduce.config.architectures import BertSettings
+from transduce.config.section import traits_of
+from transduce.config.settings import DataSettings, Settings
+from transduce.data.clean import reverse_pair
+from transduce.data.encoding import counted
+from transduce.data.leaks import LeakCheck, watch
+from transduce.data.lines import n_bytes
+from transduce.data.pairs import Pair, corpus_files
+from transduce.data.preparation import Texts, located, read_labelled_texts, read_pair_texts, read_plain_texts
+from transduce.data.reading import Piece, Source, Sources, labelled_sources, line_sources, pair_sources
+from transduce.data.store import AlignedStore, Store
+from transduce.data.word_links import with_links
 from transduce.data.workers import Workplace
-from transduce.errors import RunFolderError
-from transduce.evaluation.result_files import Wording
-from transduce.evaluation.significance import ScoredModel
+from transduce.demo.corpus import demo_sources
+from transduce.errors import DataError, RunFolderError
 from transduce.logging import Log
-from transduce.machine import Machine
-from transduce.runs.atomic import expecting, read_json
+from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder, has_read_text
-from transduce.runs.manifest import check_sealed
-from transduce.tasks.defaults import Defaults, Facts
+from transduce.runs.manifest import check_sealed, seal_folder
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.feed import Feeder
-from transduce.training.loss import Criterion, predict_tokens
-from transduce.training.validate import Judge, Validator
+from transduce.training.loss import Criterion
+from transduce.training.validate import Validator
 
-TRIED = 2000  # records that are encoded to estimate the number of tokens
+FormName = Literal["pairs", "text", "labelled"]
 
-Form = Literal["pairs", "text", "labelled"]
-"""(source, target), (line,), or (label, text[, text])."""
 
-STORED = (
-    *("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies", "demo"),
-    *("documents", "context", "labels"),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextForm:
+    """A form of training text, with functions that find, read and count it. Units are in the plural."""
+
+    name: FormName
+    unit: str  # of the size of a set
+    example_unit: str  # of held-out examples in warnings of leaks
+    sources: Callable[[Settings], Sources[Any]]
+    read: Callable[[Settings, Log, Sources[Any], Workplace], Texts[Any]]  # reads the text once
+    example: Callable[[Any], tuple[str, ...]]  # the texts of a record that the leak check looks for in other sets
+    size: Callable[[Any], int]  # of a record, in `unit`
+
+    def read_texts(
+        self, settings: Settings, log: Log, sources: Sources[Any] | None = None, *, workplace: Workplace | None = None
+    ) -> Any:
+        """Read the text of `sources` (default: those of the settings) once. Raises `DataError` for faulty text."""
+        texts = self.read(settings, log, sources or self.sources(settings), workplace or Workplace())
+        if isinstance(settings.model, BertSettings) and settings.model.next_sentence:
+            for text_set in texts.sets.values():
+                _check_documents(text_set.name, text_set.read())
+        log.say(f"{texts.train.size:,} {self.unit} to train on, {texts.valid.size:,} to validate on")
+        return texts
+
+
+def _pair_sources(settings: Settings) -> Sources[Pair]:
+    """Return the sources of sentence pairs, with word alignments if the training is guided by them."""
+    data, links = settings.data, settings.training.guided_alignment
+    sources = demo_sources(data, seed=settings.training.seed) if data.demo else pair_sources(settings)
+    if data.both_directions:
+        valid, tests = ((*sets, *map(_reversed, sets)) for sets in (sources.valid, sources.tests))
+        sources = replace(sources, valid=valid, tests=tests)
+    return sources if links is None else replace(sources, train=(with_links(sources.train[0], links),))
+
+
+def _reversed(source: Source[Pair]) -> Source[Pair]:
+    """Return the source with the sides of its pairs exchanged."""
+    return replace(source, read=lambda: map(reverse_pair, source.read()), direction=source.direction[::-1])
+
+
+def _check_documents(name: str, pieces: Iterable[Piece]) -> None:
+    """Raise `DataError` unless there are two documents with text, as next-sentence prediction needs."""
+    documents = groupby(document for piece, document, _ in located(pieces) if piece.text.strip())
+    n = sum(1 for _ in islice(documents, 2))
+    if n < 2:
+        raise DataError(
+            f"{name} text has {n} document{'' if n else 's'}: model.next_sentence = true needs two or more, as half "
+            "of the pairs combine two; set data.documents, which says what ends one, or model.next_sentence = false"
+        )
+
+
+PAIRS = TextForm(
+    name="pairs",
+    unit="sentence pairs",
+    example_unit="pairs",
+    sources=_pair_sources,
+    read=read_pair_texts,
+    example=lambda pair: (pair.src, pair.tgt),
+    size=lambda pair: 1,
 )
-"""Settings of `data` that decide, in some task, what is stored."""
+PLAIN = TextForm(
+    name="text",
+    unit="bytes of text",
+    example_unit="lines",
+    sources=line_sources,
+    read=read_plain_texts,
+    example=lambda piece: (piece.text,),
+    size=lambda piece: n_bytes(piece.text),
+)
+LABELLED = TextForm(
+    name="labelled",
+    unit="labelled texts",
+    example_unit="texts",
+    sources=labelled_sources,
+    read=read_labelled_texts,
+    example=lambda labelled: (" ".join(labelled.texts),),
+    size=lambda labelled: 1,
+)
 
 TextsT = TypeVar("TextsT", bound=Texts[Any])
 StoreT = TypeVar("StoreT", bound=Store)
@@ -75,7 +133,7 @@ StoreT = TypeVar("StoreT", bound=Store)
 
 @dataclass(frozen=True)
 class Prepared(Generic[StoreT]):
-    """Encoded text, in the folder `tokens`."""
+    """The encoded text of a run, in its folder `tokens`."""
 
     tokens: Path
     tokenizers: Tokenizers
@@ -83,182 +141,147 @@ class Prepared(Generic[StoreT]):
     valid: StoreT
 
 
-@dataclass(frozen=True)
-class Validation:
-    """The arguments of `Validator` that depend on the task. `criterion`: None for that of the training."""
-
-    batches: Callable[[], Iterable[TrainingBatch]]
-    judge: Judge | None = None
-    n_bytes: int = 0
-    criterion: Criterion | None = None
-    in_order: bool = False
-
-
 class Task(ABC, Generic[TextsT, StoreT]):
-    """A kind of training. `TextsT`: what it reads; `StoreT`: what it stores.
-
-    A task has no state: what it reads and prepares is passed on.
-    """
+    """A kind of training: six functions without state. `TextsT`: type of the text; `StoreT`: type of its store."""
 
     name: ClassVar[str]
-    wording: ClassVar[Wording]
-    """Wording for its models in reports."""
-    defaults: ClassVar[Defaults]
-    """Values of unset settings."""
-    uses: ClassVar[frozenset[str]]
-    """Settings that have an effect in this task and not in all. Those that only other tasks use are refused."""
-    inherited: ClassVar[tuple[str, ...]] = ()
-    """Settings that a fine-tuned run takes, where unset, from the run of the same task that it starts from."""
-    reads: ClassVar[Form]
-    """The form of a row of its text, by which the doctor checks the files."""
+    form: ClassVar[TextForm]
     store: type[StoreT]
     """The class of its encoded text."""
-
-    sources: Callable[[Settings], Sources[Any]]
-    """Names the text that the settings ask for; nothing is opened yet."""
-    read_texts: Callable[..., TextsT]
-    """Reads it, one of the functions of `data.preparation`."""
-    unit: ClassVar[str]
-    """The unit of the size of a set, in the plural."""
-    scored_model: Callable[[RunFolder], ScoredModel]
-    """Loads a finished run for `transduce compare`, to be scored on its held-out text."""
-
-    def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse settings that cannot work, before any work is done. `model` has the preset's sizes."""
-
-    def read(
-        self, settings: Settings, log: Log, sources: Sources[Any] | None = None, *, place: Workplace | None = None
-    ) -> TextsT:
-        """Read the text once, by default that of `self.sources(settings)`.
-
-        Raises `DataError` for whatever is wrong with the text.
-        """
-        texts = self.read_texts(settings, log, sources or self.sources(settings), place or Workplace())
-        self.check_texts(texts, settings)
-        log.say(f"{texts.train.size:,} {self.unit} to train on, {texts.valid.size:,} to validate on")
-        return texts
-
-    def check_texts(self, texts: TextsT, settings: Settings) -> None:
-        """Raise `DataError` for text that the task cannot use."""
-
-    def facts(self, asked: Settings, texts: TextsT, machine: Machine) -> Facts:
-        """The facts that choices may depend on, before encoding."""
-        return Facts(
-            asked=asked,
-            settings=asked,
-            machine=machine,
-            sizes=self.defaults.sizes,
-            amount=texts.train.size,
-            unit=self.unit,
-        )
+    evaluation: ClassVar[type[Any]]
+    """The options of `evaluate`, a dataclass."""
 
     @abstractmethod
-    def lines(self, texts: TextsT) -> tuple[Iterable[str], Iterable[str]]:
-        """A sample of the training text of both sides; the second is empty where there is one."""
+    def prepare(self, folder: RunFolder, texts: TextsT, tokenizers: Tokenizers, log: Log) -> Prepared[StoreT]:
+        """Encode all text into `tokens/` of the run folder and seal it; then write `data.json` with the fingerprint."""
 
     @abstractmethod
-    def count_tokens(self, texts: TextsT, tokenizers: Tokenizers) -> int:
-        """Tokens of the training text, as far as a batch's budget counts them, estimated from a few records."""
+    def batches(self, prepared: Prepared[StoreT], settings: Settings, device: torch.device) -> Feeder:
+        """Return the batches of the training loop, a function of (settings, seed, epoch), so that a resume is exact."""
 
     @abstractmethod
-    def encode(
-        self, folder: RunFolder, texts: TextsT, tokenizers: Tokenizers, settings: Settings, log: Log
-    ) -> Prepared[StoreT]:
-        """Encode all into the run folder."""
-
-    def find_prepared(self, folder: RunFolder, log: Log) -> Prepared[StoreT] | None:
-        """The data that an earlier start of the run has prepared, or None if it did not get that far.
-
-        Warns if the training text has changed since then. Raises `RunFolderError` for a damaged file.
-        """
-        if not has_read_text(folder.path) or not folder.has_tokenizers:
-            return None
-        try:
-            check_sealed(folder.path / "tokens")
-            prepared, settings = self.open_prepared(folder), folder.settings
-        except RunFolderError as error:
-            raise RunFolderError(
-                f"{error}; if the training text has not changed, remove {folder.path / 'data.json'} and run the same "
-                "command to read it again"
-            ) from None
-        with expecting(folder.path / "data.json"):
-            then = read_json(folder.path / "data.json").get("fingerprint")
-        files = [path for corpus in settings.data.train for path in corpus_files(corpus)]
-        if not all(path.exists() for path in files):
-            return prepared
-        marks = [source.mark() for source in self.sources(settings).train]
-        if then != self.fingerprint(settings, prepared.tokenizers, marks):
-            log.warn("the training text has changed since this run began; the run continues with the original text")
-        return prepared
-
-    def open_prepared(self, folder: RunFolder) -> Prepared[StoreT]:
-        """The data that `encode` wrote into the run folder. Raises `RunFolderError` where it is missing or damaged."""
-        tokens = folder.path / "tokens"
-        stores = (self.store.open(tokens / name) for name in ("train", "valid"))
-        return Prepared(tokens, load_tokenizers(folder), *stores)
-
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
-        """Of everything that decides what is stored; `encode` writes it into data.json. `marks`: of the sources."""
-        data = settings.data
-        rules = (f"{key}: {getattr(data, key)!r}" for key in STORED)
-        return fingerprint_of(
-            marks, tokenizers, *rules, f"held out: {not data.valid}", f"seed: {settings.training.seed}"
-        )
-
-    def criterion(self, settings: Settings) -> Criterion:
-        """The loss of a training."""
-        return predict_tokens
+    def loss(self, settings: Settings) -> Criterion:
+        """Return the loss of a training."""
 
     @abstractmethod
-    def feeder(self, prepared: Prepared[StoreT], settings: Settings, device: torch.device) -> Feeder:
-        """Yields the batches of the training loop."""
-
-    @abstractmethod
-    def longest_rows(self, prepared: Prepared[StoreT], settings: Settings) -> Prepared[StoreT]:
-        """Return `prepared` with training rows of the maximum length, enough for the batch that needs most memory."""
-
-    @abstractmethod
-    def validation(self, prepared: Prepared[StoreT], settings: Settings, device: torch.device) -> Validation:
-        """The validation of this task."""
-
-    def validator(
+    def validate(
         self, model: nn.Module, prepared: Prepared[StoreT], settings: Settings, device: torch.device
     ) -> Validator:
-        """Scores the weights on held-out text."""
-        found, training = self.validation(prepared, settings, device), settings.training
-        return Validator(
-            model,
-            found.batches,
-            smoothing=training.label_smoothing,
-            judge=found.judge,
-            n_bytes=found.n_bytes,
-            precision=training.precision,
-            criterion=found.criterion or self.criterion(settings),
-            in_order=found.in_order,
-        )
+        """Return the validation on held-out text. Its judge's scores are logged, and used for early stopping."""
 
     @abstractmethod
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Save scores and samples after training; the final weights are those of `update`. A kill repeats it."""
+        """Save scores and samples after training. Called again if it was killed.
+
+        `update`: the update that the final weights are from.
+        """
 
     @abstractmethod
     def evaluate(self, run: Path, options: Any, *, device: str = "auto") -> Any:
-        """Score a finished run on files. `options`: of the class that EVALUATION_OPTIONS has for the task.
+        """Score a finished run on files; return scores with `lines`, to print, and `to_json`.
 
-        The result has `lines`, to print, and `to_json`.
+        `options`: an object of the class `evaluation`.
         """
 
 
-def n_rows_for(length: int, settings: Settings) -> int:
-    """A number of rows of this length that is more than a batch."""
-    training = settings.training
-    budget = training.micro_batch_tokens or resolved(training.batch_tokens, "training.batch_tokens")
-    return 2 + budget // length * 2
+AnyTask = Task[Any, Any]
+
+
+def open_prepared(task: AnyTask, folder: RunFolder) -> Prepared[Any]:
+    """Open the encoded text of a run. Raises `RunFolderError` if it is missing or damaged."""
+    tokens = folder.path / "tokens"
+    is_aligned = folder.settings.training.guided_alignment is not None
+    train = (AlignedStore if is_aligned else task.store).open(tokens / "train")
+    return Prepared(tokens, load_tokenizers(folder), train, task.store.open(tokens / "valid"))
+
+
+def find_prepared(task: AnyTask, folder: RunFolder, log: Log) -> Prepared[Any] | None:
+    """Open the text that an earlier start of the run prepared; None if there is none.
+
+    Warns if the training text has changed since then. Raises `RunFolderError` for a damaged file.
+    """
+    if not has_read_text(folder.path) or not folder.has_tokenizers:
+        return None
+    try:
+        check_sealed(folder.path / "tokens")
+        prepared, settings = open_prepared(task, folder), folder.settings
+    except RunFolderError as error:
+        raise RunFolderError(
+            f"{error}; if the training text has not changed, remove {folder.path / 'data.json'} and run the same "
+            "command to read it again"
+        ) from None
+    with expecting(folder.path / "data.json"):
+        before = read_json(folder.path / "data.json").get("fingerprint")
+    files = [path for corpus in settings.data.train for path in corpus_files(corpus)]
+    if not all(path.exists() for path in files):
+        return prepared
+    marks = [source.mark() for source in task.form.sources(settings).train]
+    if before != fingerprint(settings, prepared.tokenizers, marks):
+        log.warn("the training text has changed since this run began; the run continues with the original text")
+    return prepared
+
+
+def fingerprint(settings: Settings, tokenizers: Tokenizers, marks: Sequence[bytes]) -> str:
+    """Return the sha256 of everything that the encoded text depends on. `marks`: marks of the sources."""
+    stored = (key for key, field in DataSettings.model_fields.items() if traits_of(field).stored)
+    rules = [f"{key}: {getattr(settings.data, key)!r}" for key in stored]
+    rules += [f"held out: {not settings.data.valid}", f"seed: {settings.training.seed}"]
+    rules += [f"directions: {settings.data.directions}"]
+    parts = (tokenizers.src.model, tokenizers.tgt.model, *map(str.encode, rules))
+    return sha256(b"".join([*marks, *(sha256(part).digest() for part in parts)])).hexdigest()
 
 
 def report_leaks(checks: Sequence[LeakCheck], log: Log) -> list[dict[str, Any]]:
-    """Warn of held-out text in the training text; the reports for data.json."""
+    """Warn of held-out text in the training text; return the reports for data.json."""
     for check in checks:
         if warning := check.warning():
             log.warn(warning)
     return [check.to_json() for check in checks]
+
+
+def prepare_sets(
+    task: Task[TextsT, StoreT],
+    folder: RunFolder,
+    texts: TextsT,
+    tokenizers: Tokenizers,
+    log: Log,
+    *,
+    encode: Callable[[Path, Iterable[Any], str], StoreT],
+    describe: Callable[[StoreT], dict[str, Any]],
+) -> Prepared[StoreT]:
+    """Prepare the text of a task with one vocabulary and one store per set, as `Task.prepare` does.
+
+    `encode`: writes the records of a set into a folder; its last argument is the set's name, for errors. `describe`:
+    returns the numbers of a set for data.json.
+    """
+    tokens, mark, form = folder.path / "tokens", fingerprint(folder.settings, tokenizers, texts.marks), task.form
+    tokens.mkdir(exist_ok=True)
+    checks = [
+        LeakCheck(held_out.name, map(form.example, held_out.read()), unit=form.example_unit)
+        for held_out in (texts.valid, *texts.tests)
+    ]
+    described, stores = list[dict[str, Any]](), list[StoreT]()
+    with log.progress("encoding") as bar:
+        for name, text_set in texts.sets.items():
+            records: Iterator[Any] = text_set.read()
+            if name == "train":
+                records = counted(records, lambda n: bar.update(n / texts.train.size), form.size)
+                records = watch(records, form.example, checks)
+            store = encode(tokens / name, records, text_set.name)
+            stores.append(store)
+            described.append({"name": text_set.name, "files": text_set.files, **describe(store)})
+    write_json(tokens / "tests.json", [test.name for test in texts.tests])
+    folder.save_tokenizers(tokenizers.save)
+    seal_folder(tokens)
+    folder.write_record("data.json", {"fingerprint": mark, "sets": described, "leaks": report_leaks(checks, log)})
+    return Prepared(tokens, tokenizers, stores[0], stores[1])
+
+
+def held_out_stores(folder: RunFolder, store: type[StoreT]) -> Iterator[tuple[str, StoreT]]:
+    """Yield the validation set and the test sets, by name."""
+    tokens = folder.path / "tokens"
+    with expecting(tokens / "tests.json"):
+        tests = [str(name) for name in read_json(tokens / "tests.json")]
+    yield "valid", store.open(tokens / "valid")
+    for number, name in enumerate(tests):
+        yield name, store.open(tokens / f"test.{number}")

@@ -1,4 +1,4 @@
-"""Defaults for unset settings: what they depend on, the rules that tasks share, and how rules are applied.
+"""Defaults for unset settings: the facts that they depend on, the rules of each task, and the application of rules.
 
 Each task has a table of sizes, by the amount of its text, and its own rules. A setting that was given never changes.
 The numbers are the best ones measured under benchmarks/.
@@ -6,23 +6,23 @@ The numbers are the best ones measured under benchmarks/.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from transduce.config.kinds import preset_values, resolve_preset
-from transduce.config.model import ModelSettings
+from transduce.config.architectures import preset_values, resolve_preset
+from transduce.config.model import AttentionSettings
 from transduce.config.settings import Settings
 from transduce.machine import Machine
 
-SIZE_KEYS = frozenset({"preset", "d_model", "d_ff", "n_heads", "n_encoder_layers", "n_decoder_layers"})
-TOKENS_PER_PAIR = 15  # a guess at the target, until the text is encoded
+TOKENS_PER_PAIR = 15  # estimate for the target side, until the text is encoded
+MOST_PARAGRAPHS = 0.2  # largest share of lines with several sentences in text of single sentences
 MIN_WARMUP, MAX_WARMUP = 10, 2000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """Defaults for at most `most` pairs, labelled texts or bytes. Pairs of values are for (CPU, GPU).
+class Size(NamedTuple):
+    """Defaults for training text of at most `most` pairs, labelled texts or bytes. Pairs of values: (CPU, GPU).
 
     `batch`: tokens per update; for rows of running text (`context`), their number.
     """
@@ -40,10 +40,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that a default may depend on.
+    """The settings and the facts about the text that defaults depend on.
 
-    `asked`: the settings that were given; `settings`: the same with the defaults so far. `amount`: of training text, in
-    `unit`. `tokens`: those of the longer side of all pairs, or of the text; None before encoding.
+    `asked`: the settings that were given; `settings`: these with the defaults so far. `amount`: amount of training text
+    in `unit`. `tokens`: number of training tokens, of the longer side of each pair; None before encoding.
+    `several_sentences`: share of the source lines with several sentences, if known.
     """
 
     asked: Settings
@@ -53,6 +54,7 @@ class Facts:
     amount: int
     unit: str
     tokens: int | None = None
+    several_sentences: float | None = None
 
     @property
     def size(self) -> Size:
@@ -60,7 +62,7 @@ class Facts:
 
     @property
     def text(self) -> str:
-        """The amount of text, for people."""
+        """The amount of text with its unit."""
         if not self.unit.startswith("bytes"):
             return f"{self.amount:,} {self.unit}"
         name, n = next(((name, n) for name, n in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if self.amount >= n), ("", 1))
@@ -77,24 +79,23 @@ class Facts:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens per update."""
         return self.settings.training.batch_tokens or self.size.batch[self.on_gpu]
 
     @property
     def updates_per_epoch(self) -> float:
-        """Updates in a pass over the data."""
         return max(1.0, (self.tokens or self.amount * TOKENS_PER_PAIR) / self.batch_tokens)
 
     @property
     def updates_per_minute(self) -> float:
-        """A rough estimate from the size of the model and the speed of the machine."""
+        """Rough estimate from the size of the model and the speed of the machine."""
         model = self.settings.model
-        parameters = model.layer_parameters + self.vocab_size * model.d_model  # that a target token passes through
+        # parameters that a target token passes through
+        parameters = model.layer_parameters + self.vocab_size * model.d_model
         return 60.0 * self.machine.flops / (6.0 * parameters * self.batch_tokens)
 
     @property
     def updates(self) -> float:
-        """Updates until the nearest limit, roughly; at least 1."""
+        """Rough number of updates until the first limit is reached; at least 1."""
         training = self.settings.training
         ends = [
             training.max_updates,
@@ -113,7 +114,7 @@ Answer = tuple[Any, str] | None
 """A value and the reason for it; None leaves the setting unset."""
 Rule = Answer | Callable[[Facts], Answer]
 Rules = Mapping[str, Rule]
-"""By the name of a setting, in the order in which they apply: later rules see the earlier values."""
+"""Rules by the name of a setting, in the order of their application: later rules see the values of earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class Choice:
 
 
 def choose(facts: Facts, rules: Rules) -> tuple[Settings, list[Choice]]:
-    """The settings with the unset ones filled in, and what was filled in."""
+    """Apply rules to unset settings; return the new settings and the choices."""
     choices = []
     for name, rule in rules.items():
         section, key = name.split(".")
@@ -147,19 +148,19 @@ def choose(facts: Facts, rules: Rules) -> tuple[Settings, list[Choice]]:
 
 
 def _is_unset(facts: Facts, section: str, key: str) -> bool:
-    """Whether neither the user nor the preset has set it, and the architecture has it."""
+    """Whether a setting exists in the architecture and is set neither by the user nor by the preset."""
     part = getattr(facts.asked, section)
     given = part.model_fields_set
     if key not in type(part).model_fields:
         return False
     if section == "model":
         own = preset_values(facts.settings.model)
-        return not (given & SIZE_KEYS) if key == "preset" else key not in given and key not in own
-    return key not in given or getattr(part, key) in (None, "auto")
+        return not (given & part.size_keys()) if key == "preset" else key not in given and key not in own
+    return key not in given
 
 
 def format_choices(choices: list[Choice]) -> list[str]:
-    """Lines with the name, the value and the reason of each choice."""
+    """Format a line with the name, the value and the reason of each choice."""
     values = [f"{choice.value:,}" if type(choice.value) is int else str(choice.value) for choice in choices]
     widths = max((len(choice.name) for choice in choices), default=0), max(map(len, values), default=0)
     return [
@@ -168,29 +169,36 @@ def format_choices(choices: list[Choice]) -> list[str]:
     ]
 
 
-def bytes_per_token(model: ModelSettings, vocab_size: int, *, number: int = 4) -> int:
-    """Memory of a training step per padded token on either side, roughly: activations kept for the gradient.
+def bytes_per_token(settings: Settings) -> int:
+    """Estimate the memory of a training step per padded token: float32 activations kept for the gradient."""
+    model, activations = settings.model, settings.model.layer_activations
+    if settings.training.recompute:  # the inputs of all blocks, and the activations of one
+        n_blocks = sum(model.depth)
+        activations = activations // n_blocks + n_blocks * model.d_model
+    n_passes = 1 if settings.training.consistency is None else 2
+    # the usual loss of a frozen table takes the vocabulary in parts
+    in_parts = settings.training.lora is not None and n_passes == 1
+    vocab_size = 0 if in_parts else settings.tokenizer.vocab_size or 0
+    return 4 * n_passes * (activations + 3 * vocab_size)
 
-    `number`: bytes of one of them.
-    """
-    return number * (model.layer_activations + 3 * vocab_size)
 
-
-def for_vectors(value: Any, reason: str) -> Rule:
-    """A rule for models whose source is vectors."""
-    return lambda facts: (value, reason) if facts.settings.model.reads_vectors else None
-
-
-def choose_vocab_size(facts: Facts) -> Answer:
+def _vocab_size(facts: Facts) -> Answer:
     if facts.settings.tokenizer.kind == "char":
         return 4_096, "upper limit: the characters of the text, and 256 bytes for all others"
     return facts.size.vocab_size, f"for {facts.text}: each piece must be frequent enough to be learned"
 
 
+def _split(facts: Facts) -> Answer:
+    share = facts.several_sentences
+    if share is None:
+        return None
+    return share <= MOST_PARAGRAPHS, f"{100 * share:.0f} % of the source lines have several sentences"
+
+
 def _preset(facts: Facts) -> Answer:
     preset, where = facts.size.preset[facts.on_gpu], "with" if facts.on_gpu else "without"
     model = facts.settings.model
-    if preset not in model.presets:  # not the task's default architecture: the same size of this one
+    if preset not in model.presets:  # another architecture than the task's default: use its preset of the same size
         preset = f"{model.kind}-{preset.rpartition('-')[2]}"
     if preset not in model.presets:
         return None
@@ -204,7 +212,7 @@ def _dropout(facts: Facts) -> Answer:
     return dropout, "small data needs more" if dropout > 0.1 else "enough text"
 
 
-def choose_context(facts: Facts) -> Answer:
+def _context(facts: Facts) -> Answer:
     context, model = facts.size.context[facts.on_gpu], resolve_preset(facts.settings.model)
     if model.own_context is not None:
         return model.own_context, "model.segment_length"
@@ -218,7 +226,7 @@ def _batch_tokens(facts: Facts) -> Answer:
 
 def _micro_batch_tokens(facts: Facts) -> Answer:
     wanted = facts.batch_tokens
-    per_token = bytes_per_token(facts.settings.model, facts.vocab_size)
+    per_token = bytes_per_token(facts.settings)
     fitting = max(256, facts.machine.memory // 2 // per_token)
     if fitting >= wanted:
         return wanted, f"a whole update fits in half of the {facts.machine.memory / 2**30:.0f} GiB free"
@@ -239,8 +247,8 @@ def _optimizer(facts: Facts) -> Answer:
     return "adamw", "Muon's products are slow on a CPU at this width"
 
 
-def learning_rate(scale: float, *, only: str = "", reason: str = "peak", digits: int = 6) -> Rule:
-    """A rule for `scale` / d_model; `only` for this optimizer, if named."""
+def _learning_rate(scale: float, *, only: str = "", reason: str = "peak", digits: int = 6) -> Callable[[Facts], Answer]:
+    """Return a rule for `scale` / d_model. `only`: the only optimizer that it applies to, if there is one."""
 
     def rule(facts: Facts) -> Answer:
         optimizer, width = facts.settings.training.optimizer, facts.settings.model.d_model
@@ -280,28 +288,140 @@ def _valid_updates(facts: Facts) -> Answer:
     return max(1, round(updates)), "about an epoch, or half a minute if epochs are shorter"
 
 
-PRE_NORM = "pre", "learns faster than post-norm and needs less warm-up"
-UNSMOOTHED = 0.0, "smoothing would distort the probabilities"
-MODEL: Rules = {"tokenizer.vocab_size": choose_vocab_size, "model.preset": _preset, "model.dropout": _dropout}
-TRAINING: Rules = {
+_PRE_NORM = "pre", "learns faster than post-norm and needs less warm-up"
+_UNSMOOTHED = 0.0, "smoothing would distort the probabilities"
+_MODEL: Rules = {"tokenizer.vocab_size": _vocab_size, "model.preset": _preset, "model.dropout": _dropout}
+_TRAINING: Rules = {
     "training.batch_tokens": _batch_tokens,
     "training.micro_batch_tokens": _micro_batch_tokens,
     "training.precision": _precision,
     "training.optimizer": _optimizer,
-    "training.lr": learning_rate(0.64),  # 0.005 at width 128, 0.00125 at 512
-    "training.matrix_lr": learning_rate(1.28, only="muon"),
+    "training.lr": _learning_rate(0.64),  # 0.005 at width 128, 0.00125 at 512
+    "training.matrix_lr": _learning_rate(1.28, only="muon"),
     "training.max_epochs": _max_epochs,
     "training.max_minutes": _max_minutes,
     "training.schedule": ("linear", "falls to zero at the end: better than the paper's in a short training"),
     "training.warmup_updates": _warmup_updates,
     "training.valid_updates": _valid_updates,
 }
+_BASE_RATE = _learning_rate(0.04, reason="far below a fresh model's peak", digits=7)  # 3e-4 at 128, 5e-5 at 768
+_ADAPTER_RATE = _learning_rate(0.4, reason="of adapters, which begin at zero,", digits=7)
 FINE_TUNING: Rules = {
     "training.optimizer": ("adamw", "changes the initial weights only a little"),
-    "training.lr": learning_rate(0.04, reason="far below a fresh model's peak", digits=7),  # 3e-4 at 128, 5e-5 at 768
-    "training.matrix_lr": learning_rate(0.08, only="muon", reason="far below a fresh model's peak", digits=7),
+    "training.lr": lambda facts: (_BASE_RATE if facts.settings.training.lora is None else _ADAPTER_RATE)(facts),
+    "training.matrix_lr": _learning_rate(0.08, only="muon", reason="far below a fresh model's peak", digits=7),
     "training.max_epochs": lambda facts: (
         None if facts.has_limit else (3.0, "usual for fine-tuning; more fits the new text better and forgets more")
     ),
 }
 """Rules that replace those of `before_training` in a run of any task that starts from another run's weights."""
+
+
+def _bleu_tokenizer(facts: Facts) -> Answer:
+    from transduce.evaluation.metrics import choose_tokenizer  # loads NumPy
+
+    targets = {tgt for _, tgt in facts.settings.data.directions}
+    return choose_tokenizer(*targets) if len(targets) == 1 else None  # else each set has its own
+
+
+TRANSLATION = Defaults(
+    (  # most, vocab_size, preset, dropout, batch, epochs, minutes
+        Size(2_000, 2_000, ("tiny", "tiny"), 0.3, (1024, 1024), 60, (10, 5)),
+        Size(20_000, 4_000, ("tiny", "tiny"), 0.3, (2048, 2048), 40, (20, 10)),
+        Size(50_000, 8_000, ("tiny", "small"), 0.2, (2048, 4096), 20, (30, 20)),
+        Size(150_000, 8_000, ("small", "small"), 0.2, (4096, 8192), 20, (90, 30)),
+        Size(1_000_000, 16_000, ("small", "base"), 0.1, (8192, 24_576), 15, (360, 240)),
+        Size(math.inf, 32_000, ("small", "base"), 0.1, (8192, 32_768), 10, (1440, 1440)),
+    ),
+    {
+        "tokenizer.placeholders": (8, "names and unknown characters are copied"),
+        **_MODEL,
+        "model.residual": _PRE_NORM,
+        "model.tie": lambda facts: (
+            None if facts.settings.tokenizer.joint else ("two_way", "each side has a vocabulary")
+        ),
+        "decoding.split": _split,
+        "evaluation.tokenize": _bleu_tokenizer,
+    },
+    _TRAINING,
+)
+
+
+def _rotary(facts: Facts) -> Answer:
+    model = resolve_preset(facts.settings.model)
+    if not isinstance(model, AttentionSettings) or model.key_width % 2:
+        return None
+    return "rotary", "relative positions are learned faster than absolute ones"
+
+
+def _batch_of_rows(facts: Facts) -> Answer:
+    context, n_rows = facts.settings.data.context or facts.size.context[facts.on_gpu], facts.size.batch[facts.on_gpu]
+    return context * n_rows, f"{n_rows} rows of {context} tokens per update"
+
+
+CAUSAL = Defaults(
+    (  # most, vocab_size, preset, dropout, batch (rows), epochs, minutes, tokenizer, context
+        Size(3e5, 512, ("gpt-tiny", "gpt-tiny"), 0.2, (16, 32), 60, (5, 3), "char", (64, 64)),
+        Size(2e6, 512, ("gpt-tiny", "gpt-small"), 0.1, (32, 64), 30, (20, 10), "char", (128, 256)),
+        Size(2e7, 2_000, ("gpt-tiny", "gpt-small"), 0.1, (32, 64), 10, (60, 30), "bpe", (128, 256)),
+        Size(2e8, 8_000, ("gpt-small", "gpt-small"), 0.1, (32, 64), 4, (360, 120), "bpe", (256, 512)),
+        Size(math.inf, 16_000, ("gpt-small", "gpt2"), 0.0, (32, 64), 2, (1440, 1440), "bpe", (256, 1024)),
+    ),
+    {
+        "tokenizer.exact": (True, "text is reproduced exactly, with line ends and rare characters"),
+        "tokenizer.normalization": ("identity", "required by tokenizer.exact"),
+        "tokenizer.kind": lambda facts: (facts.size.tokenizer, f"for {facts.text}"),
+        **_MODEL,
+        "model.residual": _PRE_NORM,
+        "model.positions": _rotary,
+        "model.activation": ("gelu", "GPT's"),
+        "data.context": _context,
+        "model.segment_length": lambda facts: (facts.settings.data.context, "data.context"),
+    },
+    {
+        **_TRAINING,
+        "training.label_smoothing": _UNSMOOTHED,
+        "training.batch_tokens": _batch_of_rows,
+        "training.lr": _learning_rate(0.384),  # 0.003 at width 128
+        "training.matrix_lr": _learning_rate(0.768, only="muon"),
+    },
+)
+MASKED = Defaults(
+    (  # most, vocab_size, preset, dropout, batch, epochs, minutes
+        Size(2e6, 2_000, ("bert-tiny", "bert-tiny"), 0.1, (4096, 8192), 40, (20, 10)),
+        Size(5e7, 8_000, ("bert-tiny", "bert-mini"), 0.1, (4096, 16_384), 15, (120, 60)),
+        Size(math.inf, 16_000, ("bert-mini", "bert-small"), 0.1, (8192, 32_768), 4, (1440, 720)),
+    ),
+    {
+        **_MODEL,
+        "tokenizer.mask": (True, "the model predicts masked tokens"),
+        "data.context": _context,
+    },
+    {
+        **_TRAINING,
+        "training.stop_by": ("loss", "the goal of the run"),
+        "training.label_smoothing": _UNSMOOTHED,
+    },
+)
+BERT_CLASSIFICATION = Defaults(
+    (  # most, vocab_size, preset, dropout, batch, epochs, minutes
+        Size(5_000, 4_000, ("bert-tiny", "bert-tiny"), 0.3, (1024, 1024), 20, (5, 3)),
+        Size(200_000, 8_000, ("bert-tiny", "bert-tiny"), 0.3, (2048, 4096), 8, (15, 5)),
+        Size(math.inf, 16_000, ("bert-mini", "bert-mini"), 0.1, (4096, 16_384), 3, (120, 30)),
+    ),
+    _MODEL,
+    {**_TRAINING, "training.stop_by": ("accuracy", "the goal of the run")},
+)
+CLASSIFICATION = replace(
+    BERT_CLASSIFICATION,
+    sizes=(Size(20_000, 4_000, ("cnn", "cnn"), 0.3, (1024, 1024), 20, (5, 3)), *BERT_CLASSIFICATION.sizes[1:]),
+)
+"""Defaults for single texts, unless the user chose the model: a CNN learns more from little text than attention."""
+
+DEFAULTS: dict[str, Defaults] = {
+    "translation": TRANSLATION,
+    "causal": CAUSAL,
+    "masked": MASKED,
+    "classification": CLASSIFICATION,
+}
+"""Defaults by task."""

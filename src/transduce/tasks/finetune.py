@@ -1,47 +1,44 @@
 """Fine-tuning: start a run from the weights of another run (`training.start`).
 
-The new run inherits the vocabulary, the shape of the model and the weights, and the settings that belong to them.
-Settings that contradict them are refused. The weights are copied into the new run's folder, so that a resumed run no
-longer needs the other one.
+The new run inherits the vocabulary, the weights, the shape of the model and the settings that belong to these.
+Contradicting settings are refused. The weights are copied into the new run's folder, so that a resumed run no longer
+needs the other run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from transduce.config.kinds import kinds_for, preset_values, resolve_preset
+from transduce.config.architectures import kinds_for, preset_values, resolve_preset
 from transduce.config.model import ModelSettings
-from transduce.config.section import Section
-from transduce.config.settings import Settings
-from transduce.errors import SettingsError
+from transduce.config.section import Section, traits_of
+from transduce.config.settings import LoraSettings, Settings
+from transduce.errors import RunFolderError, SettingsError
 from transduce.logging import Log
-from transduce.models.registry import ARCHITECTURES
-from transduce.runs.folder import RunFolder
-from transduce.runs.tensors import load_tensors, save_tensors
-from transduce.tasks.registry import find_task
-from transduce.text.extension import SAMPLE_LINES, Extended, Parts, extend, new_pieces, of_characters
+from transduce.models.registry import ARCHITECTURES, Uninitialized, build_model, count_parameters
+from transduce.nn.adapters import add_adapters
+from transduce.runs.folder import NEW, RunFolder
+from transduce.runs.manifest import WEIGHTS, fingerprint
+from transduce.runs.tensor_file import read_header
+from transduce.runs.tensors import save_tensors, stream_tensors
+from transduce.text.extension import SAMPLE_LINES, Extended, Parts, add_language, extend, new_pieces
 from transduce.text.hub import HubTokenizer
 from transduce.text.special import MASK, MASK_PIECE, UNK, Vocabulary
-from transduce.text.tokenizer import Tokenizers, load_tokenizers
+from transduce.text.tokenizer import SentencePieceVocabulary, Tokenizers, check_directions, load_tokenizers
 from transduce.text.training import sample_of
-from transduce.text.vectors import VectorReader
 
-_OWN = {
-    "model": (
-        *("kind", "dropout", "attention_dropout", "activation_dropout", "next_sentence", "pooling", "n_labels"),
-        *("memory_length", "eval_memory_length"),
-    ),
-    "tokenizer": ("extend", "sampling", "start"),
-}
-"""Settings of these sections in which the new run may differ."""
 _HEADS = ("head.", "output_bias", "output_embedding.", "next_sentence.", "pooler.", "labels.")
-"""Prefixes of weights that not every model of a family has. Missing ones are initialized at random."""
+"""Prefixes of weights that only some models of a family have. Missing ones are initialized at random."""
 _ROWS = {
     "src_embedding.table.weight": "src",
     "tgt_embedding.table.weight": "tgt",
@@ -49,8 +46,10 @@ _ROWS = {
     "output_embedding.weight": "tgt",
     "output_bias": "tgt",
 }
-"""Weights with one row per piece, and the side of the vocabulary."""
+"""Weights with one row per piece, each with the side whose vocabulary has the pieces."""
+_WEIGHT = ".weight"
 _SHOWN = 3  # new pieces printed from each end of the list
+_FEW_UNKNOWN = 0.01  # largest share of lines with unknown characters without a warning
 _MEASURED = 2000  # lines per side tokenized before and after
 
 
@@ -58,7 +57,7 @@ _MEASURED = 2000  # lines per side tokenized before and after
 class Start:
     """A run to fine-tune from, or whose tokenizer to use.
 
-    `settings`: those asked for, with the inherited ones; `summary`: for people.
+    `settings`: the given settings of the new run, with the inherited ones. `summary`: a line about inherited values.
     """
 
     run: RunFolder
@@ -67,57 +66,81 @@ class Start:
 
 
 def find_start(asked: Settings) -> Start | None:
-    """The run that `training.start` or `tokenizer.start` names, or None.
+    """Open the run that `training.start` or `tokenizer.start` names; None if neither is set.
 
     Raises:
         SettingsError: The run's model does not fit the task, or the settings contradict the run's.
         RunFolderError: The folder is not a run, or is damaged.
     """
-    extend_by = asked.tokenizer.extend
     if asked.training.start is None:
-        if extend_by:
-            raise SettingsError(f"tokenizer.extend = {extend_by}: there is no vocabulary to extend; set training.start")
+        if asked.training.new_language is not None:
+            raise SettingsError(
+                "training.new_language: there is no vocabulary to add a language to; name the run to fine-tune from",
+                "training.start",
+            )
+        if asked.tokenizer.extend:
+            raise SettingsError(
+                f"tokenizer.extend = {asked.tokenizer.extend}: there is no vocabulary to extend; set training.start",
+                *("tokenizer.extend", "training.start"),
+            )
         return _find_tokenizer(asked)
     if asked.tokenizer.start is not None:
         raise SettingsError(
             f"tokenizer.start = '{asked.tokenizer.start}': fine-tuning uses the vocabulary of training.start; leave it "
-            "out"
+            "out",
+            "training.start",
         )
     resolve_preset(asked.model)  # raises for an unknown preset
-    run, task = RunFolder.open(asked.training.start), find_task(asked.task)
-    other = run.settings
-    kinds = kinds_for(task.name)
-    if asked.model.kind == kinds[0] and other.model.kind in kinds:
-        asked = asked.with_values("model", kind=other.model.kind)
-    family = ARCHITECTURES[asked.model.kind].family
-    if ARCHITECTURES[other.model.kind].family != family:
-        fitting = [name for name, architecture in ARCHITECTURES.items() if architecture.family == family]
-        raise SettingsError(
-            f"training.start = '{run.path}': its model is of kind '{other.model.kind}'; task '{asked.task}' needs "
-            f"{' or '.join(fitting)}"
-        )
-    if extend_by and other.model.reads_vectors:
-        raise SettingsError(
-            f"tokenizer.extend = {extend_by}: {run.path} reads vectors, which have no vocabulary; leave it out"
-        )
-    if extend_by and other.tokenizer.kind == HubTokenizer.kind:
-        raise SettingsError(
-            f"tokenizer.extend = {extend_by}: {run.path} has a vocabulary of the tokenizers library, which cannot be "
-            "extended; leave it out"
-        )
+    run = RunFolder.open(asked.training.start)
+    kinds = kinds_for(asked.task)
+    if run.settings.model.kind in kinds and asked.model.kind == kinds[0]:
+        asked = asked.with_values("model", kind=run.settings.model.kind)
+    _check_start(asked, run)
     values = asked.model_dump(exclude_unset=True)
-    values["model"] = _merged_section("model", asked, other, origin="training.start")
-    values["tokenizer"] = _merged_section("tokenizer", asked, other, origin="training.start") | {"extend": extend_by}
-    inherited = _inherited(asked, other, task.inherited)
+    for section in ("model", "tokenizer"):
+        values[section] = _merged_section(section, asked, run.settings, origin="training.start")
+    values["tokenizer"]["extend"] = asked.tokenizer.extend
+    inherited = _inherited(asked, run.settings)
     for (section, key), value in inherited.items():
         values.setdefault(section, {})[key] = value
-    m = other.model
+    if run.settings.extensions:
+        values.setdefault("extensions", run.settings.extensions)
+    start = Settings.from_mapping(values)
+    if asked.task == "translation":
+        if asked.data.is_changed("languages") and asked.data.languages != run.settings.data.languages:
+            raise SettingsError(
+                f"data.languages = '{asked.data.languages}': training.start has the vocabulary of a run with "
+                f"'{run.settings.data.languages}'; leave it out",
+                "training.start",
+            )
+        framing, language = load_tokenizers(run).src.framing, asked.training.new_language
+        if language is not None:  # whose token is added with the new pieces
+            framing = framing.with_language(language.code, -1)
+        check_directions(start.data, framing)
+    model = run.settings.model
     parts = [
         f"starting from {run.path}: vocabulary ({_described_vocabulary(run)})",
-        f"model ({m.kind}, d_model {m.d_model}, {' + '.join(map(str, m.depth))} layers)",
+        f"model ({model.kind}, d_model {model.d_model}, {' + '.join(map(str, model.depth))} layers)",
         *(f"{section}.{key} = {value}" for (section, key), value in inherited.items()),
     ]
-    return Start(run, Settings.from_mapping(values), ", ".join(parts))
+    return Start(run, start, ", ".join(parts))
+
+
+def _check_start(asked: Settings, run: RunFolder) -> None:
+    """Raise `SettingsError` if the run's model is of another family, or its vocabulary cannot be extended as asked."""
+    family, extend_by = ARCHITECTURES[asked.model.kind].family, asked.tokenizer.extend
+    if ARCHITECTURES[run.settings.model.kind].family != family:
+        fitting = [name for name, architecture in ARCHITECTURES.items() if architecture.family == family]
+        raise SettingsError(
+            f"training.start = '{run.path}': its model is of kind '{run.settings.model.kind}'; task '{asked.task}' "
+            f"needs {' or '.join(fitting)}",
+            "training.start",
+        )
+    if extend_by and not isinstance(load_tokenizers(run).src, SentencePieceVocabulary):
+        raise SettingsError(
+            f"tokenizer.extend = {extend_by}: {run.path} has a vocabulary that cannot be extended; leave it out",
+            "tokenizer.extend",
+        )
 
 
 def _find_tokenizer(asked: Settings) -> Start | None:
@@ -136,48 +159,91 @@ def _find_tokenizer(asked: Settings) -> Start | None:
 
 def _described_vocabulary(run: RunFolder) -> str:
     tgt = load_tokenizers(run).tgt
-    unit = "numbers in each vector" if isinstance(tgt, VectorReader) else f"pieces, {run.settings.tokenizer.kind}"
-    return f"{tgt.vocab_size:,} {unit}"
+    if not tgt.reads_text:
+        return f"none, for inputs of width {tgt.vocab_size:,}"
+    return f"{tgt.vocab_size:,} pieces, {run.settings.tokenizer.kind}"
 
 
-def extend_vocabulary(start: Start, src: Iterable[str], tgt: Iterable[str], log: Log) -> Extended:
-    """The start's vocabulary, with `tokenizer.extend` more pieces learned from the text of both sides."""
-    tokenizers, n = load_tokenizers(start.run), start.settings.tokenizer.extend
+def extend_vocabulary(start: Start, lines: tuple[Iterable[str], Iterable[str]], log: Log) -> Extended:
+    """Extend the start's vocabulary by `tokenizer.extend` pieces, learned from the lines of both sides."""
+    src, tgt = lines
+    n, language = start.settings.tokenizer.extend, start.settings.training.new_language
+    tokenizers = load_tokenizers(start.run).unframed()
     if start.settings.task == "masked" and tokenizers.tgt.vocab_size > MASK:
         hub = start.settings.tokenizer.kind == HubTokenizer.kind
         if not hub and tokenizers.tgt.pieces([MASK]) != [MASK_PIECE]:
             raise SettingsError(
                 f"training.start = '{start.run.path}': its vocabulary has no {MASK_PIECE}, which task 'masked' needs; "
-                "start from a masked language model"
+                "start from a masked language model",
+                "training.start",
             )
-    if not n:
+    if not n and language is None:
+        for side, vocabulary, text in (("source", tokenizers.src, src), ("target", tokenizers.tgt, tgt)):
+            _warn_of_unknown(side, vocabulary, sample_of(text, _MEASURED, seed=0), log)
         return Extended(tokenizers, (), ())
-    src, tgt = (sample_of(lines, SAMPLE_LINES, seed=start.settings.training.seed) for lines in (src, tgt))
-    found = extend(tokenizers, src, tgt, n=n)
-    for line in _compare_vocabularies(tokenizers, found.tokenizers, src, tgt):
-        log.say(line)
-    if len(found.tgt) < n and of_characters(tokenizers.tgt):
-        log.say(f"  fewer than {n:,}: a character vocabulary is extended by missing characters only")
-    return found
+    extended = Extended(tokenizers, (), ())
+    if n:
+        src, tgt = (sample_of(side, SAMPLE_LINES, seed=start.settings.training.seed) for side in lines)
+        extended = extend(tokenizers, src, tgt, n=n)
+        for line in _compare_vocabularies(tokenizers, extended.tokenizers.unframed(), src, tgt):
+            log.say(line)
+        if len(extended.tgt) < n and tokenizers.tgt.of_characters:
+            log.say(f"  fewer than {n:,}: a character vocabulary is extended by missing characters only")
+    if language is not None:
+        extended = add_language(extended, language.code, like=language.like)
+        log.say(f"language {language.code}: a new token, which starts as that of {language.like}")
+    return replace(extended, tokenizers=extended.tokenizers.unframed())
+
+
+def _warn_of_unknown(side: str, vocabulary: Vocabulary, lines: Sequence[str], log: Log) -> None:
+    """Warn if more than a few lines have characters that the vocabulary lacks."""
+    unknown = [vocabulary.unknown(line) for line in lines] if vocabulary.unreadable_ids else []
+    n_lines = sum(map(bool, unknown))
+    if n_lines > _FEW_UNKNOWN * len(lines):
+        most = [part for part, _ in Counter(chain.from_iterable(unknown)).most_common(8)]
+        is_fixed = not isinstance(vocabulary, SentencePieceVocabulary)
+        advice = "" if is_fixed else "; --extend-vocabulary 2000 (tokenizer.extend) adds them"
+        log.warn(
+            f"{n_lines:,} of {len(lines):,} {side} lines have characters that the vocabulary lacks: {' '.join(most)}"
+            f"{advice}"
+        )
 
 
 def save_start_weights(start: Start, extended: Extended, settings: Settings, folder: Path) -> None:
-    """Save the start's weights, with rows for the new pieces, into the new run's folder `tokens`."""
-    tensors = start.run.load_model()
+    """Save the start's weights, with rows for the new pieces, into the new run's folder `tokens`.
+
+    With `training.lora` the new rows of tables are tensors of their own, because only these rows are trained.
+    """
+    path, lora = folder / "start.safetensors", settings.training.lora
+    same_labels = start.run.settings.data.labels == settings.data.labels
+    folder.mkdir(exist_ok=True)
+    if same_labels and not (extended.src or extended.tgt or start.run.has_adapters):
+        shutil.copyfile(start.run.path / WEIGHTS, path)  # loading and saving would take several times the memory
+        if fingerprint(path)["sha256"] != start.run.weights_digest():
+            raise RunFolderError(f"{start.run.path / WEIGHTS} is damaged, or was changed while it was read; try again")
+        return
+    if lora is not None and not lora.merge:
+        raise SettingsError(
+            "training.lora.merge = false: the adapters would not fit the weights in training.start, which get new "
+            "pieces or labels, or are adapters themselves; leave it out",
+            "training.lora.merge",
+        )
     tokenizers = extended.tokenizers
     sides = {"src": (extended.src, _ordinary(tokenizers.src)), "tgt": (extended.tgt, _ordinary(tokenizers.tgt))}
-    same_labels = start.run.settings.data.labels == settings.data.labels
-    kept = {
-        name: with_rows(tensor, *sides[_ROWS[name]]) if name in _ROWS else tensor
-        for name, tensor in tensors.items()
-        if same_labels or not name.startswith("labels.")
-    }
-    folder.mkdir(exist_ok=True)
-    save_tensors(folder / "start.safetensors", kept)
+    kept = dict[str, Tensor]()
+    for name, tensor in start.run.load_model().items():
+        if name in _ROWS:
+            whole = with_rows(tensor, *sides[_ROWS[name]])
+            if lora is not None and name.endswith(_WEIGHT) and len(whole) > len(tensor):
+                kept[name.removesuffix(_WEIGHT) + NEW], whole = whole[len(tensor) :], tensor
+            kept[name] = whole
+        elif same_labels or not name.startswith("labels."):
+            kept[name] = tensor
+    save_tensors(path, kept)
 
 
 def with_rows(tensor: Tensor, parts: Sequence[Parts], first: int) -> Tensor:
-    """Append a row to a tensor [V, ...] for each of `parts`: the mean of the rows of the pieces that make it up.
+    """Append a row to a tensor [V, ...] for each new piece: the mean of the rows of its parts, which are old pieces.
 
     A piece without parts gets the mean of all ordinary rows, which start at `first`. Logits are linear in the rows, so
     no new piece is more likely than the most likely old one.
@@ -188,83 +254,138 @@ def with_rows(tensor: Tensor, parts: Sequence[Parts], first: int) -> Tensor:
     return torch.cat([tensor, torch.stack([tensor[list(p)].mean(0) if p else mean for p in parts])])
 
 
-def load_start_weights(model: nn.Module, folder: Path, log: Log) -> None:
-    """Initialize a model from `save_start_weights`. Weights of heads that the start lacks stay random; log them."""
-    found, own = load_tensors(folder / "start.safetensors"), model.state_dict()
-    fitting = {name: tensor for name, tensor in found.items() if name in own and own[name].shape == tensor.shape}
-    missing = [name for name in own if name not in fitting]
+def load_start_weights(model: nn.Module, folder: Path, log: Log, *, lora: LoraSettings | None = None) -> None:
+    """Initialize a model from the result of `save_start_weights`; log missing weights of heads, which stay random.
+
+    With `lora`, all other weights are frozen, and adapters are added.
+    """
+    path, own = folder / "start.safetensors", model.state_dict()
+    saved, new_rows = _saved_shapes(path)
+    missing = [name for name, tensor in own.items() if saved.get(name) != tensor.shape]
     if wrong := [name for name in missing if not name.startswith(_HEADS)]:
-        raise SettingsError(f"training.start: the weights do not fit this model: {', '.join(wrong[:5])}")
-    model.load_state_dict(fitting, strict=False)
-    unused = [name for name in found if name not in fitting]
-    parts = [f"{len(fitting)} of {len(own)} tensors loaded from training.start"]
+        raise SettingsError(
+            f"training.start: the weights do not fit this model: {', '.join(wrong[:5])}", "training.start"
+        )
+    n_tensors, n_weights = len(own), count_parameters(model)
+    if lora is not None:
+        adapt(model, lora, new_rows=new_rows, trained=missing)
+        own = model.state_dict()
+    for name, tensor in stream_tensors(path):
+        if name in own and name not in missing:
+            own[name].copy_(tensor)
+    unused = [name for name in saved if name not in own]
+    parts = [f"{n_tensors - len(missing)} of {n_tensors} tensors loaded from training.start"]
     parts += [f"{label}: {', '.join(names)}" for label, names in (("random", missing), ("unused", unused)) if names]
     log.say("; ".join(parts))
+    if lora is not None:
+        log.say(
+            f"LoRA of rank {lora.rank} on {lora.on}: {count_parameters(model):,} parameters are trained, "
+            f"{n_weights:,} are frozen"
+        )
+
+
+def build_frozen(settings: ModelSettings, *, folder: Path, n_src: int, n_tgt: int) -> nn.Module:
+    """Build a model for `load_start_weights`, without drawing random weights if the file has all of them."""
+    saved, _ = _saved_shapes(folder / "start.safetensors")
+    with torch.device("meta"), Uninitialized():
+        own = build_model(settings, n_src=n_src, n_tgt=n_tgt).state_dict()
+    has_all = all(saved.get(name) == tensor.shape for name, tensor in own.items())
+    with Uninitialized() if has_all else nullcontext():
+        return build_model(settings, n_src=n_src, n_tgt=n_tgt)
+
+
+def _saved_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """Return the shapes of the start's weights by name, and the numbers of new rows, which the shapes include."""
+    saved = read_header(path).shapes()
+    new_rows = {name.removesuffix(NEW) + _WEIGHT: saved.pop(name)[0] for name in [*saved] if name.endswith(NEW)}
+    for name, n in new_rows.items():
+        saved[name] = (saved[name][0] + n, *saved[name][1:])
+    return saved, new_rows
+
+
+def adapt(
+    model: nn.Module, lora: LoraSettings, *, new_rows: Mapping[str, int] | None = None, trained: Collection[str] = ()
+) -> None:
+    """Freeze the weights of a model and add adapters; see `add_adapters`."""
+    add_adapters(
+        model,
+        rank=lora.rank,
+        scale=lora.scale,
+        on=lora.on,
+        dtype=getattr(torch, lora.weights),
+        new_rows=new_rows or {},
+        trained=trained,
+    )
 
 
 def _merged_section(section: str, asked: Settings, other: Settings, *, origin: str) -> dict[str, Any]:
-    """The other run's values of a section, with those in which the new run may differ. Raises for a contradiction.
+    """Return a section with the other run's values and, for settings that may differ, the given values.
 
-    `origin`: the setting that names the other run.
+    `origin`: the setting that names the other run. Raises `SettingsError` for a contradiction.
     """
     ours: Section = getattr(asked, section)
     theirs: Section = getattr(other, section)
-    found = {
+    merged = {
         key: value
         for key, value in theirs.model_dump(exclude={"preset", "start"}).items()
         if key in type(ours).model_fields
     }
     given = {key: getattr(ours, key) for key in ours.model_fields_set}
+    own = [key for key, field in type(ours).model_fields.items() if traits_of(field).own]
     preset = given.pop("preset", None)
     for key, value in preset_values(ours).items() if isinstance(ours, ModelSettings) else ():
-        if key not in (*given, *_OWN["model"]) and found.get(key, value) != value:
+        if key not in (*given, *own) and merged.get(key, value) != value:
             raise SettingsError(
-                f"model.preset = '{preset}' has {key} = {value!r}: {origin} has {found[key]!r}; leave it out"
+                f"model.preset = '{preset}' has {key} = {value!r}: {origin} has {merged[key]!r}; leave it out",
+                origin,
             )
     for key, value in given.items():
-        if key in _OWN[section]:
-            found[key] = value
-        elif value is not None and value != found.setdefault(key, value):
-            hint = "; tokenizer.extend adds pieces" if key == "vocab_size" and origin == "training.start" else ""
-            raise SettingsError(f"{section}.{key} = {value!r}: {origin} has {found[key]!r}; leave it out{hint}")
+        if key in own:
+            merged[key] = value
+        elif value != merged.setdefault(key, value):
+            problem = f"{section}.{key} = {value!r}: {origin} has {merged[key]!r}; leave it out"
+            if key == "vocab_size" and origin == "training.start":
+                raise SettingsError(f"{problem}; tokenizer.extend adds pieces", origin, "tokenizer.extend")
+            raise SettingsError(problem, origin)
     if section == "tokenizer" and "sampling" not in given:
-        found["sampling"] = 0.0
-    return found
+        merged["sampling"] = 0.0
+    return merged
 
 
-def _inherited(asked: Settings, other: Settings, names: Sequence[str]) -> dict[tuple[str, str], Any]:
-    """By (section, key): settings of `names` that are unset here and not at their default in the other run."""
+def _inherited(asked: Settings, other: Settings) -> dict[tuple[str, str], Any]:
+    """Return the settings to inherit, by (section, key): unset in the new run, and changed in the old one."""
     if asked.task != other.task:
         return {}
-    found = {}
-    for section, key in (name.split(".") for name in names):
-        ours, theirs = getattr(asked, section), getattr(other, section)
-        default = type(ours).model_fields[key].default
-        if key not in ours.model_fields_set and getattr(theirs, key) not in (None, default):
-            found[section, key] = getattr(theirs, key)
-    return found
+    inherited = {}
+    for name, traits in asked.traits():
+        section, _, key = name.rpartition(".")
+        if asked.task in traits.inherited and key not in getattr(asked, section).model_fields_set:
+            theirs = getattr(other, section)
+            if theirs.is_changed(key):
+                inherited[section, key] = getattr(theirs, key)
+    return inherited
 
 
 def _ordinary(vocabulary: Vocabulary) -> int:
-    """The first id that is not special."""
+    """Return the first id that is not special."""
     return MASK + (vocabulary.pieces([MASK]) == [MASK_PIECE])
 
 
 def _compare_vocabularies(old: Tokenizers, new: Tokenizers, src: Sequence[str], tgt: Sequence[str]) -> Iterator[str]:
-    """Lines on what the extension of each vocabulary changes."""
+    """Yield lines that describe the effect of the extension on each vocabulary."""
     sides = [("source vocabulary", old.src, new.src, src), ("target vocabulary", old.tgt, new.tgt, tgt)]
     if old.joint:
         sides = [("vocabulary", old.tgt, new.tgt, [*src[:_MEASURED], *tgt[:_MEASURED]])]
     for name, before, after, text in sides:
         pieces, sample = new_pieces(before, after), text[: 2 * _MEASURED]
-        then, now = before.encode_batch(sample), after.encode_batch(sample)
+        old_ids, new_ids = before.encode_batch(sample), after.encode_batch(sample)
         n = max(1, len(sample))
-        same = sum(ids == was for ids, was in zip(now, then, strict=True))
-        unknown = [sum(ids.count(UNK) for ids in found) for found in (then, now)]
+        n_unchanged = sum(old == new for old, new in zip(old_ids, new_ids, strict=True))
+        n_unknown = [sum(ids.count(UNK) for ids in encoded) for encoded in (old_ids, new_ids)]
         shown = pieces if len(pieces) <= 2 * _SHOWN else [*pieces[:_SHOWN], "...", *pieces[-_SHOWN:]]
         yield f"{name}: kept {before.vocab_size:,} pieces, {len(pieces):,} new {', '.join(shown)}".rstrip()
         yield (
-            f"  tokens per line: {sum(map(len, then)) / n:.1f} before, {sum(map(len, now)) / n:.1f} now; "
-            f"unknown tokens: {unknown[0]:,} before, {unknown[1]:,} now; {same / n:.0%} of the lines are tokenized as "
-            "before"
+            f"  tokens per line: {sum(map(len, old_ids)) / n:.1f} before, {sum(map(len, new_ids)) / n:.1f} now; "
+            f"unknown tokens: {n_unknown[0]:,} before, {n_unknown[1]:,} now; {n_unchanged / n:.0%} of the lines are "
+            "tokenized as before"
         )

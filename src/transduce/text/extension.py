@@ -2,8 +2,8 @@
 
 First the missing characters are added, the most frequent first. Then the text is split with the old vocabulary, and the
 most frequent pair of neighbours within a word is merged into a new piece, repeatedly: byte-pair encoding (Sennrich et
-al. 2016) that continues from the old vocabulary. Every new piece therefore consists of known ones, and text without new
-pieces is split exactly as before.
+al. 2016) that continues from the old vocabulary. Every new piece therefore consists of known pieces, and text without
+new pieces is split exactly as before.
 """
 
 from __future__ import annotations
@@ -15,20 +15,28 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, pairwise
 
 import sentencepiece
 
 from transduce.errors import SettingsError
+from transduce.text.languages import find_language
 from transduce.text.scripts import script
 from transduce.text.special import SPACE, Vocabulary, characters
-from transduce.text.tokenizer import PieceTokenizer, SentencePieceVocabulary, Tokenizer, Tokenizers, parse_model
+from transduce.text.tokenizer import (
+    PieceTokenizer,
+    SentencePieceVocabulary,
+    Tokenizer,
+    Tokenizers,
+    parse_model,
+    with_pieces,
+)
 from transduce.text.training import sample_of
 
 SAMPLE_LINES = 100_000
 """Maximum number of lines that new pieces are learned from; a random sample of longer text."""
 
-_LEAST = 5  # occurrences that a pair needs to become a piece
+_LEAST = 5  # fewest occurrences of a pair that becomes a piece
 _LONGEST = 16  # maximum characters of a piece, as in SentencePiece
 _ABOVE = 0.01  # minimum by which the score of a new piece exceeds that of its parts
 
@@ -51,7 +59,7 @@ class NewPiece:
 class Extended:
     """Extended vocabularies. `src` and `tgt`: for each new id, in order, the old ids that it replaces.
 
-    A new character consists of no old ids, or of those of its bytes if the vocabulary has them.
+    A new character replaces no old ids, or the ids of its bytes if the vocabulary has byte pieces.
     """
 
     tokenizers: Tokenizers
@@ -62,57 +70,66 @@ class Extended:
 def extend(tokenizers: Tokenizers, src: Iterable[str], tgt: Iterable[str], *, n: int) -> Extended:
     """Learn up to `n` new pieces per vocabulary from the lines of the two sides (`tgt` may be empty).
 
-    Two sides that share one list of pieces, as Marian's do, share the new ones too. Raises `SettingsError` for a
-    vocabulary that cannot be extended.
+    Two sides that share one list of pieces, as Marian's do, share the new pieces too, of which each side learns half.
+    Raises `SettingsError` for a vocabulary that cannot be extended.
     """
     if tokenizers.joint:
+        src = list(src)
+        if isinstance(tokenizers.src, Tokenizer) and tokenizers.src is not tokenizers.tgt:
+            src = list(map(tokenizers.src.normalized, src))
         learned = _learned(tokenizers.tgt, chain(src, tgt), n)
-        both, parts = _extended(tokenizers.tgt, learned, listed=learned)
-        return Extended(Tokenizers(both, both), parts, parts)
-    of_src, of_tgt = _learned(tokenizers.src, src, n), _learned(tokenizers.tgt, tgt, n)
-    listed = of_src, of_tgt
-    if _share_list(tokenizers):
-        of_src, of_tgt = _alternating(of_src, of_tgt, n)
-        listed = of_src + of_tgt, of_src + of_tgt
+        written, parts = _extended(tokenizers.tgt, learned, listed=learned)
+        if tokenizers.is_one:
+            return Extended(Tokenizers(written, written), parts, parts)
+        read, _ = _extended(tokenizers.src, learned, listed=learned)
+        return Extended(Tokenizers(_reading(read, src), written), parts, parts)
+    n_each = n // 2 if (share_list := _share_list(tokenizers)) else n
+    of_src, of_tgt = _learned(tokenizers.src, src, n_each), _learned(tokenizers.tgt, tgt, n_each)
+    listed = (of_src + of_tgt,) * 2 if share_list else (of_src, of_tgt)
     new_src, src_parts = _extended(tokenizers.src, of_src, listed=listed[0])
     new_tgt, tgt_parts = _extended(tokenizers.tgt, of_tgt, listed=listed[1])
     return Extended(Tokenizers(new_src, new_tgt), src_parts, tgt_parts)
 
 
-def _alternating(of_src: list[NewPiece], of_tgt: list[NewPiece], n: int) -> tuple[list[NewPiece], list[NewPiece]]:
-    """Choose `n` pieces from both sides: characters first, then merged pieces, alternately."""
-    taken = list[NewPiece](), list[NewPiece]()
-    texts = set[str]()
-    for made in (False, True):
-        turns = zip_longest(*([p for p in pieces if bool(p.made_of) == made] for pieces in (of_src, of_tgt)))
-        for side, piece in ((side, piece) for turn in turns for side, piece in enumerate(turn) if piece is not None):
-            if len(texts) == n and piece.text not in texts:
-                return taken
-            texts.add(piece.text)
-            taken[side].append(piece)
-    return taken
+def add_language(extended: Extended, code: str, *, like: str) -> Extended:
+    """Append a token for the language `code`, which starts as the token of the language `like`.
+
+    Raises `SettingsError` if the vocabulary has no tokens for languages, already has the language, or lacks `like`.
+    """
+    old, name = extended.tokenizers, "training.new_language"
+    languages = old.src.framing.languages
+    if not languages:
+        raise SettingsError(f"{name}: the vocabulary has no tokens for languages; leave it out", name)
+    if code in languages:
+        raise SettingsError(f"{name}.code = '{code}': the model already has this language; leave {name} out", name)
+    known = find_language(like, languages, name=f"{name}.like")
+    (token,) = old.src.pieces([languages[known]])
+    token, parts = token.replace(known, code), ((languages[known],),)
+    src = old.src.with_language(token, code)
+    if not (old.is_one or old.tgt.framing.languages):  # only sources have the tokens
+        return Extended(Tokenizers(src, old.tgt), (*extended.src, *parts), extended.tgt)
+    tgt = src if old.is_one else old.tgt.with_language(token, code)
+    return Extended(Tokenizers(src, tgt), (*extended.src, *parts), (*extended.tgt, *parts))
 
 
 def new_pieces(old: Vocabulary, new: Vocabulary) -> list[str]:
-    """The pieces of `new` that follow those of `old`."""
     return new.pieces(range(old.vocab_size, new.vocab_size))
 
 
-def of_characters(vocabulary: Vocabulary) -> bool:
-    """Whether the pieces of a vocabulary are single characters."""
-    return isinstance(vocabulary, SentencePieceVocabulary) and vocabulary.algorithm == "char"
-
-
-def with_pieces(model: bytes, pieces: Iterable[tuple[str, float]]) -> bytes:
-    """Append pieces with their scores to a serialised SentencePiece model."""
-    proto = parse_model(model)
-    for text, score in pieces:
-        proto.pieces.add(piece=text, score=score)
-    return bytes(proto.SerializeToString())
+def _reading(vocabulary: Vocabulary, lines: Iterable[str]) -> Vocabulary:
+    """The source's vocabulary, extended to read characters of these lines that only the target could read."""
+    proto = parse_model(vocabulary.model)
+    counts = Counter(chain.from_iterable(lines))
+    readable = {c for c, count in counts.items() if count >= _LEAST}
+    readable.update(*(piece.piece for piece in proto.pieces if piece.type == piece.NORMAL))
+    for piece in proto.pieces:
+        if piece.type == piece.UNUSED and readable.issuperset(piece.piece):
+            piece.type = piece.NORMAL
+    return Tokenizer(bytes(proto.SerializeToString())).with_framing(vocabulary.framing)
 
 
 def _share_list(tokenizers: Tokenizers) -> bool:
-    """Whether two tokenizers are Marian's and give the same ids to the same pieces."""
+    """Whether two tokenizers are of Marian's kind with the same list of pieces."""
     both = tokenizers.src, tokenizers.tgt
     src, tgt = (side.pieces(range(side.vocab_size)) for side in both)
     return all(isinstance(side, PieceTokenizer) for side in both) and src == tgt
@@ -121,22 +138,22 @@ def _share_list(tokenizers: Tokenizers) -> bool:
 def _extended(
     vocabulary: Vocabulary, own: Sequence[NewPiece], *, listed: Sequence[NewPiece]
 ) -> tuple[Vocabulary, tuple[Parts, ...]]:
-    """Append all `listed` pieces; also the old ids of each. Text is split only with the pieces in `own`."""
+    """Append all `listed` pieces; also return the old ids of each. Of the new pieces, text is split only into `own`."""
     pieces = vocabulary.pieces(range(vocabulary.vocab_size))
     known = {piece: i for i, piece in enumerate(pieces)}
-    found: dict[str, Parts] = {}
+    old_ids: dict[str, Parts] = {}
     for piece in listed:
-        if piece.text not in known and piece.text not in found:
-            parts = [found[p] if p in found else (known[p],) for p in piece.made_of if p in found or p in known]
-            found[piece.text] = tuple(chain.from_iterable(parts)) or _bytes_of(piece.text, known)
+        if piece.text not in known and piece.text not in old_ids:
+            parts = [old_ids[p] if p in old_ids else (known[p],) for p in piece.made_of if p in old_ids or p in known]
+            old_ids[piece.text] = tuple(chain.from_iterable(parts)) or _bytes_of(piece.text, known)
     model = with_pieces(vocabulary.model, [(piece.text, piece.score) for piece in own if piece.score is not None])
-    if isinstance(vocabulary, PieceTokenizer):
-        return PieceTokenizer(model, [*pieces, *found]), tuple(found.values())
-    return Tokenizer(model), tuple(found.values())
+    has_list = isinstance(vocabulary, PieceTokenizer)
+    extended = PieceTokenizer(model, [*pieces, *old_ids]) if has_list else Tokenizer(model)
+    return extended.with_framing(vocabulary.framing), tuple(old_ids.values())
 
 
 def _bytes_of(text: str, known: Mapping[str, int]) -> Parts:
-    """The ids of the bytes of a text; none unless the vocabulary has all of them."""
+    """The ids of the bytes of a text; empty if the vocabulary lacks byte pieces."""
     names = [f"<0x{byte:02X}>" for byte in text.encode("utf-8")]
     return tuple(known[name] for name in names) if all(name in known for name in names) else ()
 
@@ -145,7 +162,8 @@ def _learned(vocabulary: Vocabulary, lines: Iterable[str], n: int) -> list[NewPi
     """Learn up to `n` new pieces: missing characters first, then merges of frequent pairs."""
     if not isinstance(vocabulary, SentencePieceVocabulary):
         raise SettingsError(
-            "tokenizer.extend: a vocabulary of the tokenizers library (as BERT's and GPT-2's) stays as it came"
+            "tokenizer.extend: a vocabulary of the tokenizers library (as BERT's and GPT-2's) stays as it came",
+            "tokenizer.extend",
         )
     sample = [characters(line) for line in sample_of(lines, SAMPLE_LINES, seed=0)]
     sp = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model)
@@ -155,7 +173,8 @@ def _learned(vocabulary: Vocabulary, lines: Iterable[str], n: int) -> list[NewPi
     whole = with_pieces(vocabulary.model, [(c, lowest) for c, _ in lacking])
     sp = sentencepiece.SentencePieceProcessor(model_proto=whole)
     words = Counter(chain.from_iterable(_words(pieces) for pieces in sp.encode(sample, out_type=str)))
-    listed = set(vocabulary.pieces(range(vocabulary.vocab_size)))  # of Marian's two lists the one that has rows
+    # pieces with ids, which Marian's tokenizers list separately
+    listed = set(vocabulary.pieces(range(vocabulary.vocab_size)))
     unlisted = [NewPiece(text, None) for text in sorted({p for word in words for p in word if p in known} - listed)]
     room = max(0, n - len(lacking) - len(unlisted))
     joined = Joined() if kind == "char" else _join(words, room, known=known.keys())
@@ -185,14 +204,14 @@ def _as_unigram(lacking: Sequence[str], joined: Joined, words: Words, known: Map
             counts[part] -= count
     total = max(1, sum(counts.values()))
     scores = dict(known) | {c: math.log(max(1, counts[c]) / total) for c in lacking}
-    found, made = [NewPiece(c, scores[c]) for c in lacking], dict[str, tuple[str, ...]]()
+    pieces, made = [NewPiece(c, scores[c]) for c in lacking], dict[str, tuple[str, ...]]()
     for text, (pair, _) in joined.items():
         own = math.log(max(1, counts[text]) / total)
         scores[text] = max(own, sum(scores[part] for part in pair) + _ABOVE)
         made[text] = tuple(chain.from_iterable(made.get(part, (part,)) for part in pair))
         if counts[text] >= _LEAST:
-            found.append(NewPiece(text, scores[text], made[text]))
-    return found
+            pieces.append(NewPiece(text, scores[text], made[text]))
+    return pieces
 
 
 def _words(pieces: Sequence[str]) -> list[tuple[str, ...]]:
@@ -202,7 +221,7 @@ def _words(pieces: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _join(words: Words, n: int, *, known: Iterable[str]) -> Joined:
-    """Merge pairs up to `n` times. The new pieces in order, each with its pair and the number of its occurrences."""
+    """Merge pairs up to `n` times; return the new pieces in order, each with its pair and its number of occurrences."""
     old, made = set(known), Joined()
     texts, counts = [list(word) for word in words], list(words.values())
     meetings: Counter[tuple[str, str]] = Counter()
@@ -215,7 +234,7 @@ def _join(words: Words, n: int, *, known: Iterable[str]) -> Joined:
     heapq.heapify(queue)
     while queue and len(made) < n:
         count, pair = heapq.heappop(queue)
-        if -count != meetings[pair]:  # it has changed since
+        if -count != meetings[pair]:  # the count has changed since
             if meetings[pair] >= _LEAST:
                 heapq.heappush(queue, (-meetings[pair], pair))
             continue
@@ -237,20 +256,18 @@ def _join(words: Words, n: int, *, known: Iterable[str]) -> Joined:
 
 
 def _merged(word: Sequence[str], pair: tuple[str, str]) -> list[str]:
-    found, i = [], 0
+    pieces, i = [], 0
     while i < len(word):
         together = tuple(word[i : i + 2]) == pair
-        found.append("".join(pair) if together else word[i])
+        pieces.append("".join(pair) if together else word[i])
         i += 1 + together
-    return found
+    return pieces
 
 
 def _may_join(a: str, b: str, old: set[str]) -> bool:
     """Whether two neighbours may be merged: letters of one script within one word, and not in the old vocabulary."""
     left, right = _script(a.removeprefix(SPACE)), _script(b)
-    if left is None or not right or len(a) + len(b) > _LONGEST or a + b in old:
-        return False
-    return left in ("", right)
+    return bool(right) and left in ("", right) and len(a) + len(b) <= _LONGEST and a + b not in old
 
 
 @lru_cache(maxsize=1 << 16)
@@ -258,6 +275,6 @@ def _script(text: str) -> str | None:
     """The script of letters; empty for no text; None for several scripts or characters other than letters."""
     if not text:
         return ""
-    found = {script(c) for c in text if not unicodedata.category(c).startswith("M")}
-    found = {"Han" if name == "Kana" else name for name in found}  # a Japanese word has both
-    return (found.pop() or None) if len(found) == 1 else None
+    scripts = {script(c) for c in text if not unicodedata.category(c).startswith("M")}
+    scripts = {"Han" if name == "Kana" else name for name in scripts}  # a Japanese word has both
+    return (scripts.pop() or None) if len(scripts) == 1 else None

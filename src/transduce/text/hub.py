@@ -1,6 +1,6 @@
 """Vocabularies of the `tokenizers` library (WordPiece, byte-level BPE): a tokenizer.json, which is data only.
 
-The run folder contains the unchanged file and a list of the library's id for each of ours; our special ids come first.
+The run folder contains the unchanged file and a list of the library's id for each of our ids; special ids come first.
 The library is an extra: `pip install transduce[interchange]`.
 """
 
@@ -21,13 +21,13 @@ _PROBES = ("", " A dog's 2 cafés \t\n", "\u732b\U0001f600\ue000")  # a vocabula
 class HubTokenizer(Vocabulary):
     """A tokenizer.json with our ids. It adds no special tokens and does not truncate.
 
-    Ids of a text may be special: `UNK`, and those that the text names, such as `[MASK]`.
+    Ids of a text may be special: `UNK`, and special tokens that the text contains, such as `[MASK]`.
     """
 
     kind = "hub"
 
     def __init__(self, model: bytes, theirs: Sequence[int]) -> None:
-        """`model`: the content of tokenizer.json; `theirs`: the library's id for each of ours, -1 for none.
+        """`model`: the content of tokenizer.json; `theirs`: the library's id for each of our ids, -1 for none.
 
         Raises `ValueError` if either is invalid.
         """
@@ -37,34 +37,45 @@ class HubTokenizer(Vocabulary):
             raise ValueError("it does not list the ids of a vocabulary")
         self._ours = {their: ours for ours, their in reversed(list(enumerate(self.theirs))) if their >= 0}
         if (end := self.theirs[EOS]) == self.theirs[BOS] and end >= 0:
-            self._ours[end] = EOS  # one piece for both: in a text it is read as EOS, which is predicted
+            self._ours[end] = EOS  # one piece for BOS and EOS: in a text it is read as EOS, which is predicted
         names = [self._tokenizer.id_to_token(their) if their >= 0 else None for their in self.theirs]
         self._pieces = [name or f"<unnamed {i}>" for i, name in enumerate(names)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        found = self._tokenizer.encode_batch([characters(text) for text in texts], add_special_tokens=False)
-        return [[self._ours.get(i, UNK) for i in one.ids] for one in found]
+        encodings = self._tokenizer.encode_batch([characters(text) for text in texts], add_special_tokens=False)
+        return [self.framed([self._ours.get(i, UNK) for i in encoding.ids]) for encoding in encodings]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        found = self._tokenizer.encode(characters(text), add_special_tokens=False)
-        return [self._ours.get(i, UNK) for i in found.ids], list(found.offsets)
+        encoding = self._tokenizer.encode(characters(text), add_special_tokens=False)
+        ids = self.framed([self._ours.get(i, UNK) for i in encoding.ids])
+        return ids, [(0, 0)] * (len(ids) - len(encoding.ids)) + list(encoding.offsets)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special ids are left out, except `UNK`, which becomes the library's piece for it."""
-        if self._named_bytes:  # the library would drop a whole run of bytes for one invalid byte
+        if self._named_bytes:  # the library would drop a whole sequence of bytes for one invalid byte
             return b"".join([self.bytes_of[int(i)] for i in ids]).decode("utf-8", errors="replace")
-        theirs = [self.theirs[i] for i in map(int, ids) if i > EOS or i == UNK]
+        theirs = [self.theirs[i] for i in map(int, ids) if (i > EOS or i == UNK) and i not in self._hidden]
         return str(self._tokenizer.decode([i for i in theirs if i >= 0], skip_special_tokens=False))
+
+    def with_language(self, token: str, code: str) -> HubTokenizer:
+        grown = open_tokenizer(self.model)
+        grown.add_special_tokens([token])
+        theirs = [*self.theirs, grown.token_to_id(token)]
+        framing = self.framing.with_language(code, self.vocab_size)
+        return HubTokenizer(grown.to_str().encode(), theirs).with_framing(framing)
 
     @cached_property
     def bytes_of(self) -> list[bytes]:
-        """The UTF-8 bytes of each piece of an exact vocabulary; `ValueError` for other vocabularies.
+        """The UTF-8 bytes of each piece of an exact vocabulary; `UserError` for other vocabularies.
 
-        GPT-2's, whose characters stand for bytes, and ours, which have a piece for each byte, are exact.
+        Exact are GPT-2's vocabulary, whose characters stand for bytes, and vocabularies with a piece for each byte.
         """
         named, table = self._named_bytes, _byte_of()
         if not named and "\u0120" not in "".join(self._pieces):
-            raise ValueError("only an exact vocabulary knows the bytes of its pieces")
+            raise UserError(
+                "the vocabulary of this imported model is not byte-level, as GPT-2's is: text cannot be streamed or "
+                "served; generate it without --stream"
+            )
 
         def content(piece: str) -> bytes:
             if not named and set(piece) <= table.keys():
@@ -82,7 +93,7 @@ class HubTokenizer(Vocabulary):
         return named if whole else {}
 
     def _listed(self) -> dict[str, Any]:
-        return {"kind": self.kind, "theirs": self.theirs}
+        return {"theirs": self.theirs}
 
 
 def _byte_of() -> dict[str, int]:
@@ -112,7 +123,7 @@ def open_tokenizer(model: bytes) -> Any:
         tokenizer.encode_batch(_PROBES, add_special_tokens=False)
     except (KeyboardInterrupt, SystemExit, MemoryError, ValueError):
         raise
-    except BaseException as error:  # the library raises nothing narrower, and panics are no Exception
+    except BaseException as error:  # the library raises plain Exception, and its panics are only BaseException
         raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
     return tokenizer
 
@@ -124,7 +135,7 @@ def check_ids(ids: Iterable[object]) -> None:
 
 
 def _check(content: Any) -> None:
-    """Refuse what the library accepts, but is random, or makes it abort."""
+    """Refuse settings that the library accepts but that are random or make it abort."""
     vocabulary, dropout = content["model"]["vocab"], content["model"].get("dropout")
     if dropout not in (None, 0):
         raise ValueError(f"its model has dropout {str(dropout)[:20]}: a text would be split at random")

@@ -1,12 +1,17 @@
-"""Language codes: the language of a code, its English name, and the language of a text."""
+"""Languages: their codes in different notations, their English names, and the language of a text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from transduce.errors import SettingsError
+from transduce.errors import SettingsError, nearest
+
+Languages = tuple[str | None, str | None]
+"""Codes of the source's and the target's language; None: not named."""
 
 _NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German",
@@ -14,52 +19,192 @@ _NAMES = {
     "fa": "Persian",
     "fi": "Finnish", "fr": "French", "ga": "Irish", "gl": "Galician", "he": "Hebrew", "hi": "Hindi", "hr": "Croatian",
     "hu": "Hungarian", "id": "Indonesian", "is": "Icelandic", "it": "Italian", "ja": "Japanese", "ko": "Korean",
-    "lt": "Lithuanian", "lv": "Latvian", "ms": "Malay", "nb": "Norwegian", "nl": "Dutch", "no": "Norwegian",
+    "lt": "Lithuanian", "lv": "Latvian", "ms": "Malay", "nb": "Norwegian", "nl": "Dutch",
     "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sk": "Slovak", "sl": "Slovenian",
     "sq": "Albanian", "sr": "Serbian", "sv": "Swedish", "sw": "Swahili", "ta": "Tamil", "th": "Thai", "tl": "Tagalog",
     "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese", "zh": "Chinese",
 }  # fmt: skip
+# ISO 639-1 and ISO 639-3 (or, behind a slash, further codes, such as those of the usual variety or of ISO 639-2/B)
+_ISO = """
+aa aar, ab abk, ae ave, af afr, ak aka, am amh, an arg, ar ara/arb, as asm, av ava, ay aym/ayr, az aze/azj, ba bak,
+be bel, bg bul, bi bis, bm bam, bn ben, bo bod/tib, br bre, bs bos, ca cat, ce che, ch cha, co cos, cr cre,
+cs ces/cze, cu chu, cv chv, cy cym/wel, da dan, de deu/ger, dv div, dz dzo, ee ewe, el ell/gre, en eng, eo epo, es spa,
+et est/ekk, eu eus/baq, fa fas/pes/per, ff ful/fuv, fi fin, fj fij, fo fao, fr fra/fre, fy fry, ga gle, gd gla, gl glg,
+gn grn, gu guj, gv glv, ha hau, he heb/iw, hi hin, hr hrv, ht hat, hu hun, hy hye/arm, hz her, ia ina, id ind/in,
+ie ile, ig ibo, ii iii, ik ipk, io ido, is isl/ice, it ita, iu iku, ja jpn, jv jav/jw, ka kat/geo, kg kon, ki kik,
+kj kua, kk kaz, kl kal, km khm, kn kan, ko kor, kr kau, ks kas, ku kur/kmr, kv kom, kw cor, ky kir, la lat, lb ltz,
+lg lug, li lim, ln lin, lo lao, lt lit, lu lub, lv lav/lvs, mg mlg/plt, mh mah, mi mri/mao, mk mkd/mac, ml mal,
+mn mon/khk, mr mar, ms msa/zsm/may, mt mlt, my mya/bur, na nau, nb nob/no/nor, nd nde, ne nep/npi, ng ndo, nl nld/dut,
+nn nno, nso ns, nr nbl, nv nav, ny nya, oc oci, oj oji, om orm/gaz, or ori/ory, os oss, pa pan, pi pli, pl pol,
+ps pus/pbt, pt por, qu que/quy, rm roh, rn run, ro ron/rum/mo, ru rus, rw kin, sa san, sc srd, sd snd, se sme, sg sag,
+si sin, sk slk/slo, sl slv, sm smo, sn sna, so som, sq sqi/als/alb, sr srp, ss ssw, st sot, su sun, sv swe,
+sw swa/swh, ta tam, te tel, tg tgk, th tha, ti tir, tk tuk, tl tgl/fil, tn tsn, to ton, tr tur, ts tso, tt tat, tw twi,
+ty tah, ug uig, uk ukr, ur urd, uz uzb/uzn, ve ven, vi vie, vo vol, wa wln, wo wol, xh xho, yi yid/ydd/ji, yo yor,
+za zha, zh zho/cmn/chi, zu zul
+"""
+_SHORTEST = {
+    other: short
+    for short, others in (pair.split() for pair in _ISO.replace("\n", " ").split(","))
+    for other in others.split("/")
+}
+_VARIANTS = {"pb": "pt-br", "zh-cn": "zh-hans", "zh-hk": "zh-hant", "zh-tw": "zh-hant", "zt": "zh-hant"}
+"""Regions of Chinese with their scripts, and LibreTranslate's codes."""
 _ENOUGH = 1000
 """Characters from which a language is guessed."""
+_SHORT = 20
+"""Letters of a text in which an expected language counts twice as much as others; the shorter the text, the more."""
+_ALONE = 0.2
+"""Weight of a text's own evidence, relative to that of the texts beside it."""
+_NO_LANGUAGE = re.compile(r"<[^<>]*>|https?://\S+|(?<!\S)\S+@\S+")
+"""Tags and addresses, whose words are no evidence."""
+
+
+def normalize_code(code: str) -> str:
+    """Return the usual form of a language code, in lower case: the shortest code of the language, and its variant.
+
+    >>> [normalize_code(code) for code in ("EN", "pt_BR", "pb", "no", "iw_IL", "deu_Latn")]
+    ['en', 'pt-br', 'pt-br', 'nb', 'he-il', 'de-latn']
+    """
+    language, hyphen, variant = code.replace("_", "-").lower().partition("-")
+    code = _SHORTEST.get(language, language) + hyphen + variant
+    return _VARIANTS.get(code, code)
 
 
 def base_language(code: str) -> str:
-    """The language of a code such as de-AT or zh_Hans."""
-    return code.replace("_", "-").partition("-")[0].lower()
+    """Return the language of a code such as de-AT, deu_Latn or zh_Hans, under its usual name: "iw" is "he"."""
+    return normalize_code(code).partition("-")[0]
+
+
+def is_language(code: str) -> bool:
+    """Whether a code or its part before the variant is in ISO 639-1 or is another code of such a language."""
+    return base_language(code) in _SHORTEST.values()
+
+
+def are_different(one: str | None, other: str | None) -> bool:
+    return bool(one and other) and base_language(one or "") != base_language(other or "")
 
 
 def language_name(code: str) -> str:
-    """The English name of a language code, or the code."""
     return _NAMES.get(base_language(code), code)
 
 
-def guess_language(text: str, codes: Sequence[str]) -> list[tuple[str, float]]:
-    """The probability of each of these languages, the most probable first.
+_SCRIPTS = {"zh": "hans", "ar": "arab", "sr": "cyrl", "ks": "arab", "yue": "hant"}
+"""The usual script of languages that models may have in several; of others it is Latin."""
+_SHOWN = 20
+"""Maximum number of codes in an error."""
+_LONGEST = 40
+"""Maximum characters of a code that are read."""
 
-    Raises `SettingsError` where lingua is not installed, or does not know or distinguish the languages.
+
+class _Code(NamedTuple):
+    language: str
+    script: str
+    region: str
+
+
+@lru_cache(maxsize=1024)
+def _parts_of(code: str) -> _Code:
+    """The parts of a code such as fr, fra_Latn, fr-CA, zh-Hant or en_XX, in lower case; a missing part is empty."""
+    first, *others = re.split(r"[-_]+", code.strip("_<>").lower())
+    language = base_language(first)
+    script = next((part for part in others if len(part) == 4 and part.isalpha()), "")
+    region = next((part for part in others if len(part) in (2, 3) and part != "xx"), "")
+    if language == "zh" and not script:
+        script = "hant" if region in ("tw", "hk", "mo") else "hans" if region else ""
+    return _Code(language, script, region)
+
+
+def match_language(code: str, known: Iterable[str]) -> str | None:
+    """Return the known code that `code` stands for, or None: one of the same language and, if given, script.
+
+    >>> known = ("eng_Latn", "fra_Latn", "zho_Hans", "zho_Hant")
+    >>> [match_language(code, known) for code in ("en", "fr-CA", "fra", "zh", "zh-TW", "zh-Hant")]
+    ['eng_Latn', 'fra_Latn', 'fra_Latn', 'zho_Hans', 'zho_Hant', 'zho_Hant']
     """
-    if len(codes) == 1:
-        return [(codes[0], 1.0)]
-    detector, by_language = _detector(tuple(codes))
-    found = detector.compute_language_confidence_values(text[:_ENOUGH])
-    return [(by_language[one.language], one.value) for one in found]
+    wanted = _parts_of(code[:_LONGEST])
+    usual = wanted.script or _SCRIPTS.get(wanted.language, "latn")
+
+    def order(other: str) -> tuple[bool, bool, bool]:
+        """Sort key of matching codes, smallest for the best code: the usual or no script, the same or no region."""
+        its = _parts_of(other)
+        return its.script not in (usual, ""), its.region != wanted.region, its.region != ""
+
+    def fits(other: str) -> bool:
+        its = _parts_of(other)
+        return its.language == wanted.language and (not wanted.script or its.script in (wanted.script, ""))
+
+    return min(filter(fits, known), key=order, default=None)
 
 
-@cache
-def _detector(codes: tuple[str, ...]) -> tuple[Any, dict[Any, str]]:
-    """A detector of these languages only, loaded when it is first needed."""
+def find_language(code: str, known: Collection[str], *, name: str) -> str:
+    """Return the known code that `code` stands for. `name`: of the setting. Raises `SettingsError` if there is none."""
+    match = code if code in known else match_language(code, known)
+    if match is not None:
+        return match
+    related = [other for other in known if not are_different(code, other)]
+    hint = f"; did you mean '{related[0]}'?" if related else nearest(code, known)
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    listed = f"{', '.join(sorted(known)[:_SHOWN])}{more}"
+    raise SettingsError(f"{name} = '{code}': the model has no such language{hint}; it has {listed}", f"data.{name}")
+
+
+def is_detectable(code: str) -> bool:
+    """Whether `guess_languages` knows the language of a code. Raises `SettingsError`: lingua is not installed."""
+    return hasattr(_lingua().IsoCode639_1, base_language(code).upper())
+
+
+def guess_languages(texts: Sequence[str], expected: Mapping[str, float]) -> list[dict[str, float]]:
+    """The probabilities of the languages of each text, the most probable first; none for a text such as 123.
+
+    All languages of lingua are considered. Each text is evidence for the others. `expected`: codes of languages that
+    count more in short texts, with weights from 0 to 1. Raises `SettingsError`: lingua is not installed.
+    """
+    iso = _lingua().IsoCode639_1
+    # If two codes name one language, the first counts.
+    codes = {getattr(iso, base_language(code).upper()): code for code in reversed([*expected]) if is_detectable(code)}
+    guesses = [_guess(_NO_LANGUAGE.sub(" ", text)[:_ENOUGH], codes, expected) for text in texts]
+    sizes = [len(text) if guess else 0 for text, guess in zip(texts, guesses, strict=True)]
+    characters = Counter[str]()  # of each language
+    for size, guess in zip(sizes, guesses, strict=True):
+        characters.update({code: size * p for code, p in guess.items()})
+
+    def agreed(size: int, guess: Mapping[str, float]) -> dict[str, float]:
+        others = max(sum(sizes) - size, 1)
+        shares = {code: (characters[code] - size * p) / others for code, p in guess.items()}
+        return _probabilities({code: p * (_ALONE + shares[code]) for code, p in guess.items()})
+
+    return list(map(agreed, sizes, guesses))
+
+
+def _guess(text: str, codes: Mapping[Any, str], expected: Mapping[str, float]) -> dict[str, float]:
+    """Guess the languages of one text; `codes`: our codes by lingua's codes.
+
+    lingua's exact models of all languages would take 0.9 GB and 6 seconds, so its small models propose three languages.
+    """
+    build = _lingua().LanguageDetectorBuilder
+    values = build.from_all_languages().with_low_accuracy_mode().build().compute_language_confidence_values(text)
+    languages = {guess.language.iso_code_639_1 for guess in values[:3] if guess.value} | codes.keys()
+    if len(languages) > 1:
+        values = build.from_iso_codes_639_1(*languages).build().compute_language_confidence_values(text)
+    preference = (_SHORT / max(sum(map(str.isalpha, text)), 1)) ** 2
+    weights = {}
+    for guess in values:
+        language = guess.language.iso_code_639_1
+        code = codes.get(language) or language.name.lower()
+        weights[code] = guess.value * (1 + expected.get(code, 0.0) * preference)
+    return _probabilities(weights)
+
+
+def _probabilities(weights: Mapping[str, float]) -> dict[str, float]:
+    total = sum(weights.values())
+    return {code: weight / total for code, weight in Counter(weights).most_common() if weight}
+
+
+def _lingua() -> Any:
     try:
-        from lingua import IsoCode639_1, Language, LanguageDetectorBuilder
+        import lingua
     except ImportError:
         raise SettingsError(
             "source 'auto' needs lingua-language-detector; name the source language, or install 'transduce[serve]'"
         ) from None
-    known: dict[Any, str] = {}
-    for code in codes:
-        iso = getattr(IsoCode639_1, base_language(code).upper(), None)
-        if iso is None:
-            raise SettingsError(f"the language '{code}' cannot be detected; name the source language")
-        known.setdefault(Language.from_iso_code_639_1(iso), code)
-    if len(known) == 1:
-        raise SettingsError(f"the languages {', '.join(codes)} cannot be distinguished; name the source language")
-    return LanguageDetectorBuilder.from_languages(*known).build(), known
+    return lingua

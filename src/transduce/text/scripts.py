@@ -17,30 +17,87 @@ _NAMED = {
     "MASCULINE": "Latin",
     "MICRO": "Greek",
 }
-_SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+_SPACELESS = (
+    r"\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\u2e80-\ua4cf\ua980-\ua9df\uaa60-\uaadf"
+    r"\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
 LETTER = rf"[^\W{_SPACELESS}]"
-"""A pattern for letters and digits, but not those of Han, Kana, Thai, Lao, Khmer and Myanmar: words without spaces."""
+"""A pattern for letters and digits, but not those of scripts that put no spaces between words: Han, Kana, Yi, Thai,
+Lao, Tibetan, Khmer, Myanmar, Tai, Balinese and Javanese.
+"""
 
-_WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
+LETTER_WITHOUT_SPACES = rf"(?=\w)[{_SPACELESS}]"
+"""A pattern for letters of those scripts."""
+
+IN_TOKEN = rf"(?:[^\s{_SPACELESS}\uff01-\uff65“”‘’«»…—]|(?<=[./?=&#@:\\_%+-])(?:{LETTER_WITHOUT_SPACES})++)"
+"""A pattern for parts of an address or of code. Han and the like follow one of its signs; otherwise they are the next
+word.
+"""
+
+LONG_WORD = rf"[^\s{_SPACELESS}]{{101,}}"
+"""A pattern for what is too long to be a word, such as encoded data."""
+
+ENTITY = r"&(?:#\w{1,8}|[A-Za-z]\w{1,31});|\x1b\[[\d;]{0,20}m"
+"""A pattern for the names of characters in HTML, such as &nbsp;, and the colors of a terminal."""
+
+CODE = (
+    r"`+[^`\n]+`+|\{\{[^{}\n]*\}\}|\{%[^\n]*?%\}|\{\s*[\w.]+\s*\}"  # `x`, {{ x }}, {% x %}, {x}
+    r"|\{\s*\w+\s*,\s*(?:plural|select|selectordinal|number|date|time)\b(?:[^{}\n]|\{[^{}\n]*\})*\}"
+    rf"|{ENTITY}|(?<![\w:]):[a-z][\w+-]*:(?![\w:])"  # :smile:
+    r"|(?<!\S)(?:(?:~|\.\.)/|\*?\.(?=[a-z]))[\w./*-]*\w"  # ../name, *.py
+    r"|(?<!\S)[:;=][-'^o]?[()\[\]DPpOo/\\|*3](?![^\s.,!?])"  # :-)
+)
+"""A pattern for code in backticks, fields of templates and of ICU's messages, entities, file names and emoticons."""
+
+FINAL_SIGNS = ".!?…‥。！？।॥؟۔։።፡፧။។៕།෴׃"
+"""Signs that end sentences."""
+
+UNIT = (  # such as °C, %, €; km², ½, kΩ
+    rf"[^\w\s{FINAL_SIGNS},;:()\[\]\"'“”«»，；：、（）「」『』《》<>=+*/|&~^−–—←-⇿-](?:(?!\d){LETTER}){{0,3}}"
+    r"|[^\W\d]{1,4}[²³]|[¼-¾⅐-⅞]|[kcdmµμnMGT]?(?:m|g|l|L|s|W|V|Hz|J|Pa|B|Ω)(?:/[hls])?|min|ha?"
+)
+"""A pattern for units of numbers, and for fractions behind them."""
+NARROW_SPACE = r"[ \u00a0\u2009\u202f]"
+DIGITS = rf"(?>\d{{1,3}}(?:{NARROW_SPACE}\d{{3}}(?!\d))+|\d+)(?>(?:[-.,:/'’–٫٬：．T]\d+)*)"
+"""A pattern for integers, decimals with either separator, thousands, and dates and times."""
+WHOLE = re.compile(
+    rf"(?:(?<!{LETTER})(?:[-+−±~≈≠≤≥<>√]|[№§]\s?))?[$¢-¥₠-⃀＄￠-￦]?"
+    rf"{DIGITS}(?:[eE][-+]?\d+)?"
+    rf"(?:\s?(?:{UNIT})(?!{LETTER})|(?:(?!\d){LETTER}){{1,3}}(?!{LETTER}))?"
+    r"|(?<!\S)[-!:<>=+*/~|&^%]{2,}(?!\S)|(?<!\w)[^\W\d_][+#]{1,2}(?!\w)|\[\d+\]"  # !=, C++, [1]
+)
+"""Numbers with their sign and unit, dates, times, operators and footnotes: if a part cannot be read, all is kept."""
+
+_SAME_SIGNS = ("<wide>", "<narrow>", "<small>", "<vertical>", "<font>", "<noBreak>")
 
 
 @lru_cache(maxsize=1 << 16)
 def script(character: str) -> str:
-    """The script of a letter, as Latin or Han; nothing for what is no letter, or goes with letters of any script.
+    """The script of a letter, such as Latin or Han; empty for other characters and for letters of several scripts.
 
     >>> script("ж"), script("漢"), script("ｱ"), script("Ａ"), script("ʰ"), script("1")
     ('Cyrillic', 'Han', 'Kana', 'Latin', '', '')
     """
     if not character.isalpha():
         return ""
-    name = unicodedata.name(character, "")
-    for width in _WIDTHS:
-        name = name.removeprefix(width)
+    name = unicodedata.name(character, "").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
     first = name.partition(" ")[0]
     return _NAMED.get(first, first.title())
 
 
 def is_spaced(character: str) -> bool:
-    """Whether it is a letter, a digit or a mark of a script that puts spaces between words."""
+    """Whether a character is a letter, digit or mark of a script with spaces between words."""
     is_mark = unicodedata.category(character or " ").startswith("M")
     return re.match(rf"[^{_SPACELESS}]" if is_mark else LETTER, character) is not None
+
+
+def is_without_spaces(character: str) -> bool:
+    """Whether a character belongs to a script without spaces between words, including full-width signs."""
+    return re.match(rf"[{_SPACELESS}\uff00-\uffef]", character) is not None
+
+
+def is_other_sign(character: str) -> bool:
+    """Whether NFKC replaces a sign, such as ², ½, ™ or ㎏, by other characters, not only by another width or font."""
+    kind, category = unicodedata.decomposition(character).partition(" ")[0], unicodedata.category(character)
+    is_letter = category[0] in "LZM" and category != "Lm" and kind != "<super>"
+    return kind[:1] == "<" and kind not in _SAME_SIGNS and not is_letter

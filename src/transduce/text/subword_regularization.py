@@ -40,11 +40,11 @@ def resegmented(sp: Any, texts: Sequence[str], *, kind: str, amount: float, seed
     chosen = [i for i in range(len(texts)) if draw.random() < (amount if kind == "unigram" else 1.0)]
     scores, words_of = _scores(sp), _splitter(sp)
     word = _unigram_word(sp) if kind == "unigram" else lambda text, draw: _bpe_word(scores, text, amount, draw)
-    found: dict[int, list[str]] = {}
+    segmented: dict[int, list[str]] = {}
     for i, pieces in zip(chosen, sp.encode([texts[i] for i in chosen], out_type=str, num_threads=1), strict=True):
         known = all(piece in scores for piece in pieces)
-        found[i] = [p for part in words_of("".join(pieces)) for p in word(part, draw)] if known else pieces
-    return found
+        segmented[i] = [p for part in words_of("".join(pieces)) for p in word(part, draw)] if known else pieces
+    return segmented
 
 
 @lru_cache(maxsize=8)
@@ -108,7 +108,7 @@ def _bpe_word(scores: Scores, word: str, amount: float, draw: random.Random) -> 
         _, left, merged = heapq.heappop(waiting)
         right, offered = after[left], []
         if not parts[left] or right < 0 or parts[left] + parts[right] != merged:
-            continue  # one of its sides has become part of another
+            continue  # one of its sides was already merged with another piece
         if draw.random() >= amount:
             parts[left], parts[right], after[left] = merged, "", after[right]
             if after[left] >= 0:

@@ -1,4 +1,9 @@
-"""Learn a vocabulary, deterministically, from a sample if the text is large."""
+"""Learn a vocabulary, deterministically, from a sample if the text is large.
+
+SentencePiece normalizes text by rules that it stores in the model. A run's exports therefore normalize as the run does,
+and offsets lead back to the text as it was written. The names of the rules are SentencePiece's, and `nfc`: canonical
+composition only, which never changes the visible text. `identity` composes characters too, and keeps all spaces.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,31 @@ import math
 import random
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import chain, islice, permutations
 from typing import Any, Generic, TypeVar
 
 import sentencepiece
 
-from transduce.config.settings import TokenizerSettings
+from transduce.config.settings import Direction, Normalization, TokenizerSettings
 from transduce.errors import DataError, SettingsError, VocabularyTooSmall, message_of
-from transduce.text.special import MASK_PIECE
-from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers
+from transduce.text.languages import normalize_code
+from transduce.text.placeholders import PLACEHOLDERS
+from transduce.text.special import MASK_PIECE, SPACE, Framing
+from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, parse_model, with_pieces
 
 T = TypeVar("T")
+
+SPELLING = "\u200c\u200e\u200f\u061c"
+"""The zero-width non-joiner of Persian, and direction marks: a part of the spelling that nmt_nfkc makes a space.
+
+Where a text contains them they are pieces of their own, which SentencePiece does not normalize.
+"""
+
+_SPELLING = re.compile(f"([{SPELLING}])")
 
 SAMPLE_LINES = 1_000_000
 """Maximum number of lines that a vocabulary is learned from; a random sample of longer text."""
@@ -31,17 +49,120 @@ _EXACT: dict[str, Any] = {
 }
 """Options for exact vocabularies."""
 
-_THREADS = 8  # on any number of cores, because the sums depend on the number of threads
-_LINES_AT_ONCE = 10_000  # offered to a sample per call
-_LONGEST = 500  # characters given to the trainer as one sentence: its time can grow with their square
+_NORMALIZED: dict[str, Any] = {"normalization_rule_name": "identity", "remove_extra_whitespaces": True}
+"""Options for text that is already normalized; the rules are put into the model afterwards."""
+
+_THREADS = 8  # fixed for any number of cores, because sums depend on the number of threads
+_LINES_AT_ONCE = 10_000  # lines offered to a sample per call
+_LEARNABLE = 5  # fewest occurrences with which a character is always in a translator's vocabulary
+_RARE = 0.0005  # largest share of the text's characters that are spelled in bytes
+_ROOM_FOR_BYTES = 1024  # smallest size of a vocabulary with pieces for the 256 bytes
+_NEVER_WRITTEN = "\ufffd"  # replacement character of invalid UTF-8
+_LONGEST = 500  # most characters per sentence for the trainer, whose time can grow with the square
 
 
 def train_tokenizer(lines: Iterable[str], settings: TokenizerSettings, *, vocab_size: int) -> Tokenizer:
     """Learn a vocabulary of `vocab_size` pieces, special ones included, from lines of text, which are kept in memory.
 
-    A size beyond what the text supports becomes the largest possible one. Raises `DataError` where there is no text,
-    and `SettingsError` where the characters alone need a larger vocabulary.
+    If the text is too small for this size, the vocabulary gets the largest possible size. Raises `DataError` if there
+    is no text, and `SettingsError` if the characters alone need a larger vocabulary.
     """
+    if settings.exact:
+        return Tokenizer(_train(list(lines), settings, vocab_size, symbols=["\n"], **_EXACT))
+    lines = list(normalized(lines, settings.normalization))
+    model = _train(lines, settings, vocab_size, symbols=_spelling_in(lines), **_NORMALIZED)
+    return Tokenizer(_with_normalization(model, settings.normalization))
+
+
+def train_tokenizers(
+    src_lines: Iterable[str], tgt_lines: Iterable[str], settings: TokenizerSettings, *, vocab_size: int
+) -> Tokenizers:
+    """Learn the vocabularies of a translator: the same pieces for both sides if `settings.joint`, else separate pieces.
+
+    Each side has its own normalization. Characters that are too rare to learn are spelled in bytes, so that a target
+    can contain them, and the source's model does not read characters that are rare in the source. Text without a
+    target has one vocabulary, which has all its characters.
+    """
+    src_lines, tgt_lines = list(src_lines), list(tgt_lines)
+    if not tgt_lines:
+        alone = train_tokenizer(src_lines, settings, vocab_size=vocab_size)
+        return Tokenizers(alone, alone)
+    rules = settings.normalization, settings.tgt_normalization
+    sides = [list(normalized(lines, rule)) for lines, rule in zip((src_lines, tgt_lines), rules, strict=True)]
+    alphabets = [_learnable(Counter(chain.from_iterable(side))) for side in sides]
+    if settings.joint:
+        models = [_train_side(list(chain(*sides)), alphabets[0] | alphabets[1], settings, vocab_size)] * 2
+    else:
+        pairs = zip(sides, alphabets, strict=True)
+        models = [_train_side(lines, alphabet, settings, vocab_size) for lines, alphabet in pairs]
+    src, tgt = (_with_normalization(model, rule) for model, rule in zip(models, rules, strict=True))
+    src = _reading_only(src, alphabets[0])
+    written = Tokenizer(tgt)
+    return Tokenizers(written if src == tgt else Tokenizer(src), written)
+
+
+SOURCE_FRAMES: dict[str, tuple[str, ...]] = {"none": (), "tag": ("tgt",), "tags": ("src", "tgt")}
+"""The language tokens that begin a source, by `data.languages`; see `Framing`."""
+
+
+def with_language_tokens(
+    tokenizers: Tokenizers, directions: Sequence[Direction], *, src: tuple[str, ...]
+) -> Tokenizers:
+    """Append a control piece such as <2de> for each language; a source begins with those that `src` names.
+
+    Johnson et al. 2017, section 3. Of separate vocabularies, only the source's gets the pieces. `src`: see `Framing`.
+    """
+    codes = language_codes(directions)
+    known = {*tokenizers.src.pieces(range(tokenizers.n_src)), *tokenizers.tgt.pieces(range(tokenizers.n_tgt))}
+    pieces = [(f"<2{code}>" if f"<2{code}>" not in known else f"<<2{code}>>", 0.0) for code in codes]
+    trained = [(normalize_code(src), normalize_code(tgt)) for src, tgt in directions]
+    ids = range(tokenizers.n_src, tokenizers.n_src + len(codes))
+    framing = Framing(dict(zip(codes, ids, strict=True)), src, (), tuple(dict.fromkeys(trained)))
+    read = Tokenizer(with_pieces(tokenizers.src.model, pieces, control=True)).with_framing(framing)
+    if tokenizers.src is tokenizers.tgt:
+        return Tokenizers(read, read)
+    if not tokenizers.joint:
+        return Tokenizers(read, tokenizers.tgt)
+    written = Tokenizer(with_pieces(tokenizers.tgt.model, pieces, control=True)).with_framing(framing)
+    return Tokenizers(read, written)
+
+
+def language_codes(directions: Iterable[Direction]) -> list[str]:
+    """The usual codes of all languages of these directions, in order.
+
+    >>> language_codes([("en", "deu"), ("de", "EN"), ("en", "pt_BR")])
+    ['en', 'de', 'pt-br']
+    """
+    return list(dict.fromkeys(normalize_code(code) for direction in directions for code in direction))
+
+
+def _train_side(lines: list[str], alphabet: Collection[str], settings: TokenizerSettings, vocab_size: int) -> bytes:
+    """Train on normalized lines; characters outside the alphabet are spelled in bytes if there is room for them."""
+    rare = set(chain.from_iterable(lines)).difference(alphabet)
+    if _NEVER_WRITTEN in rare:
+        lines = [line.replace(_NEVER_WRITTEN, " ") for line in lines]
+    spells = bool(rare or settings.character_coverage < 1) and vocab_size >= _ROOM_FOR_BYTES
+    if spells and rare:
+        spaces = dict.fromkeys(map(ord, rare), " ")
+        lines = [line.translate(spaces) for line in lines]
+    return _train(
+        lines,
+        settings,
+        vocab_size,
+        symbols=[*PLACEHOLDERS[: settings.placeholders or 0], *_spelling_in(lines)],
+        **_NORMALIZED,
+        byte_fallback=spells or settings.character_coverage < 1,
+    )
+
+
+def _spelling_in(lines: Iterable[str]) -> list[str]:
+    return [character for character in SPELLING if any(character in line for line in lines)]
+
+
+def _train(
+    lines: list[str], settings: TokenizerSettings, vocab_size: int, *, symbols: Sequence[str], **options: Any
+) -> bytes:
+    """Train a SentencePiece model with `options` of its trainer."""
     if settings.kind in ("marian", "hub"):
         raise SettingsError(
             f"tokenizer.kind = '{settings.kind}' comes with an imported model; to train: unigram, bpe or char"
@@ -49,14 +170,13 @@ def train_tokenizer(lines: Iterable[str], settings: TokenizerSettings, *, vocab_
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=parts_of(list(lines)),  # at once, as the trainer wraps errors of an iterator
+            sentence_iterator=parts_of(lines),  # a list, as the trainer wraps errors of an iterator
             model_writer=written,
             model_type=settings.kind,
             vocab_size=vocab_size,
-            hard_vocab_limit=False,  # fewer pieces where the text has no more
+            hard_vocab_limit=False,  # allow fewer pieces for small text
             character_coverage=settings.character_coverage,
-            **(_EXACT if settings.exact else {"normalization_rule_name": settings.normalization}),
-            user_defined_symbols=[MASK_PIECE] * settings.mask + ["\n"] * settings.exact,  # in the order of their ids
+            user_defined_symbols=[MASK_PIECE] * settings.mask + list(symbols),  # listed in the order of their ids
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,
@@ -64,21 +184,76 @@ def train_tokenizer(lines: Iterable[str], settings: TokenizerSettings, *, vocab_
             max_sentence_length=1 << 30,  # nothing is skipped
             num_threads=_THREADS,
             minloglevel=2,
+            **options,
         )
     except RuntimeError as error:
         raise _explained(error, settings, vocab_size) from None
-    return Tokenizer(written.getvalue())
+    return written.getvalue()
 
 
-def train_tokenizers(
-    src_lines: Iterable[str], tgt_lines: Iterable[str], settings: TokenizerSettings, *, vocab_size: int
-) -> Tokenizers:
-    """Learn the vocabularies of both sides: one for both where `settings.joint`, else one each of `vocab_size`."""
-    if settings.joint:
-        both = train_tokenizer(chain(src_lines, tgt_lines), settings, vocab_size=vocab_size)
-        return Tokenizers(both, both)
-    src, tgt = (train_tokenizer(lines, settings, vocab_size=vocab_size) for lines in (src_lines, tgt_lines))
-    return Tokenizers(src, tgt)
+def _learnable(counts: Counter[str]) -> set[str]:
+    """The characters of a text that are frequent enough to learn."""
+    rare, room = {_NEVER_WRITTEN}, _RARE * counts.total()
+    for character, count in sorted(counts.items(), key=lambda item: (item[1], item[0])):
+        room -= count
+        if count >= _LEARNABLE or room < 0:
+            break
+        rare.add(character)
+    return set(counts) - rare
+
+
+def _with_normalization(model: bytes, rule: Normalization) -> bytes:
+    """All rules but `identity` also collapse repeated spaces and remove spaces at the edges."""
+    proto = parse_model(model)
+    spec = proto.normalizer_spec
+    spec.ParseFromString(_normalizer(rule).serialized_normalizer_spec())
+    spec.name, spec.add_dummy_prefix, spec.escape_whitespaces = rule, True, True
+    spec.remove_extra_whitespaces = rule != "identity"
+    return bytes(proto.SerializeToString())
+
+
+def _reading_only(model: bytes, alphabet: Collection[str]) -> bytes:
+    """Restrict a model to these characters: other pieces keep their ids, but text is never split into them."""
+    proto, readable = parse_model(model), {*alphabet, SPACE, " "}
+    for piece in proto.pieces:
+        if piece.type == piece.NORMAL and not readable.issuperset(piece.piece):
+            piece.type = piece.UNUSED
+    return bytes(proto.SerializeToString())
+
+
+def normalized(lines: Iterable[str], name: Normalization) -> Iterator[str]:
+    """The lines, normalized by these rules, with their spaces."""
+    normalize = _normalizer(name).Normalize
+    for line in lines:
+        parts = _SPELLING.split(line)
+        yield "".join(part if part in SPELLING else normalize(part) for part in parts)
+
+
+@cache
+def _normalizer(name: Normalization) -> Any:
+    sentencepiece.set_min_log_level(2)
+    rules = {"norm_map": _canonical_rules()} if name in ("nfc", "identity") else {"rule_name": name}
+    return sentencepiece.SentencePieceNormalizer(
+        **rules, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
+    )
+
+
+def _canonical_rules() -> list[tuple[str, str]]:
+    """Composed characters for letters followed by marks, in any order, some of which may be composed already."""
+    rules = dict[str, str]()
+    for character in map(chr, [*range(1, 0xD800), *range(0xE000, 0x110000)]):
+        letter, *marks = list(unicodedata.normalize("NFD", character))
+        if letter == character:
+            continue
+        result = unicodedata.normalize("NFC", character)
+        if result != character:
+            rules[character] = result
+        for order in permutations(marks) if all(map(unicodedata.combining, marks)) else [marks]:
+            for n in range(len(marks)):
+                sequence = unicodedata.normalize("NFC", letter + "".join(order[:n])) + "".join(order[n:])
+                if sequence != result and unicodedata.normalize("NFC", sequence) == result:
+                    rules[sequence] = result
+    return list(rules.items())
 
 
 class Reservoir(Generic[T]):
@@ -90,16 +265,15 @@ class Reservoir(Generic[T]):
     def __init__(self, n: int, *, seed: int) -> None:
         self.items: list[T] = []
         self._n, self._seen, self._draw = n, 0, random.Random(seed)
-        # As if each item had a random key, and the sample were the items with the lowest keys.
+        # Equivalent to giving each item a random key and keeping the items with the lowest keys.
         self._largest_key, self._next = 1.0, n - 1
         self._skip()
 
     def add(self, item: T) -> None:
-        """Offer one more item."""
         self.add_some(1, lambda _: item)
 
     def add_some(self, n: int, item_of: Callable[[int], T]) -> None:
-        """Offer `n` more items, of which only those that are taken are made."""
+        """Offer `n` more items; only the chosen items are created."""
         room = min(n, max(0, self._n - self._seen))
         self.items.extend(map(item_of, range(room)))
         while self._next < self._seen + n:
@@ -110,12 +284,11 @@ class Reservoir(Generic[T]):
     def _skip(self) -> None:
         """Draw which item is taken next once the sample is full."""
         self._largest_key *= (1 - self._draw.random()) ** (1 / self._n)
-        key = min(self._largest_key, 1 - sys.float_info.epsilon)  # it may have been rounded to 1
+        key = min(self._largest_key, 1 - sys.float_info.epsilon)  # the key may have been rounded to 1
         self._next += 1 + int(math.log(1 - self._draw.random()) / math.log1p(-key))
 
 
 def sample_of(lines: Iterable[str], n: int, *, seed: int) -> list[str]:
-    """A random sample of at most `n` lines."""
     reservoir, lines = Reservoir[str](n, seed=seed), iter(lines)
     while some := list(islice(lines, _LINES_AT_ONCE)):
         reservoir.add_some(len(some), some.__getitem__)
@@ -123,23 +296,24 @@ def sample_of(lines: Iterable[str], n: int, *, seed: int) -> list[str]:
 
 
 def parts_of(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, long ones in parts: cut at a space where one is near, so that no word is lost to the vocabulary."""
+    """Yield the lines, long lines in parts, which are cut at a space if possible, so that no word is cut."""
     for line in lines:
-        while len(line) > _LONGEST:
-            cut = line.rfind(" ", _LONGEST // 2, _LONGEST) + 1 or _LONGEST
-            yield line[:cut]
-            line = line[cut:]
-        yield line
+        start = 0
+        while len(line) - start > _LONGEST:
+            end = line.rfind(" ", start + _LONGEST // 2, start + _LONGEST) + 1 or start + _LONGEST
+            yield line[start:end]
+            start = end
+        yield line[start:]
 
 
 def _explained(error: RuntimeError, settings: TokenizerSettings, vocab_size: int) -> Exception:
-    """The trainer's failure, as something that the user can act on."""
+    """Convert a failure of the trainer to an error that the user can correct."""
     text = message_of(error)
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", text):
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", text):
         return VocabularyTooSmall(
-            f"tokenizer.vocab_size = {vocab_size}: the characters of the text alone need {found[1]}; "
+            f"tokenizer.vocab_size = {vocab_size}: the characters of the text alone need {match[1]}; "
             f"raise it, or lower tokenizer.character_coverage ({settings.character_coverage:g})",
-            needed=int(found[1]),
+            needed=int(match[1]),
         )
     if "sentences_.empty()" in text or "all_chars_count" in text:
         return DataError("there is no text to learn a vocabulary from: every line is empty")

@@ -26,22 +26,16 @@ SUFFIX = ".safetensors"
 MAX_WIDTH = 1 << 16
 """Most numbers of a vector."""
 
-_CHUNK_NUMBERS, _USUAL_LENGTH = 1 << 24, 256  # of the sequences that are read at once: 64 MiB; vectors in each
+_CHUNK_NUMBERS, _USUAL_LENGTH = 1 << 24, 256  # numbers read at once (64 MiB), and usual vectors in a sequence
 
 
 def is_vectors(path: Path | str) -> bool:
-    """Whether a file is one of vectors, by its name."""
+    """Whether a file contains vectors, by its suffix."""
     return str(path).lower().endswith(SUFFIX)
 
 
-def without_folder(name: str) -> str:
-    """The name of a sequence without the folder of its file; any other text as it is."""
-    path, number, _ = name.rpartition("#")
-    return name[len(path) - len(Path(path).name) :] if number and is_vectors(path) else name
-
-
 class VectorFile:
-    """An open file of vectors. Raises `DataError` where it is missing or does not have the tensors above."""
+    """An open file of vectors. Raises `DataError` if it is missing or lacks the tensors of the format."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,12 +59,11 @@ class VectorFile:
 
     @property
     def names(self) -> Iterator[str]:
-        """The names of all sequences."""
         return (f"{self.path}#{number}" for number in range(len(self)))
 
     @cached_property
     def labels(self) -> list[str]:
-        """The label of each sequence. Raises `DataError` where the file has none."""
+        """The label of each sequence. Raises `DataError` if the file has no labels."""
         try:
             labels = self._integers("labels")
         except SafetensorError:
@@ -80,7 +73,7 @@ class VectorFile:
         return [str(label) for label in labels.tolist()]
 
     def read(self, number: int) -> np.ndarray:
-        """Sequence `number`, float32 [S, N]. Raises `DataError` for one that is not there or not finite."""
+        """Sequence `number`, float32 [S, N]. Raises `DataError` if it does not exist or is not finite."""
         if number >= len(self):
             raise DataError(f"{self.path}#{number}: the file has {len(self):,} sequences, counted from 0")
         begin, end = int(self._ends[number - 1]) if number else 0, int(self._ends[number])
@@ -96,25 +89,15 @@ class VectorFile:
         return values.astype(np.int64)
 
 
-def open_vectors(path: Path | str, vocabulary: Vocabulary | None = None) -> VectorFile | None:
-    """The file of vectors at `path`, or None if it is a text file.
-
-    Raises `DataError` for a file of vectors if the model's `vocabulary` encodes text.
-    """
-    if not is_vectors(path):
-        return None
-    if vocabulary is not None and not isinstance(vocabulary, VectorReader):
-        raise DataError(f"{path} is a file of vectors; a text file belongs here, as this model reads text")
-    return VectorFile(Path(path))
-
-
 class VectorReader(Vocabulary):
-    """Turns names of sequences into vectors of one width. A linear layer reads them as a table reads one-hot ids.
+    """Turns names of sequences into vectors of one width, which a linear layer reads in place of an embedding table.
 
-    `vocab_size` is that width.
+    `vocab_size` is the width.
     """
 
     kind = "vectors"
+    reads_text = False
+    unreadable_ids = frozenset()
 
     def __init__(self, width: int) -> None:
         if not 1 <= width <= MAX_WIDTH:
@@ -124,23 +107,17 @@ class VectorReader(Vocabulary):
 
     @classmethod
     def of(cls, names: Iterable[str]) -> VectorReader:
-        """The reader for vectors of the width of the first of these sequences."""
+        """The reader for the width of the first of these sequences."""
         name = next(iter(names), "")
         return cls(VectorFile(_parse(name)[0]).width)
 
     @property
     def vocab_size(self) -> int:
-        """Numbers of a vector."""
         return self.width
 
     @property
     def stored_as(self) -> np.dtype[Any]:
-        """The dtype of one vector."""
         return np.dtype((np.float32, (self.width,)))
-
-    def encode(self, text: str) -> Any:
-        """The vectors [S, N] of one name."""
-        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Any]:
         """The vectors [S, N] of each name, float32. Raises `DataError`."""
@@ -156,23 +133,22 @@ class VectorReader(Vocabulary):
         return files[path].read(number)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        """Vectors are no parts of a text. Raises `SettingsError`."""
+        """Raise `SettingsError`, because vectors have no offsets in a text."""
         raise SettingsError("a source of vectors has no words; words are aligned in text only")
 
     def decode(self, ids: Iterable[Any]) -> str:
-        """The number of vectors, for reports."""
+        """Describe vectors by their number, for reports."""
         return f"({len(list(ids))} vectors)"
 
     def pieces(self, ids: Iterable[Any]) -> list[str]:
-        """The number of each vector in its sequence."""
         return [str(number) for number, _ in enumerate(ids)]
 
     def _listed(self) -> dict[str, Any]:
-        return {"kind": self.kind, "width": self.width}
+        return {"width": self.width}
 
 
 def _parse(name: str) -> tuple[Path, int]:
-    """The file and the number of a sequence."""
+    """Split a sequence's name into its file and number."""
     path, _, number = name.rpartition("#")
     if not is_vectors(path) or not number.isdecimal() or len(number) > 18:
         raise DataError(f"{name[:80]!r} names no sequence of vectors; expected FILE{SUFFIX}, or FILE{SUFFIX}#NUMBER")

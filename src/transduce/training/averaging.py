@@ -5,9 +5,11 @@
 - `none`: the weights at the best validation;
 - `ema`: the exponential moving average at the best validation;
 - `last`: the mean of the weights at the last `average_n` validations, whatever their scores (the paper's section 6.1
-  averages the last 5 to 20 checkpoints). They are kept in files, so at most two copies are in memory.
+  averages the last 5 to 20 checkpoints);
+- `best`: the mean of the weights at the `average_n` best validations.
 
-Validation scores the weights that would be kept.
+Means are of files, so at most two copies are in memory. Validation scores the weights that would be kept; with `best`
+it scores the live weights.
 """
 
 from __future__ import annotations
@@ -21,13 +23,17 @@ from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from transduce.errors import RunFolderError
+from transduce.runs.manifest import Fingerprint, check_file, fingerprint
 from transduce.runs.shards import gather, shard_of, sharded_like
 from transduce.runs.tensors import load_tensors, save_tensors
 from transduce.training.ranks import SINGLE_RANK, Ranks
 
 Weights = Mapping[str, Tensor]
+Score = tuple[float, float]
+"""The key of a validation; see `session.score_of`."""
 
 
 def decay_at(n: int, decay: float) -> float:
@@ -39,14 +45,14 @@ def decay_at(n: int, decay: float) -> float:
 
 
 def mean_of(paths: Sequence[Path], like: Weights) -> dict[str, Tensor]:
-    """The mean of the weights in several files, summed in float64 and rounded once. Loads one file at a time.
+    """The mean of the weights in several files, summed in float64 and rounded once. Files are loaded one by one.
 
-    Sharded, if those in `like` are.
+    The tensors are sharded if the tensors in `like` are.
     """
     total: dict[str, Tensor] = {}
     for path in paths:
-        for name, found in load_tensors(path).items():
-            tensor = sharded_like(found, like[name])
+        for name, whole in load_tensors(path).items():
+            tensor = sharded_like(whole, like[name])
             total[name] = total[name].add_(tensor) if name in total else tensor.double()
     return {name: (tensor / len(paths)).to(like[name].dtype) for name, tensor in total.items()}
 
@@ -90,32 +96,39 @@ class Average(ABC):
     ranks: Ranks = SINGLE_RANK
     n_copies: ClassVar[int] = 0
     """Copies of the weights in memory and in each checkpoint, beside the live ones."""
-    keeps_last: ClassVar[bool] = False
-    """Whether every validation writes the run's model, not only a better one; then it is a mean of files."""
+    is_mean: ClassVar[bool] = False
+    """Whether the run's model is a mean of files, which may change at any validation, not only at a better one."""
 
     def __post_init__(self) -> None:  # noqa: B027 - optional
         """Make the initial state."""
 
     def after_update(self) -> None:  # noqa: B027 - optional
-        """Use the live weights. Called after every update, so it must be cheap."""
+        """Update the average with the live weights. Called after every update, so it must be cheap."""
 
     @abstractmethod
     def candidate(self, update: int) -> Weights:
-        """The weights to validate after `update`, and to keep if they are better."""
+        """The weights to validate after `update`."""
+
+    def chosen(self, update: int, candidate: Weights, score: Score, *, is_best: bool) -> Weights | None:
+        """The weights that become the run's model after the validation of the candidate; None: it does not change."""
+        return candidate if is_best else None
+
+    def compare_by_loss(self) -> None:  # noqa: B027 - optional
+        """Reduce the scores of earlier validations to their losses, because the next ones have another score."""
 
     def remove_unused(self, states: Iterable[Mapping[str, Any]]) -> None:  # noqa: B027 - optional
-        """Remove files that none of `states`, the states of all checkpoints on disk, refers to."""
+        """Remove files to which no checkpoint refers. `states`: the states of all checkpoints on disk."""
 
     def tensors(self) -> Weights:
         """Tensors of the state, for a checkpoint."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The rest of the state, as JSON values."""
+        """The state apart from tensors, as JSON values."""
         return {}
 
     def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
-        """Restore a saved state; return notes for the user on what could not be restored."""
+        """Restore a saved state; return notes for the user on parts that could not be restored."""
         return []
 
 
@@ -139,9 +152,8 @@ class MovingAverage(Average):
 
     @torch.no_grad()
     def after_update(self) -> None:
-        share = 1.0 - decay_at(self.count, self.decay)
         average, live = ([shard_of(tensor) for tensor in weights.values()] for weights in (self.average, self.live))
-        torch._foreach_lerp_(average, live, share)
+        get_ema_multi_avg_fn(decay_at(self.count, self.decay))(average, live, self.count)
         self.count += 1
 
     def candidate(self, update: int) -> Weights:
@@ -159,26 +171,31 @@ class MovingAverage(Average):
         return []
 
 
-@final
-class MeanOfLast(Average):
-    """`last`: the mean of the weights at the last `n` validations, whatever their scores."""
+class MeanOfFiles(Average):
+    """Base of the means of weights at several validations, which are kept in files."""
 
-    keeps_last = True
+    is_mean = True
 
     def __post_init__(self) -> None:
         self.kept: list[int] = []  # the updates
+        self.files: dict[str, Fingerprint] = {}  # files of snapshots, in the main process
 
     def path(self, update: int) -> Path:
         return self.folder / f"u{update:08d}.safetensors"
 
-    def candidate(self, update: int) -> Weights:
+    def _add(self, update: int) -> None:
+        """Write the live weights, and add their update to those that are kept."""
         weights = gather(self.live, keep=self.ranks.is_main_process)
         if weights:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_tensors(self.path(update), weights)
-        self.ranks.agree(0, 0.0)  # the file is there
-        earlier = [n for n in self.kept if n != update]  # a resumed run repeats a validation
-        self.kept = [*earlier, update][-self.n :]
+            self.files[self.path(update).name] = fingerprint(self.path(update))
+        self.ranks.agree(0, 0.0)  # wait until the file exists
+        self.kept = [*(n for n in self.kept if n != update), update]  # a resumed run may repeat this validation
+
+    def _mean(self) -> Weights:
+        names = {self.path(n).name for n in self.kept}
+        self.files = {name: was for name, was in self.files.items() if name in names}
         return mean_of([self.path(update) for update in self.kept], self.live)
 
     def remove_unused(self, states: Iterable[Mapping[str, Any]]) -> None:
@@ -189,21 +206,71 @@ class MeanOfLast(Average):
                 path.unlink(missing_ok=True)
 
     def state(self) -> dict[str, Any]:
-        return {"kept": self.kept}
+        return {"kept": self.kept, "files": self.files}
 
     def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
         """Weights that are missing or damaged are left out, with a note for each."""
-        self.kept, notes = [], []
-        shapes = {name: tensor.shape for name, tensor in self.live.items()}
+        self.kept, self.files, notes = [], dict(state["files"]), []
         for update in map(int, state["kept"]):
             path = self.path(update)
             try:
-                if {name: tensor.shape for name, tensor in load_tensors(path).items()} != shapes:
-                    raise RunFolderError(f"{path} is damaged: these are not the weights of this run")
+                check_file(path, self.files[path.name])
                 self.kept.append(update)
             except RunFolderError as error:
                 notes.append(f"left out of the averaged weights: {error}")
         return notes
 
 
-AVERAGES: dict[str, type[Average]] = {"none": NoAverage, "last": MeanOfLast, "ema": MovingAverage}
+@final
+class MeanOfLast(MeanOfFiles):
+    """`last`: the mean of the weights at the last `n` validations, whatever their scores."""
+
+    def candidate(self, update: int) -> Weights:
+        self._add(update)
+        self.kept = self.kept[-self.n :]
+        return self._mean()
+
+    def chosen(self, update: int, candidate: Weights, score: Score, *, is_best: bool) -> Weights | None:
+        return candidate
+
+
+@final
+class MeanOfBest(MeanOfFiles):
+    """`best`: the mean of the weights at the `n` best validations. Of equal ones, the earliest is the best."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.scores: dict[int, Score] = {}  # of the kept updates
+
+    def candidate(self, update: int) -> Weights:
+        return self.live
+
+    def chosen(self, update: int, candidate: Weights, score: Score, *, is_best: bool) -> Weights | None:
+        scores = {**self.scores, update: score}
+        only_loss = any(by == loss for by, loss in scores.values())  # the only score of some, so it decides
+        best = sorted(sorted(scores), key=lambda n: scores[n][only_loss:], reverse=True)[: self.n]
+        self.scores = {n: scores[n] for n in best}
+        if update not in best:
+            return None
+        self._add(update)
+        self.kept = [n for n in self.kept if n in best]
+        return self._mean()
+
+    def compare_by_loss(self) -> None:
+        self.scores = {n: (loss, loss) for n, (_, loss) in self.scores.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "scores": [[n, *self.scores[n]] for n in self.kept]}
+
+    def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
+        notes = super().load(tensors, state)
+        self.scores = {int(n): (float(by), float(loss)) for n, by, loss in state["scores"] if n in self.kept}
+        return notes
+
+
+AVERAGES: dict[str, type[Average]] = {
+    "none": NoAverage,
+    "last": MeanOfLast,
+    "best": MeanOfBest,
+    "ema": MovingAverage,
+}

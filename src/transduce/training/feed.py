@@ -1,4 +1,4 @@
-"""Feeders: planned batches of all epochs, from any position, on the device."""
+"""Feeders: the planned batches of all epochs, from any position, on the device; one class for each kind of text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -18,13 +17,31 @@ from pydantic import Field
 
 from transduce.config.section import resolved
 from transduce.config.settings import TrainingSettings
-from transduce.data.batch import TrainingBatch, collate
-from transduce.data.batching import plan, share_out, split
-from transduce.data.examples import Example
-from transduce.data.shared_plan import shared_plan
-from transduce.data.store import AlignedStore, TokenStore
+from transduce.data import batching
+from transduce.data.batch import (
+    LabelBatch,
+    MaskedBatch,
+    RowBatch,
+    TrainingBatch,
+    causal,
+    collate,
+    collate_labelled,
+    collate_masked,
+    collate_rows,
+)
+from transduce.data.store import (
+    AlignedStore,
+    Example,
+    LabelStore,
+    Packed,
+    RowExample,
+    SentenceStore,
+    TextStore,
+    TokenStore,
+    pack,
+)
 from transduce.errors import DataError
-from transduce.text.special import UNK, Vocabulary
+from transduce.text.special import PAD, UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 T = TypeVar("T")
@@ -41,10 +58,10 @@ class DataPosition:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The examples of the update at a position, the position of the next one, and the number of epochs after it.
+    """The examples of one update, the position of the next update, and the epochs completed after it.
 
-    `batches` are the micro-batches of this rank; `dummies` fill them up to the largest number that a rank has.
-    Everything else is about the whole update.
+    `batches` are the micro-batches of this rank; `dummies` pad their number to the largest of any rank.
+    All other fields describe the whole update.
     """
 
     indices: np.ndarray
@@ -59,8 +76,8 @@ class Feed:
 
 
 Loaded = tuple[Sequence[np.ndarray], int, Callable[[np.ndarray], TrainingBatch]]
-"""The examples of an update: their lengths (of both sides, or of rows), the number of targets, and what makes a
-micro-batch of some of them, given by their places."""
+"""The examples of an update: their lengths (of both sides, or of rows), the number of targets, and a function that
+makes a micro-batch of the examples at some positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,6 @@ class SubwordSampling:
     max_length: int
 
     def __call__(self, examples: list[Example], position: DataPosition) -> list[Example]:
-        """Segment the same sentences again."""
         entropy = (self.seed, position.epoch, position.index)
         src_seed, tgt_seed = (int(n) for n in np.random.SeedSequence(entropy).generate_state(2))
         src = self._side(self.tokenizers.src, [np.asarray(e.src).tolist() for e in examples], src_seed)
@@ -87,22 +103,23 @@ class SubwordSampling:
         return [Example(src=s, tgt=t) for s, t in zip(src, tgt, strict=True)]
 
     def _side(self, tokenizer: Vocabulary, stored: Sequence[list[int]], seed: int) -> list[list[int]]:
-        sampled = tokenizer.sample([tokenizer.decode(ids) for ids in stored], amount=self.amount, seed=seed)
+        texts = list(map(tokenizer.decode, stored))
+        sampled = tokenizer.with_frame(()).sample(texts, amount=self.amount, seed=seed)
+        framed = [[*old[: tokenizer.n_frame(old)], *new] for old, new in zip(stored, sampled, strict=True)]
         return [
-            new if new and len(new) <= self.max_length and UNK not in old else old
-            for old, new in zip(stored, sampled, strict=True)
+            new if pieces and len(new) <= self.max_length and UNK not in old else old
+            for old, pieces, new in zip(stored, sampled, framed, strict=True)
         ]
 
 
 class Feeder(ABC):
     """Batches for the training loop. The plan of an epoch is a pure function of (settings, epoch, number of ranks).
 
-    A feeder yields the share of `rank` among `n_ranks` of each batch. `plans`: where ranks share their plans.
+    A feeder yields the share of `rank` among `n_ranks` of each batch.
     """
 
     rank, n_ranks = 0, 1
-    plans: Path | None = None
-    unit = "text"  # what to call missing examples
+    unit = "text"  # name of the examples, for the error of an empty epoch
 
     def __init__(self, settings: TrainingSettings, *, device: torch.device) -> None:
         """`settings` with batch sizes chosen."""
@@ -111,12 +128,8 @@ class Feeder(ABC):
         self.micro_budget = settings.micro_batch_tokens or self.budget
 
     def plan(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, as indices of examples; a `DataError` if there are none."""
-        if self.plans is None:
-            batches = self._plan(epoch)
-        else:
-            batches = shared_plan(self.plans, epoch, self._plan, n_ranks=self.n_ranks)
-        if not batches:
+        """The batches of an epoch, as indices of examples. Raises `DataError` if there are none."""
+        if not (batches := self._plan(epoch)):
             raise DataError(f"there is no {self.unit} to train on, or to validate with")
         return batches
 
@@ -134,7 +147,7 @@ class Feeder(ABC):
 
     @abstractmethod
     def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        """The micro-batches of each rank for examples of these lengths, as their places."""
+        """Share out examples of these lengths; return each rank's micro-batches, as positions of examples."""
 
     def _feed(self, indices: np.ndarray, position: DataPosition, *, n_batches: int) -> Feed:
         """Make the batch at a position of a plan with `n_batches`, on the device."""
@@ -160,6 +173,12 @@ class Feeder(ABC):
         for indices in self.plan(epoch):
             yield from self._feed(indices, DataPosition(epoch), n_batches=1).batches
 
+    def position_after(self, epochs: float) -> DataPosition:
+        """The position in the plans of this feeder after so many epochs, in whole batches."""
+        epoch = int(epochs)
+        n_batches = len(self.plan(epoch))
+        return DataPosition(epoch, min(round((epochs - epoch) * n_batches), n_batches - 1))
+
     def feeds(self, start: DataPosition) -> Iterator[Feed]:
         """Yield batches from `start` on, without end."""
         for epoch in count(start.epoch):
@@ -176,15 +195,16 @@ class LengthFeeder(Feeder):
 
     @abstractmethod
     def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
-        """Lengths of all examples of an epoch: of both sides, or of rows."""
+        """Lengths of all examples of an epoch: both sides of pairs, or rows."""
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
         sides = self._lengths(epoch)
-        return plan(sides[0], sides[-1], budget=self.budget, seed=self.seed, epoch=epoch, weights=self.weights)
+        return batching.plan(sides[0], sides[-1], budget=self.budget, seed=self.seed, epoch=epoch, weights=self.weights)
 
     def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
         src, tgt = sides[0], sides[-1]
-        return [split(share, src, tgt, budget=self.micro_budget) for share in share_out(src, tgt, self.n_ranks)]
+        shares = batching.share_out(src, tgt, self.n_ranks)
+        return [batching.split(share, src, tgt, budget=self.micro_budget) for share in shares]
 
 
 class PairFeeder(LengthFeeder):
@@ -209,12 +229,11 @@ class PairFeeder(LengthFeeder):
         return self.store.src_lengths, self.store.tgt_lengths
 
     def texts(self, index: int, tokenizers: Tokenizers, *, epoch: int) -> list[str]:
-        """Both sides of a pair."""
         src, tgt = self.store[index]
         return [tokenizers.src.decode(src.tolist()), tokenizers.tgt.decode(tgt.tolist())]
 
     def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
-        if self.segment is None:  # the other ranks' sentences are not read
+        if self.segment is None:  # sentences of other ranks are not read
             sides = self.store.lengths_of(indices)
             return sides, int(sides[1].sum()), lambda part: collate([self._example(i) for i in indices[part].tolist()])
         examples = self.segment([self._example(i) for i in indices.tolist()], position)
@@ -225,6 +244,182 @@ class PairFeeder(LengthFeeder):
     def _example(self, index: int) -> Example:
         links = [self.store.links_of(index)] if isinstance(self.store, AlignedStore) else []
         return Example(*self.store[index], *links)
+
+
+class RowFeeder(Feeder):
+    """Rows of `context` targets each."""
+
+    def __init__(
+        self,
+        store: TextStore,
+        settings: TrainingSettings,
+        *,
+        device: torch.device,
+        context: int,
+        separate: bool = False,
+    ) -> None:
+        """`separate`: batches say which document each token belongs to."""
+        super().__init__(settings, device=device)
+        self.store, self.context, self.separate = store, context, separate
+
+    def _plan(self, epoch: int) -> list[np.ndarray]:
+        """The positions in the store of the rows' first targets."""
+        n_rows = self.budget // self.context
+        return batching.plan_rows(len(self.store), context=self.context, n_rows=n_rows, seed=self.seed, epoch=epoch)
+
+    def texts(self, index: int, tokenizers: Tokenizers, *, epoch: int) -> list[str]:
+        return [tokenizers.tgt.decode(self.store.ids[max(0, index - 1) : index + self.context].tolist())]
+
+    def in_order(self) -> Iterator[RowBatch]:
+        """All rows in the order of the text, for validation."""
+        starts = batching.row_starts(len(self.store), context=self.context, offset=0)
+        n_rows = max(1, self.micro_budget // self.context)
+        for first in range(0, len(starts), n_rows):
+            rows = [self._row(int(start), offset=0) for start in starts[first : first + n_rows]]
+            yield collate_rows(rows, separate=self.separate).to(self.device)
+
+    def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
+        offset = batching.offset_of(self.context, seed=self.seed, epoch=position.epoch)
+        rows = [self._row(int(start), offset=offset) for start in indices]
+        n_targets = sum(int(np.count_nonzero(np.asarray(row.targets) != PAD)) for row in rows)
+        lengths = np.array([len(row.ids) for row in rows])
+        return (lengths,), n_targets, lambda part: collate_rows([rows[i] for i in part], separate=self.separate)
+
+    def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+        n_rows = max(1, self.micro_budget // self.context)
+        shares = np.array_split(np.arange(len(sides[0])), self.n_ranks)
+        return [np.array_split(share, -(-len(share) // n_rows)) if len(share) else [] for share in shares]
+
+    def _row(self, start: int, *, offset: int) -> RowExample:
+        return self._cut(start, batching.row_end(start, len(self.store), context=self.context, offset=offset))
+
+    def _cut(self, start: int, end: int) -> RowExample:
+        """The row with the targets from `start` to before `end`. Its first input is the id before `start`."""
+        return causal(np.asarray(self.store.ids[start - 1 : end], dtype=np.int64))
+
+
+class StreamFeeder(RowFeeder):
+    """Contiguous streams of text, for models that carry state from one batch to the next.
+
+    The text is divided into as many equal parts as fit into a batch. Row r of every batch belongs to part r and begins
+    where row r of the batch before ended. An epoch reads every part from its start, cut at other positions.
+    """
+
+    @property
+    def n_streams(self) -> int:
+        """Rows of a batch: a multiple of the number of ranks, so that each rank keeps its streams.
+
+        A text shorter than a batch gives streams of at least one token.
+        """
+        n = min(self.budget // self.context, len(self.store) - 1)
+        return max(1, n // self.n_ranks) * self.n_ranks
+
+    def _plan(self, epoch: int) -> list[np.ndarray]:
+        offset = batching.offset_of(self.context, seed=self.seed, epoch=epoch)
+        return batching.plan_streams(len(self.store), context=self.context, n_streams=self.n_streams, offset=offset)
+
+    def in_order(self) -> Iterator[RowBatch]:
+        """Yield the whole text as one stream of batches, for validation with a carry."""
+        for start in range(1, len(self.store), self.context):
+            row = self._cut(start, min(start + self.context, len(self.store)))
+            yield collate_rows([row], separate=self.separate).to(self.device)
+
+    def _row(self, start: int, *, offset: int) -> RowExample:
+        length = (len(self.store) - 1) // self.n_streams
+        stream, begin = divmod(start - 1, length)
+        end = batching.row_end(begin + 1, length + 1, context=self.context, offset=offset)
+        return self._cut(start, stream * length + end)
+
+
+class LabelFeeder(LengthFeeder):
+    """Labelled texts, each once in an epoch."""
+
+    def __init__(self, store: LabelStore, settings: TrainingSettings, *, device: torch.device) -> None:
+        super().__init__(settings, device=device)
+        self.store = store
+
+    def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
+        return (self.store.lengths,)
+
+    def texts(self, index: int, tokenizers: Tokenizers, *, epoch: int) -> list[str]:
+        ids, segments = (example := self.store[index]).ids, example.segments
+        return [tokenizers.tgt.decode(ids[segments == number].tolist()) for number in range(segments[-1] + 1)]
+
+    def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
+        examples, labels = [self.store[int(i)] for i in indices], self.store.labels[indices].tolist()
+
+        def collated(part: np.ndarray) -> LabelBatch:
+            return collate_labelled([examples[i] for i in part], [labels[i] for i in part])
+
+        return (self.store.lengths[indices],), len(indices), collated
+
+
+class MaskedFeeder(LengthFeeder):
+    """Masked text, in single segments or in pairs. Segments and masks differ in every epoch."""
+
+    def __init__(
+        self,
+        store: SentenceStore,
+        settings: TrainingSettings,
+        *,
+        device: torch.device,
+        context: int,
+        masked: Callable[[np.ndarray, np.random.Generator], RowExample],
+        pairs: bool = False,
+    ) -> None:
+        """`context`: tokens of a row with its special tokens. `masked`: `mask` with its options."""
+        super().__init__(settings, device=device)
+        self.store, self.context, self.masked, self.pairs = store, context, masked, pairs
+        self._known: tuple[int, list[batching.PairPlan]] = (-1, [])
+
+    @property
+    def room(self) -> int:
+        """Tokens of a row without its special tokens."""
+        return self.context - (3 if self.pairs else 2)
+
+    def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
+        ends, sides = np.asarray(self.store.offsets), [(*p.a, *p.b) for p in self._plans(epoch)]
+        a, a_end, b, b_end = np.array(sides, dtype=np.int64).reshape(-1, 4).T
+        text = ends[a_end] - ends[a] + ends[b_end] - ends[b]
+        return (np.minimum(text, self.room) + self.context - self.room,)
+
+    def texts(self, index: int, tokenizers: Tokenizers, *, epoch: int) -> list[str]:
+        row = self._plans(epoch)[index]
+        return [tokenizers.tgt.decode(self.store.span(*side).tolist()) for side in (row.a, row.b) if side[0] < side[1]]
+
+    def _plans(self, epoch: int) -> list[batching.PairPlan]:
+        """The rows of an epoch. The last result is cached."""
+        known, plans = self._known  # read the attribute once: another thread makes batches ahead
+        if known != epoch:
+            make = batching.plan_pairs if self.pairs else batching.plan_runs
+            plans = make(self.store.lengths, self.store.documents, room=self.room, seed=self.seed, epoch=epoch)
+            self._known = (epoch, plans)
+        return plans
+
+    def _load(self, indices: np.ndarray, position: DataPosition) -> Loaded:
+        plans = [self._plans(position.epoch)[int(i)] for i in indices]
+        packed, hidden = zip(*(self._example(row, position.epoch) for row in plans), strict=True)
+        n_targets = sum(int(np.count_nonzero(row.targets)) for row in hidden)
+
+        def collated(part: np.ndarray) -> MaskedBatch:
+            return collate_masked(
+                [hidden[i] for i in part],
+                [packed[i].segments for i in part],
+                [plans[i].label for i in part],
+                targets_per_pair=n_targets / len(plans),
+            )
+
+        return (np.array([len(row.ids) for row in hidden]),), n_targets, collated
+
+    def _example(self, row: batching.PairPlan, epoch: int) -> tuple[Packed, RowExample]:
+        draw = batching.generator(self.seed, epoch, row.number, use="masking")
+        a, b = self.store.span(*row.a), self.store.span(*row.b)
+        if self.pairs:
+            cut_a, cut_b = batching.fit(len(a), len(b), self.room, draw)
+            packed = pack(a[cut_a], b[cut_b])
+        else:
+            packed = pack(a[: self.room])
+        return packed, self.masked(packed.ids, draw)
 
 
 @contextmanager

@@ -14,21 +14,23 @@ import torch
 from torch import Tensor
 
 from transduce.data.batch import RowBatch, TrainingBatch
-from transduce.nn.linear import rounded_rows
+from transduce.kernels.products import rounded_rows
+from transduce.nn.state import Carry
 from transduce.text.special import PAD
 
-Passes = Callable[[TrainingBatch], tuple[Tensor, Tensor]]
-"""Of a batch: add the gradients of the sum of losses, return the sums of loss and -log p."""
+Results = tuple[Tensor, Tensor, Carry]
+Passes = Callable[[TrainingBatch], Results]
+"""Adds the gradients of a batch's sum of losses; returns the sums of loss and -log p, and an empty carry."""
 
-_MAX_GRAPHS = 512  # each takes a few megabytes
-_LENGTH_MULTIPLE = 4  # unless the model takes no longer sequences
+_MAX_GRAPHS = 512  # each graph takes a few megabytes
+_LENGTH_MULTIPLE = 4  # lengths are padded to a multiple of this, up to the model's limit
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
     graph: torch.cuda.CUDAGraph
     batch: RowBatch  # the input buffers
-    sums: tuple[Tensor, Tensor]
+    results: Results
 
 
 class GraphedPasses:
@@ -45,8 +47,8 @@ class GraphedPasses:
         self._graphs: dict[tuple[torch.Size, ...], _Graph | None] = {}  # None: seen once
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, passes: Passes, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """Add the gradients of a batch as `passes` does, the same function in every call; return the sums."""
+    def run(self, passes: Passes, batch: TrainingBatch) -> Results:
+        """Run `passes`, the same function in every call, for a batch; return its results."""
         batch = padded_to_recur(batch, longest=self._longest)
         shape = tuple(x.shape for x in (*batch.inputs, batch.targets))
         if shape not in self._graphs:
@@ -59,29 +61,29 @@ class GraphedPasses:
         for own, given in zip((*known.batch.inputs, known.batch.targets), (*batch.inputs, batch.targets), strict=True):
             own.copy_(given)
         known.graph.replay()
-        return known.sums
+        return known.results
 
     def _capture(self, passes: Passes, batch: RowBatch) -> _Graph:
-        """A graph that reads this batch. Memory is shared with the other graphs: one is in use at a time."""
+        """Capture a graph that reads this batch. All graphs share memory, as one is in use at a time."""
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.stream(torch.cuda.current_stream())  # restored after a capture that fails
+        stream = torch.cuda.stream(torch.cuda.current_stream())  # restores the stream after a failed capture
         # Another thread sends batches to the GPU meanwhile, which "global" would not allow.
         capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
         error: Exception | None = None
         try:
             with stream, capture:
                 try:
-                    sums = passes(batch)
+                    results = passes(batch)
                 except Exception as first:
                     error = first
                     raise
         except Exception as last:
-            raise error or last from None  # the last one only says that the capture failed
-        return _Graph(graph, batch, sums)
+            raise error or last from None  # the last error only says that the capture failed
+        return _Graph(graph, batch, results)
 
 
 def padded_to_recur(batch: TrainingBatch, *, longest: int | None) -> RowBatch:
-    """The inputs and targets of a batch in a shape that many batches have, with padding behind them."""
+    """Pad the inputs and targets of a batch at their ends, to a shape that many batches have."""
     rows = rounded_rows(batch.n_rows, least=1)
 
     def padded(x: Tensor) -> Tensor:

@@ -10,34 +10,86 @@ name and renamed.
 
 from __future__ import annotations
 
+import contextlib
 import math
-import shutil
+import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 
 from torch import nn
 
 from transduce.config.section import resolved
 from transduce.errors import Interrupted, TooLong, TrainingError
 from transduce.logging import Bar, Log
-from transduce.metrics_log import MetricsFile
-from transduce.process import release_memory
+from transduce.metrics_log import MetricsFile, end_of
+from transduce.process import handle_signals, release_memory
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
 from transduce.training.averaging import borrowed
 from transduce.training.feed import Feed, Feeder, ahead
-from transduce.training.meter import LOGGED_UPDATES, WARM_UPDATES, Row, Stopwatch, peak_memory, summarize
+from transduce.training.meter import LOGGED_UPDATES, Row, Stopwatch, peak_memory, summarize
 from transduce.training.schedule import SCHEDULES, Limits, Moment, TimeLimit
-from transduce.training.session import Session, TrainingState
+from transduce.training.session import Session, TrainingState, score_of
 from transduce.training.step import DoesNotFit, Updater, UpdateResult
-from transduce.training.stopping import StopRequest, stop_on_signals
 from transduce.training.validate import Validator, format_validation
 
-SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far apart validations are
-MOST_SKIPPED = 3  # updates in a row; then the run stops
-MEASURED_SHARE = 0.05  # of a time limit is spent on measuring the speed, unless the first validation comes earlier
+SAVE_SECONDS = 600.0  # longest time between checkpoints, also if validations are rarer
+MOST_SKIPPED = 3  # most skipped updates in a row; then the run stops
+MEASURED_SHARE, MEASURED_UPDATES = 0.2, 10  # share of the time, and updates, after which the number of updates is fixed
 
-ADVICE = "start another run with a lower training.lr, a longer warm-up, or training.precision=float32"
+REHEARSALS = 3  # of the passes of an update, to measure the cost of `training.consistency`
+
+ADVICE = "resume with a lower training.lr, or start another run with a longer warm-up or training.precision=float32"
+
+
+class StopRequest:
+    """True once a signal has asked the run to stop; `number` is the signal's number, or 0."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.make_error: Callable[[int], Exception] | None = None
+
+    def __bool__(self) -> bool:
+        return self.number != 0
+
+    @contextlib.contextmanager
+    def interrupting(self, make_error: Callable[[int], Exception]) -> Iterator[None]:
+        """Context in which a signal raises the error `make_error(number)` in the main thread.
+
+        A signal that came before is raised at once. For work that can be repeated after a resume, such as a validation.
+        """
+        self.make_error = make_error
+        try:
+            if self:
+                raise make_error(self.number)
+            yield
+        finally:
+            self.make_error = None
+
+
+@contextlib.contextmanager
+def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
+    """Inside the context, the first SIGINT, SIGTERM or SIGHUP sets the yielded request; the second ends the process.
+
+    A closing terminal may send several SIGHUPs, so later ones have no effect.
+    """
+    request = StopRequest()
+
+    def ask(number: signal.Signals) -> None:
+        if request and number.name == "SIGHUP":
+            return
+        if request:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        request.number = int(number)
+        if request.make_error is not None:
+            raise request.make_error(request.number)
+        with contextlib.suppress(RuntimeError):  # raised if the signal came while a line was being written
+            say(f"{number.name}: finishing the current update and saving; a second signal stops without saving")
+
+    with handle_signals(ask, "SIGHUP", always=("SIGINT", "SIGTERM")):
+        yield request
 
 
 class Trainer:
@@ -58,7 +110,7 @@ class Trainer:
         self.stopwatch = Stopwatch(0.0)
         self.stop = StopRequest()  # of this process
         self.asked = 0  # the signal that has asked a rank to stop
-        self.now = 0.0  # seconds of training over all restarts; all ranks have the same, so that they decide the same
+        self.now = 0.0  # seconds of training over all restarts, equal in all ranks, so that they decide equally
         self._began = self._saved_at = self._save_seconds = 0.0
         self._shown: dict[str, float] = {}  # loss and speed of the last metrics line, for the progress bar
 
@@ -77,26 +129,26 @@ class Trainer:
                     self._run_until_finished(bar)
             self._finish()
             self._agree()
-            if self.asked:  # what follows training can wait for the same command
+            if self.asked:  # the next start completes the run
                 raise self._interrupted(self.asked)
             return self.session.state
 
     def _run_until_finished(self, bar: Bar) -> None:
         state = self.session.state
         if state.validated != state.update and self._is_validation_due():
-            self._validate(bar)  # before the first update of a fine-tuning, or where a validation was interrupted
+            self._validate(bar)  # before the first update of a fine-tuning, or after an interrupted validation
         with ahead(self.feeder.feeds(state.position), n=2 if self.feeder.device.type == "cuda" else 0) as feeds:
             while not (reason := self._reason_to_end()):
                 self.ranks.report_activity(f"update {state.update + 1}")
-                self._update(next(feeds))
-                bar.update(self._share_done(), **self._shown, note=f"update {state.update}")
+                self._update(feed := next(feeds))
+                self._show(bar, f"update {state.update}")
                 if self._is_validation_due() and not self.asked:
                     self._validate(bar)
                 elif self.asked or self._is_time_to_save():
                     self._save()
-                self._set_time_limit()
+                self._set_time_limit(feed)
                 if self.asked:
-                    if self.session.saved_update != state.update:  # asked for while the time limit was set
+                    if self.session.saved_update != state.update:  # a signal came while the time limit was set
                         self._save()
                     self.session.writer.wait()
                     raise self._interrupted(self.asked)
@@ -124,8 +176,17 @@ class Trainer:
 
     def _update(self, feed: Feed) -> None:
         session, state = self.session, self.session.state
-        factor = self.schedule(Moment(state.update, state.progress, self.warmup))
-        result = self._update_within_memory(feed, factor)
+        state.factor = self.schedule(Moment(state.update, state.progress, state.since or self.warmup))
+        carry = () if feed.position.index == 0 else session.carry
+        with self._reporting_memory():
+            result = self.updater.update(
+                feed.batches,
+                state.factor,
+                n_targets=feed.n_targets,
+                carry=carry,
+                dummies=feed.dummies,
+                progress=state.progress,
+            )
         session.carry = result.carry
         state.update, state.position, state.epochs = state.update + 1, feed.after, feed.epochs
         self._agree()
@@ -136,7 +197,8 @@ class Trainer:
         else:
             state.skipped = 0
             session.average.after_update()
-            lr = self.updater.optimizer.param_groups[-1]["lr"]  # of embeddings and norms if matrices have their own
+            # learning rate of embeddings and norms, if matrices have another
+            lr = self.updater.optimizer.param_groups[-1]["lr"]
             sums = (result.loss_sum, result.nll_sum, result.grad_norm)
             state.rows.append(Row(state.update, lr, feed.n_targets, feed.n_tokens, feed.n_slots, *sums))
         if state.update % LOGGED_UPDATES == 0 and state.rows:
@@ -150,7 +212,6 @@ class Trainer:
             )
 
     def _report_skipped(self, feed: Feed, result: UpdateResult) -> None:
-        """Log an update that was skipped, with its sentences."""
         update, path = self.session.state.update, self.folder.path / "skipped.jsonl"
         numbers = {"loss": result.loss_sum / max(1, feed.n_targets), "grad_norm": result.grad_norm}
         self.session.metrics.append({"event": "skipped", "update": update, "seconds": self.now, **numbers})
@@ -163,17 +224,17 @@ class Trainer:
             f"are the last line of {path}"
         )
 
-    def _update_within_memory(self, feed: Feed, factor: float) -> UpdateResult:
-        """Make the update, in smaller batches where memory runs out; that is reported once for each size."""
+    @contextlib.contextmanager
+    def _reporting_memory(self) -> Iterator[None]:
+        """Context of an update: report once for each size that memory ran out, and explain `DoesNotFit`."""
         updater, limit, update = self.updater, self.updater.too_large, self.session.state.update + 1
         try:
-            carry = () if feed.position.index == 0 else self.session.carry
-            return updater.update(feed.batches, factor, feed.n_targets, carry, feed.dummies)
+            yield
         except DoesNotFit as error:
             if self.ranks.in_step:
                 raise TooLong(
                     f"update {update}: out of memory for a batch {error}; with training.parallel = 'shard' one process "
-                    "cannot split its batch alone; the last checkpoint is kept; start another run with a smaller "
+                    "cannot split its batch alone; the last checkpoint is kept; resume with a smaller "
                     "training.micro_batch_tokens"
                 ) from None
             text = load_tokenizers(self.folder).src.decode(error.batch.inputs[0][0].tolist())
@@ -205,7 +266,7 @@ class Trainer:
     # -- limits
 
     def _reason_to_end(self) -> str:
-        """Why training is over, or nothing. Updates the progress that the schedule follows."""
+        """The reason why training ends; empty if it continues. Updates the progress that the schedule follows."""
         state, limits, timed = self.session.state, self.limits, self.session.time_limit
         n_timed = timed.updates if timed is not None and state.update >= timed.since else None
         used = limits.progress(updates=state.update, epochs=state.epochs, timed_updates=n_timed)
@@ -213,7 +274,7 @@ class Trainer:
         if 0 < self.settings.patience <= state.since_best:
             by = self.settings.stop_by if self.settings.stop_by in state.scores else "loss"
             return f"no better {by} in {self.settings.patience} validations"
-        if limits.is_late(self.now, reserve=state.reserve):
+        if limits.is_late(self.now, began=state.began, reserve=state.reserve):
             planned = f" of {n_timed:,} planned" if n_timed else ""
             self.log.warn(
                 f"training.max_minutes = {self.settings.max_minutes:g}: the time is over after update {state.update:,}"
@@ -226,45 +287,64 @@ class Trainer:
             return "max_updates"
         return "max_epochs" if limits.epochs is not None and state.epochs >= limits.epochs else "max_minutes"
 
-    def _share_done(self) -> float:
-        """For the progress bar: by the clock as long as the number of updates is not known."""
-        state = self.session.state
-        if self.limits.seconds is None or self.session.time_limit is not None:
-            return state.progress
-        return max(state.progress, min(1.0, self.now / self.limits.seconds))
+    def _show(self, bar: Bar, note: str) -> None:
+        """Show the progress, measured by the clock until the number of updates is known."""
+        share, seconds = self.session.state.progress, self.limits.seconds
+        if seconds is None:
+            bar.update(share, **self._shown, note=note)
+            return
+        if self.session.time_limit is None:
+            share = max(share, min(1.0, self.now / seconds))
+        bar.update(share, **self._shown, note=note, at_most=seconds - self.now)
 
-    def _set_time_limit(self) -> None:
-        """Once the speed is known, write down how many updates fit into the time limit; from here on they count."""
+    def _set_time_limit(self, feed: Feed) -> None:
+        """After a fifth of the time, store the number of updates that fit into the limit, which then decides."""
         state, seconds, now = self.session.state, self.limits.seconds, self.now
         n = self.stopwatch.n_updates
         if seconds is None or self.session.time_limit is not None or not n:
             return
-        is_measured = n >= 2 * WARM_UPDATES and (state.validated > 0 or now > MEASURED_SHARE * seconds)
-        if not is_measured and now < 0.5 * seconds:
+        share = (now - state.began) / max(seconds - state.began, 1e-9)
+        if not (n >= MEASURED_UPDATES and share > MEASURED_SHARE) and share < 0.5:
             return
         per_update = self.stopwatch.seconds_per_update(now)
-        if state.validated <= 0 and not state.reserve:  # measure a validation too; it changes nothing in the run
+        # measure the time of a validation, which does not change the run
+        if state.validated <= 0 and not state.reserve:
             self.validator(self.ranks)
             self._agree()
             state.reserve = self.now - now
-        found = TimeLimit.derive(
+        begin = 1.0 if self.settings.consistency is None else self.settings.consistency.begin
+        extra_seconds = self._extra_seconds(feed) if state.progress < begin < 1.0 else 0.0
+        time_limit = TimeLimit.derive(
             done=state.update,
             seconds_left=seconds - self.now,
             seconds_per_update=per_update,
             validation_seconds=state.reserve,
             valid_updates=self.valid_updates,
+            extra_seconds=extra_seconds,
+            extra_from=begin,
         )
-        self.ranks.broadcast(lambda: found.write(self.folder))
-        self.session.time_limit = found
+        self.ranks.broadcast(lambda: time_limit.write(self.folder))
+        self.session.time_limit = time_limit
         self.log.say(
-            f"{self.settings.max_minutes:g} minutes are {found.updates:,} updates at {per_update:.3g} s per update; "
+            f"{self.settings.max_minutes:g} minutes are {time_limit.updates:,} updates at {per_update:.3g} s each; "
             "training ends there, so that a resumed run gives the same model"
         )
+
+    def _extra_seconds(self, feed: Feed) -> float:
+        """Measure by how much an update will be slower once `training.consistency` begins, without an update."""
+        ends = [self.now]
+        for progress in (self.session.state.progress, 1.0):
+            with self._reporting_memory():
+                for _ in range(REHEARSALS):
+                    self.updater.update(feed.batches, 0.0, dummies=feed.dummies, progress=progress, steps=False)
+            self._agree()
+            ends.append(self.now)
+        return max(0.0, ends[2] - 2 * ends[1] + ends[0]) / REHEARSALS
 
     # -- validation and saving
 
     def _validate(self, bar: Bar, *, finished: str = "") -> None:
-        """Save, score the candidate weights, write the model if it is worth it, and save again.
+        """Save, score the candidate weights, write the model if `training.average` changes it, and save again.
 
         A signal interrupts the validation: the checkpoint before it is or will be complete, and a resumed run validates
         first.
@@ -272,10 +352,11 @@ class Trainer:
         session, state = self.session, self.session.state
         if session.saved_update != state.update and state.update:
             self._save()
-        if self.ranks.in_step or session.average.keeps_last:
-            session.writer.wait()  # it needs all ranks, or removes snapshots that no checkpoint refers to yet
+        if self.ranks.in_step or session.average.is_mean:
+            # the validation needs all ranks or removes snapshots to which no checkpoint refers yet
+            session.writer.wait()
         began = self.now
-        bar.update(self._share_done(), **self._shown, note="validating")
+        self._show(bar, "validating")
         self.ranks.report_activity(f"validating after update {state.update}")
         average = session.average
         candidate = average.candidate(state.update) if state.update else self.live
@@ -284,9 +365,10 @@ class Trainer:
         if not math.isfinite(scores["loss"]):
             raise TrainingError(f"the validation loss after update {state.update} is not finite; {ADVICE}")
         better = state.see(scores, self.settings.stop_by)
-        session.writer.wait()  # the model never belongs to an update that no checkpoint knows
-        if better or average.keeps_last:
-            session.save_model(candidate)
+        session.writer.wait()  # the model must not belong to an update that no checkpoint contains
+        chosen = average.chosen(state.update, candidate, score_of(scores, self.settings.stop_by), is_best=better)
+        if chosen is not None:
+            session.save_model(chosen)
         self._agree()
         seconds = self.now - began
         event = {"event": "validation", "update": state.update, "seconds": self.now, "epoch": state.epochs}
@@ -309,20 +391,23 @@ class Trainer:
     # -- start and end
 
     def _start_or_resume(self) -> None:
-        self.session.start_or_resume()
+        session = self.session
+        session.start_or_resume()
         self.ranks.check_equal(self.live)
-        self.now = self._saved_at = self.session.state.seconds
+        if "training.batch_tokens" in session.changed and session.state.position.index:
+            session.state.position = self.feeder.position_after(session.state.epochs)
+            session.carry = ()
+            self.log.say("the rest of this epoch has other batches: some text is read twice in it, or not at all")
+        self.now = self._saved_at = session.state.seconds
         self._began, self.stopwatch = time.monotonic() - self.now, Stopwatch(self.now)
 
     def _finish(self) -> None:
-        session, state = self.session, self.session.state
-        if self.ranks.is_main_process:
-            shutil.rmtree(session.snapshots, ignore_errors=True)
-        if all(event["event"] != "end" for event in session.metrics.read()):
+        session, state, n = self.session, self.session.state, self.folder.manifest.n_continuations
+        if end_of(session.metrics.read(), n_continuations=n) is None:
             event = {"event": "end", "update": state.update, "seconds": state.seconds, "minutes": state.seconds / 60}
-            memory = peak_memory(self.feeder.device)
             ends = {"reason": state.finished, "epochs": state.epochs, "best_update": state.best_update}
-            session.metrics.append({**event, **ends, "memory": memory})
+            memory = peak_memory(self.feeder.device)
+            session.metrics.append({**event, **ends, "memory": memory, "continuations": n})
 
     def _interrupted(self, number: int) -> Interrupted:
         return Interrupted(

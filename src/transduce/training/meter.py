@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 LOGGED_UPDATES = 10  # updates per line of metrics.jsonl
-WARM_UPDATES = 5  # the first updates are slower: not measured
-_RECENT = 200  # updates in the mean speed: on a GPU the first hundreds, whose shapes are new, are slower
+_RECENT = 20_000  # updates whose times are kept
 
 
 class Row(NamedTuple):
@@ -22,14 +21,14 @@ class Row(NamedTuple):
     lr: float
     n_targets: int  # target tokens with EOS; losses are divided by it
     n_tokens: int  # source and target tokens
-    n_slots: int  # the same with padding
+    n_slots: int  # tokens including padding
     loss_sum: float
     nll_sum: float
     grad_norm: float
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
-    """A line of the log: several updates as one event. Losses are means over the target tokens."""
+    """Summarize several updates as one event of the log. Losses are means over the target tokens."""
     n_targets = max(1, sum(row.n_targets for row in rows))
     return {
         "update": rows[-1].update,
@@ -47,8 +46,8 @@ class Stopwatch:
 
     def __init__(self, now: float) -> None:
         self.n_updates = self._n_targets = 0
-        self._line = now  # the time of the last line of the log
-        self._times = deque([now], maxlen=_RECENT + 1)  # of the beginning, then of updates
+        self._line = now  # time of the last log line
+        self._times = deque([now], maxlen=_RECENT + 1)  # times of the start and of recent updates
 
     def pause(self, seconds: float) -> None:
         """Leave out the last `seconds`."""
@@ -56,11 +55,8 @@ class Stopwatch:
         self._times = deque((time + seconds for time in self._times), maxlen=_RECENT + 1)
 
     def count(self, now: float, n_targets: int) -> None:
-        """Note an update."""
         self.n_updates += 1
         self._n_targets += n_targets
-        if self.n_updates == WARM_UPDATES + 1:
-            self._times = deque([self._times[-1]], maxlen=_RECENT + 1)
         self._times.append(now)
 
     def targets_per_second(self, now: float) -> float:
@@ -70,12 +66,13 @@ class Stopwatch:
         return speed
 
     def seconds_per_update(self, now: float) -> float:
-        """The mean of the last updates, without the first `WARM_UPDATES` once there are more."""
-        return max(0.0, now - self._times[0]) / (len(self._times) - 1)
+        """Mean over the second half of the updates: the first updates are slower, on a GPU the first hundreds."""
+        half = (len(self._times) - 1) // 2
+        return max(0.0, now - self._times[half]) / (len(self._times) - 1 - half)
 
 
 def reset_peak_memory() -> None:
-    """Start the measurement of `peak_memory` anew (of main memory: Linux)."""
+    """Restart the measurement of `peak_memory` (main memory: only on Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     if torch.cuda.is_available():
@@ -83,9 +80,9 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most bytes that this process has used since `reset_peak_memory`; None if the system cannot say.
+    """Peak memory of this process in bytes since `reset_peak_memory`; None if the system does not report it.
 
-    Of a CUDA device: of its memory; otherwise of main memory.
+    For a CUDA device, its memory; otherwise main memory.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

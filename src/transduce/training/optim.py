@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from transduce.config.section import resolved
 from transduce.config.settings import TrainingSettings
-from transduce.native import optimizer as native
-from transduce.nn.linear import Linear
+from transduce.kernels import optimizer as native
+from transduce.nn.attention import FullProjection
 from transduce.runs.shards import shard_of, sharded_like
 
 _EPS = 1e-9  # the paper's
@@ -40,30 +40,34 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 def _scale_gradients(params: Iterable[Tensor], scale: float) -> None:
     grads = [shard_of(p.grad) for p in params if p.grad is not None]
     if scale != 1.0 and grads:
-        torch._foreach_mul_(grads, scale)
+        native.multiply(grads, scale)
 
 
 class Adam(torch.optim.AdamW):
-    """PyTorch's AdamW, and with a weight decay of zero its Adam, by our library where it reaches the weights."""
+    """PyTorch's AdamW, and with a weight decay of zero its Adam, by our library if it reaches the weights."""
+
+    by_library = True
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
+    def step(self, *, scale: float = 1.0) -> None:  # type: ignore[override]
         """Update the weights from `scale` times the gradients, which may be overwritten."""
-        known = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        has_more = any(group["amsgrad"] or group["maximize"] for group in self.param_groups)
-        if has_more or not native.reaches([x for params in known for p in params for x in (p, p.grad)]):
-            _scale_gradients((p for params in known for p in params), scale)
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not self.by_library or not native.reaches([x for p in params for x in (p, p.grad)]):
+            _scale_gradients(params, scale)
             super().step()
             return
-        for group, params in zip(self.param_groups, known, strict=True):
-            for p in params:
-                if not self.state[p]:
-                    zeros = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
-                    self.state[p] = {"step": torch.zeros((), dtype=torch.float32), **zeros}
-            moments = ([self.state[p][name] for name in ("exp_avg", "exp_avg_sq", "step")] for p in params)
-            tensors = [(p, p.grad, *state) for p, state in zip(params, moments, strict=True)]
+        for group in self.param_groups:
+            tensors = [self._tensors(p) for p in group["params"] if p.grad is not None]
             options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
             native.adam(tensors, scale=scale, **options)
+
+    def _tensors(self, p: Tensor) -> tuple[Tensor, ...]:
+        """A parameter, its gradient, and its state under PyTorch's names, which is made at the first update."""
+        state = self.state[p]
+        if not state:
+            state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        assert p.grad is not None
+        return p, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"]
 
 
 class Muon(torch.optim.Optimizer):
@@ -72,6 +76,8 @@ class Muon(torch.optim.Optimizer):
     Equal to torch.optim.Muon with adjust_lr_fn="match_rms_adamw", but matrices of one shape are orthogonalized
     together, and a matrix that packs several projections is split by its rows: `rows` is the size of each part.
     """
+
+    by_library = True
 
     def __init__(
         self, params: Sequence[dict[str, Any]], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0
@@ -82,32 +88,33 @@ class Muon(torch.optim.Optimizer):
                 raise ValueError(f"the rows of a matrix are not {group['rows']}")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
+    def step(self, *, scale: float = 1.0) -> None:  # type: ignore[override]
         """Update the weights from `scale` times the gradients, which may be overwritten."""
         known = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
         for p in known:
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-        if native.reaches([x for p in known for x in (p, p.grad, self.state[p]["momentum"])]):
+        changed = [x for p in known for x in (p, p.grad, self.state[p]["momentum"])]
+        if self.by_library and native.reaches(changed):
             self._step_by_library(scale)
         else:
             _scale_gradients(known, scale)
             self._step_by_torch()
 
     def _step_by_library(self, scale: float) -> None:
-        """One piece of work for each matrix. Products are of bfloat16 only where the CPU has them."""
+        """Update by the library, one task per matrix. Products are in bfloat16 only on CPUs with such instructions."""
         matrices = []
         for group in self.param_groups:
             kept = 1 - group["lr"] * group["weight_decay"]
             params = [p for p in group["params"] if p.grad is not None and p.numel()]
             native.will_change(params)
             for p in params:
-                places = [x.data_ptr() for x in (p, p.grad, self.state[p]["momentum"])]
+                addresses = [x.data_ptr() for x in (p, p.grad, self.state[p]["momentum"])]
                 columns = p.shape[1]
                 for rows in group["rows"] or [p.shape[0]]:
                     rate = _rate(rows, columns) * group["lr"]
-                    matrices.append(native.Matrix(*places, rows, columns, rate, kept, group["momentum"]))
-                    places = [place + rows * columns * p.element_size() for place in places]
+                    matrices.append(native.Matrix(*addresses, rows, columns, rate, kept, group["momentum"]))
+                    addresses = [address + rows * columns * p.element_size() for address in addresses]
         native.muon(matrices, scale=scale, coefficients=_NS, steps=_NS_STEPS)
 
     def _step_by_torch(self) -> None:
@@ -118,9 +125,9 @@ class Muon(torch.optim.Optimizer):
             if not params:
                 continue
             momenta = [self.state[p]["momentum"] for p in params]
-            torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
-            torch._foreach_lerp_(grads, momenta, group["momentum"])  # Nesterov; overwrites the gradients
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            native.interpolate(momenta, grads, 1 - group["momentum"])
+            native.interpolate(grads, momenta, group["momentum"])  # Nesterov; overwrites the gradients
+            native.multiply(params, 1 - group["lr"] * group["weight_decay"])
             for p, g in zip(params, grads, strict=True):
                 rows = group["rows"] or [p.shape[0]]
                 for weight, update in zip(p.split(rows), g.split(rows), strict=True):
@@ -134,7 +141,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _rate(rows: int, columns: int) -> float:
-    """The factor of the learning rate with which updates are as large as AdamW's (Liu et al. 2025)."""
+    """Factor of the learning rate that makes updates as large as AdamW's (Liu et al. 2025)."""
     return 0.2 * math.sqrt(max(rows, columns))
 
 
@@ -148,7 +155,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for part in parts:
             part.state = self.state
 
-    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
+    def step(self, *, scale: float = 1.0) -> None:  # type: ignore[override]
         """Update the weights from `scale` times the gradients, which may be overwritten."""
         for part in self.parts:
             part.step(scale=scale)
@@ -157,14 +164,14 @@ class CombinedOptimizer(torch.optim.Optimizer):
 def _build_adam(model: nn.Module, settings: TrainingSettings) -> Adam:
     """Adam as in the paper (5.3): betas 0.9 and 0.98, epsilon 1e-9."""
     lr = resolved(settings.lr, "training.lr")
-    groups = [{"params": list(model.parameters()), "peak_lr": lr}]
+    groups = [{"params": [p for p in model.parameters() if p.requires_grad], "peak_lr": lr}]
     return Adam(groups, lr=lr, betas=settings.betas, eps=_EPS, weight_decay=0.0, fused=True)
 
 
 def _build_adamw(model: nn.Module, settings: TrainingSettings, *, without: Collection[int] = ()) -> Adam:
     """AdamW with decoupled weight decay on all weights with at least two axes; `without`: ids of parameters."""
     lr = resolved(settings.lr, "training.lr")
-    params = [p for p in model.parameters() if id(p) not in without]
+    params = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
     groups = [
         {"params": [p for p in params if p.ndim >= 2], "peak_lr": lr, "weight_decay": settings.weight_decay},
         {"params": [p for p in params if p.ndim < 2], "peak_lr": lr, "weight_decay": 0.0},
@@ -178,7 +185,7 @@ def _build_muon(model: nn.Module, settings: TrainingSettings) -> CombinedOptimiz
     by_rows: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            by_rows[module.rows if isinstance(module, Linear) else ()].append(module.weight)
+            by_rows[module.rows if isinstance(module, FullProjection) else ()].append(module.weight)
         elif isinstance(module, nn.RNNCellBase):
             for weight in (module.weight_ih, module.weight_hh):
                 by_rows[(module.hidden_size,) * (len(weight) // module.hidden_size)].append(weight)
@@ -200,7 +207,10 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Adam | Comb
 
     The settings must be resolved (`transduce.tasks.defaults`).
     """
-    return OPTIMIZERS[resolved(settings.optimizer, "training.optimizer")](model, settings)
+    optimizer = OPTIMIZERS[resolved(settings.optimizer, "training.optimizer")](model, settings)
+    for part in optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
+        part.by_library = settings.kernels == "auto"
+    return optimizer
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -210,7 +220,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the tensors that `optimizer_tensors` returned; `ValueError` where some are missing or misshapen."""
+    """Restore the tensors that `optimizer_tensors` returned; `ValueError` if one has another shape or type."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for name, value in tensors.items():
@@ -224,9 +234,3 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[st
             raise ValueError(f"{name} is {value.dtype}, not {expected}")
         # A copy, so that training does not change `tensors`. Fused Adam keeps its step count on the device too.
         optimizer.state[p][key] = value.to(p.device, copy=True)
-    parts: dict[frozenset[str], list[set[str]]] = {}  # by the names of the options, which differ between optimizers
-    for group in optimizer.param_groups:
-        found = parts.setdefault(frozenset(group), [])
-        found += [set(optimizer.state[p]) for p in group["params"] if p in optimizer.state]
-    if any(keys != known[0] for known in parts.values() for keys in known):
-        raise ValueError("a part of the optimizer's state is missing")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transduce.native.optimizer import norm, reaches
+from transduce.kernels.optimizer import norm, reaches
 from transduce.runs.shards import shard_of
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Ranks:
     """All ranks of a training, seen from `rank`, one of `size`, of which `local_size` are on this machine.
 
-    These methods are those of a process that trains alone (SINGLE_RANK). `distributed.group.GroupRanks` is one of
+    The methods here are for a process that trains alone (SINGLE_RANK). `distributed.group.GroupRanks` is one of
     several processes.
     """
 
@@ -37,17 +37,17 @@ class Ranks:
         return dict(message)
 
     def bind_device(self, device: torch.device) -> torch.device:
-        """The device of this rank among those of this kind."""
+        """The device of this rank among the devices of this kind."""
         return device
 
     def broadcast(self, make: Callable[[], T], *, source: int = 0) -> T:
-        """Call `make` in one rank only and return its result, which must be JSON-able, in every rank."""
+        """Call `make` in rank `source` only and return its result, which must be JSON-able, in every rank."""
         return make()
 
     def agree(self, signal: int, seconds: float, *, is_writing: bool = False) -> tuple[int, float, bool]:
         """Wait for all ranks. Returns the signal that any of them received, or 0, and the main process's seconds.
 
-        The third value is whether any of them is still writing.
+        The third value tells whether any rank is still writing.
         """
         return signal, seconds, is_writing
 
@@ -56,7 +56,7 @@ class Ranks:
         model.to(device)
 
     def computing(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """The context of the passes of a micro-batch; the `last` backward pass of an update starts the reduction."""
+        """Context of a micro-batch's passes; the `last` backward pass of an update starts the gradient reduction."""
         return contextlib.nullcontext()
 
     def finish_reduction(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -64,14 +64,14 @@ class Ranks:
         return [*sums, gradient_norm(parameters)]
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:
-        """Inside, the main process can use this model alone."""
+        """Context in which the main process can use this model alone."""
         return contextlib.nullcontext(model)
 
     def report_activity(self, activity: str) -> None:
-        """Note what this rank does, for the other ranks' message if they wait for it too long."""
+        """Note this rank's activity, for the message of ranks that wait for it too long."""
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of all ranks in the main process: `name` of rank 0, `name.1` of rank 1 and so on."""
+        """Gather tensors of all ranks in the main process: `name` for rank 0, `name.1` for rank 1 and so on."""
         return dict(tensors)
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
@@ -81,15 +81,14 @@ class Ranks:
 SINGLE_RANK = Ranks()
 
 
-def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The gradients that this rank has."""
-    return [shard_of(p.grad) for p in parameters if p.grad is not None]
-
-
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The norm of all gradients that this rank has."""
-    found = gradients(parameters)
-    return norm(found) if reaches(found) else nn.utils.get_total_norm(found, foreach=True)
+    """The norm of this rank's gradients."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not reaches(grads):
+        grads = [shard_of(grad) for grad in grads]
+        if not reaches(grads):
+            return nn.utils.get_total_norm(grads, foreach=True)
+    return norm(grads)
 
 
 def dropout_seed(seed: int, update: int, rank: int) -> int:

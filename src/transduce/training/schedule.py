@@ -5,9 +5,12 @@ shape. Shapes that fall to zero follow `progress`, the used part of the nearest 
 a run with a time limit ends with a learning rate of zero, whatever the speed of the machine.
 
 A limit in minutes becomes a limit in updates (`TimeLimit`), so that the result of a run does not depend on the clock.
-Once the speed of the machine is known, the number of updates that fit is computed and written to the run folder. From
-then on the schedule and the end follow it, and a run that is killed and resumed reads it again. The clock remains as a
-safety net for a machine that became slower.
+After a fifth of the time, the number of updates that fit is computed and written to the run folder. From then on the
+schedule and the end follow it, and a run that is killed and resumed reads it again. The clock remains as a safety net
+for a machine that became slower.
+
+If a finished training is continued at another learning rate, this is the new peak, and the update at which the training
+had finished is the end of the warm-up: the rate begins there and follows the shape from there to the new limit.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
 
 TIME_LIMIT = "time_limit.json"
-MARGIN = 0.92  # of the time is planned for, so that the safety net is not needed
+MARGIN = 0.92  # planned share of the time limit, so that the safety net is rarely needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +93,13 @@ def constant(moment: Moment) -> float:
 SCHEDULES: dict[str, Schedule] = {
     shape.__name__: warmed_up(shape) for shape in (inverse_sqrt, linear, cosine, constant)
 }
+FALLING = ("linear", "cosine")
+"""Schedules that fall to zero at the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of training; it ends at the nearest."""
+    """The limits of training, which ends at the nearest limit."""
 
     updates: int | None = None
     epochs: float | None = None
@@ -102,7 +107,7 @@ class Limits:
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Limits:
-        """The limits in the settings, of which at least one is set once defaults are chosen."""
+        """The limits in the settings. At least one is set after defaults are chosen."""
         minutes = settings.max_minutes
         return cls(settings.max_updates, settings.max_epochs, None if minutes is None else 60.0 * minutes)
 
@@ -114,12 +119,13 @@ class Limits:
         used = ((updates, self.updates), (epochs, self.epochs), (updates, timed_updates))
         return min(1.0, max(done / limit if limit is not None else 0.0 for done, limit in used))
 
-    def is_late(self, seconds: float, *, reserve: float = 0.0) -> bool:
+    def is_late(self, seconds: float, *, began: float = 0.0, reserve: float = 0.0) -> bool:
         """Whether the clock has reached the time limit.
 
-        `reserve`: seconds to leave for the final validation and saving; at most half of the limit is left for them.
+        `began`: seconds at which the training began, or was continued. `reserve`: seconds for the final validation and
+        saving; at most half of the time from `began` on is reserved.
         """
-        return self.seconds is not None and seconds >= max(self.seconds - reserve, 0.5 * self.seconds)
+        return self.seconds is not None and seconds >= max(self.seconds - reserve, 0.5 * (began + self.seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +137,34 @@ class TimeLimit:
 
     @classmethod
     def derive(
-        cls, *, done: int, seconds_left: float, seconds_per_update: float, validation_seconds: float, valid_updates: int
+        cls,
+        *,
+        done: int,
+        seconds_left: float,
+        seconds_per_update: float,
+        validation_seconds: float,
+        valid_updates: int,
+        extra_seconds: float = 0.0,
+        extra_from: float = 1.0,
     ) -> TimeLimit:
-        """The limit for a run that has made `done` updates: validations on the way and a final one are counted in."""
-        each = seconds_per_update + validation_seconds / valid_updates
-        more = int(MARGIN * (seconds_left - validation_seconds) / max(each, 1e-9))
+        """Compute the limit for a run after `done` updates, with time for validations, including a final one.
+
+        After the fraction `extra_from` of all updates, each takes `extra_seconds` longer.
+        """
+        # updates * each + (1 - extra_from) * updates * extra_seconds = the time left + done * each
+        later = (1.0 - extra_from) * extra_seconds
+        each = seconds_per_update + validation_seconds / valid_updates + later
+        more = int((MARGIN * (seconds_left - validation_seconds) - later * done) / max(each, 1e-9))
         return cls(updates=done + max(1, more), since=done)
 
     @classmethod
     def read(cls, folder: RunFolder) -> TimeLimit | None:
-        """The limit in the run folder, if there is one; `RunFolderError` where it is damaged."""
+        """The limit in the run folder; None if there is none for these minutes. Raises `RunFolderError` if damaged."""
         values = folder.read_record(TIME_LIMIT)
         with expecting(folder.path / TIME_LIMIT):
-            return TypeAdapter(cls).validate_python(values) if values else None
+            if not values or values.pop("minutes", -1) != folder.settings.training.max_minutes:
+                return None
+            return TypeAdapter(cls).validate_python(values)
 
     def write(self, folder: RunFolder) -> None:
-        """Store it durably."""
-        folder.write_record(TIME_LIMIT, asdict(self))
+        folder.write_record(TIME_LIMIT, {**asdict(self), "minutes": folder.settings.training.max_minutes})

@@ -1,61 +1,70 @@
-"""A training run's state: what a checkpoint contains, how it is saved and how it is restored."""
+"""The state of a training run, which checkpoints contain: saving and restoring it."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, final
 
 import torch
 from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 
+from transduce.errors import RankExited
 from transduce.logging import Log
 from transduce.metrics_log import TrackedMetrics
 from transduce.runs.atomic import expecting, remove_leftovers
 from transduce.runs.checkpoints import Checkpoint, environment
 from transduce.runs.folder import RunFolder
+from transduce.runs.manifest import Change, format_changes, sealed_files
 from transduce.runs.shards import copy_shards, copy_to_cpu, gather, is_sharded, read_shards
 from transduce.training.averaging import AVERAGES, copy_values
 from transduce.training.feed import Count, DataPosition
 from transduce.training.loss import Carry
 from transduce.training.meter import Row
-from transduce.training.ranks import name_on_rank
+from transduce.training.ranks import Ranks, name_on_rank
 from transduce.training.schedule import TimeLimit
 from transduce.training.step import Updater
-from transduce.training.writer import CheckpointWriter
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(slots=True)
 class TrainingState:
-    """The progress of a run. `seconds` includes all restarts; `progress` never falls."""
+    """The progress of a run. `seconds` includes all restarts; `progress` falls only if settings change."""
 
     update: Count = 0
     position: DataPosition = field(default_factory=DataPosition)
     epochs: Amount = 0.0
     seconds: Amount = 0.0
     progress: Amount = 0.0
+    factor: Amount = 0.0  # of the peak learning rate, at the last update
+    changes: Count = 0  # number of changes of settings that were applied
+    since: Count = 0  # the update at which the training was continued at another learning rate
+    began: Amount = 0.0  # seconds when the training was last continued
     reserve: Amount = 0.0  # seconds of the last validation with its saving
     validated: int = -1  # the update of the last validation
     scores: dict[str, float] = field(default_factory=dict)
-    best: tuple[float, float] | None = None  # the key (`score_of`) of the best validation so far
+    best_scores: dict[str, float] = field(default_factory=dict)  # of the best validation so far
     best_update: Count = 0
     since_best: Count = 0  # validations
     finished: str = ""  # the reason, once training is finished
-    skipped: Count = 0  # the number of last updates, one after the other, that were skipped
+    skipped: Count = 0  # consecutive updates that were skipped, up to the last one
     rows: list[Row] = field(default_factory=list)  # the updates that are not in the log yet
 
     def see(self, scores: Mapping[str, float], by: str) -> bool:
-        """Count a validation of this update; return whether it is the best so far."""
-        score = score_of(scores, by)
-        is_best = self.best is None or score > self.best
+        """Count a validation of this update; return whether it is the best so far.
+
+        If one of both validations has no score `by`, their losses decide.
+        """
+        by = by if by in scores and by in self.best_scores else "loss"
+        is_best = not self.best_scores or score_of(scores, by) > score_of(self.best_scores, by)
         if is_best:
-            self.best, self.best_update, self.since_best = score, self.update, 0
+            self.best_scores, self.best_update, self.since_best = dict(scores), self.update, 0
         else:
             self.since_best += 1
         return is_best
@@ -69,8 +78,62 @@ def score_of(scores: Mapping[str, float], by: str) -> tuple[float, float]:
     return (scores[by] if by != "loss" and by in scores else -scores["loss"], -scores["loss"])
 
 
+@final
+class CheckpointWriter:
+    """Writes one checkpoint at a time, in steps. Leaving the context waits for a step that has begun.
+
+    A step begins after all ranks have done the previous step. The main threads learn this from the agreement after each
+    update, which also notices lost and stuck ranks; the writing threads exchange nothing.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._step: Future[None] | None = None
+        self._steps: list[Callable[[], None]] = []  # steps that have not begun; their number is equal in all ranks
+
+    def start(self, *steps: Callable[[], None]) -> None:
+        """Begin a checkpoint; the previous one must be complete. All ranks call this with equal numbers of steps."""
+        self._step, self._steps = self._pool.submit(steps[0]), [*steps[1:]]
+
+    def agree(self, signal: int, seconds: float) -> tuple[int, float]:
+        """Call `Ranks.agree`, and begin the next step if all ranks are ready. Raises the error of a failed step."""
+        is_writing = self._step is not None and not self._step.done()
+        if self._step is not None and not is_writing:
+            self._step.result()
+        signal, seconds, are_writing = self.ranks.agree(signal, seconds, is_writing=is_writing)
+        if self._steps and not are_writing:
+            self._step = self._pool.submit(self._steps.pop(0))
+        return signal, seconds
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is complete. All ranks call this. Raises the error of a step that has failed.
+
+        No rank continues before all are done, because torchrun ends the remaining ranks when one exits.
+        """
+        while self._step is not None:
+            wait([self._step])
+            is_last = not self._steps
+            self.agree(0, 0.0)
+            if is_last:
+                self._step = None
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._pool.shutdown()
+        if self._step is not None and not isinstance(error, RankExited):
+            self._step.result()  # raises the error of the step instead of reporting that everything is saved
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training changes, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 class Session:
-    """Everything of a run that changes while it trains, and its run folder.
+    """The changing state of a training run, and its run folder.
 
     A checkpoint contains all of it, so that a resumed run continues bit for bit.
     """
@@ -78,22 +141,24 @@ class Session:
     def __init__(self, model: nn.Module, folder: RunFolder, *, updater: Updater, log: Log) -> None:
         self.model, self.folder, self.updater, self.log = model, folder, updater, log
         self.settings = s = folder.settings.training
-        self.ranks, self.live = updater.ranks, dict(model.named_parameters())
+        self.ranks = updater.ranks
+        self.live = dict(model.named_parameters()) if s.lora is None else trained_parameters(model)
         self.snapshots = folder.path / "averaging"
         self.average = AVERAGES[s.average](
             self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay, ranks=self.ranks
         )
         self.metrics = TrackedMetrics(folder, active=self.ranks.is_main_process, warn=log.warn)
         self.state = TrainingState()
+        self.changed = set[str]()  # names of settings that have changed since the checkpoint
         self.carry: Carry = ()
         self.time_limit: TimeLimit | None = None
         self.saved_update = -1
         self.writer, self.save_seconds = CheckpointWriter(self.ranks), 0.0
-        # On a CPU, copies would need memory that is not needed yet, and another thread the cores that train.
+        # On a CPU, copies would take more memory, and another thread would take cores from training.
         self._writes_ahead = updater.device.type == "cuda" or self.ranks.in_step
 
     def save(self, seconds: float) -> None:
-        """Write a checkpoint and remove what no checkpoint needs any more.
+        """Write a checkpoint, and remove old checkpoints and files that only they needed.
 
         If the weights are on a GPU or sharded, `writer` writes a copy of them while training continues.
         """
@@ -113,9 +178,9 @@ class Session:
             "updater": updater,
             "average": self.average.state(),
             "carry": len(self.carry),
-            "environment": environment(),  # the writing thread has other numbers of threads
+            "environment": environment(),  # read here: the writing thread has another number of PyTorch threads
         }
-        named = {f"{part}/{name}": tensor for part, one in parts.items() for name, tensor in one.items()}
+        named = {f"{part}/{name}": tensor for part, values in parts.items() for name, tensor in values.items()}
         shards = {name: tensor for name, tensor in named.items() if is_sharded(tensor)}
         whole = {name: tensor for name, tensor in named.items() if name not in shards}
         if self._writes_ahead and self.ranks.is_main_process:
@@ -135,22 +200,25 @@ class Session:
             checkpoints = self.folder.checkpoints
             checkpoints.save(update, tensors, state)
             self.metrics.sync()
-            checkpoints.prune(self.settings.keep_checkpoints)
-            self.average.remove_unused(found["average"] for found in checkpoints.states())
+            checkpoints.prune(max(1, self.settings.keep_checkpoints))
+            self.average.remove_unused(saved["average"] for saved in checkpoints.states())
             self.save_seconds = time.monotonic() - began
 
     def save_model(self, weights: Mapping[str, Tensor]) -> None:
-        """Write the run's model: its state dict, with the values of its parameters from `weights`.
+        """Write the run's model: its state dict, with the values of its trained parameters from `weights`.
 
-        `weights` has one name for a tied parameter; in the state dict it has all its names.
+        `weights` has one name for a tied parameter; the state dict has all its names. With `training.lora` the model's
+        file has only the trained parameters.
         """
         names = {id(parameter): name for name, parameter in self.live.items()}
-        state = self.model.state_dict(keep_vars=True)
+        state, base = self.model.state_dict(keep_vars=True), None
+        if self.settings.lora is not None:
+            state = {key: value for key, value in state.items() if id(value) in names}
+            base = sealed_files(self.folder.path / "tokens")["start.safetensors"]["sha256"]
         weights = gather(weights, keep=self.ranks.is_main_process)
         if self.ranks.is_main_process:
-            self.folder.save_model(
-                {key: weights[names[id(value)]] if id(value) in names else value for key, value in state.items()}
-            )
+            tensors = {key: weights[names[id(value)]] if id(value) in names else value for key, value in state.items()}
+            self.folder.save_model(tensors, base=base)
 
     def start_or_resume(self) -> None:
         """Restore the latest checkpoint, if there is one."""
@@ -162,19 +230,21 @@ class Session:
             self._start()
             return
         self.restore(checkpoint)
-        if not self.state.finished:
+        if self._has_ended():
+            return
+        if not self._apply_changes():
             update = self.state.update
             self.metrics.append({"event": "restart", "update": update, "seconds": self.state.seconds})
             self.log.say(f"resuming after update {update}, epoch {self.state.epochs:.2f}")
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore a checkpoint; one of another model, or a malformed one, is a `RunFolderError`."""
-        with expecting(checkpoint.path, RuntimeError):  # PyTorch's, if shapes or types do not match
+        """Restore a checkpoint. Raises `RunFolderError` if it is malformed or of another model."""
+        with expecting(checkpoint.path, RuntimeError):  # PyTorch's error for shapes or dtypes that do not match
             state = checkpoint.state
             self.state = TypeAdapter(TrainingState).validate_python(state["training"])
             self._truncate_metrics(self.state.update, validated=self.state.validated == self.state.update)
             self.saved_update = self.state.update
-            if self.state.finished:
+            if self._has_ended():
                 return
             parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
             tensors = checkpoint.tensors() | read_shards(checkpoint.path, next(iter(self.live.values())))
@@ -188,6 +258,37 @@ class Session:
             notes += self._restore_carry(parts["carry"], int(state["carry"]))
             for note in (*checkpoint.notes, *notes):
                 self.log.warn(note)
+
+    def _new_changes(self) -> list[Change]:
+        """The changes of settings that the state does not contain."""
+        return self.folder.manifest.changes[self.state.changes :]
+
+    def _has_ended(self) -> bool:
+        """Whether the training has finished and was not continued since."""
+        return bool(self.state.finished) and not any(change.continues for change in self._new_changes())
+
+    def _apply_changes(self) -> bool:
+        """Let the state follow changed settings, and log them; return whether a continuation begins here."""
+        state, begins = self.state, False
+        logged = {event.get("number") for event in self.metrics.read() if event["event"] == "change"}
+        for change in self._new_changes():
+            state.changes += 1
+            state.progress = 0.0  # computed again from the limits
+            self.changed |= change.settings.keys()
+            if change.settings.keys() & {"training.stop_by", "training.valid_bleu_sentences"}:
+                self.average.compare_by_loss()
+            if change.continues:
+                state.finished, state.since_best, state.began = "", 0, state.seconds
+                if "training.lr" in change.settings:
+                    state.since = state.update
+            if state.changes in logged:  # a process that was killed before its first checkpoint has logged it
+                continue
+            begins |= change.continues
+            event = {"event": "change", "update": state.update, "seconds": state.seconds, "number": state.changes}
+            self.metrics.append({**event, "continues": change.continues, "settings": change.settings})
+            if not change.continues:
+                self.log.say(f"at update {state.update:,}: {format_changes(change.settings)}")
+        return begins
 
     def _restore_carry(self, tensors: Mapping[str, Tensor], n: int) -> list[str]:
         if n and len(tensors) != n * self.ranks.size:
@@ -204,10 +305,11 @@ class Session:
     def _start(self) -> None:
         started_before = any(event["event"] == "start" for event in self.metrics.read())
         self._truncate_metrics(-1)
-        n_weights = sum(parameter.numel() for parameter in self.live.values())
+        n_weights = sum(parameter.numel() for parameter in self.model.parameters())
         start = {"event": "start", "update": 0, "seconds": 0.0, "parameters": n_weights, "torch": torch.__version__}
         threads = {"threads": torch.get_num_threads(), "processes": self.ranks.size}
         self.metrics.append({**start, "device": str(self.updater.device), **threads})
+        self._apply_changes()
         if started_before:
             self.metrics.append({"event": "restart", "update": 0, "seconds": 0.0})
             self.log.say("starting again: the run was stopped before its first checkpoint")

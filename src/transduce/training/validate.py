@@ -1,4 +1,4 @@
-"""Validation: the loss over all held-out text, and the scores of real output where a judge is given."""
+"""Validation: the loss over all held-out text and, with a `Judge`, the scores of real output."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from transduce.training.step import autocast
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Scores the outputs of a model for held-out text; of a translator `bleu` and `chrf`, higher is better.
+    """Functions that score a model's outputs for held-out text, a translator's by `bleu` and `chrf`; higher is better.
 
-    `items`: what the ranks divide, such as sentences. Neighbours should take equally long.
-    `outputs`: JSON-able, one for each of the items given.
-    `score`: from the outputs for all items, in their order.
+    `items`: work to divide among ranks, such as sentences. Neighbours should take equally long.
+    `outputs`: returns a JSON value for each given item.
+    `score`: computes scores from the outputs for all items, in order.
     """
 
     items: Callable[[], Iterable[Any]]
@@ -46,16 +46,18 @@ def format_validation(update: int, epochs: float, scores: Mapping[str, float], *
     """A validation, for people."""
     texts = [f"update {update}", f"epoch {epochs:.1f}", f"validation loss {scores['loss']:.3f}"]
     texts += [form.format(scores[name]) for name, form in SHOWN_SCORES.items() if name in scores]
+    by_direction = [f"{name.removeprefix('bleu ')} {bleu:.1f}" for name, bleu in scores.items() if "bleu " in name]
+    texts += [f"({', '.join(by_direction)})"] if by_direction else []
     return "  ".join(texts) + ("  (best)" if better else "")
 
 
 def judging(device: torch.device, precision: str) -> str:
-    """The precision of translations: the training's on a GPU; on a CPU, where small products gain nothing, float32."""
+    """The precision for translating: the training's on a GPU; float32 on a CPU, on which others are not faster."""
     return precision if device.type == "cuda" else "float32"
 
 
 class Validator:
-    """Scores the weights that a model has at the moment. It does not advance the random generators of the training."""
+    """Scores the current weights of a model without advancing the random generators of the training."""
 
     def __init__(
         self,
@@ -71,8 +73,8 @@ class Validator:
     ) -> None:
         """`batches` gives the held-out text, collated, on the model's device, anew at each call.
 
-        `n_bytes`: of that text where the targets are all of it, so that the loss is a number of bits for each byte.
-        `in_order`: a batch needs the carry of the one before.
+        `n_bytes`: bytes of the text, if all of it is predicted; then the loss is also reported in bits per byte.
+        `in_order`: each batch needs the carry of the previous batch.
         """
         self.model, self.batches, self.judge, self.n_bytes, self.in_order = model, batches, judge, n_bytes, in_order
         self.smoothing, self.precision, self.criterion = smoothing, precision, criterion
@@ -80,8 +82,8 @@ class Validator:
     def __call__(self, ranks: Ranks = SINGLE_RANK) -> dict[str, float]:
         """Smoothed `loss` and `nll` (nats a target token, over all text), `perplexity`, and the judge's scores.
 
-        `bits_per_byte`, which unlike the others does not depend on the vocabulary, where `n_bytes` is known. All
-        `ranks` call this and share the batches and the judge's items. The main process alone scores the outputs.
+        `bits_per_byte`, which unlike the others does not depend on the vocabulary, if `n_bytes` is known. All `ranks`
+        call this and share the batches and the judge's items. The main process alone scores the outputs.
         """
         training, device = self.model.training, next(self.model.parameters()).device
         self.model.eval()
@@ -98,7 +100,7 @@ class Validator:
         return scores
 
     def _judged(self, judge: Judge, ranks: Ranks) -> Mapping[str, float]:
-        n = 1 if ranks.in_step else ranks.size  # of sharded weights, the main process alone has the whole model
+        n = 1 if ranks.in_step else ranks.size  # if weights are sharded, only the main process has the whole model
         own: list[Any] = []
         with ranks.whole(self.model) as model:
             device = next(model.parameters()).device
@@ -124,14 +126,14 @@ class Validator:
         return sums.cpu()
 
     def _share(self, ranks: Ranks) -> Iterator[tuple[TrainingBatch, bool]]:
-        """The batches that a rank computes, and whether they count: ranks in step have as many."""
+        """The batches for a rank, each with whether it counts: ranks in step get equal numbers of batches."""
         batches = iter(self.batches())
         if self.in_order:
             if ranks.in_step or ranks.is_main_process:
                 yield from ((batch, ranks.is_main_process) for batch in batches)
             return
-        while some := list(islice(batches, ranks.size)):
-            yield some[min(ranks.rank, len(some) - 1)], ranks.rank < len(some)
+        while of_ranks := list(islice(batches, ranks.size)):
+            yield of_ranks[min(ranks.rank, len(of_ranks) - 1)], ranks.rank < len(of_ranks)
 
     def _losses(self, loss_sum: float, nll_sum: float, n_targets: float) -> dict[str, float]:
         n_targets = max(n_targets, 1)

@@ -1,12 +1,14 @@
-"""The command line itself: help, exit codes, one-line errors. What the commands do is tested in tests/system."""
+"""The command line itself: help, exit codes, one-line errors, output. tests/system has the commands' work."""
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -15,12 +17,19 @@ import transduce as package
 from native_engines import library_missing
 from transduce.__main__ import main
 from transduce.cli import app as cli
-from transduce.cli.request import with_flags
-from transduce.errors import Interrupted, SettingsError, TrainingError
-from transduce.native.library import instruction_set
+from transduce.cli.output import print_lines
+from transduce.config.decoding import DecodingOptions
+from transduce.config.section import traits_of
+from transduce.config.settings import Settings
+from transduce.errors import Interrupted, SettingsError, TrainingError, UserError
+from transduce.kernels.library import instruction_set
 
 COMMANDS = list(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
 Result = tuple[int, str, str]
+
+
+def command_of(name: str) -> Any:
+    return typer.main.get_command(cli.app).commands[name]  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -52,7 +61,7 @@ def test_every_command_has_help_with_examples_in_80_columns(command: str, transd
 
 def test_every_option_has_help() -> None:
     for command in COMMANDS:
-        for parameter in typer.main.get_command(cli.app).commands[command].params:  # type: ignore[attr-defined]
+        for parameter in command_of(command).params:
             assert getattr(parameter, "help", None), parameter.name
 
 
@@ -76,11 +85,6 @@ def test_version_with_the_engine(transduce: Callable[..., Result]) -> None:
         (["train", "no.toml"], "cannot read recipe no.toml: No such file or directory"),
         (["train", "--src", "no.en", "--tgt", "no.de", "--run", "r"], "there is no file"),
         (["train", "--src", "a", "--run", "r"], "the number of --src is 1 and of --tgt 0"),
-        (
-            ["doctor", "--src", "a", "--tgt", "b", "--nodes", "2", "--gpu", "a100"],
-            "--nodes, --gpu: only for the forecast of --gpus N; add --gpus N, or leave it out",
-        ),
-        (["doctor", "--gpu", "h100"], "error: --gpu: only for the forecast of --gpus N; add --gpus N, or leave it out"),
         (["inspect", "r", "--ablate-heads", "heads"], "--ablate-heads needs --src and --ref"),
         (["serve", "r", "--inspect", "--api-key-file", "k"], "leave out --api-key-file, or --inspect"),
         (["prepare", "--text", __file__, "--run", "r", "--ray", "auto"], "--ray with task = 'causal': "),
@@ -119,7 +123,7 @@ def test_exit_codes(
         raise error
 
     monkeypatch.delenv("TRANSDUCE_DEBUG", raising=False)
-    monkeypatch.setattr("transduce.cli.request.Request.settings", fail)
+    monkeypatch.setattr("transduce.cli.train.Request.settings", fail)
     found, _, err = transduce("train")
     assert found == code
     assert err.count("\n") == 1 and err.startswith("transduce: ")
@@ -127,18 +131,53 @@ def test_exit_codes(
 
 
 @pytest.mark.parametrize(
-    ("command", "error", "advice"),
+    ("command", "names", "advice"),
     [
-        ("train", "data.train: empty", " (data.train: --src and --tgt, --path, or --text)"),
-        ("distill", "data.train: empty", ""),
-        ("compare", "training.start: gone", ""),
-        ("translate", "n_best = 3: too many", " (n_best: --nbest)"),
-        ("generate", "n_best = 3: too many", " (n_best: --samples)"),
-        ("shortlist", "n_best = 3: too many", " (n_best: --n-best)"),
+        ("train", ["data.train"], " (data.train: --src and --tgt, --path, or --text)"),
+        ("train", ["training.start", "run"], " (training.start: --from; run: --run FOLDER)"),
+        ("train", ["training.lr"], ""),
+        ("distill", ["data.train"], ""),
+        ("compare", ["training.start"], ""),
+        ("translate", ["n_best"], " (n_best: --nbest)"),
+        ("generate", ["n_best"], " (n_best: --samples)"),
     ],
 )
-def test_errors_name_only_options_of_the_command(command: str, error: str, advice: str) -> None:
-    assert with_flags(error, cli.options_of(["--quiet", command, "train"])) == error + advice
+def test_errors_name_only_options_of_the_command(command: str, names: list[str], advice: str) -> None:
+    assert command_of(command).describe_options(names) == advice
+
+
+def test_an_error_names_the_option_of_a_setting(transduce: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x\n")
+    files = ["--src", str(tmp_path / "a"), "--tgt", str(tmp_path / "a"), "--run", str(tmp_path / "run")]
+    code, _, err = transduce("train", *files, "--extend-vocabulary", "5")
+    assert code == 2 and "tokenizer.extend = 5: " in err
+    assert err.endswith(" (training.start: --from; tokenizer.extend: --extend-vocabulary)\n")
+    code, _, err = transduce("translate", str(tmp_path), "--nbest", "3", "--beam", "2")
+    assert code == 2 and err.endswith("n_best = 3: more than beam = 2; raise the beam (n_best: --nbest)\n")
+
+
+def options_for(task: str, kind: str) -> list[str]:
+    """The decoding options that have an effect on a kind of decoding in a task."""
+    traits = {name: traits_of(field) for name, field in DecodingOptions.model_fields.items()}
+    return [name for name, its in traits.items() if task in (its.tasks or (task,)) and (its.decoding or kind) == kind]
+
+
+@pytest.mark.parametrize(
+    ("command", "names", "without"),
+    [
+        ("translate", DecodingOptions.model_fields, {"scores"}),
+        ("evaluate", options_for("translation", "search"), {"sample", "n_best", "scores"}),
+        ("generate", options_for("causal", "samples"), {"sample", "scores", "batch_tokens"}),
+    ],
+)
+def test_every_decoding_option_is_an_option_of_the_commands(
+    command: str, names: Collection[str], without: set[str]
+) -> None:
+    options = {parameter.name: parameter for parameter in command_of(command).params}
+    for name in set(names) - without:
+        description = str(DecodingOptions.model_fields[name].description).removesuffix(".")
+        assert options[name].help.startswith(description) or name == "batch_tokens"
+    assert not options.keys() & (DecodingOptions.model_fields.keys() - set(names) | without)
 
 
 def test_debug_prints_a_traceback(transduce: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +190,7 @@ def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(*args: object, **kwargs: object) -> None:
         raise AssertionError("ours")
 
-    monkeypatch.setattr("transduce.cli.request.Request.settings", fail)
+    monkeypatch.setattr("transduce.cli.train.Request.settings", fail)
     with pytest.raises(AssertionError, match="ours"):
         main(["train"])
 
@@ -196,3 +235,54 @@ def test_text_that_is_not_utf8_is_refused(arguments: list[str], transduce: Calla
 def test_a_path_may_contain_any_bytes(transduce: Callable[..., Result]) -> None:
     code, _, err = transduce("generate", "no\udcffrun", "--prompt", "a")
     assert code == 2 and "UTF-8" not in err
+
+
+class Closed(io.StringIO):
+    """A pipe whose reader has closed it."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_closed_pipe_stops_the_producer_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def lines() -> Iterator[str]:
+        try:
+            for i in range(5):
+                made.append(i)
+                yield str(i)
+        finally:
+            made.append("end")  # type: ignore[arg-type]
+
+    monkeypatch.setattr("sys.stdout", Closed())
+    with pytest.raises(typer.Exit):
+        print_lines(lines(), end="")
+    assert made == [0, "end"]
+
+
+def test_model_output_is_escaped_on_a_terminal_and_byte_exact_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_terminal, shown in ((True, r"a\u001b[2Jb"), (False, "a\x1b[2Jb")):
+        stream = io.StringIO()
+        stream.isatty = lambda is_terminal=is_terminal: is_terminal  # type: ignore[method-assign]
+        monkeypatch.setattr("sys.stdout", stream)
+        print_lines(["a\x1b[2Jb"])
+        assert stream.getvalue() == f"{shown}\n"
+
+
+@pytest.mark.parametrize("options, updates", [([], 2000), (["--updates", "70"], 70)])
+def test_demo_stops_after_a_number_of_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], updates: int
+) -> None:
+    seen: list[Settings] = []
+
+    def train(settings: Settings, *_: object, **__: object) -> None:
+        seen.append(settings)
+        raise UserError("far enough")
+
+    monkeypatch.setattr("transduce.pipeline.train", train)
+    with pytest.raises(SystemExit):
+        main(["demo", "--run", str(tmp_path / "demo"), *options])
+    training = seen[0].training
+    assert (training.max_updates, training.max_minutes, training.max_epochs) == (updates, None, None)
+    assert (training.precision, training.optimizer, training.micro_batch_tokens) == ("auto", "muon", 2048)

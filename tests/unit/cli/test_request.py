@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.cli.request import Request
-from transduce.cli.train import doctor, train
+from transduce.cli.train import Doctor, Prepare, Request, Train
 from transduce.errors import DataError, SettingsError, UserError
 
 
@@ -90,7 +89,7 @@ def test_plain_text_is_for_the_task_of_the_starting_model(tmp_path: Path) -> Non
     assert request.settings().task == "masked"
 
 
-def test_train_and_doctor_have_the_same_options() -> None:
-    options = [list(inspect.signature(command).parameters) for command in (train, doctor)]
+def test_train_prepare_and_doctor_share_options() -> None:
     shared = list(inspect.signature(Request).parameters)
-    assert options[0][: len(shared)] == options[1][: len(shared)] == shared
+    for command in (Train, Prepare, Doctor):
+        assert list(inspect.signature(command).parameters)[: len(shared)] == shared

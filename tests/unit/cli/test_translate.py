@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from transduce.cli.output import write_lines
-from transduce.cli.translate import translate_files
+from transduce.cli.translate import input_of, translate_files
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.results import Candidate, Translation
-from transduce.errors import DataError
+from transduce.errors import DataError, SettingsError
 
 Translate = Callable[..., list[str]]
 
@@ -79,3 +79,40 @@ def test_lines_before_an_error_are_kept(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_device_is_written_to_directly() -> None:
     write_lines(Path("/dev/null"), ["eins"])
     assert Path("/dev/null").exists() and not Path("/dev/null.partial").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A dog runs.",
+        "Hello!",
+        "一只狗跑",
+        "two dogs",
+        "See http://x.y/ab now",
+        "See http://x.y",
+        "http://x.y z",
+        "Write to a@b.de",
+        "Only 2.5",
+        "x" * 300 + " y",
+    ],
+)
+def test_an_argument_that_is_no_file_is_a_text(text: str) -> None:
+    assert input_of(text) == [text]
+
+
+@pytest.mark.parametrize("name", ["in.en", "data/my file.txt", "data/in"])
+def test_a_mistyped_file_name_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"no file {name}"):
+        input_of(name)
+
+
+@pytest.mark.parametrize("name", ["-", "https://example.org/in.en", __file__])
+def test_an_argument_is_a_file(name: str) -> None:
+    assert input_of(name) == Path(name)
+
+
+def test_files_and_texts_are_read_in_order(tmp_path: Path) -> None:
+    (tmp_path / "two dogs").write_text("A.\nB.\n")
+    inputs = [input_of(str(tmp_path / "two dogs")), input_of("C d.\nE.")]
+    lines = translate_files(Doubling(), inputs, DecodingOptions(), "text")  # type: ignore[arg-type]
+    assert list(lines) == ["A.A.", "B.B.", "C d.C d.", "E.E."]

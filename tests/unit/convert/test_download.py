@@ -21,7 +21,8 @@ from huggingface_hub import constants
 from hub_server import COMMIT, Hub
 from marians import make_folder, make_run, state_of
 from system.commands import Done, transduce
-from transduce.convert.download import hub_name
+from transduce.convert.exporting import export_run
+from transduce.convert.importing import hub_name
 
 pytestmark = pytest.mark.loopback  # its own server, or its own processes
 
@@ -49,7 +50,7 @@ def hub(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def import_model(hub: Hub, *more: object, run: str = "run") -> Done:
-    return transduce("import", "marian", hub.name, run, *more)
+    return transduce("import", hub.name, run, *more)
 
 
 def refused(done: Done, *parts: str) -> None:
@@ -72,7 +73,7 @@ def test_download_and_folder_give_the_same_run(hub: Hub) -> None:
         ["config.json", "generation_config.json", "model.safetensors", "source.spm", "target.spm",
          "tokenizer_config.json", "vocab.json"]
     )  # fmt: skip
-    transduce("import", "marian", hub.folder, "local")
+    transduce("import", hub.folder, "local")
     there, here = (state_of(Path(name)) for name in ("run", "local"))
     assert all(torch.equal(there[name], here[name]) for name in there)
     card = Path("run/README.md").read_text()
@@ -93,11 +94,11 @@ def test_import_of_a_folder_uses_no_network(hub: Hub) -> None:
     folder = Path("some-one/a-model")
     shutil.copytree(hub.folder, folder)
     assert import_model(hub).code == 0 and not hub.asked
-    done = transduce("import", "marian", folder, "other", "--revision", "v1")
+    done = transduce("import", folder, "other", "--revision", "v1")
     assert done.code == 2 and "revision = 'v1' needs a name on the Hub" in done.err
-    done = transduce("import", "marian", "some-one/b-model", "other")
+    done = transduce("import", "some-one/b-model", "other")
     assert done.code == 2 and "the folder some-one exists" in done.err
-    done = transduce("import", "gpt2", "gpt2", "other")
+    done = transduce("import", "gpt2", "other")
     assert done.code == 2 and "named OWNER/NAME, such as openai-community/gpt2" in done.err
     assert not hub.asked
 
@@ -132,7 +133,7 @@ WRONG: dict[str, tuple[Callable[[Hub], object], str]] = {
 def test_every_error_is_one_line_and_leaves_no_run(hub: Hub, wrong: Callable[[Hub], object], message: str) -> None:
     asked = hub.name
     wrong(hub)
-    done = transduce("import", "marian", asked, "run")
+    done = transduce("import", asked, "run")
     refused(done)
     assert re.search(message, done.err), done.err
     assert "pytorch_model.bin" not in hub.downloaded
@@ -173,3 +174,15 @@ def test_without_the_library(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_on_the_hub(path: str, name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert (hub_name(path) is not None) == name
+
+
+def test_models_of_ctranslate2_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    theirs = tmp_path / "ctranslate2"
+    list(export_run(make_run(tmp_path / "made"), "ctranslate2", theirs))
+    (theirs / "extra.py").write_text("raise SystemExit('never run')")
+    hub.folder = theirs
+    done = import_model(hub)
+    assert done.code == 0, done.err
+    assert "found: a translator of CTranslate2" in done.out and "checked: log-probabilities" in done.out
+    assert {"config.json", "model.bin"} <= {*hub.downloaded} and "extra.py" not in hub.downloaded

@@ -8,6 +8,7 @@ import gzip
 import http.server
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -17,14 +18,11 @@ from typing import Any
 
 import pytest
 
-from transduce.config.settings import Corpus, Settings
-from transduce.data.corpus import Pair, read_pairs
-from transduce.data.lines import check_is_text, content_mark
-from transduce.data.sources import pair_sources
-from transduce.distillation.training_text import _moved
+from transduce.config.settings import Corpus, DataSettings, Settings
+from transduce.data.lines import check_is_file, content_mark
+from transduce.data.pairs import Pair, read_pairs
+from transduce.data.reading import pair_sources
 from transduce.errors import DataError, SettingsError
-from transduce.logging import Log
-from transduce.verification.resume import LINES, shortened
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.parquet")
@@ -39,7 +37,7 @@ def table(*, nested: bool = False, n: int = 3) -> Any:
 
 
 def pairs(path: Path | str) -> list[Pair]:
-    return list(read_pairs(Corpus(path=Path(path)), src_lang="en", tgt_lang="de"))
+    return list(read_pairs(Corpus(path=Path(path)), DataSettings(src_lang="en", tgt_lang="de")))
 
 
 def texts(path: Path | str) -> list[tuple[str, str]]:
@@ -84,7 +82,9 @@ def test_damaged_files_and_other_columns_are_one_line_errors(tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"a\.arrow: .*IPC"):
         texts(tmp_path / "a.arrow")
     pa.parquet.write_table(table().rename_columns(["en", "fr", "id"]), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r'b\.parquet, row 1: expected .*\{"en": "...", "de": "..."\}'):
+    with pytest.raises(
+        DataError, match=r'b\.parquet, row 1: no source and target: expected .*\{"en": "...", "de": "..."\}'
+    ):
         texts(tmp_path / "b.parquet")
 
 
@@ -240,25 +240,47 @@ def test_a_folder_of_saved_datasets_names_them(tmp_path: Path) -> None:
         (tmp_path / "both" / name).mkdir(parents=True)
         (tmp_path / "both" / name / "state.json").write_text("{}")
     with pytest.raises(DataError, match=r"both is a folder; name one of .*/both/test, .*/both/train"):
-        check_is_text(tmp_path / "both")
-
-
-@pytest.mark.loopback
-def test_a_trial_training_and_a_student_read_remote_text(tmp_path: Path, server: str) -> None:
-    pytest.importorskip("aiohttp")
-    for name in ("a.en", "a.de"):
-        (tmp_path / name).write_text("".join(f"{name} {i}\n" for i in range(LINES + 5)))
-    train = [{"src": f"{server}/a.en", "tgt": f"{server}/a.de"}, {"path": str(tmp_path / "old" / "b.tsv")}]
-    asked = Settings.from_mapping({"data": {"train": train[:1]}}).resolve_paths(tmp_path)
-    (tmp_path / "trial").mkdir()
-    trial = shortened(asked, tmp_path / "trial", updates=20, seconds=1.0, log=Log(quiet=True))
-    (source,) = pair_sources(trial).train
-    assert [pair.tgt for pair in source.read()] == [f"a.de {i}" for i in range(LINES)]
-    both = Settings.from_mapping({"data": {"train": train}}).resolve_paths(tmp_path).data
-    remote, local = _moved(both, tmp_path / "new").train
-    assert (remote, local.path) == (both.train[0], tmp_path / "new" / "b.tsv")
+        check_is_file(tmp_path / "both")
 
 
 def test_an_unknown_protocol_is_a_one_line_error() -> None:
     with pytest.raises(SettingsError, match="nonsense"):
         texts("nonsense://host/a.tsv")
+
+
+@pytest.mark.slow
+def test_a_small_parquet_file_of_large_cells_takes_little_memory(tmp_path: Path) -> None:
+    """500 rows share one text of 4 MB. Decoded together they would take 2 GB."""
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(
+        pa.table({"translation": [{"en": "x" * 4_000_000, "de": "y"}] * 499 + [{"en": "a", "de": "b"}]}),
+        path,
+        compression="zstd",
+    )
+    assert path.stat().st_size < 50_000
+    code = f"""
+import tracemalloc
+from pathlib import Path
+import pyarrow
+from transduce.config.settings import Corpus, DataSettings
+from transduce.data.pairs import read_pairs
+tracemalloc.start()
+settings = DataSettings(src_lang="en", tgt_lang="de", on_error="skip")
+pairs = list(read_pairs(Corpus(path=Path({str(path)!r})), settings))
+assert [pair[:2] for pair in pairs if not pair.fault] == [("a", "b")]
+assert {{pair.fault.kind for pair in pairs[:-1]}} == {{"longer than data.max_record"}}
+print(tracemalloc.get_traced_memory()[1] + pyarrow.default_memory_pool().max_memory())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    assert int(done.stdout) < 200 << 20
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: longer than data\.max_record = 1,048,576 bytes$"):
+        list(read_pairs(Corpus(path=path), DataSettings(src_lang="en", tgt_lang="de"), held_out=True))
+
+
+def test_columns_of_parquet_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
+    table_with_more = (
+        table().append_column("src", pa.array([None, None, None])).append_column("x", pa.array([b"\xff"] * 3))
+    )
+    pa.parquet.write_table(table_with_more, tmp_path / "a.parquet", row_group_size=2)
+    assert texts(tmp_path / "a.parquet") == READ

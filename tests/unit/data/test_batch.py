@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.data.batch import collate, pad_sources
-from transduce.data.examples import Example
+from transduce.data.store import Example
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 sentences = st.lists(st.integers(1, 65_535), max_size=9)

@@ -152,6 +152,7 @@ def test_the_type_of_the_lengths_does_not_matter() -> None:
 sides = st.integers(1, 60).flatmap(lambda n: st.tuples(*[st.lists(st.integers(1, 90), min_size=n, max_size=n)] * 2))
 
 
+@settings(deadline=None)
 @given(sides, st.integers(1, 9))
 def test_shares_cover_the_batch_and_are_balanced(lengths: tuple[list[int], list[int]], n: int) -> None:
     src, tgt = map(np.array, lengths)

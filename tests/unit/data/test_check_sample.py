@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from transduce.config.settings import Settings
-from transduce.data.check_sample import WINDOW, Windows, take_sample
-from transduce.data.sources import line_sources, memory_source, pair_sources
+from transduce.data.reading import line_sources, memory_source, pair_sources
+from transduce.data.windows import WINDOW, Windows, take_sample
 
 
 @pytest.mark.parametrize("n", [0, 1, WINDOW, 7 * WINDOW + 3, 1000 * WINDOW])
 def test_windows_are_evenly_spaced_and_bounded(n: int) -> None:
     windows = Windows(memory_source("numbers", range(n)), most=8)
-    assert list(windows.watch(range(n))) == list(range(n)) and windows.total == n
+    assert list(windows.read()) == list(range(n)) and windows.total == n
     assert all(window == list(range(window[0], window[0] + len(window))) for window in windows.kept)
     starts = [window[0] for window in windows.kept]
     assert len(starts) <= 8 and len(set(np.diff(starts))) <= 1
@@ -26,7 +26,7 @@ def test_windows_are_evenly_spaced_and_bounded(n: int) -> None:
 
 def test_some_are_drawn_from_everywhere() -> None:
     windows = Windows(memory_source("numbers", range(10_000)), most=100)
-    assert list(windows.watch(range(10_000)))
+    assert list(windows.read())
     some = list(windows.some(1000).read())
     assert len(some) == 1000 and some[0] == 0 and max(some) > 8000
     assert list(Windows(memory_source("nothing", [])).some(10).read()) == []

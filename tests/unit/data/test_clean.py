@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tracemalloc
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -17,16 +18,17 @@ from transduce.data.clean import (
     Cleaner,
     CleanReport,
     HeldOutSources,
+    PairCleaning,
     SeenHashes,
+    chunks_of,
     draws_of,
     format_cleaning,
     hashes_of,
 )
-from transduce.data.cleaned_pairs import PairCleaning
-from transduce.data.corpus import Pair, columns_of
 from transduce.data.leaks import comparable
-from transduce.data.spool import ResultFile
-from transduce.data.workers import LocalWorkers
+from transduce.data.lines import Unreadable
+from transduce.data.pairs import Pair
+from transduce.data.workers import LocalWorkers, ResultFile
 from transduce.errors import DataError
 from transduce.text.training import Reservoir
 
@@ -89,15 +91,27 @@ def test_copies_are_dropped_on_request() -> None:
     assert {reason: tally.count for reason, tally in report.dropped.items()} == {"empty": 2, "copy": 1}
 
 
-def test_columns_of_pairs_give_the_pairs() -> None:
-    for pairs in (PAIRS, pairs_of(("a\nb", "c"), ("", "\n"), ("x", "y")), [Pair("", "", "file", 7, "0-0")]):
-        assert [pair for columns in columns_of(pairs, 2) for pair in columns] == pairs
+def test_chunks_have_the_pairs_in_another_process_too() -> None:
+    for pairs in (
+        PAIRS,
+        pairs_of(("a\nb", "c"), ("", "\n"), ("x", "y")),
+        [Pair("", "", "file", 7, "0-0", Unreadable("no tab", "!"))],
+    ):
+        chunks = list(chunks_of(3, pairs, 2))
+        assert [pair for chunk in chunks for pair in chunk.pairs] == pairs
+        assert all(len(chunk.pairs) == 2 for chunk in chunks[:-1])
+        assert pickle.loads(pickle.dumps(chunks)) == chunks
+
+
+def test_long_pairs_are_in_memory_in_small_numbers() -> None:
+    pairs = (Pair("x" * (1 << 20), "y", "a.tsv", n) for n in range(100))
+    assert max(len(chunk.pairs) for chunk in chunks_of(0, pairs, 10_000)) == 32
 
 
 def test_duplicates_are_remembered_across_corpora() -> None:
     cleaning = PairCleaning(DataSettings(deduplicate=True), 1, Reservoir(9, seed=1), None)
     pairs = pairs_of(("a", "b"), ("a\nb", "c"), ("a", "b\nc"), ("a\x00", "b"))
-    streams = cleaning.clean([columns_of(pairs, 3), columns_of(pairs, 3)], ResultFile(None), LocalWorkers(1))
+    streams = cleaning.clean([pairs, pairs], ResultFile(None), LocalWorkers(1), n=3)
     assert [[pair[:2] for pair in stream()] for stream in streams] == [[pair[:2] for pair in pairs[:3]], []]
     assert cleaning.report.dropped["duplicate"].count == 5 and cleaning.report.kept == len(cleaning.sample.items) == 3
 
@@ -158,7 +172,8 @@ def chosen_of(pairs: Iterable[Pair], n: int, *, seed: int, most: int = 1000) -> 
     for begin in range(0, len(pairs), 7):
         some = pairs[begin : begin + 7]
         held_out.see(draws_of(some, seed=seed), some.__getitem__)
-    return held_out.choose(n)
+    chosen, n_pairs = held_out.choose(n, 1 << 30)
+    return {source: held.pair for source, held in chosen.items()}, n_pairs
 
 
 def test_held_out_sources_are_a_random_sample_by_seed() -> None:
@@ -174,7 +189,7 @@ def test_held_out_sources_are_a_random_sample_by_seed() -> None:
 
 def test_the_folder_of_a_file_of_vectors_does_not_change_what_is_held_out() -> None:
     def numbers(path: str) -> list[str]:
-        pairs = pairs_of(*[(f"{path}#{n}", f"t{n}") for n in range(200)])
+        pairs = [Pair(f"{path}#{n}", f"t{n}", path, n) for n in range(200)]
         return [pair.tgt for pair in chosen_of(pairs, 20, seed=1)[0].values()]
 
     here = numbers("train.safetensors")

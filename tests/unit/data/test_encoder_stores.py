@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from transduce.config.settings import TokenizerSettings
-from transduce.data.corpus import Labelled
 from transduce.data.encoding import encode_labelled, encode_sentences, pack_texts
+from transduce.data.reading import Labelled, read_pieces
 from transduce.data.store import LabelStore, SentenceStore
-from transduce.data.text import read_pieces
 from transduce.errors import DataError, RunFolderError
 from transduce.text.special import BOS, EOS
 from transduce.text.tokenizer import Tokenizer
@@ -52,7 +51,7 @@ def test_long_lines_are_split_into_equal_parts_without_loss(tmp_path: Path, toke
 
 def test_labelled_texts_are_stored_and_read_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
     def example(label: str, *texts: str) -> Labelled:
-        return Labelled(label, texts, ("f.tsv", 1))
+        return Labelled(label, texts, "f.tsv", 1)
 
     examples = [example("b", "a dog", "runs"), example("a", "a cat", "the dog sleeps fast " * 9)]
     store = encode_labelled(tmp_path / "s", examples, ("a", "b"), tokenizer, longest=20)

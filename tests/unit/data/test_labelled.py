@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.corpus import Labelled, number_of, read_labelled, sorted_labels
+from transduce.data.reading import Labelled, number_of, read_labelled, sorted_labels
 from transduce.errors import DataError
 
 
@@ -15,12 +15,12 @@ def test_one_text_or_two(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("pos\tA good film.\nneg\t Bad , it was\r\n", encoding="utf-8")
     assert list(read_labelled(path)) == [
-        Labelled("pos", ("A good film.",), (str(path), 1)),
-        Labelled("neg", (" Bad , it was",), (str(path), 2)),
+        Labelled("pos", ("A good film.",), str(path), 1),
+        Labelled("neg", (" Bad , it was",), str(path), 2),
     ]
     packed = tmp_path / "b.tsv.gz"
     packed.write_bytes(gzip.compress("1\tA\tB é\n".encode()))
-    assert list(read_labelled(packed)) == [Labelled("1", ("A", "B é"), (str(packed), 1))]
+    assert list(read_labelled(packed)) == [Labelled("1", ("A", "B é"), str(packed), 1)]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_errors_name_file_and_line(tmp_path: Path, text: str, said: str) -> None
 
 def test_labels_are_sorted_and_unknown_labels_refused() -> None:
     def some(*labels: str) -> list[Labelled]:
-        return [Labelled(label, ("x",), ("f.tsv", i)) for i, label in enumerate(labels, 1)]
+        return [Labelled(label, ("x",), "f.tsv", i) for i, label in enumerate(labels, 1)]
 
     assert sorted_labels(["10", "9", "9", "-1"]) == ("-1", "9", "10")
     assert sorted_labels(["b", "a", "10"]) == ("10", "a", "b")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hard_strings import HARD
 from transduce.data.leaks import LeakCheck, comparable, watch
 
@@ -22,7 +20,7 @@ TEST: Examples = [("the dog ", "Der Hund"), ("A Cat", "die Katze"), ("x", "y"), 
 
 def test_leaked_pairs_and_sources_are_found_ignoring_case_and_spaces() -> None:
     check = checked(TRAIN, TEST, places=[f"test:{i}" for i in range(1, 7)])
-    assert (check.n, check.leaked, check.found) == (6, 3, 4)
+    assert (check.n, check.leaked, check.met) == (6, 3, 4)
     report = check.to_json()
     assert (report["pairs"], report["leaked"], report["sources"]) == (6, 3, 4)
     assert report["samples"][0] == {"src": "the dog ", "tgt": "Der Hund", "place": "test:1", "train": "train:1"}
@@ -53,9 +51,9 @@ def test_short_lines_are_not_compared() -> None:
     assert "1 of 2 lines" in check.warning() and "20 characters" in check.warning()
 
 
-@pytest.mark.parametrize("text", [*HARD, "one two", "one  two", " a", "a ", "\u3000a", "A\x1cb"])
-def test_comparable_texts_have_single_spaces(text: str) -> None:
-    assert comparable(text) == " ".join(text.casefold().split())
+def test_comparable_texts_have_single_spaces() -> None:
+    for text in (*HARD, "one two", "one  two", " a", "a ", "\u3000a", "A\x1cb"):
+        assert comparable(text) == " ".join(text.casefold().split()), text
 
 
 def test_comparable() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
-import pickle
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.data import lines
-from transduce.data.lines import bare_suffix, decode_lines, read_encoded, read_lines, zstd
+from transduce.data.lines import Unreadable, bare_suffix, decode_lines, read_lines, read_records, zstd
 from transduce.errors import DataError
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -41,10 +40,12 @@ def problem(path: Path | str) -> str:
     with pytest.raises(DataError) as caught:
         list(read_lines(path))
     if path != "-":
-        for n in (2, 1000):
-            with pytest.raises(DataError) as again:
-                list(read_encoded(Path(path), n))
-            assert str(again.value) == str(caught.value)
+        try:
+            faults = [line.kind for line in read_records(Path(path), 1 << 20) if isinstance(line, Unreadable)]
+        except DataError as again:
+            assert str(again) == str(caught.value)
+        else:
+            assert faults[0] in str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -75,15 +76,9 @@ def test_any_lines_are_read_as_written(wanted: list[str]) -> None:
 def test_lines_may_be_read_in_any_pieces(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_BLOCK", block)
     content = b"\xef\xbb\xbf" + "a\r\n\r\n\nsch\u00f6n \U0001f600\r\nb\r\rc\n\r\r\nlast\r".encode()
-    wanted = ["a", "", "", "sch\u00f6n \U0001f600", "b\r\rc", "\r", "last\r"]
+    wanted = ["a", "", "", "sch\u00f6n \U0001f600", "b\r\rc", "", "last\r"]
     assert list(decode_lines(io.BytesIO(content), "text")) == wanted
-    path = write(tmp_path, "", content)
-    for n in (1, 2, 3, 7, 100):
-        chunks = list(read_encoded(path, n))
-        assert [len(chunk) for chunk in chunks] == [n] * (7 // n) + [7 % n] * (7 % n > 0)
-        assert [line for chunk in chunks for line in chunk] == wanted
-        received = pickle.loads(pickle.dumps(chunks))
-        assert [chunk[i] for chunk in received for i in range(len(chunk))] == wanted
+    assert list(read_records(write(tmp_path, "", content), 1 << 20)) == wanted
     read = decode_lines(io.BytesIO(b"a\nb\n\xff\nc\n"), "text")
     assert [next(read), next(read)] == ["a", "b"]
     with pytest.raises(DataError, match="text, line 3: not valid UTF-8"):
@@ -103,10 +98,14 @@ def test_invalid_utf8_is_refused_with_line_and_byte(tmp_path: Path, suffix: str)
     assert problem(path) == f"{path}, line 2: not valid UTF-8 (byte 0xe4 at byte 8 of the line); convert it to UTF-8"
 
 
-def test_utf16_is_recognised(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16-LE", "UTF-16-BE", "UTF-32", "UTF-32-LE", "UTF-32-BE"])
+def test_other_encodings_of_unicode_are_recognised(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "a.txt"
-    path.write_bytes("Straße\n".encode("utf-16"))
-    assert problem(path).startswith(f"{path}, line 1: this is UTF-16, not UTF-8; convert it")
+    path.write_bytes(("\ufeff" * (len(encoding) > 6) + "Straße\n").encode(encoding))
+    name = encoding[:6]
+    assert problem(path) == (
+        f"{path}, line 1: this is {name}, not UTF-8; convert it, for instance with iconv -f {name} -t UTF-8"
+    )
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
@@ -134,24 +133,42 @@ def test_missing_files_and_folders(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-def test_a_line_without_end_is_refused_in_bounded_memory(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A decompression bomb: 32 MiB of one letter from a few kilobytes."""
-    monkeypatch.setattr(lines, "MAX_LINE", 1 << 20)
-    path = write(tmp_path, suffix, b"short\n" + b"x" * (32 << 20))
+def test_a_line_without_end_is_refused_in_bounded_memory(tmp_path: Path, suffix: str) -> None:
+    """A decompression bomb: 32 MiB of one letter from a few kilobytes. The lines around it can be read."""
+    path = write(tmp_path, suffix, b"short\n" + b"x" * (32 << 20) + b"\nnext\n")
     tracemalloc.start()
-    assert problem(path) == f"{path}, line 2: {lines.TOO_LONG}"
+    with pytest.raises(DataError, match=r"line 2: longer than data\.max_record = 1,048,576 bytes"):
+        list(read_lines(path, 1 << 20))
+    first, second, third = read_records(path, 1 << 20)
+    assert (first, third) == ("short", "next")
+    assert isinstance(second, Unreadable) and second.kind == "longer than data.max_record"
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 << 20
 
 
 def test_the_longest_line_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE", 6)
-    assert list(decode_lines(io.BytesIO(b"12345\nabcde\n123"), "text")) == ["12345", "abcde", "123"]
-    with pytest.raises(DataError, match="text, line 1: longer than"):
-        list(decode_lines(io.BytesIO(b"1234567\n"), "text"))
+    assert list(decode_lines(io.BytesIO(b"12345\nabcde\n123"), "text", 6)) == ["12345", "abcde", "123"]
+    with pytest.raises(DataError, match=r"text, line 1: longer than data\.max_record = 6 bytes"):
+        list(decode_lines(io.BytesIO(b"1234567\n"), "text", 6))
+    monkeypatch.setattr(lines, "MAX_LINE", 1 << 20)  # of commands without settings
+    with pytest.raises(DataError, match="text, line 1: longer than 1 MiB; is this a text file"):
+        list(decode_lines(io.BytesIO(b"x" * (1 << 20)), "text"))
+
+
+def test_the_time_to_read_line_ends_is_linear(tmp_path: Path) -> None:
+    assert list(read_lines(write(tmp_path, "", b"\r" * 1_000_000 + b"x\r\r\n"))) == ["\r" * 1_000_000 + "x"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from([b"a", b"\xc3\xa4 b", b"\xff", b"", b"x" * 40, b"y\r"]), max_size=30))
+def test_unreadable_lines_are_records_too(tmp_path_factory: pytest.TempPathFactory, raw: list[bytes]) -> None:
+    path = write(tmp_path_factory.mktemp("lines"), "", b"".join(line + b"\n" for line in raw))
+    records = list(read_records(path, 40))
+    kinds = {b"\xff": "not valid UTF-8", b"x" * 40: "longer than data.max_record"}
+    assert [line.kind if isinstance(line, Unreadable) else "" for line in records] == [kinds.get(x, "") for x in raw]
+    texts = [line for line in records if isinstance(line, str)]
+    assert texts == [line.removesuffix(b"\r").decode() for line in raw if line not in kinds]
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transduce.data.batch import mask, word_starts
 from transduce.data.batching import generator
-from transduce.data.masking import mask, word_starts
 from transduce.text.special import MASK, PAD
 
 VOCAB = 50

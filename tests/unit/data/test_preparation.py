@@ -13,24 +13,25 @@ import pytest
 import torch
 
 from transduce.config.settings import Settings
-from transduce.data.cleaned_pairs import CleanPairs, PairChunk, unpack_pairs
-from transduce.data.corpus import Pair, PairColumns
+from transduce.data.clean import CleanPairs, PairChunk, unpack_pairs
 from transduce.data.leaks import comparable
+from transduce.data.pairs import Pair
 from transduce.data.preparation import PairTexts
-from transduce.data.sources import Source, Sources, memory_source
+from transduce.data.reading import Source, Sources, memory_source
 from transduce.data.workers import Workplace
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
+from transduce.tasks.base import find_prepared
 from transduce.tasks.resolve import learn_vocabulary
-from transduce.tasks.translation import TranslationTask, _read_scored_pairs
+from transduce.tasks.translation import TranslationTask, _read_scored
 
 QUIET = Log(quiet=True)
 TASK = TranslationTask()
 
 
 def read_texts(asked: Settings, sources: Sources[Pair] | None = None, *, place: Workplace | None = None) -> PairTexts:
-    return TASK.read(asked, QUIET, sources, place=place)
+    return TASK.form.read_texts(asked, QUIET, sources, workplace=place)
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -54,16 +55,16 @@ def settings(**sections: Any) -> Settings:
 
 def test_a_chunk_whose_pairs_are_all_dropped_has_no_pairs() -> None:
     blank = [Pair("", "x", "file", 1), Pair("x", " ", "file", 2)]
-    record = CleanPairs(Settings().data, seed=None)(PairChunk(0, PairColumns.of(blank)))
+    record = CleanPairs(Settings().data, seed=None)(PairChunk(0, blank))
     assert unpack_pairs(record) == []
 
 
-def test_one_pair_in_a_hundred_is_held_out_and_in_no_training_stream(tmp_path: Path) -> None:
+def test_a_part_is_held_out_and_in_no_training_stream(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 700), corpus(tmp_path, "b", 300, first=400)]})
     texts = read_texts(asked)
     held = {comparable(pair.src) for pair in texts.valid.read()}
     trained = [comparable(pair.src) for pair in texts.train.read()]
-    assert len(held) == texts.valid.size == 10
+    assert len(held) == texts.valid.size == 66
     assert not held & set(trained)
     assert (
         texts.train.size
@@ -108,24 +109,23 @@ def test_the_built_in_corpus_has_both_test_sets_and_no_overlap(monkeypatch: pyte
 def prepared_run(tmp_path: Path, asked: Settings, *, log: Log = QUIET) -> RunFolder:
     folder = RunFolder.create(tmp_path / "run", asked, "")
     texts = read_texts(asked)
-    tokenizers = learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
+    tokenizers = learn_vocabulary(texts.lines, asked, QUIET, may_grow=False)
     folder.write_settings(asked)
-    TASK.encode(folder, texts, tokenizers, asked, log)
+    TASK.prepare(folder, texts, tokenizers, log)
     return folder
 
 
 def test_prepared_text_is_found_again_with_its_weights(tmp_path: Path) -> None:
     corpora = [corpus(tmp_path, "a", 60), corpus(tmp_path, "b", 40, first=100) | {"weight": 2.0}]
-    asked = settings(
-        data={"train": corpora, "valid": [corpus(tmp_path, "v", 5, first=900)]}, training={"valid_bleu_sentences": 3}
-    )
+    asked = settings(data={"train": corpora, "valid": [corpus(tmp_path, "v", 5, first=900)]})
     with prepared_run(tmp_path, asked) as folder:
-        found = TASK.find_prepared(folder, QUIET)
+        found = find_prepared(TASK, folder, QUIET)
         assert found is not None and len(found.train) == 100 and len(found.valid) == 5
-        weights = TASK.feeder(found, asked, torch.device("cpu")).weights
+        weights = TASK.batches(found, asked, torch.device("cpu")).weights
         assert weights is not None and np.array_equal(weights, [1.0] * 60 + [2.0] * 40)
-        scored = _read_scored_pairs(found.tokens)
-        assert scored[0] == ("the number 900 and 6300 again", "die Zahl 900 und 6300 nochmals") and len(scored) == 3
+        (scored,) = _read_scored(found.tokens / "scored_pairs.json", 3)
+        assert scored.pairs[0] == ("the number 900 and 6300 again", "die Zahl 900 und 6300 nochmals")
+        assert len(scored.pairs) == 3
         src_ids, tgt_ids = found.train[0]
         assert found.tokenizers.src.decode(src_ids.tolist()) == "the number 0 and 0 again"
         assert found.tokenizers.tgt.decode(tgt_ids.tolist()) == "die Zahl 0 und 0 nochmals"
@@ -137,7 +137,7 @@ def test_an_interrupted_preparation_is_not_used(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
     with prepared_run(tmp_path, asked) as folder:
         (folder.path / "data.json").unlink()
-        assert TASK.find_prepared(folder, QUIET) is None
+        assert find_prepared(TASK, folder, QUIET) is None
 
 
 def test_dropped_pairs_are_reported_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,26 +154,13 @@ def test_dropped_pairs_are_reported_with_an_example(tmp_path: Path, capsys: pyte
         assert f"{folder.path}/data.json" in lines[at + 2]
 
 
-def test_changed_training_text_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
-    with prepared_run(tmp_path, asked) as folder:
-        TASK.find_prepared(folder, Log())
-        assert "changed" not in capsys.readouterr().err
-        with (tmp_path / "a.en").open("a") as src, (tmp_path / "a.de").open("a") as tgt:
-            src.write("one more\n")
-            tgt.write("noch eins\n")
-        found = TASK.find_prepared(folder, Log())
-        assert found is not None and len(found.train) == 59
-        assert "the training text has changed since this run began" in capsys.readouterr().err
-
-
 def test_tokens_are_estimated_from_the_first_pairs(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
     texts = read_texts(asked)
-    tokenizers = learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
+    tokenizers = learn_vocabulary(texts.lines, asked, QUIET, may_grow=False)
     pairs = [pair for pair in texts.train.read()]
     exact = sum(1 + max(len(tokenizers.src.encode(p.src)), len(tokenizers.tgt.encode(p.tgt))) for p in pairs)
-    assert TASK.count_tokens(texts, tokenizers) == exact
+    assert texts.count_tokens(tokenizers) == exact
 
 
 def test_only_a_default_vocabulary_size_grows_with_the_characters(tmp_path: Path) -> None:
@@ -185,8 +172,8 @@ def test_only_a_default_vocabulary_size_grows_with_the_characters(tmp_path: Path
     asked = settings(data={"train": [sides], "valid": [sides]}, tokenizer={"vocab_size": 50})
     texts = read_texts(asked)
     with pytest.raises(SettingsError, match=r"tokenizer\.vocab_size = 50"):
-        learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
-    assert learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=True).n_src > 200
+        learn_vocabulary(texts.lines, asked, QUIET, may_grow=False)
+    assert learn_vocabulary(texts.lines, asked, QUIET, may_grow=True).n_src > 200
 
 
 class Counted(Source[Pair]):
@@ -211,20 +198,31 @@ def test_each_source_is_read_once(tmp_path: Path, validation: bool) -> None:
     asked = settings(data={"deduplicate": True})
     with RunFolder.create(tmp_path / "run", asked, "") as folder:
         texts = read_texts(asked, Sources(train, valid, (test,)), place=Workplace(tmp_path))
-        tokenizers = learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
-        TASK.count_tokens(texts, tokenizers)
+        tokenizers = learn_vocabulary(texts.lines, asked, QUIET, may_grow=False)
+        texts.count_tokens(tokenizers)
         folder.write_settings(asked)
-        prepared = TASK.encode(folder, texts, tokenizers, asked, QUIET)
+        prepared = TASK.prepare(folder, texts, tokenizers, QUIET)
     assert [len(source.reads) for source in (*train, *valid, test)] == [1] * (3 + validation)
-    assert len(prepared.train) == sum(prepared.train.facts["sizes"]) == 500 - 5 * (not validation)
+    assert len(prepared.train) == sum(prepared.train.facts["sizes"]) == 500 - 33 * (not validation)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_held_out_pairs_are_counted_in_the_report_of_the_cleaning() -> None:
     texts = read_texts(settings(), Sources((Counted("a", 400),)))
     report = texts.report.to_json()
-    assert (report["read"], report["kept"], report["held_out"]) == (400, 396, 4) and texts.train.size == 396
-    assert len(texts.sample) == 396
+    assert (report["read"], report["kept"], report["held_out"]) == (400, 374, 26) and texts.train.size == 374
+    assert len(texts.sample) == 374
+
+
+@pytest.mark.parametrize(("n", "held_out"), [(2, 1), (150, 10), (3000, 200), (30_000, 300), (200_000, 1000)])
+def test_at_least_200_of_3000_pairs_are_held_out(n: int, held_out: int) -> None:
+    assert read_texts(settings(), Sources((Counted("a", n),))).valid.size == held_out
+
+
+def test_frequent_sources_are_not_held_out_together() -> None:
+    pairs = [Pair(f"the number {i % 3}", f"die Zahl {i % 3}", "a", i) for i in range(60)]
+    texts = read_texts(settings(), Sources((memory_source("a", pairs),)))
+    assert (texts.train.size, texts.valid.size) == (40, 1)
 
 
 def test_a_sample_in_memory_is_reported_under_its_own_places(tmp_path: Path) -> None:
@@ -235,22 +233,11 @@ def test_a_sample_in_memory_is_reported_under_its_own_places(tmp_path: Path) -> 
     assert next(texts.train.read()).where == "big.en:1001"
 
 
-def test_preparation_is_deterministic(tmp_path: Path) -> None:
-    asked = settings(data={"train": [corpus(tmp_path, "a", 700), corpus(tmp_path, "b", 300, first=400)]})
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        prepared_run(tmp_path / name, asked).close()
-    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one" / "run" / "tokens").rglob("*.*"))
-    assert len(files) >= 12
-    for file in files:
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from transduce.config.settings import Settings
-from transduce.data import cleaned_pairs, encoding, preparation, store, workers
+from transduce.data import clean, encoding, preparation, store, workers
 from transduce.logging import Log
 from transduce.pipeline import prepare
 
@@ -268,9 +255,9 @@ def counted(name, original):
         return original(*args)
     return call
 
-cleaned_pairs.CleanPairs.__call__ = counted("clean", cleaned_pairs.CleanPairs.__call__)
+clean.CleanPairs.__call__ = counted("clean", clean.CleanPairs.__call__)
 encoding.EncodePairs.__call__ = counted("encode", encoding.EncodePairs.__call__)
-store.StoreWriter.close = counted("close", store.StoreWriter.close)
+store.write_json = counted("close", store.write_json)
 settings = Settings.from_mapping({
     "data": {"train": [{"src": str(text / "a.en"), "tgt": str(text / "a.de")}], "deduplicate": True, "workers": 1},
     "tokenizer": {"vocab_size": 60},

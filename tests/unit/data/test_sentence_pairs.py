@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.sentence_pairs import FOLLOWS, RANDOM, PairPlan, fit, pack, plan_pairs
+from transduce.data.batching import FOLLOWS, RANDOM, PairPlan, fit, plan_pairs
+from transduce.data.store import pack
 from transduce.text.special import BOS, EOS
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), min_size=2, max_size=8)
@@ -24,7 +25,7 @@ def test_invariants_of_pair_plans(documents: list[list[int]], room: int, epoch: 
     plans = planned(documents, room=room, epoch=epoch)
     assert plans == planned(documents, room=room, epoch=epoch)
     owner = [number for number, d in enumerate(documents) for _ in d]
-    assert [plan.place for plan in plans] == list(range(len(plans)))
+    assert [plan.number for plan in plans] == list(range(len(plans)))
     last = 0
     for plan in plans:
         (a, a_end), (b, b_end) = plan.a, plan.b

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.spool import spooled
+from transduce.data.workers import spooled
 from transduce.errors import RunFolderError
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,17 +13,18 @@ import pytest
 
 from transduce.config.settings import Corpus, DataSettings, Settings, TokenizerSettings, TrainingSettings
 from transduce.data import encoding
-from transduce.data.clean import Cleaner, CleanReport
-from transduce.data.cleaned_pairs import pack_pairs
-from transduce.data.corpus import Pair, read_pairs
+from transduce.data.clean import Cleaner, CleanReport, pack_pairs
 from transduce.data.encoding import EncodePairs, counted, encode_pairs
-from transduce.data.sources import pair_sources
-from transduce.data.store import TokenStore
+from transduce.data.leaks import comparable
+from transduce.data.pairs import Pair, read_pairs
+from transduce.data.reading import pair_sources
+from transduce.data.store import Example, TokenStore
 from transduce.errors import DataError, RunFolderError
-from transduce.tasks.translation import TranslationTask
+from transduce.tasks import base
 from transduce.text.special import UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
-from transduce.text.training import train_tokenizers
+from transduce.text.training import train_tokenizers, with_language_tokens
+from transduce.training.feed import DataPosition, SubwordSampling
 
 SRC = [f"the {a} dog sees {n} {b}" for n in range(30) for a in ("old", "young") for b in ("cats", "red birds")]
 TGT = [f"der {a} Hund sieht {n} {b}" for n in range(30) for a in ("alte", "junge") for b in ("Katzen", "rote Vögel")]
@@ -75,6 +73,32 @@ def test_ids_are_read_back_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
 
 
+@pytest.mark.parametrize("joint", [True, False])
+def test_directions_have_language_tokens_and_reversed_corpora_are_held_out_by_the_same_sources(
+    tmp_path: Path, joint: bool
+) -> None:
+    directions = [("en", "de"), ("de", "en")]
+    plain = train_tokenizers([*SRC, *TGT], [*TGT, *SRC], TokenizerSettings(joint=joint), vocab_size=80)
+    both = with_language_tokens(plain, directions, src=("src", "tgt"))
+    assert both.joint == joint and both.n_src == plain.n_src + 2 and both.n_tgt == plain.n_tgt + 2 * joint
+    function = EncodePairs(both, SETTINGS, directions, first_reversed=1, without=frozenset({comparable(SRC[1])}))
+    records = [list(pack_pairs(pairs(4), corpus=i)) for i in range(2)]
+    report = CleanReport(read=4, held_out=1)
+    store = encode_pairs(tmp_path / "tokens", records, function, report=report)
+    en, de = plain.n_src, plain.n_src + 1
+    kept = (0, 2, 3)
+    assert contents(store) == [
+        *(([en, de, *plain.src.encode(SRC[i])], plain.tgt.encode(TGT[i])) for i in kept),
+        *(([de, en, *plain.src.encode(TGT[i])], plain.tgt.encode(SRC[i])) for i in kept),
+    ]
+    assert store.facts["sizes"] == [3, 3] and store.facts["cleaning"]["kept"] == 3
+    segment = SubwordSampling(both, amount=1.0, seed=1, max_length=40)
+    sampled = segment([Example(*store[i]) for i in range(6)], DataPosition(0, 0))
+    assert [list(example.src[:2]) for example in sampled] == [[en, de]] * 3 + [[de, en]] * 3
+    assert [both.src.decode(example.src) for example in sampled[:3]] == [SRC[i] for i in kept]
+    assert any(len(example.src) != len(store[i][0]) for i, example in enumerate(sampled))
+
+
 def test_several_corpora_with_weights_and_one_report(tmp_path: Path) -> None:
     odd = [Pair("the dog", "", "b.tsv", 1), Pair("the old dog Ω", "der Hund", "b.tsv", 2)]
     long = Pair("the dog " * 30, "der Hund", "b.tsv", 3)
@@ -83,6 +107,10 @@ def test_several_corpora_with_weights_and_one_report(tmp_path: Path) -> None:
     assert store.weights([1, 1.0, 1]) is None
     weights = store.weights([1, 2, 0.5])
     assert weights is not None and weights.tolist() == [1.0] * 10 + [2.0] + [0.5] * 5
+    weights = store.weights([1, 4, 1], temperature=2)  # amounts 10, 4 and 5 of 19
+    roots = np.sqrt([10, 4, 5])
+    expected = 19 * roots / roots.sum() / [10, 1, 5]
+    assert weights is not None and np.allclose(weights[[0, 10, 11]], expected) and weights.sum() == pytest.approx(19)
     assert store.facts["cleaning"]["read"] == 18 and store.facts["cleaning"]["kept"] == 16
     assert [(r["reason"], r["count"], r["samples"][0]["place"]) for r in store.facts["cleaning"]["dropped"]] == [
         ("empty", 1, "b.tsv:1"),
@@ -101,7 +129,8 @@ def test_a_vocabulary_beyond_two_bytes_takes_four(tmp_path: Path) -> None:
     class Many:
         vocab_size = 70_000
         model, chunk = b"", 10
-        stored_as = Vocabulary.stored_as
+        stored_as, framing = Vocabulary.stored_as, Vocabulary.framing
+        with_frame, framed, frame = Vocabulary.with_frame, Vocabulary.framed, ()
 
         def encode_batch(self, texts: list[str]) -> list[list[int]]:
             return [[69_999] for _ in texts]
@@ -152,7 +181,7 @@ def fingerprint(
 ) -> str:
     data = settings.model_copy(update={"train": tuple(corpora)})
     asked = Settings(data=data, training=TrainingSettings(seed=seed))
-    return TranslationTask().fingerprint(asked, both, [source.mark() for source in pair_sources(asked).train])
+    return base.fingerprint(asked, both, [source.mark() for source in pair_sources(asked).train])
 
 
 def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) -> None:
@@ -200,33 +229,10 @@ def test_an_error_in_the_text_keeps_the_old_store(tmp_path: Path) -> None:
     build(tmp_path / "t")
     (tmp_path / "bad.tsv").write_bytes(b"the dog\tder Hund\n\xff\t\n")
     with pytest.raises(DataError, match="line 2: not valid UTF-8"):
-        stream = read_pairs(Corpus(path=tmp_path / "bad.tsv"), src_lang="en", tgt_lang="de")
+        stream = read_pairs(Corpus(path=tmp_path / "bad.tsv"), DataSettings())
         encode_pairs(tmp_path / "t", [pack_pairs(stream)], ENCODE, report=CleanReport())
     assert len(TokenStore.open(tmp_path / "t")) == len(SRC)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.tsv", "t"]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")
-def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
-    code = (
-        "import resource, sys\nfrom pathlib import Path\n"
-        "from transduce.config.settings import DataSettings, TokenizerSettings\n"
-        "from transduce.data.corpus import Pair\n"
-        "from transduce.data.clean import CleanReport\n"
-        "from transduce.data.cleaned_pairs import pack_pairs\n"
-        "from transduce.data.encoding import EncodePairs, encode_pairs\n"
-        "from transduce.text.training import train_tokenizers\n"
-        "text = ['ab ba aab'] * 9\n"
-        "t = train_tokenizers(text, text, TokenizerSettings(kind='char'), vocab_size=9)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
-        "pairs = (Pair('ab ' * 20, 'ba ' * 20, 'a', n) for n in range(20000))\n"
-        "function = EncodePairs(t, DataSettings())\n"
-        "try: encode_pairs(Path(sys.argv[1]), [pack_pairs(pairs)], function, report=CleanReport())\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "t")], capture_output=True, text=True, check=True)
-    assert done.stdout == f"RunFolderError cannot write {tmp_path / 't'}: File too large\n", done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

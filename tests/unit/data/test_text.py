@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from transduce.config.settings import TokenizerSettings
 from transduce.data.encoding import encode_text
+from transduce.data.preparation import choose_held_out, located, part_of
+from transduce.data.reading import DOCUMENTS, Piece, read_pieces
 from transduce.data.store import TextStore
-from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, part_of, read_pieces
 from transduce.errors import DataError
 from transduce.text.tokenizer import BOS, EOS, Tokenizer
 from transduce.text.training import train_tokenizer
@@ -33,9 +34,8 @@ def documents(pieces: list[Piece]) -> list[str]:
 
 
 def measure(pieces: list[Piece]) -> list[int]:
-    meter = Meter()
-    assert list(meter.watch(pieces)) == pieces
-    return meter.sizes
+    assert [piece for piece, _, _ in located(pieces)] == pieces
+    return [end for piece, _, end in located(pieces) if piece.ends]
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,16 @@ import pytest
 from text_runs import vocabulary
 from transduce.config.settings import DataSettings
 from transduce.data.batch import collate
-from transduce.data.clean import Cleaner, CleanReport
-from transduce.data.cleaned_pairs import pack_pairs
-from transduce.data.corpus import Pair
+from transduce.data.clean import Cleaner, CleanReport, pack_pairs
 from transduce.data.encoding import EncodePairs, encode_pairs
-from transduce.data.examples import Example
-from transduce.data.sources import memory_source
-from transduce.data.store import AlignedStore
+from transduce.data.pairs import Pair
+from transduce.data.reading import memory_source
+from transduce.data.store import AlignedStore, Example
 from transduce.data.word_links import (
     WordLink,
     format_links,
     links_of_tokens,
+    n_words,
     parse_links,
     read_links,
     whitespace_words,
@@ -94,14 +93,16 @@ def test_an_alignment_that_is_not_parallel_is_refused(tmp_path: Path, lines: str
         list(with_links(source, tmp_path / "links").read())
 
 
-@pytest.mark.parametrize("text", ["", "  ", "a", " two  words ", "wide\u3000space and\u00a0this", "a\u200b b"])
-def test_tokens_belong_to_the_words_of_split(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "  ", "a", " two\t words\n", "wide\u3000space and\u00a0this", "a\u200b b"])
+def test_tokens_belong_to_the_words_between_ascii_white_space(text: str) -> None:
+    words = [word.decode() for word in text.encode().split()]
     ids, places = vocabulary().encode_with_offsets(text)
     owners, spans = whitespace_words(text, places)
-    assert [text[begin:end] for begin, end in spans] == text.split()
+    assert [text[begin:end] for begin, end in spans] == words
+    assert n_words(text) == len(words)
     assert len(owners) == len(ids)
     for owner, (begin, end) in zip(owners, places, strict=True):
-        assert owner == -1 or text[begin:end].strip(" \u00a0\u3000\u200b") in text.split()[owner]
+        assert owner == -1 or text[begin:end].strip(" \t\n\u00a0\u3000\u200b") in words[owner]
 
 
 def test_every_subword_of_a_word_is_linked_and_words_without_links_to_the_end() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.data.examples import Example
+from transduce.data.store import Example
 from transduce.data.word_links import whitespace_words
 from transduce.decoding.alignment import MOST_UNITS, Alignment, words_of_tokens
 from transduce.decoding.torch_engine import TorchEngine

@@ -21,7 +21,7 @@ from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
-from transduce.native.library import load_library
+from transduce.kernels.library import load_library
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from transduce import Generator, Translator
 from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
 from transduce.data.encoding import encode_text
-from transduce.data.text import DOCUMENTS
+from transduce.data.reading import DOCUMENTS
 from transduce.decoding import torch_engine
 from transduce.decoding.engine import DecodingInput
 from transduce.demo.corpus import demo_pairs
@@ -106,6 +106,9 @@ def test_samples_depend_on_prompt_place_and_seed_only(generator: Generator) -> N
     assert [one.prompt for one in together] == [prompt for prompt in PROMPTS for _ in range(3)]
     one_each = generator.generate(PROMPTS, options)
     assert [one.ids for one in one_each] == [one.ids for one in together[::3]]
+    values = options.model_dump(exclude_unset=True)
+    assert generator.generate(PROMPTS, **values) == one_each
+    assert "".join(generator.stream(PROMPTS[0], **values)) == one_each[0].text
     alone = generator.generate(PROMPTS[:1], options)
     assert alone[0].ids == together[0].ids
     assert generator.generate(PROMPTS, options.model_copy(update={"seed": 6})) != one_each

@@ -7,7 +7,7 @@ import random
 import pytest
 
 import text_runs
-from transduce.decoding.incremental_detokenizer import IncrementalDetokenizer
+from transduce.decoding.generator import IncrementalDetokenizer
 
 TOKENIZER = text_runs.vocabulary(exact=True, size=400)
 TEXT = "Zwei Männer 😀 lesen.\n\nEin Hund läuft: aaab, aab!\n"

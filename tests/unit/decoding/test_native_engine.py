@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,11 +24,12 @@ from native_engines import (
 )
 from oracle.stand_in import untrained
 from transduce.config.decoding import DecodingOptions
-from transduce.data.examples import Example
+from transduce.data.store import Example
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.native_model import PRECISIONS, NativePrecision, why_not
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
+from transduce.text.special import PLACEHOLDER_IDS, UNK
 
 pytestmark = needs_library
 
@@ -67,8 +69,9 @@ def random_settings(seed: int) -> dict[str, Any]:
         "n_encoder_layers": choose([0, 1, 3]),
         "n_decoder_layers": choose([1, 2]),
         "residual": choose(["pre", "post"]),
+        "one_end": choose([False, True]),
         "norm": choose(["layer", "rms"]),
-        "positions": choose(["none", "sinusoidal", "sinusoidal_halves", "learned", "rotary"]),
+        "positions": choose(["none", "sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned", "rotary"]),
         "activation": choose(["relu", "gelu", "gelu_tanh", "silu"]),
         "feed_forward": feed_forward,
         "bias": choose([True, False]),
@@ -80,6 +83,8 @@ def random_settings(seed: int) -> dict[str, Any]:
     if heads == kv and choose([True, False]):
         values["projection"] = "shared"
     values["decoder_self"] = choose(["attention", "ssru"])
+    if values["positions"] == "sinusoidal_fairseq":
+        values["positions"] = choose(["sinusoidal_fairseq", "sinusoidal_marian"])
     return values
 
 
@@ -87,7 +92,7 @@ def random_settings(seed: int) -> dict[str, Any]:
 def test_random_models_give_the_hypotheses_of_pytorch(seed: int) -> None:
     chosen = random.Random(1000 + seed)
     settings = translator_settings(**random_settings(seed))
-    n_tokens = chosen.choice([12, 100, 700, 1500])
+    n_tokens = chosen.choice([24, 100, 700, 1500])
     model = untrained(settings, n_src=n_tokens, n_tgt=n_tokens, seed=seed)
     beam = chosen.choice([1, 1, 2, 5, 9])
     options = DecodingOptions(
@@ -105,6 +110,32 @@ def test_random_models_give_the_hypotheses_of_pytorch(seed: int) -> None:
         assert_same(one, other, tolerance=5e-4)
         same += [h.ids for h in one] == [h.ids for h in other]
     assert same >= len(asked) - 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_placeholders_occur_exactly_as_often_as_in_the_source(seed: int) -> None:
+    chosen = random.Random(seed)
+    settings = translator_settings(**random_settings(seed))
+    n_tokens = chosen.choice([40, 700])
+    model = untrained(settings, n_src=n_tokens, n_tgt=n_tokens, seed=seed)
+    beam, sampled = chosen.choice([1, 2, 5]), seed % 4 == 3
+    options = DecodingOptions(n_best=min(beam, 2), no_repeat_ngram=chosen.choice([0, 2]), scores=seed % 2 == 0)
+    options = options.over(DecodingOptions(beam=beam)) if not sampled else DecodingOptions(n_best=2, sample=True)
+    asked = [
+        replace(source, limit=60, copies=tuple(chosen.choices(PLACEHOLDER_IDS, k=chosen.choice([0, 1, 2, 5]))))
+        for source in sources(12, longest=17, n_tokens=n_tokens, seed=seed)
+    ]
+    ours = engine_for(model, settings, n_threads=1, placeholders=True).translate(asked, options)
+    theirs = TorchEngine(model).translate(asked, options)
+    for source, *engines in zip(asked, ours, theirs, strict=True):
+        for hypothesis in (hypothesis for hypotheses in engines for hypothesis in hypotheses):
+            written = [i for i in hypothesis.ids if i in PLACEHOLDER_IDS]
+            assert not hypothesis.finished or sorted(written) == sorted(source.copies or ())
+            assert not Counter(written) - Counter(source.copies) and UNK not in hypothesis.ids
+    if not sampled:
+        assert (
+            sum([h.ids for h in one] == [h.ids for h in other] for one, other in zip(ours, theirs, strict=True)) >= 10
+        )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -158,8 +189,9 @@ def test_every_instruction_set_gives_the_hypotheses_of_pytorch(name: str, monkey
                 for one, other in zip(ours, theirs, strict=True):
                     assert_same(one, other, tolerance=1e-4 if precision == "float32" else 2e-3)
             eights[isa] = engine_of(name, precision="int8").translate(sources(), options)
-        if "amx" in isas:
-            assert eights["amx"] == eights["avx512_vnni"] == eights["avx512"], "int8 has the same bits"
+        for width in (["avx2", "avx_vnni"], ["avx512", "avx512_vnni", "amx"]):
+            same = [eights[isa] for isa in width if isa in eights]
+            assert same == same[:1] * len(same), "int8 has the same bits"
     differences = [abs(one[0].score - other[0].score) for one, other in zip(eights[isas[-1]], theirs, strict=True)]
     assert sum(differences) / len(differences) < 0.2
 
@@ -191,6 +223,28 @@ def test_the_guided_head_s_attention_of_a_search_is_that_of_pytorch(
             assert not one.attention[n_read:].any()
 
 
+@pytest.mark.parametrize(
+    "options", [DecodingOptions(beam=1), DecodingOptions(beam=5, n_best=3), DecodingOptions(sample=True, n_best=2)]
+)
+def test_unscored_tokens_of_a_prefix_count_in_the_length_only(options: DecodingOptions) -> None:
+    """A probability of 1 for the first token of the output: what transformers' `forced_bos_token_id` does."""
+    name = next(iter(TRANSLATORS))
+    asked = [replace(one, prefix=(9, 7)[: one.limit], n_unscored=1) for one in sources(12)]
+    known = {}
+    for engine in (engine_of(name), pytorch_of(name)):
+        known[engine] = engine.translate(asked, options)
+        for source, hypotheses in zip(asked, known[engine], strict=True):
+            for one in hypotheses:
+                (scores,) = pytorch_of(name).score([Example(source.ids, one.ids)])
+                counted = scores[1 : len(one.ids) + one.finished]
+                assert one.log_prob == pytest.approx(sum(counted), abs=1e-3)
+                penalty = 1 if options.sample else options.length_penalty
+                length = len(one.ids) + one.finished
+                assert one.score == pytest.approx(one.log_prob / length**penalty, abs=1e-4)
+    for ours, theirs in zip(*known.values(), strict=True):
+        assert_same(ours, theirs)
+
+
 def test_long_searches_keep_no_attention() -> None:
     source = DecodingInput((0,), list(range(4, 600)), 60)
     for beam, is_kept in ((1, True), (512, False)):
@@ -200,13 +254,13 @@ def test_long_searches_keep_no_attention() -> None:
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", "avx3")
-    with pytest.raises(SettingsError, match="TRANSDUCE_NATIVE_ISA = avx3: allowed are portable, avx2"):
+    with pytest.raises(SettingsError, match="TRANSDUCE_NATIVE_ISA = avx3: this CPU offers portable"):
         engine_of("paper")
 
 
 def test_what_is_not_supported_has_a_reason() -> None:
     unsupported = [("positions", "alibi"), ("positions", "t5"), ("decoder_pattern", "local"), ("kernel_size", 3)]
-    for name, value in [*unsupported, ("d_key", 8)]:
+    for name, value in [*unsupported, ("d_key", 8), ("d_value", 8)]:
         model = {name: value} | ({"feed_forward": "conv"} if name == "kernel_size" else {})
         found = why_not(translator_settings(**model).model)
         assert found and found.startswith("model.")

@@ -8,14 +8,17 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
-from native_engines import GPTS, N_TOKENS, engine_for, engine_of, needs_library, pytorch_of
+from native_engines import GPTS, N_TOKENS, engine_for, engine_of, needs_library, pytorch_of, translator_settings
 from oracle.search import repeats
 from oracle.stand_in import untrained
 from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
 from transduce.decoding.engine import DecodingInput, Hypothesis
 from transduce.decoding.native_model import PRECISIONS, NativePrecision
+from transduce.decoding.torch_engine import TorchEngine
+from transduce.text.special import EOS, PLACEHOLDER_IDS
 
 pytestmark = needs_library
 SAMPLINGS = [
@@ -51,6 +54,19 @@ def assert_nearly_all_equal(ours: list[list[Hypothesis]], theirs: list[list[Hypo
 def test_samples_of_translations_are_those_of_pytorch(sampling: DecodingOptions) -> None:
     options = sampling.model_copy(update={"n_best": 3, "seed": 5})
     ours, theirs = (engine.translate(sources(40), options) for engine in (engine_of("paper"), pytorch_of("paper")))
+    assert_nearly_all_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_samples_with_placeholders_are_those_of_pytorch(sampling: DecodingOptions) -> None:
+    settings, pick = translator_settings(), random.Random(3)
+    model = untrained(settings, n_src=N_TOKENS, n_tgt=N_TOKENS)
+    with torch.no_grad():
+        model.get_parameter("tgt_embedding.table.weight")[EOS] *= 7  # often nearly certain
+    asked = [replace(one, copies=tuple(pick.choices(PLACEHOLDER_IDS, k=2))) for one in sources(40)]
+    options = sampling.model_copy(update={"n_best": 2, "seed": 5})
+    engines = engine_for(model, settings, placeholders=True), TorchEngine(model)
+    ours, theirs = (engine.translate(asked, options) for engine in engines)
     assert_nearly_all_equal(ours, theirs)
 
 

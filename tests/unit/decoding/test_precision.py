@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from native_engines import needs_library
-from transduce.decoding import loading
+from transduce.decoding import open_run
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
-from transduce.evaluation.evaluate import measure_precisions
+from transduce.evaluation.evaluate import TranslationEvaluation, evaluate_translations, measure_precisions
 from transduce.evaluation.metrics import format_precisions
 from transduce.evaluation.report import score_tables
-from transduce.evaluation.result_files import read_record, render_record
+from transduce.evaluation.run_record import read_record, render_record
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 
@@ -55,8 +56,16 @@ def test_each_precision_that_the_cpu_has_is_measured(
     assert all(values["sentences_per_second"] > 0 for values in found.values())
 
 
+def test_pairs_with_one_blank_side_are_noted(folder: RunFolder, tmp_path: Path) -> None:
+    for name, lines in (("src", "a man\n \n\na dog\n"), ("ref", "ein Mann\nein Hund\n\n\n")):
+        (tmp_path / name).write_text(lines)
+    options = TranslationEvaluation(src=tmp_path / "src", ref=tmp_path / "ref")
+    notes = evaluate_translations(folder.path, options, device="cpu").notes
+    assert any(note.startswith("2 of 4 pairs have a blank source or reference") for note in notes)
+
+
 def test_without_the_library_nothing_is_measured(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "native_engine", lambda *_, **__: "not built")
+    monkeypatch.setattr(open_run, "_native_engine", lambda *_, **__: "not built")
     found = Translator.load(folder.path, device="cpu", precision="int8")
     assert found.choice.precision == "float32"
     assert found.choice.notes() == ["decoding with PyTorch, which is slower: not built"]

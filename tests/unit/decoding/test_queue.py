@@ -1,9 +1,10 @@
-"""The queue in front of an engine: results in any company, cancelling, deadlines, order, the lives of threads."""
+"""The queue in front of an engine: results in any company, cancelling, deadlines, fair order, the lives of threads."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import random
 import signal
@@ -11,18 +12,20 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from native_engines import engine_for, needs_library
 from oracle.stand_in import untrained
 from transduce.config.decoding import DecodingOptions
 from transduce.config.settings import Settings
-from transduce.decoding import dynamic_batcher, native_decoder
+from transduce.decoding import torch_engine
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
-from transduce.decoding.queue import DecodingQueue, ExpiredError, QueueClosedError
+from transduce.decoding.queue import CALLER, DecodingQueue, ExpiredError, QueueClosedError
 from transduce.decoding.torch_engine import TorchEngine
-from transduce.errors import SettingsError
+from transduce.errors import SettingsError, TransduceError
 
 pytestmark = needs_library
 SETTINGS = Settings.from_mapping(
@@ -168,27 +171,146 @@ def test_a_call_ends_at_its_deadline(make: Make) -> None:
     run(work, make(1))
 
 
-def test_an_expired_input_does_not_change_which_one_is_most_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One without a deadline that has waited for long is more urgent than an expired one."""
-    monkeypatch.setattr(dynamic_batcher, "PATIENCE", -1.0)
-    engine, decoded = TorchEngine(MODEL), list[DecodingOptions]()
-    translate = engine.translate
+GATED = replace(LONG, limit=60)
 
-    def recorded(sources: list[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
-        decoded.append(options)
-        return translate(sources, options)
 
-    monkeypatch.setattr(engine, "translate", recorded)
+class Gate:
+    """Stops each search of PyTorch's engine with beam 5 at its third step, until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_steps, self.reached, self.opened = 0, threading.Event(), threading.Event()
+        advance = MODEL.advance
+
+        def gated(ids: Tensor, state: object) -> Tensor:
+            self.n_steps += len(ids) == 5
+            if len(ids) == 5 and self.n_steps == 3:
+                self.reached.set()
+                assert self.opened.wait(60)
+            hidden: Tensor = advance(ids, state)
+            return hidden
+
+        monkeypatch.setattr(MODEL, "advance", gated)
+
+    async def start(self, queue: DecodingQueue) -> asyncio.Task[list[list[Hypothesis]]]:
+        """A call that has been stopped."""
+        task = asyncio.ensure_future(queue.decode([GATED], OPTIONS[3]))
+        await asyncio.to_thread(self.reached.wait, 60)
+        return task
+
+
+def test_pytorch_stops_a_search_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
 
     async def work(queue: DecodingQueue) -> None:
-        patient = asyncio.ensure_future(queue.decode(inputs(1), OPTIONS[0]))
-        other = asyncio.ensure_future(queue.decode(inputs(1), OPTIONS[2], seconds=50))
-        with pytest.raises(ExpiredError):
-            await queue.decode(inputs(1), OPTIONS[2], seconds=0)
-        await asyncio.gather(patient, other)
-        assert decoded == [OPTIONS[0], OPTIONS[2]]
+        left = await gate.start(queue)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert queue.workload()["n_open"] == 0
+        gate.opened.set()
+        assert await queue.decode(inputs(1), OPTIONS[0])
+        assert gate.n_steps == 3
 
-    run(work, engine)
+    run(work, TorchEngine(MODEL))
+    TorchEngine(MODEL).translate([GATED], OPTIONS[3])
+    assert gate.n_steps > 20
+
+
+def test_calls_expire_while_pytorch_computes_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+
+    async def work(queue: DecodingQueue) -> None:
+        running = await gate.start(queue)
+        with pytest.raises(ExpiredError):
+            await queue.decode(inputs(1), OPTIONS[0], seconds=0.01)
+        gate.opened.set()
+        assert (await running)[0]
+
+    run(work, TorchEngine(MODEL))
+
+
+def test_closing_does_not_wait_for_a_step_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_engine, "_LAST_STEP", 0.01)
+    gate = Gate(monkeypatch)
+
+    async def main() -> None:
+        async with opened(TorchEngine(MODEL)) as queue:
+            running = await gate.start(queue)
+        with pytest.raises(QueueClosedError):
+            await running
+
+    asyncio.run(main())
+    gate.opened.set()
+
+
+def test_a_cheap_call_is_decoded_between_two_steps_of_a_costly_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+
+    async def work(queue: DecodingQueue) -> None:
+        costly = await gate.start(queue)
+        cheap = asyncio.ensure_future(queue.decode(inputs(1), OPTIONS[0]))
+        await asyncio.sleep(0)
+        gate.opened.set()
+        assert await cheap and not costly.done()
+        assert await costly == TorchEngine(MODEL).translate([GATED], OPTIONS[3])
+
+    run(work, TorchEngine(MODEL))
+
+
+def test_an_input_that_pytorch_cannot_decode_fails_only_its_call() -> None:
+    async def work(queue: DecodingQueue) -> None:
+        asked = inputs(6)
+        wrong = replace(asked[0], ids=[9, 90])
+        calls = [queue.decode([one], OPTIONS[0]) for one in (*asked[:3], wrong, *asked[3:])]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(results.pop(3), TransduceError)
+        expected = TorchEngine(MODEL).translate(asked, OPTIONS[0])
+        assert [call[0][0].ids for call in results] == [best.ids for (best,) in expected]
+
+    run(work, TorchEngine(MODEL))
+
+
+def start_as(caller: str, n: int, queue: DecodingQueue, one: DecodingInput, seconds: float) -> list[asyncio.Task[Any]]:
+    CALLER.set(caller)
+    return [asyncio.ensure_future(queue.decode([one], OPTIONS[3], seconds=seconds)) for _ in range(n)]
+
+
+async def is_done_first(one: Awaitable[object], others: list[asyncio.Task[Any]]) -> bool:
+    """Whether one call is done before others; asked of their order, because a slow test sees several done at once."""
+    task, order = asyncio.ensure_future(one), list[asyncio.Task[Any]]()
+    for each in (task, *others):
+        each.add_done_callback(order.append)
+    assert await task
+    return order[0] is task
+
+
+CHEAP, COSTLY = DecodingInput((0,), [5, 6], 3), DecodingInput((0,), [7] * 30, 30)
+
+
+@both
+@pytest.mark.parametrize(
+    ("caller", "one", "seconds", "is_first"),
+    [
+        ("a", CHEAP, 50, True),
+        ("a", COSTLY, math.inf, False),
+        ("a", COSTLY, 50, False),  # a deadline buys no precedence
+        ("b", COSTLY, math.inf, True),
+    ],
+)
+def test_work_is_shared_by_cost_between_callers_and_their_calls(
+    make: Make, caller: str, one: DecodingInput, seconds: float, is_first: bool
+) -> None:
+    async def work(queue: DecodingQueue) -> None:
+        many = start_as("a", 150, queue, COSTLY, math.inf)  # more than are decoded at once
+        await asyncio.sleep(0)
+        (late,) = start_as(caller, 1, queue, one, seconds)
+        await late
+        n_done = sum(task.done() for task in many)
+        assert n_done < 75 if is_first else n_done > 75
+        for task in many:
+            task.cancel()
+
+    run(work, make(1))
 
 
 @both
@@ -206,12 +328,6 @@ def test_closing_ends_all_calls_and_takes_no_more(make: Make) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("limit", [0, 1_000_001, 1 << 40])
-def test_an_impossible_limit_is_refused(limit: int) -> None:
-    with pytest.raises(SettingsError, match=r"limit = .*1,000,000"):
-        DecodingInput((0,), [5, 6], limit)
-
-
 def test_an_input_that_is_refused_leaves_nothing_behind() -> None:
     async def work(queue: DecodingQueue) -> None:
         with pytest.raises(SettingsError, match="ids"):
@@ -222,19 +338,39 @@ def test_an_input_that_is_refused_leaves_nothing_behind() -> None:
     run(work, native())
 
 
-def test_an_input_without_a_deadline_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs with near deadlines keep coming; after its patience the one without is first."""
-    monkeypatch.setattr(native_decoder, "PATIENCE", 0.2)
-    urgent = DecodingInput((0,), [7] * 30, 30)
+def test_a_cheap_call_needs_no_room_among_costly_ones() -> None:
+    async def work(queue: DecodingQueue) -> None:
+        many = start_as("a", 30, queue, LONG, math.inf)  # more than are decoded at once
+        await asyncio.sleep(0)
+        assert await is_done_first(queue.decode([CHEAP], OPTIONS[3]), many)
+        for task in many:
+            task.cancel()
+
+    run(work, native(1))
+
+
+def test_long_sources_are_not_encoded_while_a_short_one_should_be_done_first() -> None:
+    async def work(queue: DecodingQueue) -> None:
+        short = asyncio.ensure_future(queue.decode([LONG], OPTIONS[3]))
+        await asyncio.sleep(0)
+        long = start_as("a", 5, queue, DecodingInput((0,), [7] * 3000, 1), math.inf)
+        assert await is_done_first(short, long)
+        await asyncio.gather(*long)
+
+    run(work, native(1))
+
+
+def test_a_costly_call_does_not_starve() -> None:
+    """Cheaper calls keep coming; their caller's share is used up before the costly one is done."""
 
     async def work(queue: DecodingQueue) -> None:
         async def keep_asking() -> None:
             while True:
-                await queue.decode([urgent], OPTIONS[3], seconds=50)
+                await queue.decode([replace(COSTLY, limit=5)], OPTIONS[3])
 
         tasks = [asyncio.ensure_future(keep_asking()) for _ in range(60)]  # more than are decoded at once
         await asyncio.sleep(0)
-        assert await queue.decode([DecodingInput((1,), [9], 5)], OPTIONS[0])
+        assert await queue.decode([replace(COSTLY, limit=40)], OPTIONS[3])
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -298,7 +434,7 @@ def test_a_call_ends_soon_after_an_interrupt_and_leaves_nothing_behind() -> None
     engine = native(1)
     asked = [DecodingInput((i,), [7] * 20, 400) for i in range(600)]
     engine.translate(asked[:1], OPTIONS[4])
-    load = engine._decoder.workload  # type: ignore[attr-defined]
+    load = engine.workload  # type: ignore[attr-defined]
     per_batch = load()["n_steps"]  # of 4 inputs, which is as many as are decoded at once
 
     def interrupt(*_: object) -> None:

@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from oracle import search as oracle
-from oracle.stand_in import BOS, EOS, PAD, StandIn
+from oracle.stand_in import BOS, EOS, PAD, UNK, StandIn
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.sampling import draw, filter_logits, sample
 
@@ -33,9 +33,9 @@ def test_frequencies_are_the_models_probabilities() -> None:
     seen = Counter(h.ids for of_one in found for h in of_one if h.finished)
     forbidden = 0.0
     for ids, log_prob, _ in oracle.all_outputs(model.next_log_probs, [4, 5, EOS], max_length=3, alpha=1.0):
-        for t in range(len(ids) + 1):  # PAD and BOS are never drawn: renormalize
+        for t in range(len(ids) + 1):  # PAD, UNK and BOS are never drawn: renormalize
             known = model.next_log_probs([4, 5, EOS], ids[:t])
-            forbidden = math.log1p(-math.exp(known[PAD]) - math.exp(known[BOS]))
+            forbidden = math.log1p(-math.exp(known[PAD]) - math.exp(known[UNK]) - math.exp(known[BOS]))
             log_prob -= forbidden
         p = math.exp(log_prob)
         assert abs(seen[ids] / n - p) < 5 * math.sqrt(p * (1 - p) / n) + 1e-9, ids
@@ -77,6 +77,13 @@ def test_sampling_the_most_likely_token_is_greedy_search(sampling: DecodingOptio
             assert h.log_prob == pytest.approx(greedy[1], abs=1e-4)
 
 
+def test_sampling_ends_when_no_open_sentence_is_wanted() -> None:
+    model, keys, options, limits = StandIn(9, end=-9.0), [(0,), (1,), (2,)], DecodingOptions(sample=True), [2, 4, 30]
+    whole = sample(model, SRC, options, max_length=limits, keys=keys)
+    part = sample(model, SRC, options, max_length=limits, keys=keys, is_wanted=lambda place: place == 1)
+    assert part == [*whole[:2], []]
+
+
 def test_log_probabilities_ignore_temperature_and_cuts() -> None:
     model = StandIn(9)
     sampling = DecodingOptions(sample=True, temperature=2.0, top_k=5, top_p=0.9)
@@ -86,7 +93,7 @@ def test_log_probabilities_ignore_temperature_and_cuts() -> None:
         total = sum(model.next_log_probs([4, 5, EOS], tokens[:t])[token] for t, token in enumerate(tokens))
         assert h.log_prob == pytest.approx(total, abs=1e-4)
         assert h.score == pytest.approx(total / len(tokens), abs=1e-4)
-        assert not {PAD, BOS, EOS} & set(h.ids)
+        assert not {PAD, UNK, BOS, EOS} & set(h.ids)
 
 
 # --- filters

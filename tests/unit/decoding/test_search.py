@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oracle import search as oracle
-from oracle.stand_in import BOS, EOS, PAD, StandIn, State
+from oracle.stand_in import BOS, EOS, PAD, UNK, StandIn, State
 from transduce.config.decoding import DecodingOptions
+from transduce.decoding.constraints import Beginning
 from transduce.decoding.engine import Hypothesis
 from transduce.decoding.search import beam_search
 
@@ -80,7 +81,7 @@ def test_equals_a_beam_search_on_lists(
         DecodingOptions(beam=beam, n_best=n_best, length_penalty=alpha, no_repeat_ngram=ngram),
         max_length=limits,
         patience=patience,
-        prefixes=prefixes,
+        beginnings=[Beginning(prefix) for prefix in prefixes],
     )
     for src, limit, prefix, found in zip(srcs, limits, prefixes, ours, strict=True):
         theirs = oracle.beam_search(
@@ -122,7 +123,7 @@ class Wide(StandIn):
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 1.5])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_wide_beam_finds_the_exhaustive_best(seed: int, alpha: float) -> None:
-    n_tokens, max_length = 6, 4
+    n_tokens, max_length = 7, 4
     model = StandIn(n_tokens, seed=seed)
     srcs = sources(3, 1, 2, seed=seed, n_tokens=2)
     ours = beam_search(
@@ -171,7 +172,7 @@ def test_beam_one_is_greedy() -> None:
             total = 0.0
             while len(ids) < 12:
                 known = model.next_log_probs(src, ids)
-                known[PAD] = known[BOS] = -INF
+                known[PAD] = known[UNK] = known[BOS] = -INF
                 token = max(range(9), key=known.__getitem__)
                 total += known[token]
                 if token == EOS:
@@ -213,6 +214,15 @@ def test_pad_and_bos_are_never_generated() -> None:
     for found in beam_search(model, pad(sources(3, 1, 5)), DecodingOptions(beam=3, n_best=3), max_length=6):
         for h in found:
             assert not {PAD, BOS, EOS} & set(h.ids)
+
+
+@pytest.mark.parametrize("wanted", range(4))
+def test_a_search_ends_when_no_open_sentence_is_wanted(wanted: int) -> None:
+    """Those that are done by then have their results."""
+    model, src, limits = StandIn(9, end=-9.0), pad(sources(3, 3, 3, 3)), [2, 4, 6, 30]
+    whole = beam_search(model, src, DecodingOptions(beam=2), max_length=limits)
+    part = beam_search(model, src, DecodingOptions(beam=2), max_length=limits, is_wanted=lambda place: place == wanted)
+    assert part == [found if place <= wanted else [] for place, found in enumerate(whole)]
 
 
 def test_finished_sentences_leave_the_batch() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,10 +13,12 @@ from torch import nn
 
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding import translator as translator_module
+from transduce.decoding.engine import Hypothesis
 from transduce.decoding.results import Translation
 from transduce.decoding.torch_engine import TorchEngine, make_batches
-from transduce.decoding.translator import Translator, chunks
+from transduce.decoding.translator import EncodedSource, Translator, chunks
 from transduce.errors import DataError, RunFolderError, SettingsError
+from transduce.text.sentences import split_sentences
 
 
 class Untouched(nn.Linear):
@@ -34,14 +35,15 @@ def test_translations_are_in_the_order_of_the_lines(translator: Translator, text
     assert [t.text for t in together] == [translator.translate([text])[0].text for text in texts]
     assert len({t.text for t in together}) > 40, "the model does not look at its source"
     for t in together:
-        assert t.text == translator.tokenizers.tgt.decode(t.ids)
+        assert t.sentences or t.text == translator.tokenizers.tgt.decode(t.ids)
         assert len(t.candidates) == 1
 
 
-def test_empty_lines_stay_empty_without_the_model(translator: Translator) -> None:
+def test_blank_lines_stay_as_they_are_without_the_model(translator: Translator) -> None:
     untouched = Translator(TorchEngine(Untouched(1, 1).eval()), translator.tokenizers)
-    for t in untouched.translate(["", " ", "\t"]):
-        assert (t.text, t.ids, t.score, t.finished, t.note) == ("", (), 0.0, True, "")
+    for blank in ("", " ", "\t"):
+        t = untouched.translate(blank)
+        assert (t.text, t.ids, t.score, t.finished, t.note) == (blank, (), 0.0, True, "")
     assert untouched.translate([]) == []
     assert untouched.score([""], [""])[0].log_prob == 0.0
     lines = translator.translate(["", "A dog.", ""])
@@ -52,7 +54,7 @@ def test_scores_equal_those_of_the_same_output(translator: Translator, texts: li
     """The sums of beam search equal those of one forward."""
     sources, outputs = [], []
     for text, translation in zip(
-        texts[:30], translator.translate(texts[:30], DecodingOptions(beam=4, n_best=4)), strict=True
+        texts[:30], translator.translate(texts[:30], DecodingOptions(beam=4, n_best=4, split=False)), strict=True
     ):
         for candidate in translation.candidates:
             sources.append(text)
@@ -94,8 +96,28 @@ def test_options_change_the_search(translator: Translator, texts: list[str]) -> 
         translator.translate(texts[:1], DecodingOptions(beam=3, n_best=4))
 
 
+def test_a_list_of_the_best_has_each_text_once(translator: Translator, texts: list[str]) -> None:
+    tokenizer = translator.tokenizers.tgt
+    ids = tuple(tokenizer.encode(texts[0]))
+    other = tuple(tokenizer.encode(texts[1]))
+    spellings = (
+        (*ids[:n], first, second, *ids[n + 1 :])
+        for n in range(len(ids))
+        for first in range(tokenizer.vocab_size)
+        for second in range(tokenizer.vocab_size)
+    )
+    again = next(one for one in spellings if tokenizer.decode(one) == tokenizer.decode(ids))
+    found = [Hypothesis(one, log_prob, log_prob) for log_prob, one in enumerate((again, other, ids), -3)]
+    (source,) = translator.encode(texts[:1], DecodingOptions())
+    assert isinstance(source, EncodedSource)
+    candidates = translator.decode(source, found, DecodingOptions(n_best=3)).candidates
+    assert [one.ids for one in candidates] == [again, other]
+    samples = translator.decode(source, found, DecodingOptions(n_best=3, sample=True))
+    assert len(samples.candidates) == 3
+
+
 def test_a_cut_off_output_is_flagged(translator: Translator, texts: list[str]) -> None:
-    for t in translator.translate(texts, DecodingOptions(max_length=2)):
+    for t in translator.translate(texts, DecodingOptions(max_length=2, split=False)):
         assert len(t.ids) <= 2
         assert t.finished == ("cut off at 2 tokens" not in t.note)
     assert not all(t.finished for t in translator.translate(texts, DecodingOptions(max_length=2)))
@@ -134,11 +156,11 @@ def test_an_output_is_cut_off_at_the_learned_positions(make_run: Callable[..., P
     learned = Translator.load(make_run(positions="learned", max_positions=61), device="cpu")
     options = DecodingOptions(max_length=2000, no_repeat_ngram=1)  # what repeats nothing is long
     for translator in (learned, Translator(TorchEngine(learned.model), learned.tokenizers, position_limit=61)):
-        (found,) = translator.translate(["A dog."], options)
+        (found,) = translator.translate(["dogs"], options)
         assert len(found.ids) == 60 and found.note == "output cut off at 60 tokens"
-        assert translator.score(["A dog."], [found.ids]) and translator.align(["A dog."], [found])
+        assert translator.score(["dogs"], [found.ids]) and translator.align(["dogs"], [found])
         with pytest.raises(DataError, match=r"its output may have 60; shorten the prefix$"):
-            translator.translate(["A dog."], options, prefixes=["dog " * 61])
+            translator.translate(["dogs"], options, prefixes=["dog " * 61])
 
 
 def test_text_of_any_size_streams(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,25 +195,6 @@ def test_samples_are_a_function_of_seed_and_place(translator: Translator, texts:
     assert len({t.ids for t in same_text}) > 1
 
 
-def test_threads_do_not_change_translations(translator: Translator, texts: list[str]) -> None:
-    """An error in a thread reaches the caller, and the number of threads does not change."""
-    n_threads = torch.get_num_threads()
-    alone = translator.translate(texts[:40], DecodingOptions(beam=2, batch_tokens=1, max_length=12))
-    try:
-        torch.set_num_threads(2)
-        together = translator.translate(texts[:40], DecodingOptions(beam=2, batch_tokens=30, max_length=12))
-        assert torch.get_num_threads() == 2
-        with pytest.raises(AssertionError, match="asked to start"):
-            Translator(TorchEngine(Untouched(1, 1).eval()), translator.tokenizers).translate(
-                texts[:40], DecodingOptions(batch_tokens=30)
-            )
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(n_threads)
-    assert [t.ids for t in together] == [t.ids for t in alone]
-    assert [t.score for t in together] == pytest.approx([t.score for t in alone], rel=1e-5)
-
-
 def test_bfloat16_is_close(run: Path, texts: list[str]) -> None:
     full, half = (Translator.load(run, device="cpu", precision=p) for p in ("float32", "bfloat16"))
     assert half.model.output_weight.dtype == torch.bfloat16
@@ -216,6 +219,9 @@ def test_chunks() -> None:
     lines = ["a" * n for n in (1, 2, 3, 50, 1, 1, 1)]
     assert list(chunks(lines, n_lines=3, n_characters=40)) == [lines[:3], lines[3:4], lines[4:]]
     assert list(chunks([], n_lines=3, n_characters=40)) == []
+    for wrong in (b"a dog", 1, None):
+        with pytest.raises(TypeError, match=f"texts must be of type str, not {type(wrong).__name__}"):
+            list(chunks(iter(["a", wrong])))
 
 
 def test_make_batches() -> None:
@@ -225,29 +231,100 @@ def test_make_batches() -> None:
     assert make_batches([], budget=20, most=3, width=len) == []
 
 
-def test_a_long_text_needs_no_more_memory_than_a_short_one(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def peak(n: int) -> int:
-        tracemalloc.start()
-        for _ in translator.translate_lines((f"dog {i % 7}" for i in range(n)), DecodingOptions(beam=1, max_length=1)):
-            pass
-        size = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return size
-
-    monkeypatch.setattr(translator_module, "CHUNK_LINES", 64)
-    peak(128)  # warm up
-    assert peak(1500) < 2.5 * peak(128)  # for twelve times the lines
-
-
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "t5"])
-def test_loading_a_model_does_not_import_the_compiler(make_run: Callable[..., Path], positions: str) -> None:
+def test_loading_a_model_does_not_import_the_compiler(make_run: Callable[..., Path]) -> None:
     """It would cost every command 1 to 2 seconds and 77 MB."""
     code = (
-        "import sys; from transduce import Translator; Translator.load(sys.argv[1]);"
+        "import sys; from transduce import Translator; [Translator.load(run) for run in sys.argv[1:]];"
         "print('torch._dynamo' in sys.modules)"
     )
-    run = make_run(positions=positions)
-    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)
+    runs = [str(make_run(positions=scheme)) for scheme in ("sinusoidal", "learned", "rotary", "t5")]
+    done = subprocess.run([sys.executable, "-c", code, *runs], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.fixture
+def sentences(texts: list[str]) -> list[str]:
+    return [text for text in texts if len(split_sentences(text, "en")) == 1][:3]
+
+
+def test_sentences_of_a_line_are_translated_one_by_one(translator: Translator, sentences: list[str]) -> None:
+    options = DecodingOptions(beam=3, n_best=3)
+    alone = translator.translate(sentences, options)
+    (line,) = translator.translate(["2) {} ({}) {}".format(*sentences)], options)
+    assert len(line.candidates) == 3
+    brackets = translator.translate([f"({sentences[1]})"], options)[0]
+    for rank, joined in enumerate(line.candidates):
+        parts = [one.candidates[rank] for one in (alone[0], brackets, alone[2])]
+        assert joined.text == "2) " + " ".join(part.text for part in parts)
+        assert joined.ids == sum((part.ids for part in parts), ())
+        assert joined.log_prob == pytest.approx(sum(part.log_prob for part in parts))
+        assert joined.score == pytest.approx(sum(part.score for part in parts) / 3)
+        assert joined.finished == all(part.finished for part in parts)
+    scores = [one.score for one in line.candidates]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_a_single_sentence_is_translated_as_it_is(translator: Translator, sentences: list[str]) -> None:
+    lines = [*sentences, f"  {sentences[0]} ", "", " "]
+    for options in (DecodingOptions(), DecodingOptions(sample=True, n_best=2, seed=4)):
+        whole = options.model_copy(update={"split": False})
+        assert translator.translate(lines, options) == translator.translate(lines, whole)
+
+
+@pytest.mark.parametrize("options", [DecodingOptions(), DecodingOptions(split=False)])
+def test_spaces_around_a_text_stay_and_cells_are_translated_one_by_one(
+    translator: Translator, sentences: list[str], options: DecodingOptions
+) -> None:
+    one, two = translator.translate(sentences[:2], options)
+    for before, behind in (("  ", " "), ("\t", "\u00a0"), ("\u3000", "\r\n")):
+        spaced = translator.translate(f"{before}{sentences[0]}{behind}", options)
+        assert (spaced.text, spaced.ids, spaced.note) == (f"{before}{one.text}{behind}", one.ids, one.note)
+    row = translator.translate(f"{sentences[0]}\t{sentences[1]}", options)
+    assert row.text == f"{one.text}\t{two.text}"
+
+
+def test_runs_of_spaces_that_the_vocabulary_joins_are_noted(translator: Translator) -> None:
+    one, two = translator.translate(["a man reads .", "a  man reads ."])
+    assert one.text == two.text and "spaces" in two.note and "spaces" not in one.note
+
+
+def test_splitting_can_be_switched_off_by_the_run_and_by_the_call(translator: Translator, sentences: list[str]) -> None:
+    line = " ".join(sentences)
+    (whole,) = translator.translate([line], DecodingOptions(split=False))
+    assert not whole.sentences and whole.text != translator.translate([line])[0].text
+    settings = translator.settings.model_copy(update={"split": False})
+    paragraphs = Translator(translator.engine, translator.tokenizers, settings=settings, data=translator.data)
+    assert paragraphs.translate([line]) == [whole]
+    assert paragraphs.translate([line], DecodingOptions(split=True)) == translator.translate([line])
+    (lines,) = paragraphs.translate([f"{line}\n\n{line}"])
+    assert lines.text == f"{whole.text}\n\n{whole.text}"
+
+
+def test_samples_of_sentences_depend_on_their_line_only(translator: Translator, sentences: list[str]) -> None:
+    options, line = DecodingOptions(sample=True, seed=7), " ".join(sentences)
+    together = translator.translate([line, line, sentences[0]], options)
+    assert together[0].text != together[1].text
+    assert translator.translate(["", line, ""], options)[1] == together[1]
+    assert list(translator.translate_lines([line], options, first=1)) == [together[1]]
+
+
+def test_the_first_sentence_has_the_prefix(translator: Translator, sentences: list[str]) -> None:
+    (line,) = translator.translate(["- " + " ".join(sentences)], prefixes=["- Ein Hund"])
+    alone = [translator.translate(sentences[:1], prefixes=["Ein Hund"])[0], *translator.translate(sentences[1:])]
+    assert line.text == "- " + " ".join(one.text for one in alone)
+
+
+def test_cuts_of_sentences_are_noted(translator: Translator, sentences: list[str]) -> None:
+    (line,) = translator.translate([" ".join(sentences)], DecodingOptions(max_length=1))
+    assert not line.finished and line.note == "output cut off at 1 tokens"
+
+
+def test_links_of_sentences_are_those_of_the_line(translator: Translator, sentences: list[str]) -> None:
+    line = "- " + " ".join(sentences)
+    (translation,) = translator.translate([line])
+    (links,) = translator.align([line], [translation])
+    for sentence, alone in zip(translation.sentences, sentences, strict=True):
+        (expected,) = translator.align([alone], [sentence.translation])
+        src, tgt = sentence.src_start, sentence.tgt_start
+        assert line[src:].startswith(alone) and translation.text[tgt:].startswith(sentence.translation.text)
+        assert {(a + src, b + src, c + tgt, d + tgt) for a, b, c, d in expected} <= set(links)

@@ -15,8 +15,8 @@ import torch
 
 from transduce import pipeline
 from transduce.distributed import launch
-from transduce.distributed.environment import ProcessRank
 from transduce.distributed.group import GroupRanks
+from transduce.distributed.launch import ProcessRank
 from transduce.errors import RankExited, SettingsError, TooLong, TrainingError
 
 KILLED = "import os; os.kill(os.getpid(), 9)"

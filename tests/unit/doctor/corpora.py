@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config.settings import Settings
-from transduce.data.check_sample import Sample, take_sample
+from transduce.data.windows import Sample, take_sample
 from transduce.demo.corpus import demo_pairs
-from transduce.doctor.checks import CHECKS
-from transduce.doctor.findings import Finding
-from transduce.tasks.registry import find_task
+from transduce.doctor.checks import CHECKS, Finding
+from transduce.tasks.resolve import find_task
 
 Pairs = list[tuple[str, str]]
 
@@ -38,7 +37,7 @@ def settings(*train: dict[str, Any], task: str = "translation", **data: Any) -> 
 
 
 def sample_of(asked: Settings) -> Sample[Any]:
-    return take_sample(find_task(asked.task).sources(asked))
+    return take_sample(find_task(asked.task).form.sources(asked))
 
 
 def check(name: str, asked: Settings) -> list[Finding]:

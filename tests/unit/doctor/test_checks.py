@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.doctor.alignment import fit
-from transduce.doctor.checks import CHECKS, run_checks
+from transduce.doctor.checks import CHECKS, find_shift, run_checks
 from unit.doctor.corpora import Pairs, check, check_pairs, corpus, good, sample_of, serious, settings, write
 
 Make = Callable[[Pairs], Pairs]
@@ -30,16 +29,16 @@ def _shifted(at: int, by: int) -> Make:
 @pytest.mark.parametrize("shift", [-20, -4, -1, 1, 7, 20])
 def test_shift_of_a_window(shift: int) -> None:
     pairs = good(240)[:200]
-    found = fit([(pairs[i][0], pairs[(i - shift) % 200][1]) for i in range(200)])
-    assert (found.shift, found.sure) == (shift, True)
+    found = find_shift([(pairs[i][0], pairs[(i - shift) % 200][1]) for i in range(200)])
+    assert (found.shift, found.is_sure) == (shift, True)
 
 
 def test_aligned_short_and_sorted_windows_have_no_shift() -> None:
-    assert fit(good(240)[:200]).shift == 0
-    assert not fit(good(240)[1:50]).sure
-    assert not fit([("same", "same")] * 200).sure
+    assert find_shift(good(240)[:200]).shift == 0
+    assert not find_shift(good(240)[1:50]).is_sure
+    assert not find_shift([("same", "same")] * 200).is_sure
     pairs = sorted(good(800), key=lambda pair: len(pair[0]))  # neighbours fit as well as the right lines
-    assert not any(fit(pairs[i : i + 200]).sure for i in range(0, 800, 100) if len(pairs[i : i + 200]) > 60)
+    assert not any(find_shift(pairs[i : i + 200]).is_sure for i in range(0, 800, 100) if len(pairs[i : i + 200]) > 60)
 
 
 @pytest.mark.parametrize("at, by", [(0, 1), (0, -3), (700, 1), (1501, -1), (2400, 2)])
@@ -164,6 +163,17 @@ def test_blank_lines_that_may_end_documents(tmp_path: Path, blank: bool) -> None
     assert bool(check("documents", settings({"path": str(path)}, task="causal"))) is blank
 
 
+def test_pairs_that_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in good(300)) + "one\n" * 30, encoding="utf-8")
+    (one,) = check("unreadable", settings({"path": str(path)}, on_error="skip"))
+    assert one.level == "warning" and f"no tab; first: {path}:301" in one.text and one.figures["share"] == 0.09091
+    assert not check("empty", settings({"path": str(path)}, on_error="skip"))
+    assert not check("duplicates", settings({"path": str(path)}, on_error="skip"))
+
+
 def test_every_check_is_tested() -> None:
-    tested = {"readable", "alignment", "leaks", "labels", "documents"} | {which for which, *_ in FAULTS.values()}
+    tested = {"readable", "unreadable", "alignment", "leaks", "labels", "documents"} | {
+        which for which, *_ in FAULTS.values()
+    }
     assert {one.name for one in CHECKS} == tested

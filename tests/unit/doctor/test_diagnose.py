@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
-from transduce.config.kinds import model_settings
-from transduce.config.settings import Settings
+import toys
+from transduce.config.architectures import model_settings
+from transduce.config.settings import Settings, TrainingSettings
 from transduce.data.batch import collate
-from transduce.data.examples import Example
-from transduce.data.sources import Sources
+from transduce.data.reading import Sources
+from transduce.data.store import Example, TokenStore
+from transduce.doctor.checks import Finding
 from transduce.doctor.diagnose import TRAINED, _for_trial, _unknown, diagnose, memory_findings, time_findings, time_of
-from transduce.doctor.findings import Finding
-from transduce.doctor.resources import tokens_at_once
-from transduce.doctor.trial import FULL, TIMEOUT, Trial, measure, rehearse, why_it_crashed
-from transduce.errors import DataError
+from transduce.doctor.resources import tokens_at_once, warn_of_resources
+from transduce.doctor.trial_updates import FULL, TIMEOUT, Trial, largest, measure, rehearse, why_it_crashed
 from transduce.logging import Log
-from transduce.tasks.registry import TASKS, find_task
+from transduce.machine import Machine
+from transduce.models.registry import build_model
+from transduce.tasks.resolve import find_task
 from transduce.text.special import UNK, Vocabulary
+from transduce.training.feed import PairFeeder
 from transduce.training.step import DoesNotFit
 from unit.doctor.corpora import good, sample_of, settings, write
 
@@ -39,7 +45,7 @@ def test_each_file_stays_a_document(tmp_path: Path) -> None:
     values: dict[str, Any] = {"task": "masked", "data": {"train": train, "valid": valid, "documents": "file"}}
     given, sources, n = for_trial(Settings.from_mapping(values | {"model": {"kind": "bert", "next_sentence": True}}))
     assert (len(sources.train), len(sources.valid), n) == (2, 2, 200)
-    find_task("masked").read(given, Log(quiet=True), sources)  # refuses fewer than two documents
+    find_task("masked").form.read_texts(given, Log(quiet=True), sources)  # refuses fewer than two documents
 
 
 def test_a_rare_label_outside_the_trial_is_known(tmp_path: Path) -> None:
@@ -50,15 +56,7 @@ def test_a_rare_label_outside_the_trial_is_known(tmp_path: Path) -> None:
     asked = settings({"path": str(train)}, task="classification", valid=[{"path": str(valid)}])
     given, sources, n_rows = for_trial(asked)
     assert n_rows <= TRAINED and list(given.data.labels or ()) == ["a", "b", "rare"]
-    find_task("classification").read(given, Log(quiet=True), sources)
-
-
-def test_an_unknown_label_is_reported_with_file_and_line(tmp_path: Path) -> None:
-    train = write(tmp_path / "train.tsv", [f"{'ab'[i % 2]}\ttext {i}" for i in range(100)])
-    valid = write(tmp_path / "valid.tsv", ["c\tfirst", "a\tother", "b\tmore"])
-    given, sources, _ = for_trial(settings({"path": str(train)}, task="classification", valid=[{"path": str(valid)}]))
-    with pytest.raises(DataError, match=r"valid\.tsv, line 1: unknown label 'c'.*a, b"):
-        find_task("classification").read(given, Log(quiet=True), sources)
+    find_task("classification").form.read_texts(given, Log(quiet=True), sources)
 
 
 def test_trial_is_killed_after_its_time_limit(tmp_path: Path) -> None:
@@ -68,10 +66,6 @@ def test_trial_is_killed_after_its_time_limit(tmp_path: Path) -> None:
 def test_processes_share_a_batch() -> None:
     asked = Settings.from_mapping({"training": {"batch_tokens": 1000, "micro_batch_tokens": 600}})
     assert [tokens_at_once(asked, n) for n in (1, 2, 3)] == [600, 500, 334]
-
-
-def test_the_tasks_cover_every_form_of_text() -> None:
-    assert {task.reads for task in TASKS.values()} == {"pairs", "text", "labelled"}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +122,12 @@ def test_a_smaller_model_is_one_of_the_same_architecture() -> None:
     ("coverage", "advice"), [(0.99, "character_coverage = 1"), (1.0, "train the vocabulary on text")]
 )
 def test_a_higher_coverage_is_advised_only_where_there_is_one(coverage: float, advice: str) -> None:
-    vocabulary = mock.Mock(spec=Vocabulary, encode_batch=lambda texts: [[UNK]] * len(texts), unknown=list)
+    vocabulary = mock.Mock(
+        spec=Vocabulary,
+        encode_batch=lambda texts: [[UNK]] * len(texts),
+        unknown=list,
+        unreadable_ids=frozenset({UNK}),
+    )
     (one,) = _unknown("valid", ["é"], vocabulary, coverage=coverage)
     assert "é (U+00E9)" in one.text and advice in one.advice
 
@@ -147,9 +146,18 @@ def test_a_higher_coverage_is_advised_only_where_there_is_one(coverage: float, a
 def test_a_trial_reports_its_error(
     error: Exception, died: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with mock.patch("transduce.doctor.trial.RunFolder.open", side_effect=error):
+    with mock.patch("transduce.doctor.trial_updates.RunFolder.open", side_effect=error):
         rehearse(tmp_path, 1.0, 1)
     assert Trial(**json.loads(capsys.readouterr().out)) == Trial(died=died)
+
+
+def test_the_largest_update_has_the_most_pairs_of_tokens() -> None:
+    lengths = [3] * 40 + [9] * 6 + [30, 1]
+    store = TokenStore.from_lists(*([[5] * n for n in lengths] for _ in range(2)))
+    feeder = PairFeeder(store, TrainingSettings(batch_tokens=64), device=torch.device("cpu"))
+    sizes = [len(batch.src) * batch.src.shape[1] ** 2 for batch in feeder.batches()]
+    (batch,) = largest(feeder).batches
+    assert len(batch.src) * batch.src.shape[1] ** 2 == max(sizes) > min(sizes) and 31 in batch.src.shape
 
 
 def test_an_error_about_a_memory_is_not_a_lack_of_memory(tmp_path: Path) -> None:
@@ -195,3 +203,22 @@ def test_too_much_or_too_little_time_is_a_warning() -> None:
     assert found(max_updates=10**7) == ["warning"]
     assert found(max_minutes=10.0) == ["warning"]
     assert found(max_updates=12, max_epochs=1.0) == ["warning"]  # mostly warmup
+
+
+MACHINE = Machine("cpu", "laptop", 2, 8 << 30, precision="float32")
+
+
+@pytest.mark.parametrize(
+    ("machine", "precision", "warning"),
+    [
+        (MACHINE, "float32", ""),
+        (replace(MACHINE, memory=1 << 20), "float32", "1 MiB are free; set training.micro_batch_tokens"),
+        (MACHINE, "bfloat16", "set training.precision=float32"),
+        (replace(MACHINE, precision="bfloat16"), "bfloat16", ""),
+    ],
+    ids=["enough", "too little memory", "emulated", "bfloat16"],
+)
+def test_warnings(machine: Machine, precision: str, warning: str, tmp_path: Path) -> None:
+    settings, stream = toys.settings(precision=precision), io.StringIO()
+    warn_of_resources(settings, build_model(settings.model, n_src=24, n_tgt=24), tmp_path, machine, Log(stream=stream))
+    assert warning in stream.getvalue() and bool(warning) == bool(stream.getvalue())

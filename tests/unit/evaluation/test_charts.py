@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.evaluation.charts import Curve, line_chart, smooth, thin, ticks
+from transduce.evaluation.html import Curve, line_chart, smooth, thin, ticks
 
 
 def svg_of(figure: str) -> ET.Element:

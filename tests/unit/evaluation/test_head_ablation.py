@@ -12,12 +12,12 @@ from sacrebleu.metrics import BLEU
 
 from text_runs import make_run
 from transduce.data.batch import collate
-from transduce.data.examples import Example
+from transduce.data.store import Example
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.evaluation.head_ablation import ablate_heads
-from transduce.inspection.subjects import TranslationSubject, open_subject
+from transduce.inspection.inspected_models import TranslationSubject, open_subject
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 

@@ -1,4 +1,4 @@
-"""Scores compared with sacreBLEU's command line, and with BLEU written from its equations."""
+"""Scores compared with sacreBLEU's command line and with equations: BLEU, labels, alignments."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
 from sacrebleu.tokenizers import tokenizer_spm
 
-from transduce.config.settings import EvaluationSettings
+from transduce.config.settings import EvaluationSettings, Settings
+from transduce.data.word_links import parse_links
 from transduce.errors import DataError, UserError
 from transduce.evaluation import significance
-from transduce.evaluation.metrics import evaluate, metrics
+from transduce.evaluation.metrics import Scoring, TranslationScores, evaluate, metrics, score_labels, score_links
 from transduce.evaluation.significance import Difference, compare_translations
 
 TEXT = "Ein kleiner Hund läuft über die grüne Wiese , und zwei Kinder schauen ihm zu ."
@@ -90,8 +94,8 @@ def test_scores_equal_those_of_the_sacrebleu_command(tmp_path: Path, tokenize: s
     command += ["-lc", "--chrf-lowercase"] if lowercase else []
     out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     scores = evaluate(hypotheses, references, tokenize=tokenize, lowercase=lowercase)
-    ours = [scores.bleu, scores.chrf, scores.ter]
-    for theirs, mine in zip(json.loads(out), ours, strict=True):
+    ours = [scores.bleu, scores.chrf, *([scores.ter] if scores.ter else [])]
+    for theirs, mine in zip(json.loads(out), ours, strict=tokenize != "char"):
         assert mine.value == pytest.approx(theirs["score"], abs=1e-5), theirs["name"]
         assert mine.signature == theirs["signature"]
 
@@ -99,7 +103,7 @@ def test_scores_equal_those_of_the_sacrebleu_command(tmp_path: Path, tokenize: s
 def test_a_perfect_translation() -> None:
     scores = evaluate(corpus(), corpus())
     assert (scores.bleu.value, scores.chrf.value) == pytest.approx((100, 100))
-    assert (scores.ter.value, scores.exact_match, scores.notes) == (0.0, 1.0, ())
+    assert scores.ter is not None and (scores.ter.value, scores.exact_match, scores.notes) == (0.0, 1.0, ())
 
 
 def test_exact_match_compares_every_character() -> None:
@@ -119,6 +123,57 @@ def test_bad_input_is_refused() -> None:
         evaluate([], [])
     with pytest.raises(UserError, match=r"unknown BLEU tokenizer '13b'; did you mean '13a'\?; allowed: none, zh"):
         evaluate(["a"], ["a"], tokenize="13b")
+
+
+@pytest.mark.parametrize(
+    ("language", "sentence", "tokenizers", "ter"),
+    [
+        ("zh", "在公园里，一只猫唱歌！（是：二）", {"zh"}, "norm:yes|punct:yes|asian:yes"),
+        ("zho_Hans", "在公园里，一只猫唱歌！（是：二）", {"zh"}, "norm:yes|punct:yes|asian:yes"),
+        ("ja", "猫が公園で歌っています。", {"ja-mecab", "char"}, "norm:yes|punct:yes|asian:yes"),
+        ("ko-KR", "고양이가 공원에서 노래를 부른다.", {"ko-mecab", "char"}, "norm:yes|punct:yes|asian:yes"),
+        ("th", "แมวร้องเพลงในสวน", {"char"}, ""),
+        ("lo", "ແມວຮ້ອງເພງຢູ່ໃນສວນ", {"char"}, ""),
+        ("km", "ឆ្មាច្រៀងនៅក្នុងឧទ្យាន", {"char"}, ""),
+        ("my", "ကြောင်သည်ပန်းခြံတွင်သီချင်းဆိုသည်", {"char"}, ""),
+        ("de", "Eine Katze singt im Park.", {"13a"}, "norm:no|punct:yes|asian:no"),
+        ("tgt", "Eine Katze singt im Park.", {"13a"}, "norm:no|punct:yes|asian:no"),
+    ],
+)
+def test_scores_take_their_tokenizer_from_the_language(
+    language: str, sentence: str, tokenizers: set[str], ter: str
+) -> None:
+    scoring = Scoring.of(Settings.from_mapping({"data": {"tgt_lang": language}}))
+    assert scoring.tokenize in tokenizers
+    scores = evaluate([sentence], [sentence], **scoring._asdict())
+    assert (scores.bleu.value, scores.notes) == (pytest.approx(100), ())
+    if scoring.tokenize == "char":
+        assert scores.ter is None and "TER" not in "".join(scores.lines())
+        assert len(compare_translations([sentence], [sentence], [sentence], **scoring._asdict())) == 2
+    else:
+        assert scores.ter is not None and ter in scores.ter.signature
+    assert TranslationScores.from_json(json.loads(json.dumps(scores.to_json()))) == scores
+    asked = Settings.from_mapping({"data": {"tgt_lang": language}, "evaluation": {"tokenize": "none"}})
+    assert Scoring.of(asked).tokenize == "none"
+
+
+def test_a_chinese_ter_counts_characters() -> None:
+    reference, hypothesis = "在公园里，一只猫唱歌！", "在公园里，一只狗唱歌！"
+    scores = evaluate([hypothesis], [reference], tokenize="zh")
+    assert scores.ter is not None and scores.ter.value == pytest.approx(100 / 11)
+
+
+def test_a_bleu_of_zero_beside_exact_translations_has_its_reason() -> None:
+    scores = evaluate(["Ein Hund.", "Ja."], ["Ein Hund.", "Ja."])
+    assert (scores.bleu.value, scores.exact_match, scores.bleu.remark) == (0, 1, "no 4-grams")
+    assert "no 4-grams" in "\n".join(scores.lines())
+    assert evaluate(["Katze"] * 9, ["Ein kleiner Hund läuft"] * 9).bleu.remark == ""
+
+
+def test_words_without_spaces_are_noted_if_the_language_is_not_set() -> None:
+    lines = ["在公园里，一只猫唱歌！", "猫が公園で歌っています。"]
+    assert "data.tgt_lang" in evaluate(lines, lines).notes[-1]
+    assert evaluate(lines, lines, tokenize="zh").notes == ()
 
 
 def test_the_setting_names_every_tokenizer() -> None:
@@ -147,7 +202,7 @@ def test_tokenized_and_empty_text_is_noted(caplog: pytest.LogCaptureFixture) -> 
     tokenized = [f"{line} ." for line in corpus(150)]
     assert "look tokenized" in evaluate(tokenized, tokenized).notes[0]
     assert evaluate(tokenized, tokenized, tokenize="none").notes == ()
-    assert evaluate(["", "a"], ["", "a"]).notes == ("1 of 2 references are empty",)
+    assert evaluate(["", WORDS[0] * 4], ["", WORDS[0] * 4], tokenize="char").notes == ("1 of 2 references are empty",)
     assert not caplog.records, "no warnings of libraries"
 
 
@@ -225,3 +280,66 @@ def test_comparisons_are_plain_data() -> None:
     (bleu, *_) = compare_translations(worse(corpus(), 0.1), worse(corpus(), 0.4), corpus())
     assert json.loads(json.dumps(bleu.to_json()))["verdict"] == bleu.by.verdict
     assert bleu.line().startswith("BLEU ") and "p = 0.0" in bleu.line()
+
+
+NAMES = "abcd"
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
+    n_labels = draw(st.integers(2, 4))
+    n = draw(st.integers(1, 30))
+    numbers = st.lists(st.integers(0, n_labels - 1), min_size=n, max_size=n)
+    return n_labels, draw(numbers), draw(numbers)
+
+
+@given(answers())
+def test_scores_follow_their_definitions(case: tuple[int, list[int], list[int]]) -> None:
+    n_labels, truth, predicted = case
+    found = score_labels(truth, predicted, NAMES[:n_labels])
+    pairs = list(zip(truth, predicted, strict=True))
+    assert found.n == len(pairs)
+    assert found.accuracy == pytest.approx(sum(a == b for a, b in pairs) / len(pairs))
+    f1 = []
+    for label in range(n_labels):
+        right = sum(a == b == label for a, b in pairs)
+        precision = right / predicted.count(label) if predicted.count(label) else 0.0
+        recall = right / truth.count(label) if truth.count(label) else 0.0
+        f1.append(2 * precision * recall / (precision + recall) if right else 0.0)
+    assert found.f1 == pytest.approx(f1)
+    assert found.macro_f1 == pytest.approx(sum(f1) / n_labels)
+    assert found.binary_f1 == (pytest.approx(f1[1]) if n_labels == 2 else None)
+    one_hot = np.eye(n_labels)
+    a, b = (one_hot[side] - one_hot[side].mean(0) for side in (truth, predicted))
+    spread = math.sqrt((a * a).sum() * (b * b).sum())
+    assert found.matthews == pytest.approx((a * b).sum() / spread if spread > 1e-12 else 0.0, abs=1e-9)
+
+
+def test_matthews_of_two_labels_is_their_correlation() -> None:
+    draw = np.random.default_rng(0)
+    truth = draw.integers(0, 2, 200)
+    predicted = np.where(draw.random(200) < 0.8, truth, 1 - truth)
+    found = score_labels(truth.tolist(), predicted.tolist(), ("0", "1"))
+    assert found.matthews == pytest.approx(float(np.corrcoef(truth, predicted)[0, 1]))
+    assert score_labels([0, 1], [1, 0], ("0", "1")).matthews == -1
+    assert "accuracy" in found.lines()[0] and len(found.lines()) == 3
+    assert found.to_json()["confusion"] == found.table.tolist()
+
+
+def test_possible_links_count_for_precision_only() -> None:
+    gold = [parse_links("0-0 1-1 2?1"), parse_links("0?0")]
+    found = [parse_links("0-0 2-1 3-3").sure, parse_links("0-0").sure]
+    score = score_links(found, gold)
+    # A has 4 links, S 2; A & S = {0-0}; A & P = {0-0, 2-1} and {0-0}
+    assert score.precision == pytest.approx(3 / 4)
+    assert score.recall == pytest.approx(1 / 2)
+    assert score.error_rate == pytest.approx(1 - (1 + 3) / (4 + 2))
+    assert "33.33%" in score.line()
+
+
+def test_extremes() -> None:
+    gold = [parse_links("0-0 1-1")]
+    assert score_links([gold[0].sure], gold).error_rate == 0
+    assert score_links([parse_links("0-1").sure], gold).error_rate == 1
+    nothing = score_links([[]], [parse_links("")])
+    assert (nothing.precision, nothing.recall, nothing.error_rate) == (1, 1, 0)

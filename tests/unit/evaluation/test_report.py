@@ -13,25 +13,22 @@ import torch
 
 from transduce.config.settings import Settings
 from transduce.data.clean import CleanReport
-from transduce.data.corpus import Pair
 from transduce.data.leaks import LeakCheck, watch
-from transduce.errors import RunFolderError
-from transduce.evaluation.card import card, plain, write_card
+from transduce.data.pairs import Pair
 from transduce.evaluation.html import environment
-from transduce.evaluation.metrics import Scores, evaluate
-from transduce.evaluation.report import marked, report_html, set_table, write_report
-from transduce.evaluation.result_files import (
-    Record,
+from transduce.evaluation.metrics import TranslationScores, evaluate
+from transduce.evaluation.report import card, marked, plain, report_html, set_table, write_card, write_report
+from transduce.evaluation.run_record import (
+    RunRecord,
     read_record,
     save_set,
 )
+from transduce.evaluation.wording import wording_of
 from transduce.inspection.arrays import pack, unpack
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.registry import TASKS
 
-WORDING = TASKS["translation"].wording
 HOSTILE = (
     "</script><script>alert(1)</script><img src=https://evil.example/x onerror=alert(1)> & \"'`| **b** [l](http://e)"
 )
@@ -47,7 +44,7 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
-def save_scores(run: RunFolder, name: str, scores: Scores, search: dict[str, int] | None = None) -> None:
+def save_scores(run: RunFolder, name: str, scores: TranslationScores, search: dict[str, int] | None = None) -> None:
     save_set(run, "scores", name, {"scores": scores.to_json(), "search": search or {}})
 
 
@@ -77,7 +74,7 @@ def fill(run: RunFolder, text: str = "") -> None:
     cleaner = CleanReport(read=30)
     held = Pair("source" + text, "target" + text, "train.en" + text, 7)
     for _ in range(3):
-        cleaner.drop("empty" + text, held)
+        cleaner.dropped["empty" + text].add(held)
     cleaning = cleaner.to_json() | {"changed": [{"reason": "controls" + text, "count": 1, "samples": []}]}
     train = {"name": "train" + text, "files": ["train.en" + text], "pairs": 27, "cleaning": cleaning}
     other = Pair(held.src, "something else", "train.en", 8)
@@ -122,7 +119,7 @@ class Elements(HTMLParser):
 
 def test_the_report_shows_the_content_of_the_files(run: RunFolder) -> None:
     fill(run)
-    write_report(run, WORDING)
+    write_report(run)
     page = Elements((run.path / "report.html").read_text(encoding="utf-8"))
     assert page.open == [], "every element is closed"
     text = " ".join(page.text.split())
@@ -159,7 +156,7 @@ def test_the_report_shows_the_content_of_the_files(run: RunFolder) -> None:
 
 def test_a_report_with_hostile_text_loads_and_runs_nothing(run: RunFolder) -> None:
     fill(run, HOSTILE)
-    page = Elements(report_html(read_record(run), WORDING))
+    page = Elements(report_html(read_record(run)))
     assert page.open == []
     tags = {tag for tag, _ in page.elements}
     assert not tags & {"img", "link", "iframe", "object", "embed", "form", "base", "video", "audio"}
@@ -176,7 +173,7 @@ def test_a_report_with_hostile_text_loads_and_runs_nothing(run: RunFolder) -> No
 def test_embedded_data_are_json(run: RunFolder) -> None:
     fill(run, HOSTILE)
     found = re.findall(
-        r'<script type="application/json" (?:class|id)="\w+">(.*?)</script>', report_html(read_record(run), WORDING)
+        r'<script type="application/json" (?:class|id)="\w+">(.*?)</script>', report_html(read_record(run))
     )
     assert len(found) == 5 + 1
     for text in found:
@@ -184,8 +181,8 @@ def test_embedded_data_are_json(run: RunFolder) -> None:
 
 
 def test_an_empty_run_has_a_report_and_a_card(run: RunFolder) -> None:
-    write_report(run, WORDING)
-    write_card(run, WORDING)
+    write_report(run)
+    write_card(run)
     page = Elements((run.path / "report.html").read_text(encoding="utf-8"))
     assert page.open == [] and "Settings" in page.text and "Translations" not in page.text
     assert "## Use" in (run.path / "README.md").read_text(encoding="utf-8")
@@ -204,26 +201,13 @@ def test_only_sets_that_are_cleaned_have_a_number_of_dropped_pairs() -> None:
 @pytest.mark.parametrize(("source", "expected"), [("tokens", "text"), ("vectors", "sequences of vectors")])
 def test_a_translator_says_what_it_translates(source: str, expected: str) -> None:
     settings = Settings.from_mapping({"model": {"source": source}})
-    assert WORDING.of(settings).usage == f"translates {expected}: `transduce translate`"
-
-
-def test_an_unfinished_log_line_is_skipped(run: RunFolder) -> None:
-    fill(run)
-    with (run.path / "metrics.jsonl").open("a") as file:
-        file.write('{"event": "upd')
-    write_report(run, WORDING)
-
-
-def test_a_damaged_file_is_named(run: RunFolder) -> None:
-    (run.path / "scores.json").write_text("{")
-    with pytest.raises(RunFolderError, match=r"scores\.json is damaged"):
-        write_report(run, WORDING)
+    assert wording_of(settings).usage == f"translates {expected}: `transduce translate`"
 
 
 def test_a_finished_run_without_scores_says_so(run: RunFolder) -> None:
     MetricsFile(run.path / "metrics.jsonl").append({"event": "end", "update": 4, "seconds": 1.0})
     record = read_record(run)
-    for text in (card(record, WORDING), Elements(report_html(record, WORDING)).text):
+    for text in (card(record), Elements(report_html(record)).text):
         assert "Nothing was scored" in text
 
 
@@ -260,7 +244,7 @@ def test_differences_are_marked() -> None:
 
 def test_the_card_shows_scores_data_and_use(run: RunFolder) -> None:
     fill(run)
-    write_card(run, WORDING)
+    write_card(run)
     text = (run.path / "README.md").read_text(encoding="utf-8")
     scores = evaluate(HYPOTHESES, REFERENCES)
     for expected in (
@@ -285,7 +269,7 @@ def test_the_card_shows_scores_data_and_use(run: RunFolder) -> None:
 
 def test_the_card_escapes_hostile_text(run: RunFolder) -> None:
     fill(run, HOSTILE)
-    text = card(read_record(run), WORDING)
+    text = card(read_record(run))
     without_escapes = re.sub(r"\\.", "", text)
     assert not re.findall(r"<(?!!--)", without_escapes.replace("translate THIS_FOLDER < in.txt", ""))
     assert "**b**" not in text
@@ -296,7 +280,7 @@ def test_the_card_escapes_hostile_text(run: RunFolder) -> None:
 
 
 def test_a_card_leaves_the_shared_template_environment_as_it_is(run: RunFolder) -> None:
-    card(read_record(run), WORDING)
+    card(read_record(run))
     assert "code" not in environment(autoescape=False).filters
 
 
@@ -305,6 +289,6 @@ def test_plain_text_is_one_line() -> None:
 
 
 def test_a_record_needs_nothing_but_settings() -> None:
-    record = Record("x", Settings())
-    assert "<h1>x</h1>" in report_html(record, WORDING)
-    assert card(record, WORDING).startswith("# x\n")
+    record = RunRecord("x", Settings())
+    assert "<h1>x</h1>" in report_html(record)
+    assert card(record).startswith("# x\n")

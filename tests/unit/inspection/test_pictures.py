@@ -15,11 +15,11 @@ from rich.cells import cell_len
 from attentions import attention_maps
 from text_runs import make_run
 from transduce.data.batch import collate
-from transduce.data.examples import Example
+from transduce.data.store import Example
 from transduce.errors import UserError
-from transduce.inspection.look import look
+from transduce.inspection.inspected_models import open_subject
+from transduce.inspection.inspection import inspect_sentence
 from transduce.inspection.pictures import LEGEND, LEVELS, SHADES, averaged_attention, picture, save_picture, shade
-from transduce.inspection.subjects import open_subject
 
 COLUMNS = ["▁A", "▁dog", "▁runs", "▁.", "</s>"]
 
@@ -95,7 +95,7 @@ def test_no_pieces_make_an_empty_picture() -> None:
 @pytest.mark.parametrize("kind", ["transformer", "star", "rnn"])
 def test_the_picture_is_the_last_layer_averaged_over_its_heads(kind: str, tmp_path: Path) -> None:
     subject = open_subject(make_run(tmp_path / "run", kind=kind))
-    found = look(subject, "the cat sat on a mat")
+    found = inspect_sentence(subject, "the cat sat on a mat")
     batch = collate([Example(found.sentence.sides["src"].ids[:-1], found.sentence.targets.tolist()[:-1])])
     expected = attention_maps(subject.model, batch.src, batch.tgt_in)["cross"][-1].mean(0)
     rows, columns, weights = averaged_attention(found)

@@ -23,7 +23,9 @@ EVERY = SINGLE | MIXED
 SRC_LENGTHS, TGT_LENGTHS = (5, 1, 12, 3), (4, 12, 1, 6)  # one token and the longest, on both sides
 
 # In float64 only the angles of positions are rounded: a table kept in float32, rotations computed in it.
-FLOAT64 = dict.fromkeys(POSITIONS, 1e-11) | dict.fromkeys(("sinusoidal", "sinusoidal_halves", "rotary"), 2e-6)
+FLOAT64 = dict.fromkeys(POSITIONS, 1e-11) | dict.fromkeys(
+    ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "sinusoidal_marian", "rotary"), 2e-6
+)
 FLOAT32 = 2e-5  # of the largest logit; weights of 0.3 and five blocks amplify the rounding of 6e-8
 
 

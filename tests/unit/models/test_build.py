@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from oracle.cases import CHOICES, SINGLE, settings
-from transduce.config.architectures import TransformerSettings
-from transduce.config.kinds import model_settings, resolve_preset
+from transduce.config.architectures import TransformerSettings, model_settings, resolve_preset
 from transduce.errors import SettingsError
 from transduce.models.parts import DECODER_SELF
 from transduce.models.registry import build_model, count_parameters
+from transduce.nn.attention import PROJECTIONS
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
 from transduce.nn.patterns import PATTERNS, SPREADS
 from transduce.nn.positions import POSITIONS
-from transduce.nn.projections import PROJECTIONS
-from transduce.nn.residual import NORMS, RESIDUALS
+from transduce.nn.stack import NORMS, RESIDUALS
 
 PAPERS_VOCABULARY = 37_000  # "about 37000 tokens", shared (5.1)
 
@@ -75,6 +74,26 @@ def test_the_published_tiny_is_small_enough() -> None:
     """Multi30k's Transformer-Tiny, with a joint vocabulary of 10k pieces, stays under 2.7M parameters."""
     with torch.device("meta"):
         assert count_parameters(build_model(model_settings(preset="tiny"), n_src=10_000, n_tgt=10_000)) <= 2_700_000
+
+
+@pytest.mark.parametrize(
+    ("preset", "vocab_size", "n_parameters"),
+    [
+        ("gpt2", 50_257, 124_439_808),  # as published, with 1,024 positions
+        ("transformer-xl-tiny", 70, 866_048),
+        ("convs2s-tiny", 8000, 2_601_472),
+        ("convs2s-small", 8000, 5_986_304),
+        ("convs2s-base", 8000, 79_656_960),
+        ("star-tiny", 8000, 2_614_784),
+        ("star-small", 8000, 9_425_920),
+        ("star-classifier-tiny", 8000, 1_437_314),
+    ],
+)
+def test_parameter_counts_of_other_architectures(preset: str, vocab_size: int, n_parameters: int) -> None:
+    labels = {"n_labels": 2} if "classifier" in preset else {}
+    with torch.device("meta"):
+        model = build_model(model_settings(preset=preset, **labels), n_src=vocab_size, n_tgt=vocab_size)
+    assert count_parameters(model) == n_parameters
 
 
 def test_a_size_overrides_the_preset() -> None:

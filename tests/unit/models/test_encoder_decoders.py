@@ -11,7 +11,7 @@ from torch import nn
 
 from oracle.adapter import randomize
 from oracle.cases import pad, sentences
-from transduce.config.kinds import model_settings
+from transduce.config.architectures import model_settings
 from transduce.models.registry import build_model
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -15,10 +15,10 @@ from oracle.adapter import numpy_weights, options_of
 from oracle.cases import SINGLE, VOCAB, make, pad, sentences, settings
 from transduce.config.settings import TrainingSettings
 from transduce.data.batch import collate, collate_rows
-from transduce.data.examples import Example, RowExample
+from transduce.data.store import Example, RowExample
 from transduce.models.registry import build_model
+from transduce.nn.loss import label_smoothed_loss
 from transduce.training import graphs
-from transduce.training.loss import label_smoothed_loss
 from transduce.training.step import Updater
 
 pytestmark = pytest.mark.gpu
@@ -119,17 +119,18 @@ def test_running_out_of_memory_ends_the_graphs(monkeypatch: pytest.MonkeyPatch) 
     model = build_model(settings(), n_src=VOCAB, n_tgt=VOCAB)
     updater = Updater(model, TrainingSettings(optimizer="adam", lr=5e-3), device=GPU, precision="bfloat16")
     expected = [updater.update([batch], 0.0).loss_sum for _ in range(3)]
-    passes, tried = updater._graphed, list[int]()
+    backward, tried = updater._backward, list[int]()
 
-    def fail(batch: Any) -> Any:
-        tried.append(batch.n_rows)
-        sums = passes(batch)
-        torch.empty(1 << 60, dtype=torch.uint8, device=GPU)  # the allocator's own error, in a capture
-        return sums
+    def fail(batch: Any, *rest: Any, **options: Any) -> Any:
+        results = backward(batch, *rest, **options)
+        if torch.cuda.is_current_stream_capturing():
+            tried.append(batch.n_rows)
+            torch.empty(1 << 60, dtype=torch.uint8, device=GPU)  # the allocator's own error
+        return results
 
     larger = collate([Example(src=[5, 6], tgt=[7])] * 5).to(GPU)
     updater.update([larger], 0.0)
-    monkeypatch.setattr(updater, "_graphed", fail)
+    monkeypatch.setattr(updater, "_backward", fail)
     assert [updater.update([larger], 0.0).loss_sum for _ in range(4)] == pytest.approx(
         [1.25 * expected[0]] * 4, rel=1e-2
     )

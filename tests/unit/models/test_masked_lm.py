@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oracle.adapter import fitting, options_of, randomize
+from oracle.adapter import encoder_weights, fitting, options_of, randomize
 from oracle.cases import pad, sentences
-from oracle.encoder import encoder_weights
 from oracle.numpy_transformer import ACTIVATIONS, Array, encode, linear, normalise
-from transduce.config.architectures import BertSettings
-from transduce.config.kinds import model_settings, resolve_preset
+from transduce.config.architectures import BertSettings, model_settings, resolve_preset
 from transduce.config.model import ModelSettings
 from transduce.models.registry import build_model, count_parameters
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oracle.cases import SINGLE, VOCAB, pad, sentences, settings
 from transduce.models.registry import build_model
-from transduce.training.loss import label_smoothed_loss
+from transduce.nn.loss import label_smoothed_loss
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor]:

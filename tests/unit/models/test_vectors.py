@@ -9,17 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from oracle.adapter import fitting, options_of, randomize
-from oracle.encoder import encoder_weights
+from oracle.adapter import encoder_weights, fitting, options_of, randomize
 from oracle.numpy_transformer import Array, encode
+from transduce.config.architectures import model_settings
 from transduce.config.decoding import DecodingOptions
-from transduce.config.kinds import model_settings
 from transduce.data.batch import collate, collate_labelled, pad_sources
-from transduce.data.examples import Example
-from transduce.data.sentence_pairs import pack
+from transduce.data.store import Example, pack
 from transduce.decoding.engine import DecodingInput
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
+from transduce.kernels.accelerate import accelerate
 from transduce.models.registry import build_model
 
 WIDTH, VOCAB = 7, 13
@@ -92,6 +91,7 @@ def test_padding_changes_no_gradient() -> None:
 @pytest.mark.parametrize("beam", [1, 4])
 def test_the_batch_does_not_change_an_output(beam: int) -> None:
     model, _ = make("transformer", torch.float32, d_model=64, n_heads=2)  # as in decoding/test_independence.py
+    accelerate(model, device=torch.device("cpu"), precision=torch.float32, purpose="decoding")
     engine = TorchEngine(model)
     sources = [DecodingInput((i,), one, 12) for i, one in enumerate(sequences(1, 2, 15, 16, 17, 33, 3, 5, 70))]
     options = DecodingOptions(beam=beam, batch_tokens=200)

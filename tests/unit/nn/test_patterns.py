@@ -15,9 +15,9 @@ from oracle.adapter import fitting, randomize
 from oracle.cases import VOCAB
 from transduce.models.registry import build_model
 from transduce.nn.attention import SelfAttention
-from transduce.nn.bias import BlockBias, CausalBias, SplitBias, dense_bias, padded_bias, sequence_bias, step_bias
+from transduce.nn.bias import CAUSAL, PatternBias, dense_bias, padded_bias, sequence_bias, step_bias
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import PATTERNS, CausalPattern, FullPattern, LocalPattern, SummaryPattern, make_patterns
+from transduce.nn.patterns import PATTERNS, CausalPattern, LocalPattern, Pattern, make_patterns
 from transduce.nn.positions import POSITIONS, Positions
 
 
@@ -44,7 +44,7 @@ def definition(name: str, i: int, j: int, *, size: int, summary: int, causal: bo
 )
 def test_factors_are_the_papers(name: str, size: int, summary: int, first: int, n: int, causal: bool) -> None:
     queries, keys = torch.arange(first, first + n), torch.arange(first + n)
-    layers = make_patterns(name, size=size, summary=summary, spread="layers", n_heads=3, causal=causal)
+    layers = make_patterns(name, size=size, summary=summary, spread="layers", causal=causal)
     wanted = [[definition(name, i, j, size=size, summary=summary, causal=causal) for j in keys] for i in queries]
     for k, factor in enumerate(layers):
         mask = factor.mask(queries, keys)
@@ -53,7 +53,7 @@ def test_factors_are_the_papers(name: str, size: int, summary: int, first: int, 
         assert not causal or not mask[:, :hidden].any()
         if causal and factor.contiguous:
             assert factor.mask(queries[:1], keys[: first + 1])[0, hidden:].all()
-    (heads,) = make_patterns(name, size=size, summary=summary, spread="heads", n_heads=3, causal=causal)
+    (heads,) = make_patterns(name, size=size, summary=summary, spread="heads", causal=causal)
     bias = step_bias(heads, queries, keys, scheme_of("none", causal=causal), history=None, masked=True)
     visible = (dense_bias(bias, torch.zeros(1, 3, n, 4))[0] == 0).expand(3, -1, -1)
     groups = [layers[0], layers[0], layers[-1]]
@@ -64,7 +64,7 @@ def scheme_of(name: str, *, causal: bool) -> Any:
     return POSITIONS[name](d_model=16, d_head=4, max_positions=300, n_heads=4, causal=causal).double()
 
 
-def dense_of(pattern: FullPattern, n: int, groups: torch.Tensor | None, scheme: Positions) -> Any:
+def dense_of(pattern: Pattern, n: int, groups: torch.Tensor | None, scheme: Positions) -> Any:
     """The same bias made of one mask."""
     places = torch.arange(n)
     history = None if groups is None else attention_bias(groups[:, :, None] == groups[:, None, :])
@@ -81,11 +81,12 @@ BLOCKED: dict[str, dict[str, Any]] = {
 }
 
 
-def parts_of(bias: Any) -> list[Any]:
-    return [part for _, part in bias.parts] if isinstance(bias, SplitBias) else [bias]
+def is_in_blocks(bias: Any) -> bool:
+    parts = bias if isinstance(bias, tuple) else [bias]
+    return all(isinstance(part, PatternBias) and part.blocks is not None for part in parts)
 
 
-def compare(pattern: FullPattern, bias: Any, groups: torch.Tensor | None, scheme: Positions, n: int) -> None:
+def compare(pattern: Pattern, bias: Any, groups: torch.Tensor | None, scheme: Positions, n: int) -> None:
     """Attention in blocks equals attention under a mask, values and gradients, in float64."""
     attention = SelfAttention(d_model=16, n_heads=4, n_kv_heads=2).double()
     x = torch.randn(3, n, 16, dtype=torch.float64, requires_grad=True)
@@ -109,12 +110,12 @@ def compare(pattern: FullPattern, bias: Any, groups: torch.Tensor | None, scheme
 @pytest.mark.parametrize("packed", [False, True], ids=["one document", "documents"])
 def test_causal_blocks_equal_the_dense_computation(scheme: str, options: dict[str, Any], packed: bool) -> None:
     positions = scheme_of(scheme, causal=True)
-    for n in (81, 130):
+    for n in (99, 130):
         torch.manual_seed(n)
         documents = torch.randint(0, 2, (3, n)).cumsum(1) // 20 if packed else None
-        for pattern in make_patterns(**options, n_heads=4, causal=True):
+        for pattern in make_patterns(**options, causal=True):
             bias = sequence_bias(pattern, torch.arange(n), positions, documents=documents)
-            assert all(isinstance(part, BlockBias) for part in parts_of(bias))
+            assert is_in_blocks(bias)
             compare(pattern, bias, documents, positions, n)
 
 
@@ -127,9 +128,9 @@ def test_blocks_in_both_directions_equal_the_dense_computation(scheme: str, opti
         torch.manual_seed(n)
         mask = torch.ones(3, 1, n, dtype=torch.bool)
         mask[1, :, n - n // 3 :] = mask[2, :, : n // 4] = False
-        for pattern in make_patterns(**options, n_heads=4, causal=False):
+        for pattern in make_patterns(**options, causal=False):
             bias = padded_bias(pattern, torch.arange(n), positions, mask)
-            assert all(isinstance(part, BlockBias) for part in parts_of(bias))
+            assert is_in_blocks(bias)
             compare(pattern, bias, mask[:, 0], positions, n)
 
 
@@ -138,39 +139,35 @@ def test_short_sequences_are_computed_at_once() -> None:
     assert isinstance(sequence_bias(LocalPattern(40), torch.arange(80), none), torch.Tensor)
 
 
-def test_two_blocks_are_separate_and_summaries_are_gathered() -> None:
-    own, ends = make_patterns("fixed", size=40, summary=4, spread="layers", n_heads=2, causal=True)
-    assert [own.worthwhile(n) for n in (40, 56, 57, 80)] == [False, False, True, True]
-    assert [ends.worthwhile(n) for n in (32, 40, 41, 80)] == [False, True, True, True]
-    assert not SummaryPattern(40, 30).worthwhile(400)
-    assert [SummaryPattern(1024, 8).worthwhile(n) for n in (33, 255, 256)] == [False, False, True]
-    for pattern in (own, ends):
-        bias = sequence_bias(pattern, torch.arange(80), scheme_of("none", causal=True))
-        compare(pattern, bias, None, scheme_of("none", causal=True), 80)
+@pytest.mark.parametrize("factor", [0, 1], ids=["own block", "ends"])
+def test_blocks_are_used_where_they_have_fewer_pairs(factor: int) -> None:
+    pattern: Any = make_patterns("fixed", size=40, summary=4, spread="layers", causal=True)[factor]
+    for n in (40, 64, 65, 80, 100):
+        blocks = pattern.blocks(n, torch.device("cpu"))
+        n_pairs = blocks.queries.numel() * blocks.keys.shape[1]
+        assert blocks.worthwhile() == (n > 64 and n_pairs < n * n)
+        assert sorted(blocks.queries.flatten().tolist())[:n] == list(range(n))
+        bias = sequence_bias(pattern, torch.arange(n), scheme_of("none", causal=True))
+        compare(pattern, bias, None, scheme_of("none", causal=True), n)
 
 
 def test_the_bias_of_fused_causal_kernels_as_a_matrix() -> None:
     expected = attention_bias(CausalPattern().mask(torch.arange(5), torch.arange(5))[None])
-    assert torch.equal(CausalBias().dense(torch.empty(1, 1, 5, 4)), expected)
+    assert torch.equal(CAUSAL.dense(torch.empty(1, 1, 5, 4)), expected)
     attention, x = SelfAttention(d_model=16, n_heads=4), torch.randn(2, 5, 16)
-    assert torch.equal(*(attention(x, bias=bias, rotate=lambda y: y) for bias in (CausalBias(), expected)))
+    assert torch.equal(*(attention(x, bias=bias, rotate=lambda y: y) for bias in (CAUSAL, expected)))
 
 
-@pytest.mark.parametrize(
-    "case", ["causal", "matrix", "one per row", "blocks", "blocks of documents", "blocks of heads"]
-)
+@pytest.mark.parametrize("case", ["causal", "matrix", "one per row"])
 def test_the_fused_kernel_of_long_sequences_equals_products(case: str) -> None:
     """In training, without dropout; values and gradients, in float64."""
     n = 300
     places, documents = torch.arange(n), torch.arange(n).repeat(2, 1) // torch.tensor([[70], [200]])
-    name = "alibi" if case == "blocks of heads" else "none"
-    pattern = CausalPattern() if "blocks" not in case else LocalPattern(130)
-    groups = documents if case in ("one per row", "blocks of documents") else None
-    bias = sequence_bias(pattern, places, scheme_of(name, causal=True), documents=groups)
+    groups = documents if case == "one per row" else None
+    bias = sequence_bias(CausalPattern(), places, scheme_of("none", causal=True), documents=groups)
     if case == "matrix":
         bias = dense_bias(bias, torch.empty(1, 1, n, 4))
-    expected_type = {"causal": CausalBias, "matrix": torch.Tensor, "one per row": torch.Tensor}
-    assert isinstance(bias, expected_type.get(case, BlockBias))
+    assert (bias is CAUSAL) == (case == "causal")
     attention, x = SelfAttention(d_model=16, n_heads=4).double(), torch.randn(2, n, 16, dtype=torch.float64)
     x.requires_grad_()
     fused = attention(x, bias=bias, rotate=lambda y: y)

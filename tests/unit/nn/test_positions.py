@@ -43,6 +43,8 @@ def test_offset_continues_where_a_prefix_ended(kind: str) -> None:
     [
         ("sinusoidal", (True, False, False)),
         ("sinusoidal_halves", (True, False, False)),
+        ("sinusoidal_fairseq", (True, False, False)),
+        ("sinusoidal_marian", (True, False, False)),
         ("learned", (True, False, False)),
         ("rotary", (False, True, False)),
         ("alibi", (False, False, True)),
@@ -59,7 +61,7 @@ def test_each_scheme_uses_one_hook_or_none(kind: str, hooks: tuple[bool, bool, b
     assert (bias is not None and bias.shape == (3, 7, 7)) == hooks[2]
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_halves"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_halves", "sinusoidal_marian"])
 def test_positions_past_the_table_but_below_max_positions(kind: str) -> None:
     """The table has fewer rows than max_positions: positions of separate documents must not index past it."""
     scheme = make(kind, d_model=4, max_positions=20_000)

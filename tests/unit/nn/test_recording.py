@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.config.kinds import model_settings
+from transduce.config.architectures import model_settings
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model
 from transduce.nn.recording import Recording, intervene, record, switched_off, switches, twin

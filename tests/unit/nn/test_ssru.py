@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.ssru import SSRU, scan
+from transduce.nn.state import DecoderState, LayerCache
 
 
 def inputs(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:

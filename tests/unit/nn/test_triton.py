@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import os
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from transduce.config.architectures import model_settings
+from transduce.models.registry import build_model
 
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -66,7 +70,7 @@ def test_attention_and_its_gradients(
     bias: str | None,
     causal: bool,
 ) -> None:
-    from transduce.native.triton_attention import attend
+    from transduce.kernels.triton_attention import attend
 
     query = heads(batch, n_queries, n_heads, width)
     key, value = heads(batch, n_keys, n_kv_heads, width), heads(batch, n_keys, n_kv_heads, values)
@@ -86,7 +90,7 @@ def test_attention_and_its_gradients(
 
 
 def test_dropout_of_weights_is_the_same_in_the_gradient_and_independent() -> None:
-    from transduce.native.triton_attention import _HeadsAttention, attend
+    from transduce.kernels.triton_attention import _HeadsAttention, attend
 
     n_heads, n, batch = 4, 32, 10
     query, key = heads(batch, n, n_heads, 16), heads(batch, n, n_heads, 16)
@@ -116,8 +120,8 @@ def test_dropout_of_weights_is_the_same_in_the_gradient_and_independent() -> Non
 def test_residual_connections_and_norms(
     kind: str, shape: tuple[int, ...], p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transduce.native import triton_residual
-    from transduce.native.triton_residual import add_and_norm, normed
+    from transduce.kernels import triton_residual
+    from transduce.kernels.triton_residual import add_and_norm, normed
 
     monkeypatch.setattr(triton_residual, "_PROGRAMS", 32)
     width = shape[-1]
@@ -154,7 +158,7 @@ def test_residual_connections_and_norms(
 
 
 def test_a_stream_in_bfloat16() -> None:
-    from transduce.native.triton_residual import add_and_norm
+    from transduce.kernels.triton_residual import add_and_norm
 
     norm = nn.LayerNorm(24).to(GPU)
     x = torch.randn(7, 24, device=GPU, requires_grad=True)  # of an embedding
@@ -174,7 +178,7 @@ def test_a_stream_in_bfloat16() -> None:
 @pytest.mark.parametrize("dtype", sorted({torch.float32, HALF}, key=str), ids=str)
 @pytest.mark.parametrize("n_rows", [1, 40, 3000])
 def test_a_linear_layer_and_sums_of_columns(dtype: torch.dtype, n_rows: int) -> None:
-    from transduce.native.triton_linear import GpuLinear, column_sums
+    from transduce.kernels.triton_linear import GpuLinear, column_sums
 
     x = torch.randn(n_rows, 130, device=GPU).to(dtype)
     torch.testing.assert_close(column_sums(x).double(), x.double().sum(0), rtol=0, atol=1e-3)
@@ -191,14 +195,14 @@ def test_a_linear_layer_and_sums_of_columns(dtype: torch.dtype, n_rows: int) -> 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_the_loss_of_all_rows_in_several_chunks(biased: bool, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transduce.native import triton_loss
+    from transduce.kernels import triton_linear
 
-    monkeypatch.setattr(triton_loss, "_CHUNK", 176)  # 16 rows
+    monkeypatch.setattr(triton_linear, "_CHUNK", 176)  # 16 rows
     hidden, weight = (torch.randn(40, 8, device=GPU) * scale).requires_grad_(), torch.randn(11, 8, device=GPU)
     bias = torch.randn(11, device=GPU, requires_grad=True) if biased else None
     inputs = [hidden, weight.requires_grad_(), *([] if bias is None else [bias])]
     gold = torch.randint(0, 11, (40, 1), device=GPU)[:, 0]
-    loss, nll = triton_loss.GpuLinearCrossEntropy.apply(hidden, weight, bias, gold, 0, 0.1, torch.float32, True)
+    loss, nll = triton_linear.GpuLinearCrossEntropy.apply(hidden, weight, bias, gold, 0, 0.1, torch.float32, True)
     logits = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
     expected = F.cross_entropy(logits, gold, ignore_index=0, label_smoothing=0.1, reduction="sum")
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -206,3 +210,28 @@ def test_the_loss_of_all_rows_in_several_chunks(biased: bool, scale: float, monk
     theirs = torch.autograd.grad(expected, inputs)
     for one, other in zip(torch.autograd.grad(loss, inputs), theirs, strict=True):
         assert (one.double() - other).norm() / other.double().norm() < 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"residual": "pre", "norm": "rms", "bias": False}, {"n_kv_heads": 1}], ids=str)
+def test_a_model_with_modules_for_gpus(options: dict[str, Any]) -> None:
+    """`accelerate` puts them in on a GPU; their loss and gradients are those of the modules that they replace."""
+    from transduce.kernels.accelerate import _replace
+    from transduce.kernels.gpu import FOR_GPUS
+
+    sizes = {"d_model": 32, "d_ff": 48, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
+    torch.manual_seed(2)
+    model: Any = build_model(model_settings(**{**sizes, **options}), n_src=40, n_tgt=40).to(GPU)
+    src, tgt = torch.randint(4, 40, (3, 9), device=GPU), torch.randint(4, 40, (3, 11), device=GPU)
+    src[1, 5:] = tgt[2, 7:] = 0
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        loss, nll, n = model.output_embedding.loss(model(src, tgt), tgt, bias=model.output_bias)
+        loss.backward()
+        return [loss.detach(), nll, n, *(p.grad.clone() for p in model.parameters())]
+
+    expected = gradients()
+    _replace(model, FOR_GPUS)
+    assert sum(type(module) in FOR_GPUS.values() for module in model.modules()) > 20
+    for ours, theirs in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

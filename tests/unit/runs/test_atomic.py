@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -135,14 +134,3 @@ def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
 def test_missing_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"state\.json is missing"):
         read_json(tmp_path / "state.json")
-
-
-def test_a_small_hostile_json_file_takes_little_memory(tmp_path: Path) -> None:
-    """Nested lists take 20 times their length: a file of 256 MiB took 5.6 GB."""
-    path = tmp_path / "data.json"
-    path.write_bytes(b"[" + b"[]," * 6_000_000 + b"[]]")
-    tracemalloc.start()
-    with pytest.raises(RunFolderError, match=r"data\.json is damaged: .* values"):
-        read_json(path)
-    assert tracemalloc.get_traced_memory()[1] < 3 * path.stat().st_size
-    tracemalloc.stop()

@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,17 @@ from system.commands import transduce
 from transduce.config.settings import Settings
 from transduce.convert.hub_folder import read_tokenizer
 from transduce.data.store import TextStore
-from transduce.data.tmx import read_units
+from transduce.data.tmx import Memory
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError
 from transduce.evaluation.report import report_html
-from transduce.evaluation.result_files import read_record, render_record, save_set
+from transduce.evaluation.run_record import read_record, render_record, save_set
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import MOST_JSON, expecting, read_bytes, read_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import fingerprint
 from transduce.runs.tensors import load_tensors, write_tensors
-from transduce.tasks.registry import TASKS
 from transduce.text.hub import HubTokenizer
-
-PAGE = partial(report_html, wording=TASKS["translation"].wording)
 
 
 @pytest.fixture
@@ -79,7 +75,7 @@ def test_a_value_of_an_unexpected_form_is_damaged(tmp_path: Path) -> None:
             wrong()
 
 
-@pytest.mark.parametrize("link", ["victim", ".", "new"])
+@pytest.mark.parametrize("link", ["victim", "new"])
 @pytest.mark.parametrize(
     "place",
     [
@@ -215,7 +211,7 @@ def resume(checkpoint: Path) -> None:
         lambda s: s["training"].update(rows=3.5),
         lambda s: s["training"].update(rows=[[1, 2]]),
         lambda s: s["training"].update(rows=[["x"] * 8]),
-        lambda s: s["training"].update(best=[1]),
+        lambda s: s["training"].update(best_scores=[1]),
         lambda s: s["training"].update(update=-1),
         lambda s: s["training"].update(update=1 << 62),
         lambda s: s["training"].update(epochs="x"),
@@ -231,9 +227,9 @@ def test_a_malformed_state_is_damaged(last: Path, change: Callable[[dict[str, An
         resume(last)
 
 
-@pytest.mark.parametrize("fate", ["shape", "type", "missing", "optimizer", "moment"])
+@pytest.mark.parametrize("fate", ["shape", "type", "missing", "optimizer"])
 def test_tensors_of_another_model_are_damaged(last: Path, fate: str) -> None:
-    tensors = load_tensors(last / "training.safetensors", sealed=False)
+    tensors = load_tensors(last / "training.safetensors")
     name = next(n for n in tensors if n.startswith("model/"))
     if fate == "shape":
         tensors[name] = tensors[name][:1].clone()
@@ -241,12 +237,10 @@ def test_tensors_of_another_model_are_damaged(last: Path, fate: str) -> None:
         tensors[name] = tensors[name].to(torch.int32)
     elif fate == "missing":
         tensors.pop(name)
-    elif fate == "optimizer":
+    else:
         name = next(n for n in tensors if n.endswith("exp_avg") and tensors[n].dim() == 2)
         tensors[name] = tensors[name][:1].clone()
-    else:
-        tensors.pop(next(n for n in tensors if n.endswith("exp_avg")))
-    write_tensors(last / "training.safetensors", tensors, seal=False)
+    write_tensors(last / "training.safetensors", tensors)
     enter(last, "training.safetensors")
     change_state(last, unfinished)
     with pytest.raises(RunFolderError, match=f"{last.name} is damaged"):
@@ -288,18 +282,16 @@ RECORDS = (
 
 
 @pytest.mark.parametrize("name", RECORDS)
-@pytest.mark.parametrize(
-    "value", [[1], {"sets": 3}, {"sets": [{"x": 1}]}, "x", {"sets": [[]], "sentences": [{"src": 1}], "leaks": 3}]
-)
+@pytest.mark.parametrize("value", [[1], {"sets": [{"x": 1}]}, {"sets": [[]], "sentences": [{"src": 1}], "leaks": 3}])
 def test_the_run_of_a_malformed_record_is_named(run: Path, name: str, value: object) -> None:
     folder = RunFolder.open(run)
-    before = render_record(folder, PAGE)
+    before = render_record(folder, report_html)
     (run / name).write_text(json.dumps(value))
     try:
         read_record(folder)
-        assert render_record(folder, PAGE) and before
+        assert render_record(folder, report_html) and before
     except RunFolderError as error:  # if it is not left out
-        assert "is damaged" in str(error) and f"transduce verify {run} --files" in str(error)
+        assert "is damaged" in str(error) and f"transduce verify {run}" in str(error)
 
 
 def test_a_record_with_invalid_numbers_is_named_when_it_is_extended(run: Path) -> None:
@@ -309,12 +301,6 @@ def test_a_record_with_invalid_numbers_is_named_when_it_is_extended(run: Path) -
         with pytest.raises(RunFolderError, match=r"text_scores.json is damaged"):
             save_set(folder, "text_scores", "a", {"nll": 1.0})
         assert (run / "text_scores.json").read_text() == content
-
-
-def test_damaged_attention_that_only_the_page_s_script_reads_is_reported(run: Path) -> None:
-    (run / "attention.json").write_text('{"sentences": [{"sides": {}, "attention": [{"weights": "x"}]}]}')
-    with pytest.raises(RunFolderError, match=f"a record of {run} .* is damaged"):
-        render_record(RunFolder.open(run), PAGE)
 
 
 # -- vocabularies, imports, recipes, text
@@ -355,8 +341,8 @@ def test_a_path_that_links_to_itself(tmp_path: Path) -> None:
     assert Settings.from_mapping(corpus).resolve_paths(tmp_path).data.train[0].path == tmp_path / "a"
 
 
-@pytest.mark.parametrize("encoding", ["x", "UTF-7", "utf-32"])
+@pytest.mark.parametrize("encoding", ["x", "hex", "utf-32"])
 def test_a_translation_memory_in_an_unknown_encoding(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "a.tmx").write_text(f'<?xml version="1.0" encoding="{encoding}"?><tmx><body/></tmx>')
     with pytest.raises(DataError, match=r"a.tmx, line 1: not valid TMX"):
-        list(read_units(tmp_path / "a.tmx"))
+        list(Memory(tmp_path / "a.tmx", 1 << 20).units())

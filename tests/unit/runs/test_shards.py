@@ -38,7 +38,7 @@ def write_ranks(folder: Path, *ends: int) -> None:
         parts = {name: tensor[rows] for name, tensor in WHOLE.items() if tensor[rows].numel()}
         info = ", ".join(f'"{name}": {{"saved_offsets": {[rows.start, 0][: t.ndim]}}}' for name, t in parts.items())
         metadata = {"DCP_SHARDING_INFO": f"{{{info}}}"}
-        write_tensors(folder / FOLDER / f"{rank:05d}.safetensors", parts, metadata, seal=False)
+        write_tensors(folder / FOLDER / f"{rank:05d}.safetensors", parts, metadata)
 
 
 @pytest.mark.loopback
@@ -51,7 +51,7 @@ def test_shards_are_read_as_they_were_written_without_pickles(
     found = read_shards(tmp_path, sharded["model/a"])
     assert all(is_sharded(tensor) for tensor in found.values())
     assert all(torch.equal(tensor, WHOLE[name]) for name, tensor in gather(found, keep=True).items())
-    assert load_tensors(tmp_path / FOLDER / "00000.safetensors", sealed=False).keys() == WHOLE.keys()
+    assert load_tensors(tmp_path / FOLDER / "00000.safetensors").keys() == WHOLE.keys()
     assert gather(found, keep=False) == {}
 
 

@@ -12,9 +12,8 @@ import torch
 import marians
 from transduce.runs import manifest as manifest_module
 from transduce.runs.folder import RunFolder
-from transduce.runs.manifest import check_file, fingerprint, seal_folder
+from transduce.runs.manifest import check_file, fingerprint, seal_folder, summarize, verify_files
 from transduce.runs.tensors import save_tensors
-from transduce.verification.files import summary, verify_files
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +46,20 @@ def test_a_run_as_it_was_written(run: Path) -> None:
     assert {one.name for one in found} == files and len(found) == len(files)
     assert status(run) == {"recipe.toml": "unchecked"}
     assert not any(one.is_error for one in found)
-    assert summary(found).endswith("files match their checksums; 1 unchecked")
+    assert summarize(found).endswith("files match their checksums; 1 unchecked")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.model", "config.json", "data.json", "report.html"])
 def test_a_missing_file_is_an_error(run: Path, name: str) -> None:
     (run / name).unlink()
     assert status(run)[name] == "MISSING"
-    assert "1 missing" in summary(verify_files(run))
+    assert "1 missing" in summarize(verify_files(run))
 
 
 def test_a_forged_card_is_reported(run: Path) -> None:
     (run / "README.md").write_text("# a better model\n")
     assert status(run)["README.md"] == "changed"
-    assert "1 changed" in summary(verify_files(run)) and "all" not in summary(verify_files(run))
+    assert "1 changed" in summarize(verify_files(run)) and "all" not in summarize(verify_files(run))
 
 
 def test_a_forged_report_is_damaged(run: Path) -> None:
@@ -73,7 +72,7 @@ def test_a_foreign_file_is_unchecked(run: Path, name: str) -> None:
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_text("?")
     assert status(run)[name] == "unchecked"
-    assert "2 unchecked" in summary(verify_files(run)), "with recipe.toml"
+    assert "2 unchecked" in summarize(verify_files(run)), "with recipe.toml"
 
 
 def test_files_of_a_sealed_folder(run: Path) -> None:
@@ -92,13 +91,29 @@ def test_files_of_a_sealed_folder(run: Path) -> None:
     assert (status(run)["tokens/manifest.json"], status(run)["tokens/b.npy"]) == ("DAMAGED", "unchecked")
 
 
-def test_weights_that_contain_their_checksum_are_compared_with_it(run: Path) -> None:
-    (run / "averaging").mkdir()
-    for name in ("shortlist.safetensors", "averaging/u00000007.safetensors"):
-        save_tensors(run / name, {"w": torch.ones(3)})
-        assert name not in status(run)
-        (run / name).write_bytes((run / name).read_bytes()[:-1] + b"x")
-        assert status(run)[name] == "DAMAGED"
+def test_weights_to_average_are_compared_with_the_checksums_in_the_checkpoints(run: Path) -> None:
+    path = run / "averaging" / "u00000007.safetensors"
+    path.parent.mkdir()
+    save_tensors(path, {"w": torch.ones(3)})
+    name, state = path.relative_to(run).as_posix(), {"average": {"files": {path.name: fingerprint(path)}}}
+    assert status(run)[name] == "unchecked"
+    with RunFolder.create(run, RunFolder.open(run).settings, "") as folder:
+        folder.checkpoints.save(8, {"w": torch.ones(3)}, state)
+    assert name not in status(run)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert status(run)[name] == "DAMAGED"
+    path.unlink()
+    assert status(run)[name] == "MISSING"
+    path.parent.rmdir()  # as at the end of the training
+    assert name not in status(run)
+
+
+def test_weights_that_a_training_replaces_have_no_checksum_and_load(run: Path) -> None:
+    values = json.loads((run / "manifest.json").read_text())
+    del values["files"]["model.safetensors"]
+    (run / "manifest.json").write_text(json.dumps(values))
+    assert status(run)["model.safetensors"] == "unchecked"
+    assert RunFolder.open(run).load_model()
 
 
 def test_damage_in_a_checkpoint_is_reported_with_the_file(run: Path) -> None:
@@ -111,12 +126,9 @@ def test_damage_in_a_checkpoint_is_reported_with_the_file(run: Path) -> None:
     assert status(run)["checkpoints/u00000007/manifest.json"] == "MISSING"
 
 
-@pytest.mark.parametrize(("event", "status_of_model"), [("update", None), ("validation", "MISSING")])
-def test_a_run_before_its_first_validation_has_no_model_yet(run: Path, event: str, status_of_model: str | None) -> None:
-    (run / "tokens").mkdir()
-    (run / "metrics.jsonl").write_text(json.dumps({"event": event, "update": 7}) + "\n")
-    (run / "model.safetensors").unlink()
-    assert status(run).get("model.safetensors") == status_of_model
+def test_a_run_before_its_first_validation_has_no_model_yet(tmp_path: Path, made: Path) -> None:
+    with RunFolder.create(tmp_path / "run", RunFolder.open(made).settings, ""):
+        assert status(tmp_path / "run") == {".lock": "unchecked", "recipe.toml": "unchecked"}
 
 
 def test_a_file_of_another_size_is_never_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

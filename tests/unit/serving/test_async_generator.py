@@ -13,9 +13,8 @@ import text_runs
 from transduce import DecodingOptions, Generator
 from transduce.decoding.queue import ExpiredError
 from transduce.errors import DataError
-from transduce.native.library import load_library
-from transduce.serving.async_generator import AsyncTextGenerator, Completions
-from transduce.serving.concurrency import in_parts
+from transduce.kernels.library import load_library
+from transduce.serving.async_models import AsyncTextGenerator, Completions, in_parts
 from transduce.serving.limits import Admission, Limits, OverloadedError
 
 pytestmark = pytest.mark.anyio

@@ -17,9 +17,8 @@ from starlette.responses import StreamingResponse
 import marians
 from transduce.decoding.queue import ExpiredError
 from transduce.errors import SettingsError
-from transduce.serving import http
-from transduce.serving.http import Call, Handler, stream_response
-from transduce.serving.limits import OverloadedError
+from transduce.serving.http import Call, Handler
+from transduce.serving.limits import Limits, OverloadedError
 from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, own
 from transduce.serving.protocols.own import token_ends
 from transduce.serving.service import Service
@@ -50,8 +49,8 @@ def test_an_error_inside_a_stream_has_one_line_and_its_kind(error: Exception, st
         return [json.loads(bytes(event).removeprefix(b"data: ")) async for event in streamed.body_iterator]
 
     async def main() -> None:
-        assert await read(await stream_response(parts(), end=math.inf)) == [{"a": 1}, {"error": "too late"}]
-        found = (await read(await stream_response(parts(), openai.format_error, end=math.inf)))[-1]
+        first, found = await read(await openai.stream_response(parts(), end=math.inf))
+        assert first == {"a": 1}
         assert found == openai.format_error(status, "too late") and found["error"]["type"] == kind
 
     asyncio.run(main())
@@ -59,14 +58,14 @@ def test_an_error_inside_a_stream_has_one_line_and_its_kind(error: Exception, st
 
 @pytest.mark.anyio
 async def test_a_stream_that_is_not_read_ends_after_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_SENDING", 0.0)
+    monkeypatch.setattr(openai, "SENDING", 0.0)
 
     async def parts() -> AsyncIterator[int]:
         for number in range(100):
             yield number
 
     end = asyncio.get_running_loop().time() + 0.2
-    response: Any = await stream_response(parts(), end=end)
+    response: Any = await openai.stream_response(parts(), end=end)
     events = []
     async for event in response.body_iterator:
         events.append(bytes(event))
@@ -89,12 +88,6 @@ def test_a_header_shortens_the_deadline() -> None:
     for bad in (b"x", b"-1", b"0", b"nan"):
         with pytest.raises(SettingsError, match="X-Request-Timeout"):
             asyncio.run(seconds(x_request_timeout=bad))
-
-
-def test_line_ends_that_do_not_end_sentences() -> None:
-    body: dict[str, Any] = {"text": ["a\nb\r\nc", "d"], "target_lang": "DE", "split_sentences": "nonewlines"}
-    assert deepl.DeepLRequest(**body).texts() == ["a b c", "d"]
-    assert deepl.DeepLRequest(**body, tag_handling="xml").texts() == body["text"]
 
 
 def test_runs_of_the_same_languages_are_listed_once() -> None:
@@ -145,6 +138,24 @@ def test_the_first_wrong_item_of_a_list_ends_the_validation(model: type[BaseMode
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(json.dumps({field: [item] * 1000}))
     assert caught.value.error_count() <= 5
+
+
+@pytest.mark.parametrize("value", [123, None, {"a": "b"}])
+def test_a_wrong_text_is_told_what_is_allowed(value: object) -> None:
+    with pytest.raises(SettingsError, match=r"^text: Input should be a text or a list of texts; given: "):
+        call(body=json.dumps({"text": value}).encode()).parse(own.TranslationRequest)
+
+
+def test_limits_of_tokens_are_lowered_to_those_of_the_service() -> None:
+    for limits, most in (
+        ({"max_tokens": 10**6}, 1024),
+        ({"max_completion_tokens": 1025}, 1024),
+        ({"max_tokens": 9}, 9),
+    ):
+        asked = openai.ChatRequest.model_validate({"model": "gpt", "messages": [], **limits})
+        assert asked.sampling(256, Limits()).max_length == most
+        search = asked.search("A dog runs." * 500, Limits())
+        assert ("max_length" in search.model_fields_set) == (most == 9) and (search.max_length == 9) == (most == 9)
 
 
 def test_other_fields_of_a_translation_are_decoding_options() -> None:

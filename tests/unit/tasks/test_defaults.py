@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.config.kinds import resolve_preset
+from transduce.config.architectures import resolve_preset
 from transduce.config.settings import Settings
 from transduce.errors import SettingsError
 from transduce.machine import Machine, this_machine
 from transduce.models.registry import check_model
-from transduce.tasks.causal import CAUSAL
-from transduce.tasks.defaults import FINE_TUNING, Choice, Facts, choose, format_choices
-from transduce.tasks.registry import TASKS
-from transduce.tasks.translation import TRANSLATION
+from transduce.tasks.defaults import CAUSAL, DEFAULTS, FINE_TUNING, TRANSLATION, Choice, Facts, choose, format_choices
+from transduce.tasks.resolve import TASKS
 
 LAPTOP = Machine("cpu", "laptop", 2, 8 * 2**30, precision="float32")
 GPU = Machine("cuda", "card", 16, 80 * 2**30, precision="bfloat16")
@@ -23,9 +21,9 @@ GPU = Machine("cuda", "card", 16, 80 * 2**30, precision="bfloat16")
 
 def facts_of(asked: Settings, machine: Machine, amount: int, tokens: int | None = None) -> Facts:
     task = TASKS[asked.task]
-    sizes = task.defaults.sizes
+    sizes = DEFAULTS[asked.task].sizes
     return Facts(
-        asked=asked, settings=asked, machine=machine, sizes=sizes, amount=amount, unit=task.unit, tokens=tokens
+        asked=asked, settings=asked, machine=machine, sizes=sizes, amount=amount, unit=task.form.unit, tokens=tokens
     )
 
 
@@ -55,7 +53,7 @@ def test_every_setting_that_training_needs_gets_a_default(n_pairs: int, machine:
 @given(n_pairs=st.integers(1, 10**7))
 def test_given_settings_never_change(n_pairs: int) -> None:
     given_ = {
-        "tokenizer": {"vocab_size": 777},
+        "tokenizer": {"vocab_size": 777, "placeholders": 8},
         "model": {"d_model": 64, "dropout": 0.123, "residual": "post"},
         "training": {
             "batch_tokens": 999,
@@ -68,6 +66,7 @@ def test_given_settings_never_change(n_pairs: int) -> None:
             "valid_updates": 11,
             "max_updates": 100,
         },
+        "evaluation": {"tokenize": "none"},
     }
     settings, choices = chosen(n_pairs, **given_)
     assert choices == []
@@ -140,7 +139,16 @@ def test_every_setting_that_a_language_model_needs_gets_a_default(n_bytes: int, 
     facts = replace(facts, settings=settings, tokens=max(1, n_bytes // 3))
     settings, more = choose(facts, CAUSAL.before_training)
     training = settings.training.model_dump(
-        exclude={"matrix_lr", "max_updates", "save_updates", "start", "guided_alignment"}
+        exclude={
+            "matrix_lr",
+            "max_updates",
+            "save_updates",
+            "start",
+            "lora",
+            "new_language",
+            "guided_alignment",
+            "consistency",
+        }
     )
     assert None not in training.values() and settings.data.context and settings.tokenizer.exact
     assert training["batch_tokens"] % settings.data.context == 0 and training["label_smoothing"] == 0
@@ -174,8 +182,8 @@ def test_a_very_short_training_has_at_least_one_update() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_fine_tuning_has_small_learning_rates(task: str) -> None:
     """In every task. Given settings stay; matrices under muon get twice the learning rate of the rest."""
-    rules = {**TASKS[task].defaults.before_training, **FINE_TUNING}
-    assert rules.keys() == TASKS[task].defaults.before_training.keys()
+    rules = {**DEFAULTS[task].before_training, **FINE_TUNING}
+    assert rules.keys() == DEFAULTS[task].before_training.keys()
     del rules["training.max_minutes"]
     for given_ in ({}, {"optimizer": "muon"}, {"max_updates": 9, "lr": 0.5}):
         asked = Settings.from_mapping(

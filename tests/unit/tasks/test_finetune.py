@@ -112,7 +112,7 @@ def test_extension_changes_no_translation_before_the_first_update(
     run = make_run(tmp_path / "run", joint=joint, **options)
     start = find_start(asked(run, tokenizer={"extend": 30}))
     assert start is not None
-    grown = extend_vocabulary(start, NEW, NEW, QUIET)
+    grown = extend_vocabulary(start, (NEW, NEW), QUIET)
     tokenizers = grown.tokenizers
     old = load_tokenizers(RunFolder.open(run))
     assert tokenizers.n_tgt == old.n_tgt + len(grown.tgt) > old.n_tgt
@@ -140,7 +140,7 @@ def test_a_character_vocabulary_grows_by_characters_only(
     run = text_runs.make_run(tmp_path / "run", kind="gpt", tokenizer=text_runs.vocabulary(kind, exact=True, size=size))
     start = find_start(asked(run, task="causal", tokenizer={"extend": 20}))
     assert start is not None
-    found = extend_vocabulary(start, LINES if explained else NEW, (), Log())
+    found = extend_vocabulary(start, (LINES if explained else NEW, ()), Log())
     assert explained == (not found.tgt)
     assert explained == ("fewer than 20: a character vocabulary" in capsys.readouterr().err)
 
@@ -153,7 +153,7 @@ def test_weights_that_do_not_fit_are_listed(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     start = find_start(asked(run))
     assert start is not None
-    grown = extend_vocabulary(start, NEW, NEW, QUIET)
+    grown = extend_vocabulary(start, (NEW, NEW), QUIET)
     assert grown.src == grown.tgt == ()
     save_start_weights(start, grown, start.settings, tmp_path / "tokens")
     settings = start.settings.model.model_copy(update={"d_ff": 25})

@@ -5,26 +5,22 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from typing import Any, get_type_hints
-from unittest import mock
 
 import pytest
 
-from transduce.config.kinds import MODEL_SETTINGS, kinds_for, resolve_preset
-from transduce.config.recipe import to_toml
+from transduce.cli.evaluate import Evaluate
+from transduce.config.architectures import MODEL_SETTINGS, kinds_for, resolve_preset
 from transduce.config.settings import Settings
-from transduce.data.store import LabelStore
 from transduce.errors import DataError, SettingsError
-from transduce.evaluation.options import EVALUATION_OPTIONS
+from transduce.evaluation.wording import WORDINGS
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.models.registry import check_model
 from transduce.runs.atomic import read_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.defaults import choose
-from transduce.tasks.registry import TASKS, WORDINGS, find_task
-from transduce.tasks.resolve import check, learn_vocabulary
-from transduce.text.special import Vocabulary
-from transduce.verification.resume import shortened
+from transduce.tasks.base import find_prepared
+from transduce.tasks.defaults import DEFAULTS, choose
+from transduce.tasks.resolve import TASKS, check, facts_of, find_task, learn_vocabulary
 
 QUIET = Log(quiet=True)
 SENTENCES = [f"the {who} sees the {what} in the {where} now" for who in ("cat", "dog", "bird") for what in
@@ -35,31 +31,34 @@ def settings(task: str, **sections: Any) -> Settings:
     return Settings.from_mapping({"task": task, **sections})
 
 
-def test_every_setting_of_data_decoding_and_evaluation_has_an_effect_in_some_task() -> None:
-    used = {name for task in TASKS.values() for name in task.uses}
-    for section, common in (("data", {"root", "train", "valid", "test", "demo"}), ("decoding", ()), ("evaluation", ())):
-        fields = type(getattr(Settings(), section)).model_fields.keys() - set(common)
-        assert {f"{section}.{key}" for key in fields} == {name for name in used if name.startswith(f"{section}.")}
+def test_every_setting_of_data_decoding_and_evaluation_says_which_tasks_use_it() -> None:
+    everywhere = {"data.root", "data.train", "data.valid", "data.test", "data.max_record"}
+    for name, traits in Settings().traits():
+        assert set(traits.tasks or ()) | set(traits.inherited) <= TASKS.keys(), name
+        if name.partition(".")[0] in ("data", "decoding", "evaluation"):
+            assert (traits.tasks is None) == (name in everywhere), name
 
 
-def test_every_task_has_its_options_of_evaluate_and_shares_names_only_for_the_same() -> None:
-    assert EVALUATION_OPTIONS.keys() == TASKS.keys()
-    known: dict[str, Any] = {}
-    for options in EVALUATION_OPTIONS.values():
-        hints = get_type_hints(options, include_extras=True)
-        assert all(known.setdefault(name, hint) == hint for name, hint in hints.items())
+@pytest.mark.parametrize("values", [{"lr": None}, {"precision": "auto"}])
+def test_null_and_auto_leave_a_setting_unset(values: dict[str, Any]) -> None:
+    assert settings("translation", training=values).training.model_fields_set == set()
+
+
+def test_the_evaluation_options_of_all_tasks_are_those_of_the_command() -> None:
+    command, of_tasks = get_type_hints(Evaluate), dict[str, Any]()
+    for task in TASKS.values():
+        for name, hint in get_type_hints(task.evaluation).items():
+            assert of_tasks.setdefault(name, hint) == hint
+            assert name == "decoding" or command[name] == hint | None
+    assert of_tasks.keys() - {"decoding"} <= command.keys()
 
 
 @pytest.mark.parametrize("name", WORDINGS)
-def test_a_task_defines_what_commands_and_reports_need(name: str) -> None:
-    task, wording = TASKS.get(name), WORDINGS[name]
-    assert task is None or (task.name, task.wording) == (name, wording)
-    assert wording.command.startswith("transduce ")
-    words = wording.of(Settings())
+def test_reports_have_words_for_every_task(name: str) -> None:
+    assert TASKS.keys() <= WORDINGS.keys()
+    words = WORDINGS[name].of(Settings())
+    assert words.command.startswith("transduce ")
     assert "{" not in "".join((words.title, words.command, words.python, words.shape, *words.limits))
-    for setting in getattr(task, "inherited", ()):
-        section, key = setting.split(".")
-        assert key in type(getattr(Settings(), section)).model_fields
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_presets_of_another_family_are_refused_by_name(task: str) -> None:
     assert own
     for preset in {name for section in MODEL_SETTINGS.values() for name in section.presets}:
         asked = settings(task, model={"preset": preset})
-        if preset in own:
+        if any(name == preset or name.endswith(f"-{preset}") for name in own):
             check(asked)
             continue
         with pytest.raises(SettingsError, match=f"model.preset = '{preset}' is another kind of model"):
@@ -109,11 +108,11 @@ def write(path: Path, lines: list[str]) -> dict[str, str]:
 
 def prepared(tmp_path: Path, asked: Settings, log: Log = QUIET) -> Path:
     task = find_task(asked.task)
-    texts = task.read(asked, log)
-    tokenizers = learn_vocabulary(lambda: task.lines(texts), asked, log, may_grow=True)
+    texts = task.form.read_texts(asked, log)
+    tokenizers = learn_vocabulary(texts.lines, asked, log, may_grow=True)
     with RunFolder.create(tmp_path / "run", asked, "") as folder:
         folder.write_settings(asked)
-        task.encode(folder, texts, tokenizers, asked, log)
+        task.prepare(folder, texts, tokenizers, log)
     return tmp_path / "run"
 
 
@@ -180,17 +179,17 @@ def test_changed_training_text_is_reported(task: str, tmp_path: Path, capsys: py
     asked = asked_for(task, tmp_path)
     run = prepared(tmp_path, asked)
     with RunFolder.create(run, asked, "") as folder:
-        assert find_task(task).find_prepared(folder, Log()) is not None
+        assert find_prepared(find_task(task), folder, Log()) is not None
         assert "changed" not in capsys.readouterr().err
         with (tmp_path / "train.txt").open("a") as file:
             file.write("1\tone more\n")
-        assert find_task(task).find_prepared(folder, Log()) is not None
+        assert find_prepared(find_task(task), folder, Log()) is not None
         assert "the training text has changed since this run began" in capsys.readouterr().err
         (tmp_path / "train.txt").unlink()
-        assert find_task(task).find_prepared(folder, Log()) is not None
+        assert find_prepared(find_task(task), folder, Log()) is not None
         assert "changed" not in capsys.readouterr().err
         (folder.path / "data.json").unlink()
-        assert find_task(task).find_prepared(folder, QUIET) is None
+        assert find_prepared(find_task(task), folder, QUIET) is None
 
 
 def test_next_sentences_need_two_documents(tmp_path: Path) -> None:
@@ -213,8 +212,8 @@ def test_the_default_classifier_is_a_cnn_for_few_single_texts(
 ) -> None:
     corpus = write(tmp_path / "labels.tsv", [f"{i % 2}\t{text}" for i in range(40)])
     task, asked = find_task("classification"), settings("classification", data={"train": [corpus]}, model=model)
-    facts = task.facts(asked, task.read(asked, Log(quiet=True)), this_machine("cpu"))
-    assert choose(facts, task.defaults.before_text)[0].model.preset == preset
+    facts = facts_of(task, asked, task.form.read_texts(asked, Log(quiet=True)), this_machine("cpu"))
+    assert choose(facts, DEFAULTS[asked.task].before_text)[0].model.preset == preset
 
 
 def test_a_label_that_occurs_only_in_held_out_text_is_reported(
@@ -224,7 +223,7 @@ def test_a_label_that_occurs_only_in_held_out_text_is_reported(
     task, found = find_task("classification"), []
     for place in range(40):
         corpus = write(tmp_path / "labels.tsv", [*lines[:place], "rare\tonly one", *lines[place:]])
-        texts = task.read(settings("classification", data={"train": [corpus]}), Log())
+        texts = task.form.read_texts(settings("classification", data={"train": [corpus]}), Log())
         assert texts.labels == ("common", "rare")
         found.append(any(example.label == "rare" for example in texts.valid.read()))
     assert any(found) and "label 'rare' does not occur in the training text" in capsys.readouterr().err
@@ -234,7 +233,7 @@ def test_large_text_is_split_into_training_and_validation_text_without_loss(tmp_
     numbers = random.Random(1)
     lines = [f"{i} {[numbers.random() for _ in range(9)]}" for i in range(30_000)]  # 6 MB: many compressed blocks
     asked = settings("causal", data={"train": [write(tmp_path / "large.txt", lines)], "documents": "line"})
-    texts = find_task("causal").read(asked, QUIET)
+    texts = find_task("causal").form.read_texts(asked, QUIET)
     train, valid = ([piece.text.removesuffix("\n") for piece in found.read()] for found in (texts.train, texts.valid))
     assert sorted(filter(None, train + valid)) == sorted(lines) and len(valid) > 1000
 
@@ -247,41 +246,15 @@ def test_no_recipe_has_settings_without_effect(recipe: Path) -> None:
     check(Settings.from_toml(recipe))
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("more", [{}, {"tokenizer": {"extend": 5}, "training": {"start": "other"}}], ids=["", "start"])
-def test_settings_of_a_trial_training_are_accepted(task: str, more: dict[str, Any], tmp_path: Path) -> None:
-    """The resolved settings become a recipe, which the task must accept, also with a vocabulary that has grown."""
-    run = settings(task, **more).model_dump(mode="json")
-    if task in ("causal", "masked"):
-        run["tokenizer"] |= {"exact": True, "normalization": "identity"} if task == "causal" else {"mask": True}
-    run["tokenizer"]["vocab_size"] = 305
-    run["training"]["track"] = ["wandb"]
-    trial = shortened(Settings.from_mapping(run), tmp_path, updates=30, seconds=6.0, log=QUIET)
-    (tmp_path / "recipe.toml").write_text(to_toml(trial))
-    asked = Settings.from_toml(tmp_path / "recipe.toml")
-    check(asked)
-    assert (asked.training.max_updates, asked.training.valid_updates, asked.training.track) == (30, 10, ())
-    assert asked.tokenizer.vocab_size == (None if more else 305)
-    assert asked.training.valid_bleu_sentences == (8 if task == "translation" else 200)
-
-
 def test_cut_texts_are_reported_with_the_limit_that_cuts_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for positions, limit in ((16, "model.max_positions = 16"), (64, "data.max_length = 32")):
         model = {"positions": "learned", "max_positions": positions, "d_model": 8, "d_ff": 8, "n_heads": 2}
         asked = asked_for("classification", tmp_path, max_length=32).with_values("model", **model)
-        store = mock.Mock(spec=LabelStore, facts={"longest": 3})
-        TASKS["classification"].check_set(store, "train text", mock.Mock(spec=Vocabulary), asked, Log())
-        assert f"3 texts fill or exceed {limit};" in capsys.readouterr().err
-
-
-def test_a_full_disk_is_no_unreadable_text_of_a_trial_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.verification.resume.LONG", 1)
-    asked = settings("causal", data={"train": [write(tmp_path / "long.txt", ["a"])], "documents": "line"})
-    (tmp_path / "train0.path.txt").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device"):
-        shortened(asked, tmp_path, updates=30, seconds=6.0, log=QUIET)
+        write(tmp_path / "train.txt", [f"{i % 2}\t{line} {line}" for i, line in enumerate(SENTENCES)])
+        prepared(tmp_path / limit, asked, Log())
+        assert f"train: {len(SENTENCES)} texts fill or exceed {limit};" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -306,3 +279,18 @@ def test_model_settings_without_effect_are_refused_but_load(model: dict[str, Any
     with pytest.raises(SettingsError, match=said):
         check(settings)
     check_model(resolve_preset(settings.model))
+
+
+@pytest.mark.parametrize(("second", "split"), [("", True), (" It barks.", False)])
+def test_runs_of_paragraphs_do_not_split(second: str, split: bool, tmp_path: Path) -> None:
+    lines = [f"Dog {n} runs.{second if n % 3 == 0 else ''}\n" for n in range(300)]
+    (tmp_path / "a.en").write_text("".join(lines))
+    (tmp_path / "a.de").write_text("".join(lines))
+    corpus = {"src": str(tmp_path / "a.en"), "tgt": str(tmp_path / "a.de")}
+    asked = Settings.from_mapping({"data": {"train": [corpus], "src_lang": "en"}})
+    task = find_task("translation")
+    facts = facts_of(task, asked, task.form.read_texts(asked, Log(quiet=True)), this_machine("cpu"))
+    settings, choices = choose(facts, DEFAULTS[asked.task].before_text)
+    assert settings.decoding.split is split
+    (reason,) = [choice.reason for choice in choices if choice.name == "decoding.split"]
+    assert reason == f"{'0' if split else '33'} % of the source lines have several sentences"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ import sentencepiece
 from transduce.config.settings import TokenizerSettings
 from transduce.demo.corpus import demo_pairs
 from transduce.errors import SettingsError
-from transduce.text.extension import extend, new_pieces, with_pieces
+from transduce.text.extension import Extended, add_language, extend, new_pieces
 from transduce.text.hub import HubTokenizer
 from transduce.text.special import SPECIAL_PIECES, UNK
-from transduce.text.tokenizer import PieceTokenizer, Tokenizer, Tokenizers
-from transduce.text.training import train_tokenizer
+from transduce.text.tokenizer import PieceTokenizer, Tokenizer, Tokenizers, with_pieces
+from transduce.text.training import train_tokenizer, train_tokenizers, with_language_tokens
 
 OLD = [pair.src for pair in demo_pairs("train", 300, seed=1)]
 NEW = [
@@ -122,3 +123,28 @@ def test_extending_a_vocabulary_of_another_library_is_refused() -> None:
     hub = HubTokenizer(model.to_str().encode(), [-1, 0, -1, -1, 1])
     with pytest.raises(SettingsError, match="stays as it came"):
         extend(Tokenizers(hub, hub), NEW, (), n=5)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_language_tokens_survive_an_extension_and_get_another_language(joint: bool, tmp_path: Path) -> None:
+    settings = TokenizerSettings(joint=joint, placeholders=0)
+    plain = train_tokenizers(iter(OLD), iter(OLD), settings, vocab_size=200)
+    old = with_language_tokens(plain, [("en", "de"), ("en", "fr")], src=("tgt",))
+    extended = extend(old.unframed(), NEW, NEW, n=10)
+    known = extended.tokenizers.src.framing
+    assert known == old.src.framing and extended.tokenizers.tgt.framing == old.tgt.framing
+    grown = add_language(extended, "nl", like="de")
+    grown.tokenizers.save(tmp_path)
+    tokenizers = Tokenizers.load(tmp_path)
+    (token, *pieces), n = tokenizers.between("en", "nl").src.encode(OLD[0]), tokenizers.n_src
+    assert tokenizers.src.pieces([token]) == ["<2nl>"] and token == n - 1
+    assert pieces == extended.tokenizers.between("en", "de").src.encode(OLD[0])[1:]
+    assert token not in tokenizers.unframed().src.encode("<2nl> a dog")
+    assert grown.src[-1] == (known.languages["de"],) and len(grown.src) == n - old.n_src
+    assert len(grown.tgt) == tokenizers.n_tgt - old.n_tgt
+
+
+def test_a_language_needs_a_vocabulary_with_languages() -> None:
+    old = vocabulary()
+    with pytest.raises(SettingsError, match="has no tokens for languages"):
+        add_language(Extended(Tokenizers(old, old), (), ()), "nl", like="de")

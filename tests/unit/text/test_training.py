@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,22 @@ def test_long_lines_are_split_at_spaces_without_loss() -> None:
     assert "".join(parts) == "".join(lines)
     assert max(map(len, parts)) <= 500
     assert all(part.endswith(" ") for part in parts[1:4])
+
+
+class CountedText(str):
+    """Counts the characters that slices copy."""
+
+    n_copied = 0
+
+    def __getitem__(self, key: Any) -> CountedText:
+        part = CountedText(super().__getitem__(key))
+        CountedText.n_copied += len(part)
+        return part
+
+
+def test_a_long_line_is_copied_once() -> None:
+    line = CountedText("word " * 50_000)
+    assert "".join(parts_of([line])) == line and CountedText.n_copied == len(line)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])

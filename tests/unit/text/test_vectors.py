@@ -13,8 +13,8 @@ import torch
 from safetensors.numpy import save_file
 
 from transduce.config.settings import TokenizerSettings
-from transduce.data.corpus import is_by_line, read_labelled
 from transduce.data.lines import read_inputs, read_lines
+from transduce.data.reading import read_labelled
 from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError, RunFolderError
 from transduce.text.tokenizer import Tokenizers
@@ -112,7 +112,6 @@ def test_a_file_of_vectors_is_no_text(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="is a file of vectors"):
             list(read(path))
     assert list(read_inputs(path, VectorReader(3))) == [f"{path}#0"]
-    assert not is_by_line(path) and is_by_line(tmp_path / "a.txt")
 
 
 def test_few_long_vectors_are_read_at_once() -> None:

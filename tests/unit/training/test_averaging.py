@@ -102,6 +102,36 @@ def test_last_validates_the_mean_of_the_last_n(tmp_path: Path) -> None:
     assert names == [f"u{n:08d}.safetensors" for n in (2, 3, 4, 5)], "one more than n: for the checkpoint before"
 
 
+def test_best_keeps_the_mean_of_the_n_best_validations(tmp_path: Path) -> None:
+    """Scores are of the live weights; of equal scores, the earlier validation is kept."""
+    average, scores = make("best", weights(0), tmp_path, n=2), {1: 1.0, 2: 3.0, 3: 2.0, 4: 2.0, 5: 0.5, 6: 4.0}
+    means = {1: mean(1), 2: mean(1, 2), 3: mean(2, 3), 4: None, 5: None, 6: mean(2, 6)}
+    states: list[dict[str, object]] = []
+    for update, score in scores.items():
+        set_to(dict(average.live), weights(update))
+        if update == 4:  # resumed, after a kill between the model and the checkpoint of update 4
+            average.chosen(update, average.live, (score, 0.0), is_best=False)
+            average = make("best", dict(average.live), tmp_path, n=2)
+            assert average.load({}, states[-1]) == []
+        assert equal(dict(average.candidate(update)), weights(update))
+        chosen, expected = average.chosen(update, average.live, (score, 0.0), is_best=False), means[update]
+        assert (chosen is None) == (expected is None)
+        assert chosen is None or close(dict(chosen), expected or {})
+        states = [*states[-1:], average.state()]
+        average.remove_unused(states)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"u{n:08d}.safetensors" for n in (2, 3, 6)]
+
+
+def test_validations_without_a_common_score_are_compared_by_loss(tmp_path: Path) -> None:
+    average = make("best", weights(0), tmp_path, n=2)
+    for update, bleu, loss in ((1, 30.0, 2.0), (2, 31.0, 1.9)):
+        average.chosen(update, average.live, (bleu, -loss), is_best=True)
+    average.compare_by_loss()
+    for update in (3, 4):  # collapsed models, whose BLEU is above any negative loss
+        assert average.chosen(update, average.live, (0.1, -9.0), is_best=False) is None
+    assert average.state()["kept"] == [1, 2]
+
+
 @pytest.mark.parametrize("damage", ["bytes", "cut short", "empty", "missing"])
 def test_missing_and_damaged_files_are_reported_and_left_out(damage: str, tmp_path: Path) -> None:
     average = make("last", weights(0), tmp_path, n=3)
@@ -123,8 +153,9 @@ def test_a_validation_repeated_after_a_kill_counts_once(tmp_path: Path) -> None:
     """Killed after the weights were written and before the checkpoint: the resumed run writes the same file again."""
     average = make("last", weights(0), tmp_path, n=2)
     validate(average, 1)
+    checkpoint = average.state()
     average.candidate(2)
     again = make("last", weights(0), tmp_path, n=2)
-    again.load({}, {"kept": [1]})
+    again.load({}, checkpoint)
     assert close(validate(again, 2), mean(1, 2))
     assert again.state()["kept"] == [1, 2]

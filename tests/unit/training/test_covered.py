@@ -1,4 +1,4 @@
-"""Which models train with the native kernels in float32: those whose work the kernels do."""
+"""Which models the native library trains with all threads: those whose stacks it computes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from native_engines import needs_training_kernels
 from oracle.adapter import fitting
 from transduce.config.settings import TrainingSettings
+from transduce.kernels.accelerate import is_covered
 from transduce.models.registry import build_model
 from transduce.training.step import Updater
 
@@ -21,9 +22,10 @@ pytestmark = needs_training_kernels
     [
         ({}, True),
         ({"residual": "pre", "norm": "rms", "feed_forward": "gated", "n_kv_heads": 2, "positions": "rotary"}, True),
-        ({"projection": "shared"}, True),
+        ({"projection": "shared"}, False),
         ({"kind": "bert"}, True),
-        ({"decoder_self": "ssru"}, False),
+        ({"kind": "gpt"}, True),
+        ({"decoder_self": "ssru"}, True),
         ({"feed_forward": "conv"}, False),
         ({"positions": "shaw"}, False),
         ({"positions": "t5"}, False),
@@ -35,11 +37,9 @@ pytestmark = needs_training_kernels
     ],
     ids=str,
 )
-def test_float32_training_uses_the_kernels_where_they_do_most_of_the_work(
-    options: dict[str, Any], covered: bool
-) -> None:
-    """Elsewhere a change of thread pools would cost more than the kernels gain."""
+def test_the_library_computes_the_stacks_of_plain_transformers(options: dict[str, Any], covered: bool) -> None:
     sizes = {"d_model": 32, "n_heads": 4, "n_encoder_layers": 1, "n_decoder_layers": 1}
     model = build_model(fitting(**{**sizes, **options}), n_src=40, n_tgt=40)
     cpu, settings = torch.device("cpu"), TrainingSettings(optimizer="adam", lr=1e-3)
-    assert (Updater(model, settings, device=cpu, precision="float32").kernels != "torch") == covered
+    updater = Updater(model, settings, device=cpu, precision="float32")
+    assert updater.kernels != "torch" and is_covered(model) == covered

@@ -12,17 +12,14 @@ import pytest
 import torch
 
 from toys import CPU, assert_ranks_share_the_update, same_feed, settings
-from transduce.config.architectures import BertSettings
-from transduce.config.kinds import model_settings
-from transduce.data.batch import LabelBatch, MaskedBatch, TrainingBatch
-from transduce.data.masking import mask
+from transduce.config.architectures import BertSettings, model_settings
+from transduce.data.batch import LabelBatch, MaskedBatch, TrainingBatch, mask
 from transduce.data.store import LabelStore, SentenceStore
 from transduce.errors import DataError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, MASK, PAD
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.encoder_feed import LabelFeeder, MaskedFeeder
-from transduce.training.feed import DataPosition, LengthFeeder
+from transduce.training.feed import DataPosition, LabelFeeder, LengthFeeder, MaskedFeeder
 from transduce.training.loss import predict_labels, predict_masked_tokens
 from transduce.training.step import Updater
 

@@ -14,8 +14,7 @@ import torch
 from toys import CPU, assert_ranks_share_the_update, pairs, same_feed, settings
 from transduce.config.settings import TokenizerSettings
 from transduce.data.batch import Batch
-from transduce.data.examples import Example
-from transduce.data.store import TokenStore
+from transduce.data.store import Example, TokenStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import UNK, Tokenizers
 from transduce.text.training import train_tokenizers
@@ -32,6 +31,15 @@ def test_feeds_from_any_position_equal_those_from_the_start() -> None:
     assert feeds[-1].after.epoch >= 2
     for number, feed in enumerate(feeds[:-1]):
         assert same_feed(next(feeder().feeds(feed.after)), feeds[number + 1])
+
+
+def test_a_share_of_an_epoch_is_a_position_in_the_plan_of_any_batch_size() -> None:
+    for feed in islice(feeder().feeds(DataPosition()), 12):
+        assert feeder().position_after(feed.epochs) == feed.after
+        there = feeder(batch_tokens=64).position_after(feed.epochs)
+        assert there.epoch == feed.after.epoch
+        n_small, n = (len(one.plan(there.epoch)) for one in (feeder(batch_tokens=64), feeder()))
+        assert there.index / n_small == pytest.approx(feed.after.index / n, abs=1 / n_small)
 
 
 def test_an_epoch_contains_every_pair_once_and_ends_on_a_whole_number() -> None:
@@ -74,17 +82,6 @@ def test_a_rank_reads_its_own_pairs_only() -> None:
         one._example = lambda i, load=one._example, read=read: read.append(int(i)) or load(i)  # type: ignore[method-assign]
         feed = next(one.feeds(DataPosition()))
         assert len(read) == sum(batch.n_rows for batch in feed.batches) < len(feed.indices)
-
-
-def test_ranks_share_the_plan_of_an_epoch(tmp_path: Path) -> None:
-    alone, first, second = feeder(), feeder(), feeder()
-    first.plans = second.plans = tmp_path / "plans"
-    second._plan = partial(pytest.fail, "planned again")  # type: ignore[method-assign]
-    for epoch in range(4):
-        expected = [batch.tolist() for batch in alone.plan(epoch)]
-        for one in (first, second):
-            assert [batch.tolist() for batch in one.plan(epoch)] == expected
-    assert [path.name for path in sorted((tmp_path / "plans").glob("epoch*"))] == ["epoch1-1", "epoch2-1", "epoch3-1"]
 
 
 def test_missing_pairs_are_an_error() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from oracle.cases import VOCAB, settings
 from transduce.data.batch import TrainingBatch, collate, collate_rows
-from transduce.data.examples import Example, RowExample
+from transduce.data.store import Example, RowExample
 from transduce.models.registry import build_model
 from transduce.training.graphs import padded_to_recur
 from transduce.training.loss import predict_tokens

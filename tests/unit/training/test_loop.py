@@ -68,11 +68,11 @@ def test_the_ema_is_validated_and_kept(tmp_path: Path, monkeypatch: pytest.Monke
     n_updates = [0]
     original = Updater.update
 
-    def noted(self: Updater, *args: Any) -> Any:
+    def noted(self: Updater, *args: Any, **options: Any) -> Any:
         live = dict(self.model.named_parameters())
         if not average:
             average.update({name: p.detach().double().clone() for name, p in live.items()})
-        result = original(self, *args)
+        result = original(self, *args, **options)
         decay = decay_at(n_updates[0], 0.9)
         for name, p in live.items():
             average[name].mul_(decay).add_(p.detach().double(), alpha=1 - decay)
@@ -109,7 +109,8 @@ def test_the_best_validation_is_kept_and_patience_ends_the_run(tmp_path: Path) -
     assert [event["best"] for event in events(tmp_path / "run", "validation")] == [True, True, False, False]
 
 
-def test_the_mean_of_the_last_weights_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("average", "kept"), [("last", (1, 2, 3)), ("best", (0, 2, 3))])
+def test_the_mean_of_the_last_or_the_best_weights_is_kept(average: str, kept: tuple[int, ...], tmp_path: Path) -> None:
     live: list[torch.Tensor] = []
     name = "src_embedding.table.weight"
     values = iter([40.0, 10.0, 20.0, 30.0])
@@ -123,10 +124,39 @@ def test_the_mean_of_the_last_weights_is_kept(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.Trainer, "_validate", noted)
-        run(tmp_path / "run", judge_with(values), max_updates=20, valid_updates=5, average="last", average_n=3)
-    expected = torch.stack([live[i].double() for i in (1, 2, 3)]).mean(0).float()
+        run(tmp_path / "run", judge_with(values), max_updates=20, valid_updates=5, average=average, average_n=3)
+    expected = torch.stack([live[i].double() for i in kept]).mean(0).float()
     torch.testing.assert_close(saved(tmp_path / "run")[name], expected)
-    assert not (tmp_path / "run" / "averaging").exists(), "snapshots are of no use after the end"
+    snapshots = {path.name for path in (tmp_path / "run" / "averaging").iterdir()}
+    assert {f"u{n:08d}.safetensors" for n in (10, 15, 20)} <= snapshots, "a continuation needs them"
+
+
+def test_a_continued_mean_of_the_last_weights_is_that_of_a_longer_run(tmp_path: Path) -> None:
+    options = {"valid_updates": 5, "average": "last", "average_n": 3, "schedule": "inverse_sqrt"}
+    run(tmp_path / "long", max_updates=25, **options)
+    run(tmp_path / "run", max_updates=15, **options)
+    toys.change(tmp_path / "run", {"training.max_updates": (15, 25)}, continues=True)
+    run(tmp_path / "run", max_updates=15, **options)
+    one, other = saved(tmp_path / "run"), saved(tmp_path / "long")
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_the_schedule_follows_a_limit_that_changes_at_a_resume(tmp_path: Path) -> None:
+    options = {"warmup_updates": 5, "valid_updates": 10, "lr": 0.01}
+    with toys.failing_update(11, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", max_updates=20, **options)
+    run(tmp_path / "run", max_updates=30, **options)
+    rates = [event["lr"] for event in events(tmp_path / "run", "update")]
+    assert rates == pytest.approx([0.01 * (1 - 4 / 15), 0.01 * (1 - 14 / 25), 0.01 / 25])
+
+
+def test_patience_counts_anew_in_a_continuation(tmp_path: Path) -> None:
+    values = iter([10.0, 9.0, 9.0, 9.0, 11.0, 9.0, 9.0])
+    options = {"judge": judge_with(values), "max_updates": 500, "valid_updates": 5, "patience": 2}
+    assert run(tmp_path / "run", **options)[1].update == 15
+    toys.change(tmp_path / "run", {}, continues=True)
+    _, result = run(tmp_path / "run", **options)
+    assert (result.update, result.best_update) == (35, 25)
 
 
 def test_loss_decides_where_nothing_is_translated(tmp_path: Path) -> None:

@@ -18,11 +18,14 @@ from attentions import attention_maps
 from oracle import numpy_transformer as oracle
 from transduce.config.architectures import TransformerSettings
 from transduce.data.batch import collate
-from transduce.data.examples import Example
+from transduce.data.store import Example
+from transduce.kernels.calls import precisions
+from transduce.kernels.vocabulary import LibraryTable
 from transduce.models.transformer import Transformer
-from transduce.native import kernels as native
-from transduce.training import loss as module
-from transduce.training.loss import label_smoothed_loss
+from transduce.nn import loss as module
+from transduce.nn.loss import consistency_loss, label_smoothed_loss
+from transduce.training import loss as training_loss
+from transduce.training.loss import alignment_loss
 
 ROUNDING = 1e-5  # float32, relative to the largest entry
 
@@ -36,6 +39,17 @@ def problem(n_rows: int = 3, n_steps: int = 5, vocab: int = 11, width: int = 8, 
     ends = torch.randint(1, n_steps + 1, (n_rows,), generator=generator)
     targets[torch.arange(n_steps) >= ends[:, None]] = 0
     return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+def loss_by(
+    kernels: str, hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None, smoothing: float = 0.1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss by the library ("auto") or by PyTorch."""
+    if kernels == "torch":
+        return label_smoothed_loss(hidden, weight, targets, bias=bias, smoothing=smoothing)
+    table = LibraryTable(*weight.shape)
+    table._parameters["weight"] = weight  # type: ignore[assignment]
+    return table.loss(hidden, targets, bias=bias, smoothing=smoothing)
 
 
 def expected(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> tuple[float, float, Tensor, Tensor]:
@@ -71,7 +85,7 @@ def test_value_and_gradients(
     hidden = (hidden.detach() * scale).requires_grad_()
     given = {} if smoothing is None else {"smoothing": smoothing}
     smoothing = 0.1 if smoothing is None else smoothing  # the paper's is the default
-    with mock.patch.object(module, "_CHUNK_ELEMENTS", rows * vocab):
+    with mock.patch.object(module, "_LOGITS_AT_ONCE", rows * vocab):
         loss, nll, count = label_smoothed_loss(hidden, weight, targets, **given)
         loss.backward()
     value, nll_value, of_hidden, of_weight = expected(hidden, weight, targets, smoothing)
@@ -91,7 +105,7 @@ def test_a_bias_is_one_more_column(rows: int, smoothing: float, monkeypatch: pyt
     bias = torch.randn(weight.shape[0], generator=torch.Generator().manual_seed(1))
     bias[0] = -1e4
     bias.requires_grad_()
-    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", rows * weight.shape[0])
+    monkeypatch.setattr(module, "_LOGITS_AT_ONCE", rows * weight.shape[0])
     loss, nll, _ = label_smoothed_loss(hidden, weight, targets, bias=bias, smoothing=smoothing)
     loss.backward()
     wider = torch.cat([hidden, torch.ones_like(hidden[..., :1])], -1)
@@ -122,16 +136,6 @@ def test_sums_and_gradients_do_not_depend_on_the_split_of_the_batch(cuts: list[i
     assert_near(weight.grad, of_weight / total)
 
 
-def test_padding_has_no_loss_and_no_gradient() -> None:
-    hidden, weight, targets = problem(3, 6)
-    loss, nll, count = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
-    loss.backward()
-    assert (hidden.grad[targets == 0] == 0).all() and (hidden.grad[targets != 0] != 0).all()
-    changed = torch.where((targets == 0)[..., None], torch.full_like(hidden, 1e3), hidden)
-    again = label_smoothed_loss(changed, weight, targets, smoothing=0.1)
-    assert [x.item() for x in again] == [loss.item(), nll.item(), count.item()]
-
-
 def test_a_batch_of_padding_only() -> None:
     hidden, weight, targets = problem()
     loss, nll, count = label_smoothed_loss(hidden, weight, torch.zeros_like(targets), smoothing=0.1)
@@ -145,23 +149,20 @@ def test_only_the_loss_carries_a_gradient() -> None:
     assert loss.requires_grad and not nll.requires_grad and not count.requires_grad
 
 
-def test_gradients_are_computed_in_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One product for the value; two more for the gradients, in training only."""
-    monkeypatch.setattr(native, "_chosen", "torch")  # PyTorch counts its own products
+def test_gradients_are_computed_in_training_only() -> None:
+    """One product for the value; two more for the gradients."""
     hidden, weight, targets = problem()
     with FlopCounterMode(display=False) as training:
-        label_smoothed_loss(hidden, weight, targets, smoothing=0.0)
-    with FlopCounterMode(display=False) as validation, torch.no_grad():
-        loss, *_ = label_smoothed_loss(hidden, weight, targets, smoothing=0.0)
-    assert not loss.requires_grad
-    assert training.get_total_flops() == 3 * validation.get_total_flops() > 0
+        label_smoothed_loss(hidden, weight, targets, smoothing=0.0)[0].backward()
+    assert training.get_total_flops() == 3 * 2 * targets.numel() * weight.numel()
+    with torch.no_grad():
+        assert not label_smoothed_loss(hidden, weight, targets, smoothing=0.0)[0].requires_grad
 
 
 @pytest.fixture(params=["auto", "torch"])
 def kernels(request: pytest.FixtureRequest) -> str:
     """The setting of `training.kernels`."""
-    native.choose_kernels(request.param)
-    return request.param
+    return str(request.param)
 
 
 def test_bfloat16_products_stay_near(kernels: str) -> None:
@@ -170,7 +171,7 @@ def test_bfloat16_products_stay_near(kernels: str) -> None:
     with torch.no_grad():
         weight *= 32**-0.5
     with torch.autocast("cpu", torch.bfloat16):
-        loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
+        loss, nll, _ = loss_by(kernels, hidden, weight, targets)
     loss.backward()
     value, nll_value, of_hidden, of_weight = expected(hidden, weight, targets, 0.1)
     assert loss.dtype == nll.dtype == torch.float32
@@ -180,7 +181,7 @@ def test_bfloat16_products_stay_near(kernels: str) -> None:
     assert_near(weight.grad, of_weight, 2**-6)
 
 
-PRECISIONS = [dtype for dtype in (torch.float32, torch.bfloat16) if native.kernels_in_use(dtype) != "torch"]
+PRECISIONS = precisions()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -199,15 +200,13 @@ def test_native_kernels_are_nearer_to_float64_than_pytorch(
     with torch.no_grad():
         weight *= width**-0.5
 
-    def gradients(dtype: torch.dtype, kernels: native.Kernels = "torch") -> tuple[list[float], list[Tensor]]:
-        native.choose_kernels(kernels)
+    def gradients(dtype: torch.dtype, kernels: str = "torch") -> tuple[list[float], list[Tensor]]:
         inputs = [x.detach().to(dtype if dtype == torch.float64 else x.dtype).requires_grad_() for x in given]
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            loss, nll, _ = label_smoothed_loss(
-                *inputs[:2], targets, bias=None if bias is None else inputs[2], smoothing=smoothing
+            loss, nll, _ = loss_by(
+                kernels, *inputs[:2], targets, bias=None if bias is None else inputs[2], smoothing=smoothing
             )
         (loss * 0.5).backward()
-        native.choose_kernels("auto")
         return [loss.item(), nll.item()], [x.grad.double() for x in inputs if x.grad is not None]
 
     exact_sums, exact = gradients(torch.float64)
@@ -229,7 +228,7 @@ def test_native_kernels_give_the_same_bits_with_any_number_of_threads(precision:
         torch.set_num_threads(n)
         hidden, weight, targets = problem(20, 60, vocab_size, 48)
         with torch.autocast("cpu", precision, enabled=precision == torch.bfloat16):
-            loss, nll, _ = label_smoothed_loss(hidden, weight, targets)
+            loss, nll, _ = loss_by("auto", hidden, weight, targets)
         loss.backward()
         found.append((loss.item(), nll.item(), hidden.grad, weight.grad))
     torch.set_num_threads(n_before)
@@ -244,7 +243,7 @@ def test_native_kernels_in_a_fork() -> None:
 
     def norm() -> float:
         hidden, weight, targets = problem(20, 30, 700, 40)
-        label_smoothed_loss(hidden, weight, targets)[0].backward()
+        loss_by("auto", hidden, weight, targets)[0].backward()
         return float(weight.grad.norm())
 
     n_before = torch.get_num_threads()
@@ -266,9 +265,9 @@ def test_infinities_are_not_hidden(kernels: str) -> None:
     with torch.no_grad():
         hidden[0, 0, 0] = float("inf")
     with torch.autocast("cpu", torch.bfloat16):
-        loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
+        loss, nll, _ = loss_by(kernels, hidden, weight, targets)
     assert not loss.isfinite() and not nll.isfinite()
-    loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
+    loss, nll, _ = loss_by(kernels, hidden, weight, targets)
     assert not loss.isfinite() and not nll.isfinite()
 
 
@@ -284,12 +283,12 @@ def test_alignment_loss_and_its_gradient_by_definition() -> None:
     gold /= np.maximum(rows, 1)
     p = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     given = torch.tensor(scores, requires_grad=True)
-    loss = module.alignment_loss(given.softmax(-1), torch.tensor(links))
+    loss = alignment_loss(given.softmax(-1), torch.tensor(links))
     loss.backward()
     assert loss.item() == pytest.approx(-(gold * np.log(p)).sum(), rel=1e-6)
     assert given.grad is not None
     np.testing.assert_allclose(given.grad.numpy(), np.where(rows > 0, p - gold, 0), atol=1e-7)
-    assert module.alignment_loss(given.softmax(-1), torch.zeros((0, 3), dtype=torch.long)).item() == 0
+    assert alignment_loss(given.softmax(-1), torch.zeros((0, 3), dtype=torch.long)).item() == 0
 
 
 def test_guided_loss_is_that_of_the_tokens_and_of_one_recorded_head() -> None:
@@ -301,8 +300,8 @@ def test_guided_loss_is_that_of_the_tokens_and_of_one_recorded_head() -> None:
     links = [np.array([[0, 0], [1, 1], [3, 2]]), np.array([[0, 0]])]
     examples = [Example([5, 6, 7], [8, 9, 10], links[0]), Example([5], [6, 7], links[1])]
     batch = collate(examples)
-    plain, nll, _ = module.predict_tokens(model, batch, smoothing=0.1)
-    guided, same_nll, _ = module.predict_tokens_and_links(settings, weight=0.5)(model, batch, smoothing=0.1)
+    plain, nll, _ = training_loss.predict_tokens(model, batch, smoothing=0.1)
+    guided, same_nll, _ = training_loss.predict_tokens_and_links(settings, weight=0.5)(model, batch, smoothing=0.1)
     assert torch.equal(nll, same_nll)
     expected = 0.0
     for one in examples:
@@ -315,5 +314,52 @@ def test_guided_loss_is_that_of_the_tokens_and_of_one_recorded_head() -> None:
     of_query = model.decoder.blocks[1].cross_attention.query.weight.grad.unflatten(0, (4, 4))
     assert of_query[0].abs().max() > 1e-6 and of_query[1:].abs().max() < 1e-7
     without = collate([Example(one.src, one.tgt) for one in examples])
-    criterion = module.predict_tokens_and_links(settings, weight=0.5)
+    criterion = training_loss.predict_tokens_and_links(settings, weight=0.5)
     assert torch.equal(criterion(model, without, smoothing=0.1)[0], plain)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("rows", [2, 100])
+def test_the_consistency_loss_and_its_gradients(symmetric: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of KL(p || q) is p (log p - log q - KL) for the logits of p, and q - p for those of q."""
+    first, weight, targets = problem()
+    second = torch.randn(first.shape, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    monkeypatch.setattr(module, "_LOGITS_AT_ONCE", 2 * rows * weight.shape[0])
+    strength, real = 1.7, targets != 0
+    loss, nll = consistency_loss(
+        first,
+        second,
+        targets,
+        logits=lambda rows: rows @ weight.T,
+        vocab_size=len(weight),
+        strength=strength,
+        symmetric=symmetric,
+    )
+    loss.backward()
+
+    w, gold = weight.detach().double().numpy(), targets[real].numpy()
+    hidden = [x.detach()[real].double().numpy() for x in (first, second)]
+    logits = [x @ w.T for x in hidden]
+    value = nll_value = 0.0
+    of_logits = [np.zeros_like(logits[0]), np.zeros_like(logits[0])]
+    sides = [(0, 1), (1, 0)] if symmetric else [(0, 1)]
+    for p, q in sides:
+        smoothed, own_nll = oracle.label_smoothed(logits[p], gold, 0.1)
+        log_p, log_q = log_softmax(logits[p]), log_softmax(logits[q])
+        each = np.exp(log_p) * (log_p - log_q)
+        value += (smoothed + strength * each.sum()) / len(sides)
+        nll_value += own_nll / len(sides)
+        of_p = oracle.label_smoothed_gradient(logits[p], gold, 0.1)
+        of_logits[p] += (of_p + strength * (each - np.exp(log_p) * each.sum(-1, keepdims=True))) / len(sides)
+        of_logits[q] += strength * (np.exp(log_q) - np.exp(log_p)) / len(sides)
+    assert loss.item() == pytest.approx(value, rel=ROUNDING)
+    assert nll.item() == pytest.approx(nll_value, rel=ROUNDING)
+    for ours, theirs in zip((first, second), of_logits, strict=True):
+        assert_near(ours.grad[real], torch.from_numpy(theirs @ w))
+        assert not ours.grad[~real].any()
+    assert_near(weight.grad, torch.from_numpy(sum(g.T @ h for g, h in zip(of_logits, hidden, strict=True))))

@@ -161,10 +161,10 @@ def test_parts_of_every_kind_of_batch_add_up_to_the_whole() -> None:
 BOUNDED = """
     import resource, sys
     import numpy as np, torch
-    from transduce.config.kinds import model_settings
+    from transduce.config.architectures import model_settings
     from transduce.config.settings import TrainingSettings
     from transduce.data.batch import collate
-    from transduce.data.examples import Example
+    from transduce.data.store import Example
     from transduce.models.registry import build_model
     from transduce.training.step import Updater
 

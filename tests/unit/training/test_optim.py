@@ -13,12 +13,11 @@ from torch import nn
 
 from native_engines import needs_training_kernels
 from oracle.cases import SINGLE, make
-from transduce.config.kinds import model_settings
+from transduce.config.architectures import model_settings
 from transduce.config.settings import TrainingSettings
 from transduce.errors import SettingsError
+from transduce.kernels import optimizer as native
 from transduce.models.registry import build_model
-from transduce.native import optimizer as native
-from transduce.native.kernels import choose_kernels
 from transduce.text.special import BOS, EOS
 from transduce.training.optim import (
     OPTIMIZERS,
@@ -64,16 +63,16 @@ def adam_by_hand(x: np.ndarray, gradients: list[np.ndarray], *, lr: float) -> np
 
 
 @pytest.fixture(params=["auto", "torch"])
-def kernels(request: pytest.FixtureRequest) -> None:
-    choose_kernels(request.param)
+def kernels(request: pytest.FixtureRequest) -> str:
+    """The setting of `training.kernels`."""
+    return str(request.param)
 
 
-@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("shape", [(3, 5), (257, 300)], ids=str)
-def test_adam_equals_the_papers_formula(shape: tuple[int, int]) -> None:
+def test_adam_equals_the_papers_formula(shape: tuple[int, int], kernels: str) -> None:
     layer = nn.Linear(*reversed(shape), bias=False)
     start, gradients = layer.weight.detach().double().numpy(), [torch.randn(shape) for _ in range(6)]
-    optimizer = build_optimizer(layer, settings(optimizer="adam", lr=0.01))
+    optimizer = build_optimizer(layer, settings(optimizer="adam", lr=0.01, kernels=kernels))
     for g in gradients:
         layer.weight.grad = g.clone()
         optimizer.step()
@@ -81,11 +80,10 @@ def test_adam_equals_the_papers_formula(shape: tuple[int, int]) -> None:
     np.testing.assert_allclose(layer.weight.detach().numpy(), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_adam_and_adamw_equal_pytorchs_plain_ones(name: str) -> None:
+def test_adam_and_adamw_equal_pytorchs_plain_ones(name: str, kernels: str) -> None:
     model, _ = make()
-    options = settings(optimizer=name, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1)
+    options = settings(optimizer=name, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1, kernels=kernels)
     params = list(model.parameters())
     theirs = copies(params)
     plain = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-9, "foreach": False, "fused": False}
@@ -103,14 +101,13 @@ def test_adam_and_adamw_equal_pytorchs_plain_ones(name: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_takes_scaled_gradients(name: str) -> None:
+def test_a_step_takes_scaled_gradients(name: str, kernels: str) -> None:
     found = []
     for scales in ((1.0, 0.25), (1.0, 1.0)):  # powers of two, which round nothing
         torch.manual_seed(3)
         model, _ = make()
-        optimizer = build_optimizer(model, settings(optimizer=name))
+        optimizer = build_optimizer(model, settings(optimizer=name, kernels=kernels))
         for wanted, scale in zip((1.0, 0.25), scales, strict=True):  # first moments do not depend on the scale
             for p in model.parameters():
                 p.grad = torch.randn_like(p) * (wanted / scale)
@@ -125,14 +122,11 @@ def test_the_library_updates_plain_float32_weights() -> None:
     x = torch.zeros(4, 6)
     assert native.reaches([x, nn.Parameter(x)]) and native.reaches([])
     assert not native.reaches([x, x.t()]) and not native.reaches([x.double()]) and not native.reaches([x.bfloat16()])
-    choose_kernels("torch")
-    assert not native.reaches([x])
 
 
-@pytest.mark.usefixtures("kernels")
-def test_clipping_where_only_matrices_have_gradients() -> None:
+def test_clipping_where_only_matrices_have_gradients(kernels: str) -> None:
     model, _ = make()
-    optimizer = build_optimizer(model, settings(optimizer="muon"))
+    optimizer = build_optimizer(model, settings(optimizer="muon", kernels=kernels))
     matrix = optimizer.param_groups[0]["params"][0]
     matrix.grad, before = torch.randn_like(matrix), matrix.detach().clone()
     optimizer.step(scale=0.5)
@@ -157,13 +151,11 @@ def test_the_state_of_adam_is_that_of_pytorchs_with_either_kernels() -> None:
     pairs = []
     for first, second in (("auto", "torch"), ("torch", "auto")):
         given = copies(params)
-        optimizer = build_optimizer(nn.ParameterList(given), settings(optimizer="adam"))
-        choose_kernels(first)
+        optimizer = build_optimizer(nn.ParameterList(given), settings(optimizer="adam", kernels=first))
         walk(optimizer, given, n_steps=3)
         saved = optimizer_tensors(optimizer)
-        resumed = build_optimizer(nn.ParameterList(given), settings(optimizer="adam"))
+        resumed = build_optimizer(nn.ParameterList(given), settings(optimizer="adam", kernels=second))
         load_optimizer_tensors(resumed, saved)
-        choose_kernels(second)
         given[1].grad = None
         for p in (given[0], given[2]):
             p.grad = torch.ones_like(p)
@@ -210,11 +202,12 @@ def test_muon_equals_pytorchs(weight_decay: float) -> None:
 
     The native kernel, which rounds less, has a separate test.
     """
-    choose_kernels("torch")
     params = [nn.Parameter(torch.randn(shape)) for shape in ((8, 8), (6, 20), (20, 6), (8, 8), (6, 20), (1, 9))]
     theirs = copies(params)
     before = copies(params)
-    walk(Muon([{"params": params, "peak_lr": 0.1}], lr=0.1, weight_decay=weight_decay), params)
+    muon = Muon([{"params": params, "peak_lr": 0.1}], lr=0.1, weight_decay=weight_decay)
+    muon.by_library = False
+    walk(muon, params)
     reference = torch.optim.Muon(
         theirs, lr=0.1, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
     )
@@ -225,11 +218,11 @@ def test_muon_equals_pytorchs(weight_decay: float) -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=2 * BFLOAT16 * way)
 
 
-@pytest.mark.usefixtures("kernels")
-def test_muon_has_a_momentum_for_each_group() -> None:
+def test_muon_has_a_momentum_for_each_group(kernels: str) -> None:
     params = [nn.Parameter(torch.zeros(3, 4)) for _ in range(2)]
     groups: list[dict[str, Any]] = [{"params": [p], "momentum": m} for p, m in zip(params, (0.5, 0.9), strict=True)]
     optimizer = Muon(groups, lr=0.1)
+    optimizer.by_library = kernels == "auto"
     for p in params:
         p.grad = torch.ones(3, 4)
     optimizer.step()
@@ -368,3 +361,39 @@ def test_fixed_biases_and_ruled_out_rows_are_not_trained(name: str) -> None:
     with torch.no_grad():
         begun, ended = (model(torch.tensor([[i, 5, 6]])) for i in (BOS, EOS))
     assert torch.equal(begun, ended)
+
+
+@needs_training_kernels
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (17, 40), (40, 17), (96, 200), (200, 96), (64, 64), (130, 130), (1, 70)], ids=str
+)
+def test_a_step_of_muon(shape: tuple[int, int]) -> None:
+    """Momentum, five Newton-Schulz steps of the smaller side and the weights, with any number of threads."""
+    torch.manual_seed(2)
+    given, (a, b, c) = torch.randn(3, *shape), (3.4445, -4.7750, 2.0315)
+    found = []
+    for n_threads in (1, 3):
+        before = torch.get_num_threads()
+        torch.set_num_threads(n_threads)
+        places = [weight, _, mean] = [x.clone() for x in given]
+        matrix = native.Matrix(*(x.data_ptr() for x in places), *shape, 2.0, 0.5, 0.9)
+        native.muon([matrix], scale=0.25, coefficients=(a, b, c), steps=5)
+        torch.set_num_threads(before)
+        found.append(torch.stack([weight, mean]))
+    assert torch.equal(*found)
+    weight, grad, mean = given.double()
+    mean = 0.9 * mean + 0.1 * 0.25 * grad
+    torch.testing.assert_close(found[0][1].double(), mean, rtol=1e-5, atol=1e-6)
+    update = 0.1 * 0.25 * grad + 0.9 * mean
+    x = update / update.norm()
+    x = x.mT if shape[0] > shape[1] else x
+    rounded = x.bfloat16()
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+        gram = rounded @ rounded.mT
+        rounded = a * rounded + (b * gram + c * gram @ gram) @ rounded
+    made = (0.5 * weight - found[0][0].double()) / 2
+    made = made.mT if shape[0] > shape[1] else made
+    error, of_bfloat16 = ((y.double() - x).norm() for y in (made, rounded))
+    assert error <= of_bfloat16 + 2**-5 * x.norm()

@@ -81,6 +81,7 @@ def test_the_clock_ends_a_late_run_earlier_by_a_reserve_of_at_most_half() -> Non
     limits = Limits(seconds=60.0)
     assert limits.is_late(60.0) and not limits.is_late(59.0)
     assert limits.is_late(45.0, reserve=15.0) and not limits.is_late(44.0, reserve=15.0)
+    assert limits.is_late(55.0, began=50.0, reserve=30.0) and not limits.is_late(54.0, began=50.0, reserve=30.0)
     assert limits.is_late(30.0, reserve=300.0) and not limits.is_late(29.0, reserve=300.0)
     assert not Limits(updates=3).is_late(1e9)
 

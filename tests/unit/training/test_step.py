@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import toys
 from toys import examples, weights_of
 from transduce.data.batch import Batch, collate
-from transduce.data.examples import Example
+from transduce.data.store import Example
 from transduce.training.optim import OPTIMIZERS
 from transduce.training.ranks import SINGLE_RANK, dropout_seed
 
@@ -103,7 +103,7 @@ def test_an_update_without_any_target_changes_nothing_but_momentum() -> None:
 
     updater.criterion = criterion
     before = weights_of(updater)
-    assert not updater.update([collate(examples(4))], 1.0, 0).skipped
+    assert not updater.update([collate(examples(4))], 1.0, n_targets=0).skipped
     assert torch.equal(weights_of(updater), before)
 
 

@@ -13,8 +13,7 @@ from transduce.data.batch import TrainingBatch
 from transduce.data.store import TextStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import BOS, EOS, PAD
-from transduce.training.feed import DataPosition
-from transduce.training.text_feed import RowFeeder
+from transduce.training.feed import DataPosition, RowFeeder
 
 CONTEXT = 8
 

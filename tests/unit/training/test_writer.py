@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 from unittest.mock import Mock
 
 import pytest
+from pydantic import TypeAdapter
 
 import toys
 from transduce.errors import Interrupted, RunFolderError
 from transduce.runs import checkpoints
 from transduce.runs.folder import RunFolder
+from transduce.training.feed import DataPosition
+from transduce.training.meter import Row
 from transduce.training.ranks import Ranks
-from transduce.training.session import Session
+from transduce.training.session import CheckpointWriter, Session, TrainingState, score_of
 from transduce.training.step import Updater
-from transduce.training.writer import CheckpointWriter
 
 
 @pytest.fixture
@@ -33,9 +37,9 @@ def n_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         init(self, *args, **kwargs)
         self._writes_ahead = True
 
-    def counted(self: Updater, *args: Any) -> Any:
+    def counted(self: Updater, *args: Any, **options: Any) -> Any:
         made[0] += 1
-        return update(self, *args)
+        return update(self, *args, **options)
 
     monkeypatch.setattr(Session, "__init__", init_ahead)
     monkeypatch.setattr(Updater, "update", counted)
@@ -214,3 +218,37 @@ def test_one_checkpoint_is_written_at_a_time(
     assert seen == [1, 2, 3, 3, 3, 3], "with the one that is being written"
     assert all(n_complete >= n for n, n_complete in enumerate(saved))
     assert sorted(path.name for path in there.iterdir()) == ["u00000004", "u00000005"]
+
+
+def test_bleu_decides_and_loss_breaks_ties() -> None:
+    assert score_of({"loss": 2.0, "bleu": 30.0}, "bleu") > score_of({"loss": 1.0, "bleu": 29.0}, "bleu")
+    assert score_of({"loss": 1.0, "bleu": 0.0}, "bleu") > score_of({"loss": 2.0, "bleu": 0.0}, "bleu")
+    assert score_of({"loss": 1.0, "bleu": 0.0}, "loss") > score_of({"loss": 2.0, "bleu": 9.0}, "loss")
+    assert score_of({"loss": 1.0}, "bleu") > score_of({"loss": 2.0}, "bleu")
+
+
+def test_a_changed_score_is_compared_with_that_of_the_best_validation() -> None:
+    """`stop_by` may change at a resume, and so may whether anything is translated."""
+    state = TrainingState()
+    assert state.see({"loss": 2.0, "bleu": 30.0}, "bleu")
+    assert not state.see({"loss": 1.0, "bleu": 29.0}, "bleu")
+    assert state.see({"loss": 1.5, "bleu": 29.0}, "loss")
+    assert not state.see({"loss": 1.6}, "bleu")
+    assert state.see({"loss": 1.4}, "bleu")
+
+
+def test_validations_since_the_best_are_counted() -> None:
+    state, seen = TrainingState(), []
+    for update, loss in enumerate((3, 2, 4, 1, 1, 5)):
+        state.update = update
+        seen.append((state.see({"loss": loss}, "loss"), state.best_update, state.since_best))
+    assert seen == [(True, 0, 0), (True, 1, 0), (False, 1, 1), (True, 3, 0), (False, 3, 1), (False, 3, 2)]
+
+
+def test_the_state_of_a_training_survives_json() -> None:
+    row = Row(7, lr=0.1, n_targets=3, n_tokens=8, n_slots=10, loss_sum=1 / 3, nll_sum=0.2, grad_norm=1e-9)
+    state = TrainingState(update=7, position=DataPosition(2, 3), seconds=1 / 7, rows=[row])
+    state.see({"loss": 1 / 3, "bleu": 20.1}, "bleu")
+    stored = json.dumps(asdict(state))
+    found = TypeAdapter(TrainingState).validate_python(json.loads(stored))
+    assert found == state and isinstance(found.rows[0], Row)

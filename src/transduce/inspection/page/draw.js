@@ -1,29 +1,42 @@
 // Drawing: elements, colours, controls, bars.
-import { shapeText } from "./record.js";
+import { shapeText, within } from "./record.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// An element: properties; "data-", "aria-" and role as attributes; functions as listeners; children, null for none.
-export function el(tag, properties = {}, ...children) {
+// An element, as "tag.class": its properties, if any; functions as listeners; "data-", "aria-", role and scope as
+// attributes; then children, null for none.
+export function el(name, ...content) {
+  const [tag, ...classes] = name.split(".");
+  const properties = content[0]?.constructor === Object ? content.shift() : {};
   const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (value === null || value === undefined) continue;
-    if (typeof value === "function") node.addEventListener(name, value);
-    else if (/^(data-|aria-|role$|for$|scope$|colspan$)/.test(name)) node.setAttribute(name, value);
-    else node[name] = value;
+  if (classes.length) node.className = classes.join(" ");
+  const isAttribute = (key) => /^(data-|aria-|role$|scope$)/.test(key);
+  return filled(node, properties, content, (key, value) =>
+    isAttribute(key) ? node.setAttribute(key, value) : (node[key] = value),
+  );
+}
+
+export function svg(tag, attributes, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  return filled(node, attributes, children, (key, value) => node.setAttribute(key, value));
+}
+
+function filled(node, properties, children, assign) {
+  const isGiven = (value) => value !== null && value !== undefined;
+  for (const [key, value] of Object.entries(properties)) {
+    if (typeof value === "function") node.addEventListener(key, value);
+    else if (isGiven(value)) assign(key, value);
   }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
+  node.append(...children.filter(isGiven));
   return node;
 }
 
-export function svg(tag, attributes = {}, ...children) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") node.addEventListener(name, value);
-    else if (value !== null && value !== undefined) node.setAttribute(name, value);
-  }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
+// A table. heads: texts of the columns, or [text, class].
+export function table(name, heads, rows) {
+  const cells = heads
+    .map((head) => [head].flat())
+    .map(([text, className]) => el("th", { scope: "col", className }, text));
+  return el(name, el("thead", el("tr", ...cells)), el("tbody", ...rows));
 }
 
 // --- colours ------------------------------------------------------------------------------------------------------
@@ -49,31 +62,29 @@ export function watchAppearance(redraw) {
     }, 150);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  let theme = "";
   addEventListener("beforeprint", () => {
+    theme = document.documentElement.dataset.theme ?? "";
     document.documentElement.dataset.theme = "light";
     again();
   });
   addEventListener("afterprint", () => {
-    delete document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = theme;
     again();
   });
+  return again;
 }
 
 export function palette() {
   if (colours) return colours;
-  const style = getComputedStyle(document.documentElement);
-  const read = (name) =>
-    [1, 3, 5].map((i) =>
-      parseInt(
-        style
-          .getPropertyValue(name)
-          .trim()
-          .slice(i, i + 2),
-        16,
-      ),
-    );
+  const probe = document.body.appendChild(el("span"));
+  const read = (name) => {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color.match(/\d+/g).slice(0, 3).map(Number);
+  };
   const names = ["raised", "heat", "one", "two", "hidden", "text", "soft", "line", "surface"];
   colours = Object.fromEntries(names.map((name) => [name, read(`--${name}`)]));
+  probe.remove();
   return colours;
 }
 
@@ -114,14 +125,14 @@ export function paint(m, most, signed, canvas = document.createElement("canvas")
   canvas.height = m.rows;
   const context = canvas.getContext("2d");
   const image = context.createImageData(m.columns, m.rows);
-  const table = levelTable(signed);
+  const levels = levelTable(signed);
   const pixels = new Uint32Array(image.data.buffer);
   const scale = LEVELS / (most || 1);
   for (let i = 0; i < pixels.length; i++) {
     const level = Math.round(m.data[i] * scale);
     pixels[i] = Number.isFinite(level)
-      ? table[LEVELS + Math.max(-LEVELS, Math.min(LEVELS, level))]
-      : table[2 * LEVELS + 1];
+      ? levels[LEVELS + Math.max(-LEVELS, Math.min(LEVELS, level))]
+      : levels[2 * LEVELS + 1];
   }
   context.putImageData(image, 0, 0);
   return canvas;
@@ -129,49 +140,62 @@ export function paint(m, most, signed, canvas = document.createElement("canvas")
 
 // --- controls -----------------------------------------------------------------------------------------------------
 
+// A button with a text or nodes. key: finds it again after it was drawn again.
+export function button(content, click, { key, pressed, className, title, label, disabled } = {}) {
+  const state = pressed === undefined ? null : String(pressed);
+  const names = { "data-key": key, "aria-pressed": state, "aria-label": label };
+  return el("button", { type: "button", className, title, disabled, ...names, click }, ...[content].flat());
+}
+
 export function selectBox(label, key, options, value, change) {
   const select = el("select", { "data-key": key, change: () => change(select.value) });
   select.append(...options.map(([text, one]) => new Option(text, one, false, String(one) === String(value))));
-  return el("label", { className: "control" }, `${label} `, select);
+  return el("label.control", `${label} `, select);
 }
 
 export function buttonRow(label, key, options, value, change) {
   const buttons = options.map(([text, one]) =>
-    el("button", {
-      type: "button",
-      textContent: text,
-      "aria-pressed": String(one === value),
-      "data-key": `${key}-${one}`,
-      click: () => change(one),
-    }),
+    button(text, () => change(one), { pressed: one === value, key: `${key}-${one}` }),
   );
-  return el("span", { className: "control", role: "group", "aria-label": label }, `${label} `, ...buttons);
+  return el("span.control", { role: "group", "aria-label": label }, `${label} `, ...buttons);
 }
+
+// The step of a key, of which the event then has no other effect; nothing for other keys.
+export function stepOf(event, steps) {
+  const step = steps[event.key];
+  if (step) {
+    event.preventDefault();
+    event.stopPropagation();
+  }
+  return step;
+}
+
+// The choice of one of several heads.
+export const headBox = (key, n, head, change) =>
+  selectBox(
+    "head",
+    key,
+    Array.from({ length: n }, (_, i) => [i + 1, i]),
+    head,
+    (i) => change(Number(i)),
+  );
 
 // A row of tokens of which one is chosen; arrow keys move the choice.
 export function tokenRow(label, key, tokens, place, change) {
-  const buttons = tokens.map((token, i) =>
-    el("button", {
-      type: "button",
-      className: "token",
-      textContent: token,
-      "aria-pressed": String(i === place),
-      "data-key": i === place ? key : null,
-      tabIndex: i === place ? 0 : -1,
-      click: () => change(i),
-    }),
-  );
+  const buttons = tokens.map((token, i) => {
+    const isChosen = i === place;
+    const node = button(token, () => change(i), { className: "token", pressed: isChosen, key: isChosen ? key : null });
+    node.tabIndex = isChosen ? 0 : -1;
+    return node;
+  });
   const moved = (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    event.stopPropagation();
-    change(Math.min(Math.max(place + step, 0), tokens.length - 1));
+    const step = stepOf(event, { ArrowRight: 1, ArrowLeft: -1 });
+    if (step) change(within(place + step, tokens.length));
   };
   return el(
-    "div",
-    { className: "tokens", role: "group", "aria-label": label, keydown: moved },
-    el("span", { className: "soft", textContent: `${label} ` }),
+    "div.tokens",
+    { role: "group", "aria-label": label, keydown: moved },
+    el("span.soft", `${label} `),
     ...buttons,
   );
 }
@@ -182,15 +206,10 @@ export function rove(box, find) {
   const first = all.find((one) => one.matches("[aria-pressed='true']")) || all[0];
   for (const one of all) one.setAttribute("tabindex", one === first ? 0 : -1);
   box.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     const here = all.indexOf(event.target);
     if (here < 0) return;
-    const next = all[here + (step || 0)];
-    if (step) {
-      event.preventDefault();
-      event.stopPropagation();
-      next?.focus();
-    }
+    const step = stepOf(event, { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 });
+    if (step) all[here + step]?.focus();
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
       all[here].dispatchEvent(new Event("click"));
@@ -198,33 +217,40 @@ export function rove(box, find) {
   });
 }
 
+// Swipes to the left and to the right, as steps.
+export function swipeWith(box, move) {
+  let start = null;
+  box.addEventListener("touchstart", ({ touches }) => (start = touches[0]), { passive: true });
+  box.addEventListener("touchend", ({ changedTouches: [end] }) => {
+    const [x, y] = [end.clientX - start.clientX, end.clientY - start.clientY];
+    if (Math.abs(x) > 60 && Math.abs(x) > 2 * Math.abs(y)) move(x < 0 ? 1 : -1);
+  });
+}
+
 // --- facts --------------------------------------------------------------------------------------------------------
 
-// The equation, the shapes and the source line of what a section shows.
+// The equation, the shapes by name and the source line of what a section shows.
 export function facts(equation, shapes, source) {
-  const line = el("p", { className: "facts" });
-  if (equation) line.append(el("code", { className: "equation", textContent: equation }));
-  for (const [name, shape] of shapes || [])
-    line.append(el("span", {}, `${name} `, el("code", { textContent: shapeText(shape) })));
+  const line = el("p.facts");
+  if (equation) line.append(el("code.equation", equation));
+  for (const [name, shape] of Object.entries(shapes)) {
+    if (shape) line.append(el("span", `${name} `, el("code", shapeText(shape))));
+  }
   if (source) line.append(sourceLink(source));
   return line;
 }
 
 export function sourceLink(source) {
   const text = `${source.file}:${source.line}`;
-  return el(
-    "details",
-    { className: "code" },
-    el("summary", {}, el("code", { textContent: text })),
-    el("pre", { textContent: source.code }),
-  );
+  return el("details.code", el("summary", el("code", text)), el("pre", source.code));
 }
 
-export const note = (text) => el("p", { className: "soft", textContent: text });
+export const controls = (...boxes) => el("p.controls", ...boxes);
+export const note = (text) => el("p.soft", text);
 
 // A bar for a share of 1; `mark` hatches it.
 export function bar(share, text) {
   const inside = el("i");
   inside.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
-  return el("span", { className: "bar" }, el("span", { className: "rail" }, inside), el("b", { textContent: text }));
+  return el("span.bar", el("span.rail", inside), el("b", text));
 }

@@ -1,7 +1,7 @@
 // The attention weights of each head.
 import { at, choiceOf, chosen, format, matrix, mergeWords } from "./record.js";
 import { partNamed, percent, set, view, wordsOf } from "./record.js";
-import { buttonRow, el, facts, note, paint, rove, svg } from "./draw.js";
+import { button, buttonRow, controls, el, facts, note, paint, rove, svg } from "./draw.js";
 import { heatMap, mapWidth } from "./heatmap.js";
 
 const KINDS = {
@@ -24,53 +24,21 @@ export const headsSection = {
     const layer = chosenLayer(record);
     const head = Math.min(view.head, layer.labels.length - 1);
     const part = partNamed(record, layer.name);
+    const equation = part?.equation.split(" V")[0] || "softmax(Q Kᵀ / √d_k + mask)";
+    panel.append(facts(equation, { weights: layer.weights.shape }, part?.source));
+    const choice = (label, key, ...options) =>
+      buttonRow(label, key, options, view[key], (chosenOption) => set({ [key]: chosenOption }));
     panel.append(
-      facts(
-        part?.equation.split(" V")[0] || "softmax(Q Kᵀ / √d_k + mask)",
-        [["weights", layer.weights.shape]],
-        part?.source,
-      ),
-    );
-    panel.append(
-      el(
-        "p",
-        { className: "controls" },
-        buttonRow(
-          "order",
-          "order",
-          [
-            ["by layer", "layer"],
-            ["by label", "label"],
-          ],
-          view.order,
-          (order) => set({ order }),
-        ),
-        buttonRow(
-          "units",
-          "unit",
-          [
-            ["subwords", "subwords"],
-            ["words", "words"],
-          ],
-          view.unit,
-          (unit) => set({ unit }),
-        ),
-        buttonRow(
-          "large head",
-          "drawing",
-          [
-            ["lines", "lines"],
-            ["map", "map"],
-          ],
-          view.drawing,
-          (drawing) => set({ drawing }),
-        ),
+      controls(
+        choice("order", "order", ["by layer", "layer"], ["by label", "label"]),
+        choice("units", "unit", ["subwords", "subwords"], ["words", "words"]),
+        choice("large head", "drawing", ["lines", "lines"], ["map", "map"]),
       ),
     );
     const large = largeHead(record, layer, head);
     const { label, shares } = layer.labels[head];
     large.append(note(`“${label}”: ${record.rules[label]}. Largest shares of the weight: ${sharesText(shares)}.`));
-    panel.append(el("div", { className: "split" }, smallMaps(record, layer, head), large));
+    panel.append(el("div.split", smallMaps(record, layer, head), large));
     panel.append(rulesList(record));
   },
 };
@@ -88,7 +56,7 @@ function smallMaps(record, layer, head) {
     groups.set(key, [...(groups.get(key) || []), one]);
   }
   const byScore = view.order === "label";
-  const box = el("div", { className: "small-maps" });
+  const box = el("div.small-maps");
   for (const [key, members] of groups) {
     if (byScore) members.sort((a, b) => b.score - a.score);
     const grid = el("div", { className: byScore ? "grid by-label" : "grid" });
@@ -97,13 +65,7 @@ function smallMaps(record, layer, head) {
     let last = null;
     for (const one of members) {
       if (!byScore && one.layer !== last) {
-        grid.append(
-          el("span", {
-            className: "soft row-name",
-            textContent: `${one.layer.layer + 1}`,
-            title: `layer ${one.layer.layer + 1}`,
-          }),
-        );
+        grid.append(el("span.soft.row-name", { title: `layer ${one.layer.layer + 1}` }, `${one.layer.layer + 1}`));
         last = one.layer;
       }
       grid.append(smallMap(one, one.layer === layer && one.head === head));
@@ -111,7 +73,7 @@ function smallMaps(record, layer, head) {
         for (let i = one.head + 1; i < across; i++) grid.append(el("span"));
       }
     }
-    box.append(el("h3", { textContent: byScore ? `${key} (${members.length})` : KINDS[key] || key }), grid);
+    box.append(el("h3", byScore ? `${key} (${members.length})` : KINDS[key] || key), grid);
   }
   rove(box, "button");
   return box;
@@ -136,19 +98,10 @@ function smallMap({ layer, head, label, score, shares }, isChosen) {
   const canvases = paintedMaps.get(layer);
   canvases[head] ??= paint(matrix(layer.weights, [head]), 1, false);
   const name = headName(layer, head);
-  return el(
-    "button",
-    {
-      type: "button",
-      className: "small-map",
-      title: name,
-      "aria-label": name,
-      "aria-pressed": String(isChosen),
-      "data-key": `map-${layer.name}-${head}`,
-      click: () => set({ map: layer.name, head }),
-    },
-    canvases[head],
-    el("span", { textContent: score === null ? shareText(shares[0]) : label }),
+  return button(
+    [canvases[head], el("span", score === null ? shareText(shares[0]) : label)],
+    () => set({ map: layer.name, head, part: layer.name }),
+    { className: "small-map", title: name, label: name, pressed: isChosen, key: `map-${layer.name}-${head}` },
   );
 }
 
@@ -190,8 +143,7 @@ function largeHead(record, layer, head) {
   }
   return el(
     "figure",
-    {},
-    el("figcaption", {}, el("b", { textContent: title })),
+    el("figcaption", el("b", title)),
     lines(m, rows, columns, row, pick, Math.min(room, 460)),
     readText(m, rows, columns, row),
   );
@@ -259,16 +211,16 @@ function readText(m, rows, columns, row) {
     .map((label, j) => [label, at(m, row, j)])
     .sort((a, b) => b[1] - a[1])
     .slice(0, 3);
-  return el("output", {
-    className: "readout",
-    textContent: `“${rows[row]}” attends to ${best.map(([label, p]) => `“${label}” ${percent(p)}`).join(", ")}`,
-  });
+  return el(
+    "output.readout",
+    `“${rows[row]}” attends to ${best.map(([label, p]) => `“${label}” ${percent(p)}`).join(", ")}`,
+  );
 }
 
 function rulesList(record) {
-  const list = el("dl", { className: "rules" });
+  const list = el("dl.rules");
   for (const [label, rule] of Object.entries(record.rules || {})) {
-    list.append(el("dt", { textContent: label }), el("dd", { textContent: rule }));
+    list.append(el("dt", label), el("dd", rule));
   }
-  return el("details", {}, el("summary", { textContent: "Rules of the labels" }), list);
+  return el("details", el("summary", "Rules of the labels"), list);
 }

@@ -1,8 +1,9 @@
 // Heat maps whose cells can be read.
-import { at, format, isSigned, largest, page, placeText, shapeText } from "./record.js";
-import { css, el, inkOn, paint, palette, shade } from "./draw.js";
+import { at, format, isSigned, labelsOf, largest, matrix, page, placeText, shapeText, within } from "./record.js";
+import { css, el, inkOn, paint, palette, shade, stepOf } from "./draw.js";
 
 const FONT = "11px ui-monospace, 'DejaVu Sans Mono', Menlo, monospace";
+const STEPS = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
 const measure = document.createElement("canvas").getContext("2d");
 
 function widest(labels) {
@@ -22,11 +23,10 @@ export function heatMap(m, options) {
   const across = Math.max(options.columns ? 12 : 3, Math.min(fitting, options.largest || 44));
   const down = options.rows ? 18 : Math.max(3, Math.min(across, 18, 480 / m.rows));
   const size = { width: Math.ceil(left + across * m.columns + 1), height: Math.ceil(top + down * m.rows + 1) };
-  const canvas = el("canvas", { className: "map" });
-  const draw = () => drawMap(canvas, m, { ...options, signed, most, left, top, across, down, size });
-  draw();
-  const readout = el("output", { className: "readout", "aria-live": "polite" });
-  const cursor = el("span", { className: "cursor", hidden: true });
+  const canvas = el("canvas.map");
+  drawMap(canvas, m, { ...options, signed, most, left, top, across, down, size });
+  const readout = el("output.readout", { "aria-live": "polite" });
+  const cursor = el("span.cursor", { hidden: true });
   let here = [Math.max(0, options.mark ?? 0), 0];
   const point = (row, column) => {
     here = [row, column];
@@ -48,11 +48,9 @@ export function heatMap(m, options) {
     const row = Math.floor((event.clientY - place.top - top) / down);
     return row >= 0 && column >= 0 && row < m.rows && column < m.columns ? [row, column] : null;
   };
-  const keys = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
   const box = el(
-    "div",
+    "div.cells",
     {
-      className: "cells",
       tabIndex: 0,
       role: "group",
       "data-key": options.key,
@@ -77,14 +75,8 @@ export function heatMap(m, options) {
       },
       keydown: (event) => {
         if (event.key === "Enter") options.pick?.(...here);
-        const step = keys[event.key];
-        if (!step) return;
-        event.preventDefault();
-        event.stopPropagation();
-        point(
-          Math.min(Math.max(here[0] + step[0], 0), m.rows - 1),
-          Math.min(Math.max(here[1] + step[1], 0), m.columns - 1),
-        );
+        const step = stepOf(event, STEPS);
+        if (step) point(within(here[0] + step[0], m.rows), within(here[1] + step[1], m.columns));
       },
     },
     canvas,
@@ -93,21 +85,10 @@ export function heatMap(m, options) {
   box.style.width = `${size.width}px`;
   const caption =
     options.title &&
-    el(
-      "figcaption",
-      {},
-      el("b", { textContent: options.title }),
-      options.shape ? el("code", { textContent: ` ${shapeText(options.shape)}` }) : null,
-    );
+    el("figcaption", el("b", options.title), options.shape ? el("code", ` ${shapeText(options.shape)}`) : null);
   const range = options.range || (signed ? `−${format(most)} to ${format(most)}` : `0 to ${format(most)}`);
-  const legend = el("span", { className: signed ? "legend signed" : "legend", textContent: range });
-  return el(
-    "figure",
-    {},
-    caption,
-    el("div", { className: "scroll" }, box),
-    el("div", { className: "under" }, legend, readout),
-  );
+  const legend = el("span", { className: signed ? "legend signed" : "legend" }, range);
+  return el("figure", caption, el("div.scroll", box), el("div.under", legend, readout));
 }
 
 function drawMap(canvas, m, { rows, columns, mark, left, top, across, down, size, most, signed, say }) {
@@ -164,3 +145,25 @@ function drawMap(canvas, m, { rows, columns, mark, left, top, across, down, size
 // The width of a map in a figure, two of which share a wide panel.
 const FIGURE = 28; // padding and border
 export const mapWidth = (inHalf = true) => (page.width > 900 && inHalf ? (page.width - 18) / 2 : page.width) - FIGURE;
+
+// An array of a record, or the matrix of one of its heads. rows, columns: the sides of its axes, if any.
+export function arrayMap(record, array, { rows, columns, head = 0, ...options }) {
+  const m = matrix(array, [head]);
+  const labels = { rows: labelsOf(record, rows, m.rows), columns: labelsOf(record, columns, m.columns) };
+  return heatMap(m, { shape: array.shape, ...labels, ...options });
+}
+
+// The matrix of a value, or that of a head.
+export function valueMap(record, value, head, { pick, ...options }) {
+  const lead = value.shape.slice(0, -2).map((size) => Math.min(head, size - 1));
+  return arrayMap(record, value.data, {
+    title: lead.length ? `${value.title}, head ${lead[0] + 1}` : value.title,
+    head,
+    rows: value.rows,
+    columns: value.columns,
+    rowName: value.axes.at(-2),
+    columnName: value.axes.at(-1),
+    pick: (i, j) => pick([...lead, i, j]),
+    ...options,
+  });
+}

@@ -1,171 +1,170 @@
-// modules: record.js draw.js heatmap.js path.js matrices.js heads.js positions.js tree.js steps.js tokens.js inspect.js
+// modules: record.js draw.js heatmap.js number.js matrices.js heads.js positions.js steps.js tokens.js sections.js link.js strips.js map.js stage.js output.js lab.js tour.js inspect.js
 // The page that shows what a model computes: from records inside this file, or live from the server's /inspect/look.
-import { changesOf, chosenPart, forgetPrefixes, lacksValues, page } from "./record.js";
-import { el, note, selectBox, watchAppearance } from "./draw.js";
-import { pathSection } from "./path.js";
-import { matricesSection } from "./matrices.js";
-import { forgetMaps, headsSection } from "./heads.js";
-import { positionsSection } from "./positions.js";
-import { stepWithKeys, stepsSection } from "./steps.js";
-import { changeSection, layersSection, tokensSection } from "./tokens.js";
+import { changesOf, choiceOf, chosen, chosenPart, forgetPrefixes, LANGUAGES, lacksValues, MODES } from "./record.js";
+import { page, queriesOf, set, shownRecord, stageParts, view, within } from "./record.js";
+import { button, el, selectBox, swipeWith, watchAppearance } from "./draw.js";
+import { forgetMaps } from "./heads.js";
+import { buildSections, drawAllSections, drawSections, isInView, keepPlace, SECTIONS } from "./sections.js";
+import { linkOf, readLink, writeLink } from "./link.js";
+import { drawModelMap } from "./map.js";
+import { drawStage } from "./stage.js";
+import { drawOutput } from "./output.js";
+import { drawLab } from "./lab.js";
+import { drawTour, enterStop, leaveTour, stopNeeds } from "./tour.js";
 
-const SECTIONS = [
-  pathSection,
-  matricesSection,
-  headsSection,
-  positionsSection,
-  stepsSection,
-  tokensSection,
-  layersSection,
-  changeSection,
-];
 const byId = (id) => document.getElementById(id);
+if (navigator.language.startsWith("de")) view.language = "de";
 
 // --- rendering ----------------------------------------------------------------------------------------------------
 
-// A section is absent if the record says so, unless it has another half to show.
-function reasonAgainst(record, id) {
-  if (id === "positions" && record.masks?.length) return null;
-  return record.absent[id] ?? null;
+const DRAWN = {
+  lesson: drawLesson,
+  output: drawOutput, // its height decides those of the others
+  centre: (record, box) => drawStage(record, box, byId("number")),
+  map: drawModelMap,
+};
+const CELL_ONLY = ["cell", "index"];
+
+const LESSONS = { tour: drawTour, lab: drawLab };
+
+// Slow views that the shown lesson needs.
+const lessonNeeds = (record) => (view.mode === "lab" ? ["without"] : view.mode === "tour" ? stopNeeds(record) : []);
+
+function drawLesson(record, box) {
+  box.hidden = !LESSONS[view.mode];
+  if (!box.hidden) LESSONS[view.mode](record, box);
 }
 
-// The focus and the scrolled boxes of a panel, as a function that restores them after it was filled again.
-function keepPlace(panel) {
-  const focused = panel.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  const scrolled = [...panel.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
-  return () => {
-    panel.querySelectorAll(".scroll").forEach((box, i) => {
-      const place = box.dataset.center ? Number(box.dataset.center) - page.width / 2 : scrolled[i];
-      if (place > 0) box.scrollLeft = place;
-    });
-    if (focused) panel.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
-  };
-}
-
-function fillPanel(section, record, panel) {
-  panel.replaceChildren();
-  if (page.records.length > 1) panel.append(el("p", { className: "model-name", textContent: record.model.name }));
-  const reason = reasonAgainst(record, section.id);
-  try {
-    if (reason) panel.append(note(reason));
-    else section.render(record, panel);
-  } catch (error) {
-    console.error(error);
-    panel.append(note(`This section cannot be drawn: ${error.message}`));
-  }
-}
-
-// Sizes are read before anything changes, so that the browser computes the layout once.
-function draw(wanted) {
-  const boxes = wanted.map((section) => byId(section.id).querySelector(".panels"));
-  for (const box of boxes) {
-    while (box.children.length < page.records.length) box.append(el("div", { className: "panel" }));
-    while (box.children.length > page.records.length) box.lastChild.remove();
-    box.classList.toggle("two", page.records.length > 1);
-  }
-  page.width = boxes[0]?.firstChild?.clientWidth || 340;
-  const restore = boxes.flatMap((box) => [...box.children].map(keepPlace));
-  wanted.forEach((section, n) => page.records.forEach((record, i) => fillPanel(section, record, boxes[n].children[i])));
-  wanted.forEach((section, n) => {
-    boxes[n].previousElementSibling.hidden = page.records.every((record) => reasonAgainst(record, section.id));
-  });
+// The stage, or a part of it if only a cell was chosen.
+function drawWholeStage(keys) {
+  const record = shownRecord();
+  if (view.mode === "tour") enterStop(record);
+  else leaveTour();
+  const wanted = keys?.every((key) => CELL_ONLY.includes(key)) ? ["centre"] : Object.keys(DRAWN);
+  const restore = wanted.map((id) => keepPlace(byId(id)));
+  for (const id of wanted) DRAWN[id](record, byId(id));
   for (const one of restore) one();
 }
 
 page.render = (keys) => {
-  draw(SECTIONS.filter((section) => !keys || section.uses.some((key) => keys.includes(key))));
+  if (view.mode === "all") {
+    if (keys?.includes("mode")) drawRecords();
+    else drawSections(SECTIONS.filter((section) => !keys || section.uses.some((key) => keys.includes(key))));
+  } else drawWholeStage(keys);
+  if (!keys || keys.includes("mode") || keys.includes("model")) showModes();
+  writeLink();
   addMissing();
 };
 
-const IDLE = 1000; // ms after which the server may compute for sections that are not in view
-let later = 0;
-let idle = 0;
-
-function isInView({ id }) {
-  const { top, bottom } = byId(id).getBoundingClientRect();
-  return top < innerHeight && bottom > 0;
+function showModes() {
+  const isAll = view.mode === "all";
+  byId("all").hidden = !isAll;
+  byId("stage").hidden = isAll;
+  const tabs = Object.entries(MODES).map(([mode, text]) =>
+    button(text, () => set({ mode }), { pressed: view.mode === mode, key: `mode-${mode}` }),
+  );
+  const restore = keepPlace(byId("modes"));
+  const models = page.records.map((record, i) => [record.model.name, i]);
+  byId("modes").replaceChildren(
+    models.length > 1 && !isAll ? selectBox("model", "shown-model", models, view.model, (i) => set({ model: +i })) : "",
+    el("span.tabs", { role: "group", "aria-label": "mode" }, ...tabs),
+    isAll ? "" : button("Map", openMap, { className: "map-switch", key: "map-switch" }),
+    button("◐", switchTheme, { title: "light or dark", label: "light or dark", key: "theme" }),
+    button("Share", share, { title: "copy a link to what is shown", key: "share" }),
+  );
+  restore();
 }
 
-// Draw the sections in view first; the others follow when these have been painted.
+function openMap() {
+  if (byId("stage").classList.toggle("map-open")) drawModelMap(shownRecord(), byId("map"));
+}
+
+function switchTheme() {
+  const root = document.documentElement;
+  const isDark = root.dataset.theme
+    ? root.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+  page.recolour();
+}
+
+async function share() {
+  const address = `${location.href.split("#")[0]}#${linkOf()}`;
+  try {
+    await navigator.clipboard.writeText(address);
+    showStatus("The link is copied.");
+  } catch {
+    showStatus(address);
+  }
+}
+
+const IDLE = 1000; // ms after which the server may compute for sections that are not in view
+let idle = 0;
+
 function drawRecords() {
-  const first = SECTIONS.filter(isInView);
-  draw(first);
-  const rest = SECTIONS.filter((section) => !first.includes(section));
-  cancelAnimationFrame(later);
-  later = requestAnimationFrame(() => {
-    later = requestAnimationFrame(() =>
-      setTimeout(() => {
-        draw(rest);
-        addMissing();
-      }),
-    );
-  });
+  showModes();
+  if (view.mode === "all") drawAllSections(() => addMissing());
+  else {
+    drawWholeStage();
+    addMissing();
+  }
   clearTimeout(idle);
-  idle = setTimeout(() => addMissing(SECTIONS), IDLE);
+  if (view.mode === "all") idle = setTimeout(() => addMissing(SECTIONS), IDLE);
 }
 
 function showRecords(records) {
+  const isFirst = !page.records.length;
   page.records = records;
-  byId("sections").hidden = false;
-  document.querySelector("nav").hidden = false;
-  const parts = ({ model, off, can_switch: known, sides }) => {
-    const facts = [model.kind, model.task, `${model.n_parameters.toLocaleString("en")} parameters`]
-      .filter(Boolean)
-      .join(", ");
-    const texts = Object.values(sides)
-      .map((side) => side.text)
-      .filter((text, i, all) => text && all.indexOf(text) === i);
-    return el(
-      "div",
-      { className: "summary" },
-      el("p", {}, el("b", { textContent: model.name }), ` ${facts}`),
-      el("p", { className: "sentence", textContent: texts.join(" → ") }),
-      off.length ? el("p", { className: "soft", textContent: `Switched off: ${off.map((name) => known.find((one) => one.name === name).title).join("; ")}.` }) : null,
-      settingsOf(model),
-    );
-  };
-  byId("models").replaceChildren(...records.map(parts));
+  if (isFirst) readLink();
+  byId("models").replaceChildren(...records.map(summaryOf));
   drawRecords();
+  writeLink();
+}
+
+function summaryOf({ model, off, can_switch: known, sides }) {
+  const facts = [model.kind, model.task, `${model.n_parameters.toLocaleString("en")} parameters`]
+    .filter(Boolean)
+    .join(", ");
+  const texts = Object.values(sides)
+    .map((side) => side.text)
+    .filter((text, i, all) => text && all.indexOf(text) === i);
+  const offNames = off.map((name) => known.find((one) => one.name === name).title).join("; ");
+  const [first, ...others] = texts;
+  return el(
+    "div.summary",
+    el("p.sentence", el("span.of-source", others.length ? `${first} → ` : first), others.join(" → ")),
+    el("p.facts-line", el("b", model.name), ` ${facts}`, settingsOf(model)),
+    off.length ? el("p.soft", `Switched off: ${offNames}.`) : null,
+  );
 }
 
 function settingsOf(model) {
   const rows = Object.entries(model.settings || {}).map(([name, value]) =>
-    el("span", {}, `${name} `, el("code", { textContent: String(value) })),
+    el("span", `${name} `, el("code", String(value))),
   );
-  return el("details", {}, el("summary", { textContent: "Settings" }), el("p", { className: "facts" }, ...rows));
+  return el("details", el("summary", "Settings"), el("p.facts", ...rows));
 }
 
-function buildSections() {
-  const current = new IntersectionObserver(
-    (entries) =>
-      entries.forEach((entry) => {
-        document
-          .querySelector(`nav a[href="#${entry.target.id}"]`)
-          .toggleAttribute("aria-current", entry.isIntersecting);
-      }),
-    { rootMargin: "-45% 0px -50% 0px" },
-  );
-  const appeared = new IntersectionObserver(() => addMissing());
-  for (const [i, section] of SECTIONS.entries()) {
-    const node = el(
-      "section",
-      { id: section.id },
-      el("h2", { textContent: `${i + 1}. ${section.title}` }),
-      el("p", { textContent: section.text }),
-      el("div", { className: "panels" }),
-    );
-    byId("sections").append(node);
-    // In the frame of a notebook, a link to a place does not scroll.
-    const go = () => node.scrollIntoView();
-    document.querySelector("nav").append(el("a", { href: `#${section.id}`, textContent: section.title, click: go }));
-    current.observe(node);
-    appeared.observe(node);
-  }
+// The next or the last position of the shown part.
+function moveQuery(step) {
+  const record = shownRecord();
+  const side = queriesOf(chosenPart(record));
+  const n = record.sides[side]?.tokens.length ?? 1;
+  set({ [choiceOf(side)]: within(chosen(side, n) + step, n) });
+}
+
+// On the stage, the arrow keys choose the position, and digits the head, while no control needs them.
+function moveWithKeys(event) {
+  if (!page.records.length || view.mode === "all" || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (event.target.closest("input, textarea, select, [role=group], [role=slider], .scroll")) return;
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (step) moveQuery(step);
+  if (/^[1-9]$/.test(event.key)) set({ head: Number(event.key) - 1 });
 }
 
 function redraw() {
   forgetMaps(page.records);
-  if (page.records.length) page.render(null);
+  if (page.records.length) drawRecords();
 }
 
 // --- the live page ------------------------------------------------------------------------------------------------
@@ -200,17 +199,16 @@ function requestFor(run) {
   return { run, text: byId("text").value, target, ...changesOf(run) };
 }
 
-// The part of a run whose matrices the page shows.
+// The parts of a run whose matrices the page shows.
 function valuesFor(run) {
   const shown = page.records.find((record) => record.asked.run === run);
-  const part = shown && chosenPart(shown);
-  return part ? [part.name] : [];
+  return shown ? stageParts(shown).map((part) => part.name) : [];
 }
 
 const isFor = (body) => (record) => JSON.stringify(record.asked) === JSON.stringify(body);
 
 // Ask for what the page should show and does not show yet; what was asked for before is given up.
-async function look() {
+async function inspectSentence() {
   const wanted = byId("text").value.trim() ? chosenModels().map(requestFor) : [];
   const key = JSON.stringify(wanted);
   if (key === asking) return undefined;
@@ -223,7 +221,8 @@ async function look() {
   const answers = await Promise.allSettled(
     wanted.map(
       (body) =>
-        page.records.find(isFor(body)) ?? ask("/inspect/look", { ...body, values: valuesFor(body.run) }, own.signal),
+        page.records.find(isFor(body)) ??
+        ask("/inspect/look", { ...body, values: valuesFor(body.run), head: view.head }, own.signal),
     ),
   );
   clearTimeout(slow);
@@ -238,21 +237,31 @@ async function look() {
 }
 
 // Ask for what sections show and their records lack: slow views, and the matrices of the chosen part.
-function addMissing(sections = SECTIONS.filter(isInView)) {
-  if (page.live) page.records.forEach((record) => addMissingTo(record, sections));
+function addMissing(sections = view.mode === "all" ? SECTIONS.filter(isInView) : []) {
+  if (!page.live || !page.records.length) return;
+  for (const record of view.mode === "all" ? page.records : [shownRecord()]) addMissingTo(record, sections);
 }
 
 async function addMissingTo(record, sections) {
-  const slow = sections.flatMap((section) => section.needs ?? []).filter((name) => !(name in record));
-  const values = lacksValues(chosenPart(record)) ? [chosenPart(record).name] : [];
+  const needs = view.mode === "all" ? sections.flatMap((section) => section.needs ?? []) : lessonNeeds(record);
+  const slow = needs.filter((name) => !(name in record));
+  const shown = stageParts(record);
+  const values = shown.some((part) => lacksValues(part) || lacksWeights(part)) ? shown.map((part) => part.name) : [];
   const views = values.length ? [...slow, "parts"] : slow;
-  const key = JSON.stringify([views, values]);
+  const key = JSON.stringify([views, values, view.head]);
   if (!views.length || record.awaited === key) return;
   record.awaited = key;
   try {
-    Object.assign(record, await ask("/inspect/look", { ...record.asked, values, views }, running.signal));
-    const changed = ({ needs, uses }) => needs?.some((name) => slow.includes(name)) || (values.length && uses.includes("part"));
-    if (page.records.includes(record)) draw(SECTIONS.filter(changed));
+    Object.assign(
+      record,
+      await ask("/inspect/look", { ...record.asked, values, views, head: view.head }, running.signal),
+    );
+    const changed = ({ needs, uses }) =>
+      needs?.some((name) => slow.includes(name)) || (values.length && uses.includes("part"));
+    if (page.records.includes(record)) {
+      if (view.mode === "all") drawSections(SECTIONS.filter(changed));
+      else drawWholeStage();
+    }
     if (record.awaited === key) record.awaited = null;
     addMissing();
   } catch (error) {
@@ -261,46 +270,69 @@ async function addMissingTo(record, sections) {
   }
 }
 
-page.look = look;
+// Whether the weights of the chosen head are not in the record.
+function lacksWeights(part) {
+  const heads = part.values
+    .filter((value) => value.product?.head !== undefined)
+    .map((value) => [value.product.head, value.shape[0] - 1]);
+  return view.mode !== "all" && heads.some(([head, last]) => head !== Math.min(view.head, last));
+}
+
+page.inspectSentence = inspectSentence;
 page.cell = (record, value, index) => ask("/inspect/cell", { ...record.asked, value, index });
 
 async function startLive() {
   page.live = true;
+  document.body.classList.add("live");
   byId("form").hidden = false;
   byId("form").addEventListener("submit", (event) => {
     event.preventDefault();
-    look();
+    inspectSentence();
   });
   const changed = () => {
     forgetPrefixes();
-    look();
+    inspectSentence();
   };
   for (const id of ["text", "target"]) byId(id).addEventListener("input", changed);
   try {
-    const models = await ask("/inspect/models");
+    const [models, ...texts] = await Promise.all(
+      ["/inspect/models", ...LANGUAGES.map((name) => `tour.${name}.json`)].map((path) => ask(path)),
+    );
+    page.texts = Object.fromEntries(LANGUAGES.map((name, i) => [name, texts[i]]));
     const options = models.map((one) => [`${one.name} (${one.kind}, ${one.task})`, one.name]);
-    const first = selectBox("model", "model", options, models[0]?.name, look);
+    const first = selectBox("model", "model", options, models[0]?.name, inspectSentence);
     first.lastChild.id = "model";
     const second = selectBox(
       "compare with",
       "other",
       [["none", ""], ...options],
       models[0]?.together ? models[1]?.name : "",
-      look,
+      inspectSentence,
     );
     second.lastChild.id = "other";
     byId("choices").append(first, second);
     byId("choices").hidden = models.length < 2;
     byId("has-target").hidden = models.every((one) => one.task !== "translation");
-    look();
-    byId("text").focus();
+    byId("text").value ||= readLink() ?? models[0]?.example ?? "";
+    inspectSentence();
+    byId("text").select();
   } catch (error) {
     showStatus(error.message, true);
   }
 }
 
-buildSections();
-watchAppearance(redraw);
-document.addEventListener("keydown", stepWithKeys);
+buildSections(byId("sections"), document.querySelector("nav"), () => addMissing());
+page.recolour = watchAppearance(redraw);
+document.addEventListener("keydown", moveWithKeys);
+byId("map").addEventListener(
+  "click",
+  (event) => event.target.closest("button") && byId("stage").classList.remove("map-open"),
+);
+swipeWith(byId("centre"), (step) => moveQuery(step));
+addEventListener("hashchange", () => {
+  readLink();
+  if (page.records.length) drawRecords();
+});
+page.texts = byId("texts") ? JSON.parse(byId("texts").textContent) : {};
 if (byId("records")) showRecords(JSON.parse(byId("records").textContent));
 else startLive();

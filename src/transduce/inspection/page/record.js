@@ -1,7 +1,10 @@
 // Records: their arrays, sides and parts, and the choices that all sections share.
 
-// width: of a panel, in pixels. look, cell: requests of the live page. Its records have their request: `asked`.
-export const page = { live: false, records: [], width: 340, render: () => {}, look: () => {}, cell: null };
+// width: of a panel, in pixels. cell: a request of the live page. Its records have their request: `asked`.
+export const page = { live: false, records: [], width: 340, render: () => {}, inspectSentence: () => {}, cell: null };
+
+export const MODES = { explore: "Explore", tour: "Tour", lab: "Lab", all: "All values" };
+export const LANGUAGES = ["en", "de"]; // of the tour
 
 // Choices of the reader. A record without the chosen part, head or token shows its nearest one.
 export const view = {
@@ -15,9 +18,22 @@ export const view = {
   drawing: "lines",
   bias: 0,
   step: 0,
+  mode: "explore", // a key of MODES
+  model: 0, // number of the record on the stage
+  key: -1, // the one with the largest weight
+  cell: "", // name of the value with the chosen cell, and its index
+  index: [],
+  open: "", // name of the value whose whole matrix is open
+  tree: false,
+  stop: 0,
+  language: "en",
 };
 
+// Another part, query, head or key has another number to explain, unless it is chosen with them.
+const MOVES = ["part", "head", "src", "tgt", "key", "model"];
+
 export function set(changes) {
+  if (!("cell" in changes) && MOVES.some((name) => name in changes)) changes = { ...changes, cell: "", index: [] };
   Object.assign(view, changes);
   page.render(Object.keys(changes));
 }
@@ -64,19 +80,10 @@ export function matrix(array, index = []) {
 
 export const at = (m, row, column) => m.data[row * m.columns + column];
 
-const means = new WeakMap();
+export const rowAt = (m, row) => m.data.subarray(row * m.columns, (row + 1) * m.columns);
 
-export function meanOverHeads(array) {
-  if (means.has(array)) return means.get(array);
-  const [heads, rows, columns] = array.shape;
-  const { data } = decode(array);
-  const mean = new Float32Array(rows * columns);
-  for (let head = 0, i = 0; head < heads; head++) {
-    for (let j = 0; j < mean.length; j++, i++) mean[j] += data[i] / heads;
-  }
-  means.set(array, { rows, columns, data: mean });
-  return means.get(array);
-}
+// The nearest index of `size` elements.
+export const within = (i, size) => Math.min(Math.max(i, 0), size - 1);
 
 export function largest(data) {
   let most = 0;
@@ -137,6 +144,13 @@ export const shapeText = (shape) => `[${shape.join(", ")}]`;
 // The choice that holds the chosen token of a side: tokens of tgt_in and tgt_out are chosen together.
 export const choiceOf = (side) => (side === "src" ? "src" : "tgt");
 
+// The side of the queries, or of the positions, of a part.
+export const queriesOf = (part) =>
+  (
+    part.values.findLast((value) => value.rows && value.axes.at(-1) !== "width") ??
+    part.values.findLast((value) => value.rows)
+  )?.rows ?? "src";
+
 export const chosen = (side, size) => Math.min(view[choiceOf(side)], size - 1);
 
 // Tokens of an axis; null where its length is not that of its side, as behind a convolution.
@@ -151,11 +165,21 @@ export const predictedSide = (record) =>
 export function chosenPart(record) {
   const { parts } = record;
   return (
-    parts.find((part) => part.name === view.part) || parts.find((part) => /self_attention$/.test(part.kind)) || parts[0]
+    partNamed(record, view.part) ||
+    parts.findLast((part) => part.kind === "cross_attention") ||
+    parts.find((part) => part.kind === "attention") ||
+    parts.find((part) => /self_attention$/.test(part.kind)) ||
+    parts[0]
   );
 }
 
 // Whether the record lacks matrices of a part.
 export const lacksValues = (part) => part?.values.some((value) => !value.data);
+
+export const shownRecord = () => page.records[Math.min(view.model, page.records.length - 1)];
+
+// The parts whose matrices the stage shows: the chosen one, and the residual connection around it.
+export const stageParts = (record) =>
+  [chosenPart(record), partNamed(record, `${chosenPart(record).name}_residual`)].filter(Boolean);
 
 export const partNamed = (record, name) => record.parts?.find((part) => part.name === name);

@@ -1,82 +1,36 @@
-// Decoding, step by step: the candidates of each beam, the tree of hypotheses and the results.
-import { changesOf, format, meanOverHeads, page, percent, set, view } from "./record.js";
-import { bar, css, el, facts, note, shade } from "./draw.js";
-import { legendOfFates, pathOf, textOf, tree } from "./tree.js";
+// The beam: the candidates of each hypothesis, the tree, the results, and why one lost.
+import { changesOf, format, page, percent, set, view } from "./record.js";
+import { bar, button, el, note, svg, table } from "./draw.js";
 
-export const stepsSection = {
-  id: "steps",
-  title: "Step by step",
-  uses: ["step"],
-  text:
-    "Beam search builds the translation token by token. Each step extends every kept hypothesis, keeps the best ones " +
-    "and prunes the rest. Click a candidate to force it, a hypothesis to see why it lost. The left and right arrow keys " +
-    "change the step.",
-  render(record, panel) {
-    const { steps, beam, length_penalty: penalty } = record.steps;
-    const last = steps.length - 1;
-    const step = Math.min(view.step, last);
-    const nodes = new Map(steps.flatMap((one, i) => one.live.map((node) => [node.id, { ...node, step: i }])));
-    panel.append(
-      facts(`score = log p / length^${penalty}`, [["beam, steps", [beam, steps.length]]]),
-    );
-    const go = (i) => set({ step: Math.min(Math.max(i, 0), last) });
-    panel.append(
-      el(
-        "p",
-        { className: "controls" },
-        el("button", {
-          type: "button",
-          textContent: "Previous",
-          "data-key": "previous",
-          click: () => go(step - 1),
-          disabled: step === 0,
-        }),
-        el("output", { textContent: `step ${step + 1} of ${steps.length}`, "aria-live": "polite" }),
-        el("button", {
-          type: "button",
-          textContent: "Next",
-          "data-key": "next",
-          click: () => go(step + 1),
-          disabled: step === last,
-        }),
-      ),
-    );
-    const forced = page.live ? record.asked.prefix.length : 0;
-    if (forced) {
-      panel.append(
-        el(
-          "p",
-          {},
-          `Forced tokens at the start: ${forced}. `,
-          el("button", {
-            type: "button",
-            textContent: "Remove forced tokens",
-            "data-key": "unforce",
-            click: () => force(record, []),
-          }),
-        ),
-      );
-    }
-    const message = el("p", { className: "message", "aria-live": "polite" });
-    panel.append(
-      el(
-        "div",
-        { className: "beams" },
-        ...continued(record.steps, step).map((one) => beamBox(record, one, nodes, step, message)),
-      ),
-      message,
-      tree(record, nodes, step, go),
-      legendOfFates(),
-      ...resultNodes(record, nodes),
-      ...lookedAt(record, step),
-    );
-  },
-};
+// The drawer above the output: the search at the chosen step.
+export function beamDrawer(record) {
+  const { steps, beam, length_penalty: penalty } = record.steps;
+  const nodes = nodesOf(record.steps);
+  const step = Math.min(view.step, steps.length - 1);
+  const message = el("p.message", { "aria-live": "polite" });
+  const boxes = continued(record.steps, step).map((one) => beamBox(record, one, nodes, step, message));
+  const text =
+    `Beam search extends every kept hypothesis, keeps the best ${beam} and prunes the rest; score = log p / ` +
+    `length^${penalty}. Click a hypothesis to see why it lost, a candidate to force it.`;
+  const drawing = el("div", tree(record, nodes, step), legendOfFates());
+  return el(
+    "div.drawer",
+    note(text),
+    el("div.drawer-parts", el("div", ...resultNodes(record, nodes)), drawing),
+    el("h3", `Candidates of step ${step + 1}`),
+    message,
+    el("div.beams", ...boxes),
+  );
+}
 
-function force(record, prefix) {
+// The hypotheses of a search by number.
+const nodesOf = ({ steps }) =>
+  new Map(steps.flatMap((one, i) => one.live.map((node) => [node.id, { ...node, step: i }])));
+
+export function force(record, prefix) {
   changesOf(record.asked.run).prefix = prefix;
   set({ step: prefix.length ? prefix.length - 1 : 0 });
-  page.look();
+  page.inspectSentence();
 }
 
 // The hypotheses that a step continues, with their candidates.
@@ -91,67 +45,27 @@ function beamBox(record, one, nodes, step, message) {
   const fates = new Map(live.filter((node) => node.parent === one.id).map((node) => [node.token_id, node.fate]));
   const choose = (id) => {
     if (page.live) return force(record, [...path.map((node) => node.token_id), id]);
-    message.textContent =
-      "Open the live page with `transduce inspect` to force a token.";
+    message.textContent = "Open the live page with `transduce inspect` to force a token.";
     return undefined;
   };
   const items = one.top.map(([token, id, p]) =>
     el(
       "li",
-      {},
-      el(
-        "button",
-        {
-          type: "button",
-          className: `candidate ${fates.get(id) || ""}`,
-          "data-key": `candidate-${one.id}-${id}`,
-          click: () => choose(id),
-          title: `force “${token}” here`,
-        },
-        el("span", { className: "piece", textContent: token }),
-        bar(p, percent(p)),
-        el("span", { className: "fate", textContent: fates.get(id) || "" }),
-      ),
+      button([el("span.piece", token), bar(p, percent(p)), el("span.fate", fates.get(id) || "")], () => choose(id), {
+        className: `candidate ${fates.get(id) || ""}`,
+        key: `candidate-${one.id}-${id}`,
+        title: `force “${token}” here`,
+      }),
     ),
   );
   const text = path.length ? textOf(path.at(-1), nodes) : "";
   const tail = text.length > 40 ? `… ${text.slice(-40)}` : text;
   return el(
-    "div",
-    { className: "beam" },
-    el("h3", { textContent: tail || "start", title: text }),
-    el("p", { className: "soft", textContent: `log p = ${format(one.log_prob)}` }),
-    el("ol", {}, ...items),
+    "div.beam",
+    el("h3", { title: text }, tail || "start"),
+    el("p.soft", `log p = ${format(one.log_prob)}`),
+    el("ol", ...items),
   );
-}
-
-// --- results ------------------------------------------------------------------------------------------------------
-
-function lookedAt(record, step) {
-  const cross = record.attention?.filter((one) => one.kind === "cross").at(-1);
-  const source = cross && record.sides[cross.columns];
-  if (!cross || step >= cross.weights.shape.at(-2) || source.tokens.length !== cross.weights.shape.at(-1)) return [];
-  const mean = meanOverHeads(cross.weights);
-  const row = mean.data.subarray(step * mean.columns, (step + 1) * mean.columns);
-  const tokens = source.tokens.map((token, j) => {
-    const colour = shade(row[j], 1, false);
-    const node = el(
-      "span",
-      { className: "read", title: percent(row[j]) },
-      el("span", { textContent: token }),
-      el("small", { textContent: percent(row[j]) }),
-    );
-    node.style.borderBottomColor = css(colour);
-    return node;
-  });
-  const token = record.sides.tgt_out.tokens[step];
-  return [
-    el("h3", { textContent: `Cross-attention for “${token}”` }),
-    note(
-      `Weights of layer ${cross.layer + 1}, averaged over its heads, for the translation that the other sections show.`,
-    ),
-    el("div", { className: "reads" }, ...tokens),
-  ];
 }
 
 // Why a hypothesis lost to the best one; where none is selected, why the second of the results did.
@@ -179,7 +93,9 @@ function explain({ steps: search, selected }, nodes) {
     );
   } else if (node.fate === "pruned") {
     const rank = steps[node.step].live.findIndex((one) => one.id === node.id) + 1;
-    said.push(`was pruned at step ${node.step + 1}: its log p = ${format(node.log_prob)} is number ${rank} there, and the`);
+    said.push(
+      `was pruned at step ${node.step + 1}: its log p = ${format(node.log_prob)} is number ${rank} there, and the`,
+    );
     said.push(`beam is ${beam}. All have the same length there, so the length penalty plays no part.`);
   } else {
     const others = [...nodes.values()].filter((one) => one.fate !== "pruned" && pathOf(one, nodes).includes(node));
@@ -190,7 +106,8 @@ function explain({ steps: search, selected }, nodes) {
     else said.push("was kept, and had not ended when the search stopped.");
   }
   const left = path.findIndex((one, i) => one !== winner[i]);
-  const choice = (one) => `“${one.token}” (${percent(Math.exp(one.log_prob - (nodes.get(one.parent)?.log_prob ?? 0)))})`;
+  const choice = (one) =>
+    `“${one.token}” (${percent(Math.exp(one.log_prob - (nodes.get(one.parent)?.log_prob ?? 0)))})`;
   if (left < 0) said.push("It is on the path of the winner.");
   else if (winner[left])
     said.push(`It left the winner at step ${left + 1}, by ${choice(path[left])} instead of ${choice(winner[left])}.`);
@@ -199,75 +116,113 @@ function explain({ steps: search, selected }, nodes) {
 
 function resultNodes(record, nodes) {
   const { results } = record.steps;
-  const select = (id) => {
-    record.selected = id;
-    page.render(["step"]);
-  };
-  const rows = results.map((one, i) =>
-    el(
-      "tr",
-      {},
-      el("td", { textContent: i + 1 }),
-      el(
-        "td",
-        {},
-        el("button", {
-          type: "button",
-          className: "hypothesis",
-          textContent: one.text || "(empty)",
-          "aria-pressed": String(one.id === record.selected),
-          "data-key": `result-${one.id}`,
-          click: () => select(one.id),
-        }),
-      ),
-      ...[format(one.log_prob), one.length, format(one.score)].map((text) =>
-        el("td", { className: "n", textContent: text }),
-      ),
-    ),
-  );
-  const heads = [
-    ["", ""],
-    ["hypothesis", ""],
-    ["log p", "n"],
-    ["length", "n"],
-    ["score", "n"],
-  ];
+  const rows = results.map(({ id, text, log_prob: p, length, score }, i) => {
+    const select = () => {
+      record.selected = id;
+      page.render(["step"]);
+    };
+    const state = { className: "hypothesis", pressed: id === record.selected, key: `result-${id}` };
+    const numbers = [format(p), length, format(score)].map((number) => el("td.n", number));
+    return el("tr", el("td", i + 1), el("td", button(text || "(empty)", select, state)), ...numbers);
+  });
+  const heads = ["", "hypothesis", ["log p", "n"], ["length", "n"], ["score", "n"]];
   return [
-    el("h3", { textContent: "Finished hypotheses" }),
-    el("p", { className: "why", "aria-live": "polite", textContent: explain(record, nodes) }),
-    el(
-      "div",
-      { className: "scroll" },
-      el(
-        "table",
-        {},
-        el(
-          "thead",
-          {},
-          el("tr", {}, ...heads.map(([text, kind]) => el("th", { scope: "col", className: kind, textContent: text }))),
-        ),
-        el("tbody", {}, ...rows),
-      ),
-    ),
+    el("h3", "Finished hypotheses"),
+    el("p.why", { "aria-live": "polite" }, explain(record, nodes)),
+    el("div.scroll", table("table", heads, rows)),
   ];
 }
 
-// Arrow keys go through the steps while the section is in view and no control needs them.
-export function stepWithKeys(event) {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (
-    !step ||
-    event.altKey ||
-    event.ctrlKey ||
-    event.metaKey ||
-    event.target.closest?.("input, textarea, select, [role=group]:not(.tree-box)")
-  )
-    return;
-  const section = document.getElementById("steps");
-  const place = section?.getBoundingClientRect();
-  if (!place || !(section.contains(event.target) || (place.top < innerHeight / 2 && place.bottom > innerHeight / 2)))
-    return;
-  const most = Math.max(0, ...page.records.map((record) => (record.steps?.steps.length || 1) - 1));
-  event.preventDefault();
-  set({ step: Math.min(Math.max(Math.min(view.step, most) + step, 0), most) });
+// --- the tree of hypotheses -----------------------------------------------------------------------------------------
+
+const NODE = { width: 92, height: 34, gap: 8, between: 26 };
+
+function pathOf(node, nodes) {
+  const path = [];
+  for (let one = node; one; one = nodes.get(one.parent)) path.unshift(one);
+  return path;
+}
+
+const textOf = (node, nodes) =>
+  pathOf(node, nodes)
+    .map((one) => one.token)
+    .join("")
+    .replaceAll("▁", " ")
+    .trim();
+
+function tree(record, nodes, step) {
+  const { steps, results } = record.steps;
+  const pathTo = (id) => new Set(pathOf(nodes.get(id), nodes).map((one) => one.id));
+  const winner = pathTo(results[0]?.id);
+  const selected = pathTo(record.selected);
+  const rows = Math.max(...steps.map((one) => one.live.length));
+  const across = NODE.width + NODE.between;
+  const width = steps.length * across;
+  const height = rows * (NODE.height + NODE.gap) + 22;
+  const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "tree" });
+  drawing.append(svg("rect", { class: "now", x: step * across, y: 0, width: NODE.width, height, rx: 6 }));
+  const spots = new Map();
+  steps.forEach((one, i) =>
+    one.live.forEach((node, j) => spots.set(node.id, [i * across, 20 + j * (NODE.height + NODE.gap)])),
+  );
+  const texts = [];
+  steps.forEach((one, i) => {
+    texts.push(svg("text", { x: i * across + 4, y: 13 }, `step ${i + 1}`));
+    for (const node of one.live) {
+      const [x, y] = spots.get(node.id);
+      const from = spots.get(node.parent);
+      const wins = winner.has(node.id) ? " wins" : "";
+      if (from) {
+        const middle = y + NODE.height / 2;
+        const start = from[1] + NODE.height / 2;
+        drawing.append(
+          svg("path", {
+            class: `edge ${node.fate}${wins}`,
+            d: `M${from[0] + NODE.width} ${start}C${x - 8} ${start} ${x - 18} ${middle} ${x} ${middle}`,
+          }),
+        );
+      }
+      const select = () => {
+        record.selected = node.id;
+        set({ step: i });
+      };
+      const group = svg("g", {
+        class: `node ${node.fate}${wins}${selected.has(node.id) ? " selected" : ""}`,
+        "data-key": `node-${node.id}`,
+        click: select,
+        keydown: (event) => {
+          if (event.key !== "Enter" && event.key !== " ") return;
+          event.preventDefault();
+          select();
+        },
+        role: "button",
+        "aria-pressed": node.id === record.selected,
+        tabindex: i === step ? 0 : -1,
+      });
+      const name = node.token.length > 11 ? `${node.token.slice(0, 10)}…` : node.token;
+      group.append(
+        svg("title", {}, `${textOf(node, nodes)}: ${node.fate}, log p = ${format(node.log_prob)}`),
+        svg("rect", { x, y, width: NODE.width, height: NODE.height, rx: 5 }),
+        svg("text", { x: x + 6, y: y + 14, class: "name" }, (node.fate === "finished" ? "■ " : "") + name),
+        svg("text", { x: x + 6, y: y + 28 }, format(node.log_prob)),
+      );
+      texts.push(group);
+    }
+  });
+  drawing.append(...texts);
+  const label = "the tree of hypotheses; the path of the best one is thick";
+  const center = step * across + NODE.width / 2;
+  const names = { "aria-label": label, "data-key": "tree", "data-center": center };
+  return el("div.scroll", { tabIndex: 0, role: "group", ...names }, drawing);
+}
+
+function legendOfFates() {
+  const item = (fate, text) => el("li", { className: fate }, text);
+  return el(
+    "ul.fates",
+    item("wins", "path of the best hypothesis"),
+    item("kept", "kept"),
+    item("finished", "■ finished"),
+    item("pruned", "pruned"),
+  );
 }

@@ -14,8 +14,7 @@ from transduce.errors import SettingsError
 from transduce.serving.glossaries import Glossaries, Glossary, parse_entries
 from transduce.serving.http import Call, Endpoint, Texts, json_response, refuse_unsupported
 from transduce.serving.tags.markup import MarkupRules
-from transduce.serving.tags.translating import TextFormat, translate_formatted
-from transduce.serving.texts import choose_routes, translate_texts
+from transduce.serving.texts import TextFormat, choose_routes, translate_or_keep
 from transduce.text.languages import language_name
 
 _UNLIMITED = 10**12  # clients compare the number of characters with a limit
@@ -24,14 +23,21 @@ _UNSUPPORTED = ("glossary_ids", "style_id", "translation_memory_id", "custom_ins
 Names = Annotated[
     frozenset[str],
     Field(fail_fast=True),
-    BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value or ()),
+    BeforeValidator(
+        lambda value: value.split(",") if isinstance(value, str) else value or (),
+        json_schema_input_type=str | list[str],
+    ),
 ]
 """Names of tags: a list, or a text with commas."""
 Language = Annotated[str, Field(max_length=35)]
 
 
 class DeepLRequest(BaseModel, extra="allow"):
-    """The fields that clients send. Others are refused (`_UNSUPPORTED`), or ignored, such as formality and context."""
+    """Supported fields. Other fields are refused (`_UNSUPPORTED`), or ignored, such as formality and context.
+
+    split_sentences has no effect: line ends are always kept, and texts are always split, because a run trained on
+    sentences would drop some of them.
+    """
 
     text: Texts
     target_lang: str
@@ -44,32 +50,27 @@ class DeepLRequest(BaseModel, extra="allow"):
     non_splitting_tags: Names = frozenset()
     outline_detection: bool | Literal["0", "1"] = True
 
-    def texts(self) -> list[str]:
-        """The texts; without their line ends, if these do not end sentences. In documents they never do."""
-        if self.split_sentences != "nonewlines" or self.tag_handling in ("xml", "html"):
-            return self.text
-        return [" ".join(text.splitlines()) for text in self.text]
-
 
 class LanguagesRequest(BaseModel):
     type: Literal["source", "target"] = "source"
 
 
 async def translate(call: Call) -> Response:
+    """Translate texts as DeepL's `/v2/translate` does."""
     asked = call.parse(DeepLRequest)
     refuse_unsupported(asked, _UNSUPPORTED)
     call.take_texts(asked.text)
-    texts, end = asked.texts(), call.deadline()
-    routes, _ = await choose_routes(call.service, texts, asked.source_lang, asked.target_lang, end=end)
-    split = str(asked.split_sentences) not in ("0", "False")
-    if (form := _format(call, asked)) is not None:
-        found = await translate_formatted(call.service, texts, routes, form, end=end, split=split)
-    else:
-        results = await translate_texts(call.service, texts, routes, end=end, split=split)
-        found = [one.text for one in results]
+    texts = asked.text
+    routes, guesses = await choose_routes(call.service, texts, asked.source_lang, asked.target_lang, end=call.end)
+    results = await translate_or_keep(call.service, texts, routes, guesses, _format(call, asked), end=call.end)
     translations = [
-        {"detected_source_language": route.source.upper(), "text": one, "billed_characters": len(text)}
-        for text, route, one in zip(asked.text, routes, found, strict=True)
+        {
+            "detected_source_language": guess["language"].upper(),
+            "billed_characters": len(text),
+            "text": result.text,
+            **result.note,
+        }
+        for text, result, guess in zip(texts, results, guesses, strict=True)
     ]
     return json_response({"translations": translations})
 
@@ -94,6 +95,7 @@ def _format(call: Call, asked: DeepLRequest) -> TextFormat | None:
 
 
 async def languages(call: Call) -> Response:
+    """List the source or target languages."""
     side = call.parse(LanguagesRequest).type
     codes = dict.fromkeys(getattr(route, side) for route in call.service.routes)
     extra: dict[str, Any] = {"supports_formality": False} if side == "target" else {}
@@ -101,7 +103,7 @@ async def languages(call: Call) -> Response:
 
 
 async def usage(call: Call) -> Response:
-    """Characters that the service has translated since its start; there is no limit."""
+    """Report the number of characters translated since the service started; there is no limit."""
     return json_response({"character_count": call.n_translated, "character_limit": _UNLIMITED})
 
 
@@ -121,8 +123,8 @@ async def create_glossary(call: Call) -> Response:
     """Add a glossary for languages that are served."""
     asked = call.parse(GlossaryRequest)
     call.service.route(asked.source_lang, asked.target_lang)
-    found = await asyncio.to_thread(_create, call.service.glossaries, asked)
-    return json_response(_information(found), status=201)
+    glossary = await asyncio.to_thread(_create, call.service.glossaries, asked)
+    return json_response(_information(glossary), status=201)
 
 
 def _create(glossaries: Glossaries, asked: GlossaryRequest) -> Glossary:
@@ -131,53 +133,58 @@ def _create(glossaries: Glossaries, asked: GlossaryRequest) -> Glossary:
 
 
 async def list_glossaries(call: Call) -> Response:
-    return json_response({"glossaries": [_information(one) for one in call.service.glossaries.all()]})
+    """List the glossaries."""
+    return json_response({"glossaries": [_information(glossary) for glossary in call.service.glossaries.all()]})
 
 
 async def show_glossary(call: Call) -> Response:
+    """Describe a glossary."""
     return json_response(_information(call.service.glossaries.find(call.request.path_params["id"])))
 
 
 async def list_entries(call: Call) -> Response:
+    """List a glossary's entries as tab-separated values."""
     terms = call.service.glossaries.find(call.request.path_params["id"]).terms
     lines = "\n".join(f"{term}\t{translation}" for term, translation in terms.items())
     return Response(lines, media_type="text/tab-separated-values")
 
 
 async def delete_glossary(call: Call) -> Response:
+    """Delete a glossary."""
     await asyncio.to_thread(call.service.glossaries.delete, call.request.path_params["id"])
     return Response(status_code=204)
 
 
 async def glossary_languages(call: Call) -> Response:
-    known = dict.fromkeys((one.source, one.target) for one in call.service.routes)
+    """List the language pairs that a glossary may have."""
+    known = dict.fromkeys((route.source, route.target) for route in call.service.routes)
     return json_response({"supported_languages": [{"source_lang": a, "target_lang": b} for a, b in known]})
 
 
-def _information(one: Glossary) -> dict[str, Any]:
+def _information(glossary: Glossary) -> dict[str, Any]:
     return {
-        "glossary_id": one.id,
-        "name": one.name,
+        "glossary_id": glossary.id,
+        "name": glossary.name,
         "ready": True,
-        "source_lang": one.source,
-        "target_lang": one.target,
-        "creation_time": one.created,
-        "entry_count": len(one.terms),
+        "source_lang": glossary.source,
+        "target_lang": glossary.target,
+        "creation_time": glossary.created,
+        "entry_count": len(glossary.terms),
     }
 
 
 _endpoint = partial(Endpoint, error=format_error, unauthorized=403)
 
 ENDPOINTS = (
-    _endpoint("POST", "/v2/translate", translate),
+    _endpoint("POST", "/v2/translate", translate, DeepLRequest),
     _endpoint("GET", "/v2/languages", languages),
-    _endpoint("POST", "/v2/languages", languages),
+    _endpoint("POST", "/v2/languages", languages, LanguagesRequest),
     _endpoint("GET", "/v2/usage", usage),
     _endpoint("POST", "/v2/usage", usage),
-    _endpoint("POST", "/v2/glossaries", create_glossary, is_change=True),
+    _endpoint("POST", "/v2/glossaries", create_glossary, GlossaryRequest),
     _endpoint("GET", "/v2/glossaries", list_glossaries),
     _endpoint("GET", "/v2/glossaries/{id}", show_glossary),
     _endpoint("GET", "/v2/glossaries/{id}/entries", list_entries),
-    _endpoint("DELETE", "/v2/glossaries/{id}", delete_glossary, is_change=True),
+    _endpoint("DELETE", "/v2/glossaries/{id}", delete_glossary),
     _endpoint("GET", "/v2/glossary-language-pairs", glossary_languages),
 )

@@ -24,16 +24,17 @@ class HuggingFaceRequest(BaseModel):
 
 
 async def translation(call: Call) -> Response:
+    """Translate texts as Hugging Face's inference API does."""
     asked = call.parse(HuggingFaceRequest)
     call.take_texts(asked.inputs)
     parameters = asked.parameters or Parameters()
     name: Any = call.request.path_params.get("model")
     route = call.service.route(parameters.src_lang, parameters.tgt_lang, name=name)
-    found = await translate_texts(call.service, asked.inputs, [route] * len(asked.inputs), end=call.deadline())
-    return json_response([{"translation_text": one.text} for one in found])
+    results = await translate_texts(call.service, asked.inputs, [route] * len(asked.inputs), end=call.end)
+    return json_response([{"translation_text": result.text, **result.note} for result in results])
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/", translation),
-    Endpoint("POST", "/models/{model}", translation),
+    Endpoint("POST", "/", translation, HuggingFaceRequest),
+    Endpoint("POST", "/models/{model}", translation, HuggingFaceRequest),
 )

@@ -1,9 +1,9 @@
-"""Our own protocol, `POST /v1/translate`: n-best lists, scores, prefixes, options of the search, streamed tokens."""
+"""Our own protocol, `POST /v1/translate`: n-best lists, scores, prefixes, options of the search."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
@@ -13,22 +13,21 @@ from starlette.responses import Response
 from transduce.config.decoding import DecodingOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError, nearest
-from transduce.serving.concurrency import in_parts, offload
-from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, stream_response
-from transduce.serving.routes import Route, RouteTranslation
+from transduce.serving.async_models import offload
+from transduce.serving.http import Call, Endpoint, Items, Texts, json_response
+from transduce.serving.service import Route
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.protected import DEFAULT_KINDS, Kind
-from transduce.serving.tags.translating import TextFormat, translate_formatted
-from transduce.serving.texts import TextTranslation, translate_texts
+from transduce.serving.texts import TextFormat, TextTranslation, translate_formatted, translate_texts
 
 Text = Annotated[str, Field(strict=True)]
 _WINDOW = 8  # tokens
-_WORDS = 20  # time of a sentence with words, relative to one without
+_WORDS = 20  # cost of a sentence with words, relative to a sentence without
 _SWITCHES = {"true": list(DEFAULT_KINDS), "false": []}
 
 
 def _kinds(value: Any) -> Any:
-    """The kinds of text that `protect` names; true, false and a single name too."""
+    """The kinds of text in `protect`, which may also be true, false or a single name."""
     given = str(value).lower() if isinstance(value, (bool, str)) else ""
     return _SWITCHES.get(given, [value] if given else value)
 
@@ -36,10 +35,11 @@ def _kinds(value: Any) -> Any:
 class TranslationRequest(BaseModel):
     """A request for translations.
 
-    text: one text or several. prefix: what the translation of each starts with. split: into sentences. words: with the
-    log-probability of each word. alignment: with the words of each sentence that translate which. stream: tokens of one
-    sentence as they are decoded. format: of the texts; tags stay. protect: what else stays, True for addresses and
-    placeholders; by default those in html and xml.
+    text: one text or several. prefix: the beginning of each translation. split: split into sentences (null: the run's
+    setting). words: add the log-probability of each word. alignment: add the links between the words of each sentence
+    and of its translation. format: format of the texts, whose tags are preserved. protect: other parts to preserve;
+    true: addresses, mentions and placeholders (the default for html and xml). Any option of
+    the search may be added, such as beam, n_best or length_penalty.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -49,37 +49,39 @@ class TranslationRequest(BaseModel):
     target: Text | None = None
     model: Text | None = None
     prefix: Text | Items[Text] = ""
-    split: bool = True
+    split: bool | None = None
     words: bool = False
     alignment: bool = False
-    stream: bool = False
     format: Literal["text", "html", "xml"] = "text"
-    protect: Annotated[Items[Kind], BeforeValidator(_kinds)] | None = None
+    protect: Annotated[Items[Kind], BeforeValidator(_kinds, json_schema_input_type=bool | Kind | list[Kind])] | None = (
+        None
+    )
 
     def text_format(self) -> TextFormat | None:
         """Parts to preserve, or None."""
         kinds = DEFAULT_KINDS if self.protect is None and self.format != "text" else self.protect or ()
         if self.format == "text" and not kinds:
             return None
-        for name in ("prefix", "words", "alignment", "stream"):
+        for name in ("prefix", "words", "alignment"):
             if getattr(self, name):
                 raise SettingsError(f"{name}: not with format or protect; leave one of them out")
         rules = None if self.format == "text" else MarkupRules(kind=self.format)
         return TextFormat(rules, protect=kinds)
 
     def options(self) -> DecodingOptions:
-        """The other fields: how to decode."""
+        """The decoding options, which the remaining fields of the request give."""
         given, known = self.model_extra or {}, DecodingOptions.model_fields.keys() - {"batch_tokens"}
-        unknown = next((name for name in given if name not in known), None)  # pydantic would make an error of each
+        # pydantic would report an error for every unknown field
+        unknown = next((name for name in given if name not in known), None)
         if unknown is not None:
             raise SettingsError(f"{unknown}: no such field{nearest(unknown, [*known, *type(self).model_fields])}")
-        return DecodingOptions(**given)
+        return DecodingOptions(**given, **({} if self.split is None else {"split": self.split}))
 
 
 async def translate(call: Call) -> Response:
-    """Answer with `{"translations": [...]}`, or with a stream of server-sent events for one text."""
+    """Translate texts."""
     asked = call.parse(TranslationRequest)
-    texts, end = asked.text, call.deadline()
+    texts = asked.text
     prefixes = [asked.prefix] if isinstance(asked.prefix, str) else asked.prefix
     if asked.prefix != "" and len(prefixes) != len(texts):
         raise SettingsError(f"{len(texts)} texts but {len(prefixes)} prefixes; give one each, empty for none")
@@ -90,40 +92,32 @@ async def translate(call: Call) -> Response:
     route = call.service.route(asked.source, asked.target, name=asked.model)
     if (form := asked.text_format()) is not None:
         routes = [route] * len(texts)
-        formatted = await translate_formatted(call.service, texts, routes, form, options, end=end, split=asked.split)
-        return json_response({**_route(route), "translations": [{"text": one} for one in formatted]})
-    if asked.stream:
-        if len(texts) != 1:
-            raise SettingsError(f"stream: for one sentence, not {len(texts)} texts; send several requests")
-        if asked.words or asked.alignment:
-            raise SettingsError("stream: not with words or alignment; ask for them without stream")
-
-        async def work(on_part: Callable[[str], object]) -> RouteTranslation:
-            return await call.service.translate(texts, route, options, end=end, prefixes=prefixes, on_part=on_part)
-
-        return await stream_response(_events(in_parts(work)), end=end)
-    found = await translate_texts(
+        formatted = await translate_formatted(call.service, texts, routes, form, options, end=call.end)
+        return json_response(
+            {**_route(route), "translations": [{"text": result.text, **result.note} for result in formatted]}
+        )
+    results = await translate_texts(
         call.service,
         texts,
         [route] * len(texts),
         options,
-        end=end,
-        split=asked.split,
+        end=call.end,
         prefixes=prefixes if any(prefixes) else (),
         align=range(len(texts)) if asked.alignment else (),
         scores=asked.words,
     )
-    n_sentences = sum(len(one.sentences) for one in found)
+    n_sentences = sum(len(result.sentences) for result in results)
 
     def answer() -> Response:
-        return json_response({**_route(route), "translations": [_text(one) for one in found]})
+        return json_response({**_route(route), "translations": [_text(result) for result in results]})
 
     return await offload(n_sentences * options.n_best * (_WORDS if asked.words else 1), answer)
 
 
 def token_ends(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """The end of each token in the text. Only a few tokens before it are decoded with it: with all, long texts take
-    quadratic time.
+    """The end of each token in the text.
+
+    Each token is decoded with only a few tokens before it: otherwise long texts would take quadratic time.
     """
 
     def size(start: int, end: int) -> int:
@@ -138,22 +132,15 @@ def word_log_probs(text: str, ends: Sequence[int], log_probs: Sequence[float]) -
     >>> word_log_probs("Ein Hund.", [3, 8, 9], [-0.1, -0.25, -0.25, -0.4])
     [('Ein', -0.1), ('Hund.', -0.5)]
     """
-    words = [(found[0], found.end()) for found in re.finditer(r"\S+", text)]
-    sums, place = [0.0] * len(words), 0
-    for end, log_prob in zip(ends, log_probs, strict=False):  # the last one is of the end of the sentence
-        while place + 1 < len(words) and end > words[place][1]:
-            place += 1
+    words = [(match[0], match.end()) for match in re.finditer(r"\S+", text)]
+    sums, i = [0.0] * len(words), 0
+    # the last log-probability belongs to the end of the sentence
+    for end, log_prob in zip(ends, log_probs, strict=False):
+        while i + 1 < len(words) and end > words[i][1]:
+            i += 1
         if words:
-            sums[place] += log_prob
+            sums[i] += log_prob
     return [(word, round(value, 4)) for (word, _), value in zip(words, sums, strict=True)]
-
-
-async def _events(parts: AsyncIterator[str | RouteTranslation]) -> AsyncIterator[dict[str, Any]]:
-    async for part in parts:
-        if isinstance(part, str):
-            yield {"text": part}
-        else:
-            yield {**_route(part.route), "translation": _translation(part.sentences[0])}
 
 
 def _route(route: Route) -> dict[str, str]:
@@ -162,32 +149,38 @@ def _route(route: Route) -> dict[str, str]:
 
 def _translation(translation: Translation) -> dict[str, Any]:
     keys = ("text", "log_prob", "score", "finished")
-    candidates = [{key: getattr(one, key) for key in keys} for one in translation.candidates]
+    candidates = [{key: getattr(candidate, key) for key in keys} for candidate in translation.candidates]
     note = {"note": translation.note} if translation.note else {}
     return {"text": translation.text, "candidates": candidates, **note}
 
 
-def _text(found: TextTranslation) -> dict[str, Any]:
-    decode = found.route.runs[-1].translator.translator.tokenizers.tgt.decode
+def _text(result: TextTranslation) -> dict[str, Any]:
+    decode = result.route.steps[-1].translator.translator.tokenizers.tgt.decode
 
-    def extras(place: int) -> dict[str, Any]:
-        known: dict[str, Any] = {"alignment": found.links[place]} if found.links else {}
-        if found.scores:
-            one = found.sentences[place]
-            known["words"] = word_log_probs(one.text, token_ends(one.ids, decode), found.scores[place].token_log_probs)
+    def extras(number: int) -> dict[str, Any]:
+        known: dict[str, Any] = {"alignment": result.links[number]} if result.links else {}
+        if result.scores:
+            sentence = result.sentences[number]
+            known["words"] = word_log_probs(
+                sentence.text, token_ends(sentence.ids, decode), result.scores[number].token_log_probs
+            )
         return known
 
     sentences = [
-        {"source": source, **_translation(one), **extras(place)}
-        for place, (source, one) in enumerate(zip(found.parts[::2], found.sentences, strict=True))
+        {"source": source, **_translation(sentence), **extras(number)}
+        for number, (source, sentence) in enumerate(zip(result.parts[::2], result.sentences, strict=True))
         if source
     ]
-    return {"text": found.text, "sentences": sentences}
+    return {"text": result.text, "sentences": sentences}
 
 
 async def models(call: Call) -> Response:
+    """List the languages that are served, and the language models."""
     routes = [_route(route) for route in call.service.routes]
     return json_response({"models": routes, "language_models": list(call.service.generators())})
 
 
-ENDPOINTS = (Endpoint("POST", "/v1/translate", translate), Endpoint("GET", "/v1/directions", models))
+ENDPOINTS = (
+    Endpoint("POST", "/v1/translate", translate, TranslationRequest),
+    Endpoint("GET", "/v1/directions", models),
+)

@@ -1,1 +1,1 @@
-"""Texts with tags, or with parts that must stay: parsing, and transfer to the translation."""
+"""Texts with tags or preserved parts: parsing, and transfer to the translation."""

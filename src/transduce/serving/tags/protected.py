@@ -6,38 +6,57 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
-from transduce.text.scripts import LETTER
+from transduce.text.scripts import DIGITS, IN_TOKEN, LETTER, LETTER_WITHOUT_SPACES, NARROW_SPACE
 
-_SPACES = r"[ \u00a0\u2009\u202f]"
 NUMBER = (
-    rf"(?<!{LETTER})(?<!{LETTER}[-./_'’])"  # not the end of a word such as B2 or COVID-19
+    rf"(?<!{LETTER})(?<!{LETTER}[-./_'’])"  # excludes ends of words such as B2 or COVID-19
     r"(?:(?<![^\s(\[])[-+−])?"
-    rf"(?>\d{{1,3}}(?:{_SPACES}\d{{3}}(?!\d))+|\d+)(?>(?:[-.,:/'’–٫٬T]\d+)*)Z?(?!{LETTER})"
-    rf"(?:{_SPACES}?[%‰](?!{LETTER}))?"
+    rf"{DIGITS}Z?(?!{LETTER})(?:{NARROW_SPACE}?[%％‰](?!{LETTER}))?"
 )
-"""A pattern for integers, decimals with either separator, thousands, percentages, and dates and times."""
+"""A pattern for `DIGITS` with their sign, and percentages."""
 
-Kind = Literal["urls", "emails", "placeholders", "numbers"]
+_ARGUMENT = r"[^{}]"  # ICU placeholders: balanced braces, except quoted ones
+for _ in range(6):
+    _ARGUMENT = rf"(?:'[{{}}#|][^']*'|[^{{}}]|\{{{_ARGUMENT}*+\}})"
+_FIELD = r"\w*(?:\.\w+|\[[^\[\]{}]{1,80}\])*"
+_SIZE = r"(?:\d{1,3}|\*(?:\d{1,2}\$)?)?"
+_PRINTF = (
+    rf"%(?:\([^()]{{1,80}}\)|\d{{1,2}}\$|<)?[-+0#',(]{{0,7}}{_SIZE}(?:\.{_SIZE})?"
+    r"(?:[tT][A-Za-z]|(?:hh?|ll?|[qjzZtL]|I64|I32)?[aAbBcCdDeEfFgGhHinoOprsSuUxX@])"
+)
+_PLACEHOLDERS = (
+    r"\{[{%#]{1,2}[^{}]{1,200}[}%#]{1,2}\}",  # {{ name }}, {{{name}}}, {% if x %}
+    r"\{\s*\w+\s*,\s*(?:number|date|time|spellout|ordinal|duration|plural|select|selectordinal|choice)"
+    rf"\s*(?:,{_ARGUMENT}*+)?\}}",  # ICU and Java
+    rf"\{{{_FIELD}(?:![rsa])?(?::(?:[^{{}}]|\{{{_FIELD}\}})*+)?\}}",  # {name!r:>{width}} of Python
+    r"[$#%]?\{\s?[^{}\s]{0,80}\s?\}|\$\{[^{}]{1,80}\}",  # {name}, #{name}, %{name}, ${a + b}
+    rf"(?<!{LETTER})\$(?!\d){LETTER}+",  # $name
+    r"</?\d{1,4}/?>",  # <0>
+    r"%[^\W\d][\w.-]{1,80}%(?![-+0#',(.*\d]*[\w@%])|%(?:\d{1,2}\$)?#@\w{1,80}@|%%",  # %name%, %#@name@
+    rf"(?<!\d){_PRINTF}|{_PRINTF}(?!\w)",  # format specifiers of C, Objective-C, Java and Python, but not 100%ige
+)
+
+_NAME_WITHOUT_SPACES = f"(?:{LETTER_WITHOUT_SPACES}){{1,63}}"
+_LABEL = rf"(?:(?:{LETTER}|-){{1,63}}|{_NAME_WITHOUT_SPACES})"  # of a domain
+
+Kind = Literal["urls", "emails", "mentions", "placeholders", "numbers"]
 
 KINDS: dict[Kind, str] = {
-    "urls": r"""(?:https?://|www\.)[^\s<>{}"']{1,2000}(?<![.,;:!?)\]])""",
-    "emails": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}",
-    "placeholders": (
-        r"\{\{[^{}]{1,80}\}\}|[$#]?\{[^{}\s]{0,80}\}"  # {{ name }}, {name}, ${name}, #{name}
-        r"|%(?:\(\w{1,80}\)|\d{1,2}\$)?[-+0#]{0,5}\d{0,3}(?:\.\d{1,3})?[sdifgxXcoeEu@](?!\w)"  # %s, %(name)s, %1$d
-        r"|</?\d{1,4}/?>"  # <0>
-    ),
+    "urls": rf"""(?:https?://|www\.)(?:(?![<>{{}}"']){IN_TOKEN}){{1,2000}}(?<![.,;:!?)\]])""",
+    "emails": rf"(?<!{LETTER})(?<![.+-])(?:{LETTER}|[.+-]){{1,64}}@{_LABEL}(?:\.{_LABEL}){{1,8}}",
+    "mentions": rf"(?<!{LETTER})(?<![.@%])@(?:{LETTER}(?:{LETTER}|[.-]){{0,63}}(?<![.-])|{_NAME_WITHOUT_SPACES})",
+    "placeholders": "|".join(_PLACEHOLDERS),
     "numbers": NUMBER,
 }
 """Patterns of what can stay, in the order in which they are tried."""
 
-DEFAULT_KINDS: tuple[Kind, ...] = ("urls", "emails", "placeholders")
+DEFAULT_KINDS: tuple[Kind, ...] = ("urls", "emails", "mentions", "placeholders")
 """Without numbers, which languages write in different ways."""
 
 OTHER = 2
 """Place in `forms_of` of the pattern for other numbers."""
 
-_LONGEST = 100  # of a number that may have other separators
+_LONGEST = 100  # most characters of a number that may have other separators
 _EDGE = re.compile(LETTER)
 _WHOLE = re.compile(NUMBER)
 _WORD = re.compile(LETTER * 2)
@@ -45,13 +64,16 @@ _BORDER = re.compile(rf"(?<!{LETTER}).|.(?<!{LETTER})", re.DOTALL)
 
 
 def find_kinds(text: str, kinds: Collection[Kind]) -> Iterator[tuple[int, int, str]]:
-    """Places of parts of these kinds, and the parts."""
+    """Find parts of these kinds; return their spans and texts."""
     pattern = re.compile("|".join(form for kind, form in KINDS.items() if kind in kinds))
     return ((m.start(), m.end(), m[0]) for m in pattern.finditer(text) if m[0])
 
 
 def find_terms(text: str, terms: Mapping[str, str]) -> Iterator[tuple[int, int, str]]:
-    """Places of a glossary's terms, and their translations: whole words in the same case, the longest term first."""
+    """Find a glossary's terms; return their spans and translations.
+
+    Terms match whole words in the same case, longest first.
+    """
     lengths = sorted({len(term) for term in terms}, reverse=True)
     end = 0
     for border in _BORDER.finditer(text):
@@ -65,9 +87,9 @@ def find_terms(text: str, terms: Mapping[str, str]) -> Iterator[tuple[int, int, 
 
 
 def forms_of(text: str) -> list[str]:
-    """Patterns for what a translation may have for a part that stays, the most exact first.
+    """Patterns for the form of a preserved part in a translation, the most exact first.
 
-    A number may be there with other separators; after that, any number will do.
+    A number may have other separators; the last pattern matches any number.
 
     >>> [bool(re.search(form, "1.000,5 m")) for form in forms_of("1,000.5")]
     [False, True, True]
@@ -79,7 +101,7 @@ def forms_of(text: str) -> list[str]:
         return [before + re.escape(text) + after]
     digits = r"[^\w\n]?".join(re.findall(r"\d", text))
     sign = "[-+−]" if text[0] in "-+−" else ""
-    percent = rf"\s?{text[-1]}" if text[-1] in "%‰" else ""
+    percent = r"\s?[%％]" if text[-1] in "%％" else r"\s?‰" if text[-1] == "‰" else ""
     return [
         rf"(?<!{LETTER})(?<!\d[^\w\s]){form}(?!{LETTER}|[^\w\s]\d)"
         for form in (re.escape(text), sign + digits + percent)

@@ -1,7 +1,7 @@
-"""Carry the inline tags of a text over to its translation, and parts that must stay as they are.
+"""Transfer inline tags, and parts that must be preserved, from a text to its translation.
 
-Each element becomes one stretch of the translation: the one that has the most words that translate its own, and the
-fewest others. Elements keep their nesting whatever the alignment, so that the result is well-formed.
+Each element becomes one span of the translation: the span with the most words that translate words of the element, and
+the fewest other words. Elements keep their nesting for any alignment, so that the result is well-formed.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, filterfalse, groupby, islice, pairwise
 from operator import attrgetter, itemgetter
 from typing import Literal
 
 from transduce.serving.tags.protected import OTHER, forms_of
+from transduce.text.placeholders import KEPT_SIGNS, KEPT_WORDS
 from transduce.text.scripts import is_spaced
 from transduce.text.special import Span
 
 MOST_PARTS = 100
 """Parts of a text that are kept; others are translated like any text."""
 
+_WORDLIKE = re.compile(r"[^\W_]|\{")
 _OPENING = "([{<«„“‘¿¡'\""  # what follows touches these
 _CLOSING = ".,;:!?)]}>»”’…%。，、；：！？'\""  # what precedes touches these
 
 
 @dataclass(slots=True, eq=False)
 class Element:
-    """A part of a text: an inline element, or what stays as it is.
+    """A part of a text: an inline element, or a preserved part.
 
-    start, end: Its place in the text.
+    start, end: Its characters in the text.
     before, after: Its tags.
-    verbatim: What replaces its words, if they are not translated.
-    copy: The same as plain text, which the translation may have already.
+    verbatim: The replacement of its words, if they are not translated.
+    copy: `verbatim` as plain text, which the translation may already contain; empty for an empty element.
     children: The elements inside, in order.
     """
 
@@ -47,27 +49,65 @@ class Element:
     copy: str = ""
     children: list[Element] = field(default_factory=list)
 
-    def leaves(self) -> Iterator[Element]:
-        """The parts inside that stay as they are."""
+    def inside(self) -> Iterator[Element]:
+        """All elements inside."""
         for child in self.children:
-            if child.verbatim is not None:
-                yield child
-            yield from child.leaves()
+            yield child
+            yield from child.inside()
 
-    def path_to(self, place: float) -> list[Element]:
-        """The element and those inside it that contain a place of the text, outermost first."""
+    def leaves(self) -> Iterator[Element]:
+        """The preserved parts inside the element."""
+        return (element for element in self.inside() if element.verbatim is not None)
+
+    @property
+    def needs_links(self) -> bool:
+        """Whether a child has no character of its own in the text, so that its position needs links of words."""
+        return any(not child.copy or ord(child.copy[0]) < KEPT_WORDS[0] for child in self.children)
+
+    def path_to(self, offset: float) -> list[Element]:
+        """The element and the elements inside it that contain an offset in the text, outermost first."""
         path = [self]
-        while inside := [child for child in path[-1].children if child.start <= place < child.end]:
+        while inside := [child for child in path[-1].children if child.start <= offset < child.end]:
             path.append(inside[0])
         return path
 
+    def hide_leaves(self, text: str) -> str:
+        """Replace each preserved part of the text by its own character; all spans then refer to the new text.
+
+        Translators with placeholders copy these characters. An empty element that touches a word has no character: it
+        goes where the word goes.
+        """
+        words, signs = (filterfalse(text.__contains__, map(chr, kind)) for kind in (KEPT_WORDS, KEPT_SIGNS))
+        pieces, size = list[str](), 0
+
+        def add(piece: str) -> None:
+            nonlocal size
+            pieces.append(piece)
+            size += len(piece)
+
+        def add_element(element: Element) -> None:
+            start, end, element.start = element.start, element.end, size
+            if element.verbatim is None:
+                for child in element.children:
+                    add(text[start : child.start])
+                    start = child.end
+                    add_element(child)
+                add(text[start:end])
+            elif start < end or not any(map(is_spaced, text[max(0, start - 1) : start + 1])):
+                element.copy = next(words if _WORDLIKE.search(element.copy) else signs)
+                add(element.copy)
+            element.end = size
+
+        add_element(self)
+        return "".join(pieces)
+
     def keep(self, parts: Iterable[tuple[int, int, str]], escape: Callable[[str], str]) -> None:
-        """Keep parts of the text, given by their places and what replaces them; at most `MOST_PARTS`."""
+        """Preserve parts of the text, given by spans and replacements; at most `MOST_PARTS`."""
         for start, end, copy in islice(parts, MOST_PARTS):
             self._insert(Element(start, end, verbatim=escape(copy), copy=copy))
 
     def _insert(self, part: Element) -> None:
-        """Add a part, unless it is inside another one that stays, or crosses the borders of elements."""
+        """Insert a part, unless it is inside another preserved part or crosses the borders of elements."""
         if self.verbatim is not None:
             return
         for number, child in enumerate(self.children):
@@ -84,7 +124,7 @@ class Element:
 
 @dataclass(slots=True, eq=False)
 class Word:
-    """A word of the translation: its place, and that of its source if that is known, in the sentence's `number`."""
+    """A word of the translation: its span, the span of its source if known, and the `number` of its sentence."""
 
     start: int
     end: int
@@ -118,41 +158,62 @@ def project(
         source: Its text.
         target: The translation's text.
         words: The words of the translation, in order.
-        sentences: Where the sentences of the source are.
-        escape: What the text becomes in the result.
+        sentences: The spans of the source's sentences.
+        escape: Function that escapes the text of the result.
     """
-    words, removed = _claim(root, source, target, words)
-    _find_paths(root, words, sentences)
+    words, removed = _claim(root, source, target, _cut_copies(root, source, target, words))
+    _find_paths(root, source, words, sentences)
     return _Projection(source, target, words, removed, escape).write(root)
 
 
-def _claim(root: Element, source: str, target: str, words: Sequence[Word]) -> tuple[list[Word], set[Word]]:
-    """Words of which those that are copies of parts that stay are whole, and all these copies.
+def _cut_copies(root: Element, source: str, target: str, words: Sequence[Word]) -> list[Word]:
+    """The words, of which those that are copies of their sources are cut where an element begins or ends."""
+    borders = sorted({offset for element in root.inside() for offset in (element.start, element.end)})
+    cut = list[Word]()
+    for word in words:
+        if word.src is None or target[word.start : word.end] != source[slice(*word.src)]:
+            cut.append(word)
+            continue
+        first, last = word.src
+        edges = [first, *borders[bisect_right(borders, first) : bisect_left(borders, last)], last]
+        cut += [
+            Word(word.start + a - first, word.start + b - first, (a, b), word.number)
+            for a, b in pairwise(edges)
+            if source[a:b].strip()
+        ]
+    return cut
 
-    The text of copies is left out: the parts themselves are written once.
+
+def _claim(root: Element, source: str, target: str, words: Sequence[Word]) -> tuple[list[Word], set[Word]]:
+    """Merge words that are copies of preserved parts; return all words, and the copies.
+
+    The text of the copies is omitted: each part itself is written once.
     """
     words, removed = list(words), set[Word]()
     leaves: dict[str, list[Element]] = {}
     for leaf in root.leaves():
         leaves.setdefault(leaf.copy, []).append(leaf)
-    n_leaves = {copy: len(found) for copy, found in leaves.items()}
+    n_leaves = {copy: len(leaves_of_copy) for copy, leaves_of_copy in leaves.items()}
     copies = sorted(filter(str.strip, leaves), key=len, reverse=True)
     forms = [(rank, copy, form) for copy in copies for rank, form in enumerate(forms_of(copy))]
     for rank, copy, form in sorted(forms, key=itemgetter(0)):
-        there = {m.span(): _overlapping(words, m.span()) for m in re.finditer(form, target)}
-        free = {span: [w.src for w in some if w.src] for span, some in there.items() if not any(w.path for w in some)}
+        free = dict[Span, list[Span]]()  # matches that no part has claimed, with the sources of their words
+        for match in re.finditer(form, target):
+            inside = _overlapping(words, match.span())
+            if not any(word.path for word in inside):
+                free[match.span()] = [word.src for word in inside if word.src]
         for leaf in list(leaves[copy]):
             best = max(free, key=partial(_n_linked, free, leaf), default=None)
             if best is not None and (rank < OTHER or _n_linked(free, leaf, best)):
                 del free[best]
                 leaves[copy].remove(leaf)
-                words, one = _merged(words, best, leaf)
-                removed.add(one)
-        # A word may well be there for another reason.
+                words, claimed = _merged(words, best, leaf)
+                removed.add(claimed)
+        # A matching word may be unrelated to the part.
         if not rank and not copy.isalnum() and source.count(copy) == n_leaves[copy]:
             for span in free:
-                words, one = _merged(words, span, root)
-                removed.add(one)
+                words, claimed = _merged(words, span, root)
+                removed.add(claimed)
     return words, removed
 
 
@@ -165,21 +226,20 @@ def _n_linked(sources: Mapping[Span, Sequence[Span]], leaf: Element, span: Span)
 
 
 def _merged(words: Sequence[Word], span: Span, owner: Element) -> tuple[list[Word], Word]:
-    """The words with one at `span`, which belongs to the element, and that one; others are cut there."""
-    here = _overlapping(words, span)
-    one = Word(*span, None, here[0].number if here else 0, [owner])
-    before = [w for w in words if w.start < span[0]]
-    after = [w for w in words if w.end > span[1]]
-    cut = [replace(w, end=min(w.end, span[0])) if w.end > span[0] else w for w in before]
-    rest = [replace(w, start=max(w.start, span[1])) if w.start < span[1] else w for w in after]
-    return [*cut, one, *rest], one
+    """Insert a word at `span` for the element and cut overlapping words; return the words and the new word."""
+    start, end = span
+    overlapping = _overlapping(words, span)
+    new = Word(start, end, None, overlapping[0].number if overlapping else 0, [owner])
+    before = [replace(w, end=start) if w.end > start else w for w in words if w.start < start]
+    after = [replace(w, start=end) if w.start < end else w for w in words if w.end > end]
+    return [*before, new, *after], new
 
 
-def _find_paths(root: Element, words: Sequence[Word], sentences: Sequence[Span]) -> None:
+def _find_paths(root: Element, source: str, words: Sequence[Word], sentences: Sequence[Span]) -> None:
     """Give each word the elements that it belongs to, outermost first.
 
-    A word whose source is unknown belongs where both its neighbours do; at the ends of a sentence, to what the whole
-    sentence belongs to.
+    A word with unknown source belongs to the common elements of its neighbours; at the ends of a sentence, to the
+    elements of the whole sentence.
     """
     claimed = {word.path[0] for word in words if word.path}
     for word in words:
@@ -188,31 +248,49 @@ def _find_paths(root: Element, words: Sequence[Word], sentences: Sequence[Span])
             word.path = root.path_to((owner.start + owner.end - 1) / 2)
         elif owner is None and word.src is not None:
             path = root.path_to((word.src[0] + word.src[1] - 1) / 2)
+            if not re.search(r"\s", source[slice(*word.src)]):
+                path += _inside_word(path[-1], source, word.src)
             word.path = path[:-1] if path[-1] in claimed else path
     for number, group in groupby(words, key=attrgetter("number")):
-        here, (start, end) = list(group), sentences[number]
+        words_of_sentence, (start, end) = list(group), sentences[number]
         whole = _shared(root.path_to(start), root.path_to(max(start, end - 1)))
-        paths = [word.path for word in here]
+        paths = [word.path for word in words_of_sentence]
         before = accumulate(paths, _last_known, initial=whole)
         after = [*accumulate(paths[::-1], _last_known, initial=whole)][-2::-1]
-        for word, *known in zip(here, before, after, strict=False):
+        for word, *neighbours in zip(words_of_sentence, before, after, strict=False):
             if not word.path:
-                word.path = _shared(*known)
+                word.path = _shared(*neighbours)
                 while word.path[-1].verbatim is not None:
                     word.path.pop()
 
 
-def _last_known(path: list[Element], other: list[Element]) -> list[Element]:
-    return other or path
+def _inside_word(element: Element, source: str, word: Span) -> list[Element]:
+    """The first element with letters that is inside a word and in `element`, and the elements inside it.
+
+    The translation of `<b>T</b>he` is bold as a whole.
+    """
+
+    def is_inside(child: Element) -> bool:
+        has_letters = any(map(str.isalnum, source[child.start : child.end]))
+        return child.verbatim is None and has_letters and word[0] <= child.start and child.end <= word[1]
+
+    path = [element]
+    while inside := list(filter(is_inside, path[-1].children)):
+        path.append(inside[0])
+    return path[1:]
 
 
-def _shared(one: Sequence[Element], other: Sequence[Element]) -> list[Element]:
-    return [a for a, b in zip(one, other, strict=False) if a is b]
+def _last_known(known: list[Element], path: list[Element]) -> list[Element]:
+    return path or known
+
+
+def _shared(left: Sequence[Element], right: Sequence[Element]) -> list[Element]:
+    return [a for a, b in zip(left, right, strict=False) if a is b]
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A part of the result: text, a tag, or a part that stays. is_new: it replaces no words of the translation."""
+    """A part of the result: text, a tag, or a preserved part. is_new: it replaces no words of the translation."""
 
     text: str
     tag: Literal["", "start", "end"] = ""
@@ -231,9 +309,9 @@ class _Projection:
     escape: Callable[[str], str]
 
     def write(self, root: Element) -> str:
-        """The translation; parts that were put between its words get the spaces that they need."""
+        """Write the translation with the spaces that inserted parts need."""
         out = list[str]()
-        spot, last = 0, _Piece("")  # where a space goes: behind the tags that end after the last text
+        spot, last = 0, _Piece("")  # index for a space: after the end tags that follow the last text
         for piece in self._pieces(root, (0, len(self.words)), (0, len(self.target))):
             if piece.text and not piece.tag:
                 if last.text and self._needs_space(last, piece):
@@ -244,93 +322,100 @@ class _Projection:
                 spot = len(out)
         return "".join(out)
 
-    def _pieces(self, element: Element, here: Span, place: Span, *, depth: int = 0) -> Iterator[_Piece]:
-        """An element, inside `depth` others, that has these words, and these characters of the target."""
+    def _pieces(self, element: Element, word_range: Span, characters: Span, *, depth: int = 0) -> Iterator[_Piece]:
+        """Yield the pieces of an element at nesting level `depth` with these words and characters of the target."""
+        start, end = characters
         if element.verbatim is not None:
-            yield _Piece(element.verbatim, leaf=element, is_new=place[0] == place[1])
+            yield _Piece(element.verbatim, leaf=element, is_new=start == end)
             return
         yield _Piece(element.before, tag="start")
-        end = place[0]
-        for inside, child in self._placed(element, here, depth + 1):
-            first, last = self._characters(inside, place, child)
-            yield _Piece(self._text(end, first))
-            yield from self._pieces(child, inside, (first, last), depth=depth + 1)
-            end = max(end, last)
-        yield _Piece(self._text(end, place[1]))
+        for words_of_child, child in self._placed(element, word_range, depth + 1):
+            first, last = self._characters(words_of_child, characters, child)
+            yield _Piece(self._text(start, first))
+            yield from self._pieces(child, words_of_child, (first, last), depth=depth + 1)
+            start = max(start, last)
+        yield _Piece(self._text(start, end))
         yield _Piece(element.after, tag="end")
 
-    def _needs_space(self, one: _Piece, two: _Piece) -> bool:
-        """Whether a part that stays touches what should be apart from it."""
-        is_new = one.is_new or two.is_new
-        edges = [leaf.copy[place] for leaf, place in ((one.leaf, -1), (two.leaf, 0)) if leaf is not None and leaf.copy]
+    def _needs_space(self, left: _Piece, right: _Piece) -> bool:
+        """Whether a preserved part touches text from which a space should separate it."""
+        is_new = left.is_new or right.is_new
+        edges = [leaf.copy[i] for leaf, i in ((left.leaf, -1), (right.leaf, 0)) if leaf is not None and leaf.copy]
         if not is_new and any(edge.isalnum() and not is_spaced(edge) for edge in edges):
             return False
-        if one.leaf is not None and two.leaf is not None:
-            return one.leaf.end != two.leaf.start
-        if two.leaf is not None:
-            here, there, joined = one.text[-1], self.source[: two.leaf.start][-1:], _OPENING
-        elif one.leaf is not None:
-            here, there, joined = two.text[0], self.source[one.leaf.end :][:1], _CLOSING
+        if left.leaf is not None and right.leaf is not None:
+            return left.leaf.end != right.leaf.start
+        if right.leaf is not None:
+            leaf, beside, joined = right.leaf, left.text[-1], _OPENING
+            beside_in_source = self.source[: leaf.start][-1:]
+        elif left.leaf is not None:
+            leaf, beside, joined = left.leaf, right.text[0], _CLOSING
+            beside_in_source = self.source[leaf.end :][:1]
         else:
             return False
-        if not is_new:  # it replaces a part of a word, or a comma
-            return is_spaced(here) and not is_spaced(there)
-        return here.isalnum() or not (there.strip() or here.isspace() or here in joined)
+        if not is_new:  # the part replaces a part of a word, or a comma
+            return is_spaced(beside) and not is_spaced(beside_in_source)
+        may_touch = beside_in_source.strip() or beside.isspace() or beside in joined
+        return (beside.isalnum() and leaf.copy != "") or not may_touch
 
-    def _placed(self, element: Element, here: Span, depth: int) -> list[tuple[Span, Element]]:
-        """The words of each child, in the order of the target; a child without words is between two.
+    def _placed(self, element: Element, word_range: Span, depth: int) -> list[tuple[Span, Element]]:
+        """The words of each child in the order of the target; a child without words lies between two words.
 
-        `depth`: place of the children in the words' paths.
+        `depth`: index of the children in the words' paths.
         """
-        words = self.words[slice(*here)]
+        words = self.words[slice(*word_range)]
         owners = [word.path[depth] if depth < len(word.path) else element for word in words]
         n_words = Counter(owners)
-        gains = [-1 if word.path[-1].verbatim is None else -math.inf for word in words]  # of words of other elements
+        # gains of words of other elements
+        gains = [-1 if word.path[-1].verbatim is None else -math.inf for word in words]
         taken = [False] * len(words)
         spans: dict[Element, Span] = {}
         for child in sorted(element.children, key=lambda child: -n_words[child]):
             if self._is_all(child, element):
-                spans[child] = here
+                spans[child] = word_range
                 break
             if n_words[child]:
-                known = zip(owners, gains, taken, strict=True)
+                columns = zip(owners, gains, taken, strict=True)
                 first, last = _best_run(
-                    [-math.inf if used else 1 if owner is child else gain for owner, gain, used in known]
+                    [-math.inf if used else 1 if owner is child else gain for owner, gain, used in columns]
                 )
                 taken[first:last] = [True] * (last - first)
                 if first < last:
-                    spans[child] = here[0] + first, here[0] + last
+                    spans[child] = word_range[0] + first, word_range[0] + last
         for child in element.children:
             if child not in spans:
-                spans[child] = self._point(child, here, [span for span in spans.values() if span[0] < span[1]])
+                spans[child] = self._point(child, word_range, [span for span in spans.values() if span[0] < span[1]])
         return [(spans[child], child) for child in sorted(element.children, key=spans.__getitem__)]
 
     def _is_all(self, child: Element, element: Element) -> bool:
         around = self.source[element.start : child.start] + self.source[child.end : element.end]
         return child.end > child.start and not around.strip()
 
-    def _point(self, child: Element, here: Span, others: Sequence[Span]) -> Span:
-        """Between which words a child without words goes: behind what is before it in the source, outside others."""
-        known = [(w.src, i) for i, w in enumerate(self.words[slice(*here)], here[0]) if w.src is not None]
-        before = [(src[1], i + 1) for src, i in known if src[1] <= child.start]
-        after = [(src[0], i) for src, i in known if src[0] >= child.end]
-        place = max(before)[1] if before else min(after)[1] if after else here[0]
+    def _point(self, child: Element, word_range: Span, others: Sequence[Span]) -> Span:
+        """The position of a child without words: after the words before it in the source, outside other children."""
+        start, end = word_range
+        linked = [(w.src, i) for i, w in enumerate(self.words[start:end], start) if w.src is not None]
+        before = [(src[1], i + 1) for src, i in linked if src[1] <= child.start]
+        after = [(src[0], i) for src, i in linked if src[0] >= child.end]
+        point = max(before)[1] if before else min(after)[1] if after else start
         for first, last in others:
-            if first < place < last:
-                place = last
-        return place, place
+            if first < point < last:
+                point = last
+        return point, point
 
-    def _characters(self, inside: Span, place: Span, child: Element) -> Span:
-        """The span of these words in the target."""
-        if inside[0] < inside[1]:
-            return self.words[inside[0]].start, self.words[inside[1] - 1].end
+    def _characters(self, word_range: Span, bounds: Span, child: Element) -> Span:
+        """The character span of a child's words, or the position within `bounds` of a child without words."""
+        (first, last), (least, most) = word_range, bounds
+        if first < last:
+            return self.words[first].start, self.words[last - 1].end
         starts_word = child.start > 0 and self.source[child.start - 1].isspace()
-        at = place[0]
-        if inside[0] > 0 and self.words[inside[0] - 1].end >= place[0]:
-            at = self.words[inside[0] - 1].end
-        if (starts_word or at < place[0]) and inside[0] < len(self.words) and self.words[inside[0]].start <= place[1]:
-            at = self.words[inside[0]].start
-        return (min(max(at, place[0]), place[1]),) * 2
+        point = least
+        if first > 0 and self.words[first - 1].end >= least:
+            point = self.words[first - 1].end
+        if starts_word and first < len(self.words) and self.words[first].start <= most:
+            point = self.words[first].start
+        point = min(max(point, least), most)
+        return point, point
 
     def _text(self, start: int, end: int) -> str:
         gone = [(w.start, w.end) for w in self.removed if start <= w.start and w.end <= end]
@@ -342,12 +427,12 @@ class _Projection:
 
 
 def _best_run(gains: Sequence[float]) -> Span:
-    """The stretch with the largest sum, the first of the longest."""
-    best, found, start, total = 0.0, (0, 0), 0, 0.0
+    """The span with the largest sum, empty unless a sum is positive; of equal sums, the span that ends first."""
+    best, best_run, start, total = 0.0, (0, 0), 0, 0.0
     for i, gain in enumerate(gains):
         if total <= 0:
             start, total = i, 0.0
         total += gain
         if total > best:
-            best, found = total, (start, i + 1)
-    return found
+            best, best_run = total, (start, i + 1)
+    return best_run

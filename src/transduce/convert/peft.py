@@ -1,0 +1,165 @@
+"""Adapters of encoder-decoders in the format of PEFT: adapter_config.json and adapter_model.safetensors.
+
+A layer of ours packs several matrices of theirs, and has an adapter for each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.config.architectures import TransformerSettings
+from transduce.config.settings import Settings, TrainingSettings
+from transduce.convert import seq2seq, t5
+from transduce.convert.folder import Imported, Outgoing, read_object
+from transduce.convert.weight_map import Entry, Rows, listed
+from transduce.errors import RunFolderError, SettingsError, UserError
+from transduce.runs.atomic import write_json
+from transduce.runs.folder import RunFolder, merged
+from transduce.runs.tensors import load_tensors, tensors_of, write_tensors
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": (None, "none"),
+    "fan_in_fan_out": (None, False),
+    "use_dora": (None, False),
+    "modules_to_save": (None, []),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "trainable_token_indices": (None,),
+}
+"""Keys of adapter_config.json, and the values that are supported."""
+
+
+def _entries(settings: Settings, tokenizers: Tokenizers) -> list[Entry]:
+    """The weight map of the model that the adapters belong to."""
+    s = settings.model
+    assert isinstance(s, TransformerSettings)
+    src, tgt = Rows.of_size(tokenizers.n_src), Rows.of_size(tokenizers.n_tgt)
+    if s.positions == "t5":
+        return t5.entries(s, rows=tgt)
+    return seq2seq.entries(s, src=src, tgt=tgt)
+
+
+def _reordered(a: Tensor, b: Tensor, entry: Entry, order: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A and B with the axis of their product that lies on the residual stream in another order, if there is one."""
+    if order is None or entry.stream is None:
+        return a, b
+    return (a, b.index_select(0, order)) if entry.stream == 0 else (a.index_select(1, order), b)
+
+
+def _query_factor(entry: Entry, number: int, s: TransformerSettings) -> float:
+    """The factor by which our weights of queries are larger than theirs; see `t5`.
+
+    `number`: of the matrix among those of our layer.
+    """
+    is_query = number == 0 and entry.ours.endswith(t5.QUERIES)
+    return math.sqrt(s.key_width) if s.positions == "t5" and is_query else 1.0
+
+
+def export_peft(out: Path, run: Outgoing) -> list[str]:
+    """Write the adapters of a run into the folder `out`; return lines on the result.
+
+    Raises `UserError` if the run has no adapters of its own.
+    """
+    s, lora = run.settings.model, run.settings.training.lora
+    assert isinstance(s, TransformerSettings)
+    if lora is None or not run.adapters:
+        raise UserError(
+            "the run has no adapters: train it with training.lora.merge = false, or export it to huggingface"
+        )
+    tensors, modules, order = dict[str, Tensor](), set[str](), seq2seq.column_order(s)
+    for entry in _entries(run.settings, run.tokenizers):
+        layer = f"{entry.ours.removesuffix('.weight')}.adapters"
+        for number, theirs in enumerate(entry.theirs if f"{layer}.0.b" in run.adapters else ()):
+            a, b = (run.adapters[f"{layer}.{number}.{part}"] for part in "ab")
+            name = theirs.removesuffix(".weight")
+            modules.add(name.rpartition(".")[2])
+            a, b = _reordered(a, b, entry, order)
+            for part, tensor in zip("AB", (a, b / _query_factor(entry, number, s)), strict=True):
+                tensors[f"{_PREFIX}{name}.lora_{part}.weight"] = tensor.contiguous()
+    alpha = lora.scale * lora.rank
+    config = {
+        **{key: values[-1] for key, values in _SUPPORTED.items()},
+        "task_type": "SEQ_2_SEQ_LM",
+        "base_model_name_or_path": run.base_name,
+        "r": lora.rank,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(modules),
+        "inference_mode": True,
+    }
+    write_json(out / CONFIG, config)
+    write_tensors(out / WEIGHTS, tensors)
+    return [f"adapters of rank {lora.rank} on {', '.join(sorted(modules))}: {len(tensors) // 2} matrices"]
+
+
+def import_peft(folder: Path, base: Path | None) -> Imported:
+    """Read the adapters in a folder, and merge them into the weights of the run `base`.
+
+    Raises `UserError` if they belong to another model or need more than low-rank products.
+    """
+    config = read_object(folder / CONFIG)
+    if base is None:
+        raise SettingsError(
+            f"{folder} contains adapters of '{config.get('base_model_name_or_path')}': import that model first, and "
+            "name its run",
+            "base",
+        )
+    if wrong := [f"{key} = {config.get(key)!r}" for key, able in _SUPPORTED.items() if config.get(key) not in able]:
+        raise UserError(f"{folder / CONFIG}: not supported: {', '.join(wrong)}; merge the adapters with PEFT")
+    if not (folder / WEIGHTS).exists():
+        raise RunFolderError(f"{folder} has no {WEIGHTS}; model.save_pretrained(FOLDER) of PEFT writes it")
+    run = RunFolder.open(base)
+    s, tokenizers = run.settings.model, load_tokenizers(run)
+    if not isinstance(s, TransformerSettings):
+        raise UserError(f"{base} has a model of kind '{s.kind}'; adapters are imported for translators only")
+    pairs = _pairs_of(load_tensors(folder / WEIGHTS))
+    adapters, modules, order = dict[str, np.ndarray](), set[str](), seq2seq.column_order(s)
+    order = None if order is None else order.argsort()
+    for entry in _entries(run.settings, tokenizers):
+        names = [theirs.removesuffix(".weight") for theirs in entry.theirs]
+        layer = f"{entry.ours.removesuffix('.weight')}.adapters"
+        for number, name in enumerate(names if pairs.keys() & {*names} else ()):
+            a, b = pairs.pop(name, (torch.zeros(1, entry.shape[-1]), torch.zeros(entry.shape[0], 1)))
+            if (b.shape[0], a.shape[1]) != entry.shape or a.shape[0] != b.shape[1]:
+                raise UserError(
+                    f"{folder}: adapters of another model than {base}: those of {name} are for a matrix "
+                    f"{[b.shape[0], a.shape[1]]}, and it is {list(entry.shape)}"
+                )
+            modules |= {name.rpartition(".")[2]} if bool(b.any()) else set()
+            a, b = _reordered(a.float(), b.float(), entry, order)
+            ours = a, b * _query_factor(entry, number, s)
+            adapters |= {f"{layer}.{number}.{part}": tensor.numpy() for part, tensor in zip("ab", ours, strict=True)}
+    if pairs:
+        raise UserError(f"{folder}: adapters of another model than {base}, which lacks {listed([*pairs], 5)}")
+    rank = config.get("r")
+    if type(rank) is not int or rank < 1 or not isinstance(alpha := config.get("lora_alpha"), int | float):
+        raise RunFolderError(f"{folder / CONFIG} is damaged: r and lora_alpha must be numbers")
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    weights = merged(run.load_arrays(), adapters, scale=scale)
+    notes = [f"found: adapters of rank {rank} on {', '.join(sorted(modules))}, merged into the weights of {base.name}"]
+    settings = run.settings.model_copy(update={"training": TrainingSettings()})
+    return Imported(settings, tokenizers, tensors_of(weights), tuple(notes))
+
+
+def _pairs_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of each of their layers."""
+    parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        layer, _, part = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".lora_")
+        parts[layer or name][part] = tensor
+    wrong = [layer for layer, own in parts.items() if {*own} != {"A", "B"} or any(t.ndim != 2 for t in own.values())]
+    if wrong:
+        raise UserError(f"{WEIGHTS}: expected lora_A and lora_B of every layer, unlike {listed(wrong, 5)}")
+    return {layer: (own["A"], own["B"]) for layer, own in parts.items()}

@@ -1,0 +1,284 @@
+"""Vocabularies of transformers' encoder-decoders: Marian's, and multilingual ones with language tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transduce.config.architectures import TransformerSettings
+from transduce.convert import hub_folder
+from transduce.convert.folder import Outgoing, read_bytes, read_object
+from transduce.convert.weight_map import Rows, rows_of
+from transduce.errors import RunFolderError, UserError
+from transduce.runs.atomic import write_json
+from transduce.text.hub import HubTokenizer
+from transduce.text.special import BOS, EOS, PAD, SPECIAL_PIECES, UNK, Framing, Vocabulary
+from transduce.text.tokenizer import PieceTokenizer, Tokenizers, parse_model
+
+NULL = "<null>"
+"""The name of our PAD in an exported vocabulary, which keeps its row where it is needed for an identical re-import."""
+
+
+_SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>"}
+
+_MOST_MISSING = 0.2  # share of the pieces of a SentencePiece model that may have no id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExportedVocabulary:
+    """A vocabulary for transformers: the row of each of our ids, the ids of pad and bos, and the files."""
+
+    src: Rows
+    tgt: Rows
+    pad: int
+    bos: int | None
+    tokenizer_class: str
+    files: Mapping[str, Any] = field(default_factory=dict)  # bytes, or an object that becomes JSON
+
+    def write(self, out: Path) -> None:
+        """Write the files."""
+        for name, content in self.files.items():
+            if isinstance(content, bytes):
+                (out / name).write_bytes(content)
+            else:
+                write_json(out / name, content)
+
+
+# -- Marian: pieces of SentencePiece, and a list of ids
+
+
+def read_marian(
+    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, tie: str, notes: list[str]
+) -> tuple[Rows, Rows, Tokenizers]:
+    """Rows and tokenizers of both sides, from their lists of ids and their SentencePiece models."""
+    separate = tie != "three_way"
+    n_src, n_tgt = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
+    two = bool(tokenizer_config.get("separate_vocabs"))
+    if (n_src != n_tgt or two) and not (separate and two):
+        raise UserError(
+            f"{folder / 'config.json'}: vocab_size {n_src}, decoder_vocab_size {n_tgt}: two vocabularies need "
+            "separate_vocabs in tokenizer_config.json, and embeddings that are not shared"
+        )
+    unk, eos = (str(tokenizer_config.get(key) or default) for key, default in _SPECIAL.items())
+    sides = []
+    tgt_name = "target_vocab.json" if two else "vocab.json"
+    for name, spm, n in (("vocab.json", "source.spm", n_src), (tgt_name, "target.spm", n_tgt)):
+        path, ids, eos_id = folder / name, read_object(folder / name), config.get("eos_token_id")
+        if unk not in ids or ids.get(eos) != eos_id:
+            raise UserError(f"{path}: needs {unk}, and {eos} with id {eos_id} as in config.json")
+        special = ids[unk], config["pad_token_id"], ids[eos]
+        if len(set(special)) < len(special) or not all(0 <= i < n for i in special):
+            raise UserError(f"{path}: unknown, pad and end of sentence need three ids within 0 .. {n - 1}: {special}")
+        rows = rows_of(ids, [ids.get(NULL, -1), *special], n=n, origin=path)
+        sides.append((rows, piece_tokenizer(folder / spm, ids, rows, notes, source=path)))
+    (src, src_tokenizer), (tgt, tgt_tokenizer) = sides
+    return src, tgt, Tokenizers(src_tokenizer, tgt_tokenizer)
+
+
+def read_pieces(spm: Path) -> list[str]:
+    """The pieces of a SentencePiece model in the order of their ids."""
+    content = read_bytes(spm)
+    try:
+        return [piece.piece for piece in parse_model(content).pieces]
+    except Exception as error:  # errors of the protocol buffers' reader
+        raise RunFolderError(f"{spm} is damaged: {type(error).__name__}") from None
+
+
+def piece_tokenizer(
+    spm: Path, ids: Mapping[str, int], rows: Rows, notes: list[str], *, source: Path, framing: Framing | None = None
+) -> PieceTokenizer:
+    """Make the tokenizer of a SentencePiece model whose pieces have their ids. `source`: the file with the ids."""
+    names = {i: piece for piece, i in ids.items()}
+    others = [names.get(i, f"<unnamed {i}>") for i in rows.index[len(SPECIAL_PIECES) :].tolist()]
+    pieces = [*SPECIAL_PIECES, *others]
+    try:
+        tokenizer = PieceTokenizer(read_bytes(spm), pieces).with_framing(framing or Framing())
+    except ValueError as error:
+        raise RunFolderError(f"{spm} is damaged: {error}") from None
+    _check_pieces(tokenizer, spm.name, source, notes)
+    return tokenizer
+
+
+def _check_pieces(tokenizer: PieceTokenizer, spm: str, path: Path, notes: list[str]) -> None:
+    """Note pieces of a SentencePiece model without an id, which the model reads as unknown.
+
+    Raise `UserError` if more than a fifth of the pieces lack one.
+    """
+    pieces = [piece.piece for piece in parse_model(tokenizer.model).pieces if piece.type == piece.NORMAL]
+    missing = set(pieces).difference(tokenizer.pieces(range(tokenizer.vocab_size)))
+    if len(missing) > _MOST_MISSING * len(pieces):
+        raise UserError(
+            f"{path}: {len(missing):,} of {len(pieces):,} pieces of {spm} have no id in it; these files are not of one "
+            "model: take both from the same folder"
+        )
+    if missing:
+        notes.append(f"{len(missing):,} of {len(pieces):,} pieces of {spm} have no id in {path.name}: they are unknown")
+
+
+def ids_and_rows(pieces: Sequence[str], *, keep_null: bool, pad_last: bool) -> tuple[dict[str, int], Rows]:
+    """Marian's vocab.json for our pieces: eos 0, unk 1, pad last or third, the other pieces in our order."""
+    pad, null = [("<pad>", BOS)], [(NULL, PAD)] if keep_null else []
+    others = [(piece, i) for i, piece in enumerate(pieces) if i > EOS]
+    head = [("</s>", EOS), ("<unk>", UNK)]
+    order = [*head, *others, *null, *pad] if pad_last else [*head, *pad, *others, *null]
+    ids = {piece: row for row, (piece, _) in enumerate(order)}
+    if len(ids) < len(order):
+        raise UserError(
+            f"the vocabulary contains a piece twice, or one of {NULL}, <pad>, <unk>, </s> as an ordinary piece"
+        )
+    index = torch.full((len(pieces),), -1)
+    index[torch.tensor([i for _, i in order])] = torch.arange(len(order))
+    return ids, Rows(index, len(order))
+
+
+def marian_vocabulary(run: Outgoing, s: TransformerSettings, *, keep_null: bool) -> ExportedVocabulary:
+    """Marian's vocabulary for a run's pieces. `keep_null`: add a row for our PAD."""
+    sides, data = (run.tokenizers.src, run.tokenizers.tgt), run.settings.data
+    src_pieces, tgt_pieces = (side.pieces(range(side.vocab_size)) for side in sides)
+    shared = src_pieces == tgt_pieces
+    (src_ids, src), (tgt_ids, tgt) = (
+        ids_and_rows(pieces, keep_null=keep_null, pad_last=shared) for pieces in (src_pieces, tgt_pieces)
+    )
+    tokenizer_config = {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": data.src_lang,
+        "target_lang": data.tgt_lang,
+        "model_max_length": s.max_positions,
+        "separate_vocabs": not shared,
+        **_SPECIAL,
+        "pad_token": "<pad>",
+    }
+    files = {"tokenizer_config.json": tokenizer_config, "vocab.json": src_ids}
+    files |= {} if shared else {"target_vocab.json": tgt_ids}
+    files |= {"source.spm": sides[0].model, "target.spm": sides[1].model}
+    return ExportedVocabulary(src, tgt, int(tgt.index[BOS]), None, "MarianTokenizer", files)
+
+
+# -- M2M-100, NLLB, mBART-50 and BART: fairseq's special ids, and tokens that name languages
+
+SPM = "sentencepiece.bpe.model"
+_FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+_M2M = (
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy "
+    "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
+    "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+)
+_WMT21 = "en ha is ja cs ru zh de"
+_SPARE = 8  # rows that fairseq adds after a vocabulary
+_CODES = {  # how each tokenizer writes the token of a language
+    "M2M100Tokenizer": re.compile(r"__(\w+?)__"),
+    "NllbTokenizer": re.compile(r"([a-z]{3}_[A-Z][a-z]{3})"),
+    "MBart50Tokenizer": re.compile(r"([a-z]{2}_[A-Z]{2})"),
+}
+
+
+def language_codes(ids: Mapping[str, int], ours: Mapping[int, int]) -> dict[str, int]:
+    """Our id of each language's token. `ours`: our id for each id of the imported vocabulary."""
+    matches = ((pattern.fullmatch(piece), i) for piece, i in ids.items() for pattern in _CODES.values())
+    return {match[1]: ours[i] for match, i in matches if match is not None}
+
+
+def read_multilingual(folder: Path, config: Mapping[str, Any], *, notes: list[str]) -> tuple[Rows, Tokenizers]:
+    """Rows and tokenizers, from a SentencePiece model with ids, tokenizer.json, or the files of byte-level BPE."""
+    tokenizer_config = read_object(folder / "tokenizer_config.json", optional=True)
+    if tokenizer_config.get("tokenizer_class") == "MBartTokenizer" or tokenizer_config.get("legacy_behaviour"):
+        raise UserError(
+            f"{folder}: tokens for languages behind a text, as in mBART-25 and with legacy_behaviour, are not supported"
+        )
+    n, content = config["vocab_size"], None
+    if (folder / SPM).exists():
+        ids = _piece_ids(folder, tokenizer_config)
+        added: Mapping[str, int] = ids
+    else:
+        content = hub_folder.read_tokenizer(folder, [*_FAIRSEQ, "<mask>"])
+        ids = hub_folder.ids_of(content, origin=folder)
+        added = {token["content"]: token["id"] for token in json.loads(content)["added_tokens"]}
+    if any(ids.get(piece) is None for piece in _FAIRSEQ):
+        raise UserError(f"{folder}: the vocabulary lacks one of {', '.join(_FAIRSEQ)}")
+    pad, start, eos = (config[f"{key}_token_id"] for key in ("pad", "decoder_start", "eos"))
+    special = [-1 if start == pad else pad, ids["<unk>"], start, eos]
+    if len({pad, ids["<unk>"], eos, ids["<s>"]}) < 4 or not all(0 <= i < n for i in (pad, start, eos)):
+        raise UserError(f"{folder}: unknown, pad, beginning and end need four ids within 0 .. {n - 1}")
+    rows = rows_of(ids, special, n=n, origin=folder, spare=_SPARE)
+    ours = {row: i for i, row in enumerate(rows.index.tolist())}
+    codes = language_codes(added, ours)
+    if config["model_type"] == "bart":
+        framing = Framing({}, (ours[ids["<s>"]],), (ours[ids["<s>"]],))
+    elif codes:
+        framing = Framing(codes, ("src",), ("tgt",))
+        notes.append(f"{len(codes)} languages: {', '.join(sorted(codes))}")
+    else:
+        raise UserError(f"{folder}: the vocabulary has no tokens for languages, such as __en__, eng_Latn or en_XX")
+    if content is not None:
+        vocabulary: Vocabulary = HubTokenizer(content, rows.index.tolist()).with_framing(framing)
+    else:
+        vocabulary = piece_tokenizer(folder / SPM, ids, rows, notes, source=folder / "vocab.json", framing=framing)
+    return rows, Tokenizers(vocabulary, vocabulary)
+
+
+def _piece_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, int]:
+    """The ids of pieces and of tokens for languages: M2M-100 lists the pieces; other models have fairseq's order."""
+    if (folder / "vocab.json").exists():
+        ids = read_object(folder / "vocab.json")
+        codes = (_WMT21 if tokenizer_config.get("language_codes") == "wmt21" else _M2M).split()
+        return {**ids, **{f"__{code}__": len(ids) + i for i, code in enumerate(codes)}}
+    ids = _FAIRSEQ | {piece: i + 1 for i, piece in enumerate(read_pieces(folder / SPM)) if i > 2}
+    if (folder / hub_folder.TOKENIZER).exists():
+        added = read_object(folder / hub_folder.TOKENIZER).get("added_tokens") or []
+        return ids | {str(token.get("content")): token.get("id") for token in added}
+    decoder = tokenizer_config.get("added_tokens_decoder")
+    if isinstance(decoder, dict) and len(decoder) > len(_FAIRSEQ) + 1:
+        return ids | {str(token.get("content")): int(i) for i, token in decoder.items()}
+    listed = {**read_object(folder / "special_tokens_map.json", optional=True), **tokenizer_config}
+    names = listed.get("extra_special_tokens") or listed.get("additional_special_tokens") or []
+    names = [name.get("content") if isinstance(name, dict) else name for name in names]
+    names = [str(name) for name in names if name not in ids]
+    if tokenizer_config.get("tokenizer_class") == "NllbTokenizer":
+        names = [*names, "<mask>"]
+    return ids | {name: len(ids) + i for i, name in enumerate(names)}
+
+
+def multilingual_vocabulary(run: Outgoing, s: TransformerSettings, kind: str) -> ExportedVocabulary:
+    """The unchanged vocabulary of an imported model."""
+    vocabulary, tokenizers = run.tokenizers.src, run.tokenizers
+    framing = vocabulary.framing
+    if not tokenizers.is_one:
+        raise UserError(f"transformers' {kind} needs a vocabulary that was imported from it, and this one was not")
+    codes = {code: vocabulary.pieces([i])[0] for code, i in framing.languages.items()}
+    token = next(iter(codes.values()), "")
+    tokenizer = next((name for name, pattern in _CODES.items() if pattern.fullmatch(token)), "BartTokenizer")
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    own: dict[str, Any] = {**names, "tokenizer_class": tokenizer, "model_max_length": s.max_positions}
+    data = run.settings.data
+    own |= {key: code for key in ("src_lang", "tgt_lang") if (code := getattr(data, key)) in codes}
+    if isinstance(vocabulary, HubTokenizer):
+        rows = hub_folder.their_rows(run)
+        files: dict[str, Any] = {hub_folder.TOKENIZER: vocabulary.model, "tokenizer_config.json": own}
+        bos = int(rows.index[int(framing.src[0])]) if kind == "bart" else 0
+        return ExportedVocabulary(rows, rows, int(rows.index[PAD if s.one_end else BOS]), bos, tokenizer, files)
+    n = vocabulary.vocab_size - 1  # one piece starts the decoder and ends a text
+    special = ("<pad>", "<unk>", "</s>", "</s>") if s.one_end else ("", "<unk>", "<pad>", "</s>")
+    rows = rows_of({"": n - 1}, [_FAIRSEQ.get(piece, -1) for piece in special], n=n, origin="")
+    pieces = dict(zip(rows.index.tolist(), vocabulary.pieces(range(vocabulary.vocab_size)), strict=True))
+    pieces |= {i: piece for piece, i in _FAIRSEQ.items()}
+    named = [pieces[i] for i in range(n) if not pieces[i].startswith("<unnamed")]
+    files = {SPM: vocabulary.model, "tokenizer_config.json": own}
+    if tokenizer == "M2M100Tokenizer":
+        languages = set(codes.values())
+        files["vocab.json"] = {piece: i for i, piece in enumerate(named) if piece not in languages}
+        own["language_codes"] = "m2m100" if len(codes) > 8 else "wmt21"
+    else:
+        added = {*_FAIRSEQ, *codes.values(), "<mask>"}
+        own["added_tokens_decoder"] = {
+            str(i): {"content": piece, "special": True, "normalized": False, "lstrip": piece == "<mask>"}
+            for i, piece in enumerate(named)
+            if piece in added
+        }
+        own |= {"extra_special_tokens": list(codes.values()), "mask_token": "<mask>"}
+    return ExportedVocabulary(rows, rows, _FAIRSEQ["<pad>"], 0, tokenizer, files)

@@ -1,0 +1,328 @@
+"""Sentence pairs, and their file formats: two text files, TSV, JSON lines, parquet, Arrow and translation memories."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transduce.config.settings import Corpus, DataSettings
+from transduce.data.lines import (
+    COMPRESSIONS,
+    Unreadable,
+    aligned,
+    bare_suffix,
+    format_path,
+    n_bytes,
+    one_line,
+    open_bytes,
+    read_records,
+    too_long,
+)
+from transduce.data.tmx import Memory, sides_of
+from transduce.errors import DataError, SettingsError
+from transduce.text.languages import is_language, match_language
+from transduce.text.special import characters
+
+
+class Pair(NamedTuple):
+    """A source sentence, its translation, and the file and line that they come from.
+
+    links: links between words in Pharaoh format (`data.word_links`), if the run has an alignment. fault: why the pair
+    cannot be read; its sides are then empty, and cleaning counts it.
+    """
+
+    src: str
+    tgt: str
+    file: str
+    line: int
+    links: str = ""
+    fault: Unreadable | None = None
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+_CODE = re.compile(r"[a-z]{2,3}(?:[-_][a-z0-9]{2,8})*")
+"""A language code in lower case."""
+PairReader = Callable[[Path, DataSettings], Iterator[Pair]]
+"""Reads a file of pairs, unreadable ones included. The settings give the language codes of both sides and the limit
+of a record's size."""
+
+
+def read_pairs(corpus: Corpus, settings: DataSettings, *, held_out: bool = False) -> Iterator[Pair]:
+    """Yield the pairs of a corpus in order, including pairs with an empty side.
+
+    The corpus's language codes select the sides of TSV, JSONL and TMX files. A pair that cannot be read has a `fault`
+    if `settings.on_error` is skip or if it is too large. Otherwise, and if the corpus is `held_out`, it raises
+    `DataError` with file and line.
+    Raises immediately a `SettingsError` for a file of an unknown format.
+    """
+    src_lang, tgt_lang = settings.direction_of(corpus)
+    settings, suffix = settings.model_copy(update={"src_lang": src_lang, "tgt_lang": tgt_lang}), ""
+    if corpus.path is None:
+        assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
+        pairs = read_two_files(corpus.src, corpus.tgt, settings)
+    else:
+        suffix = ".arrow" if is_dataset(corpus.path) else bare_suffix(corpus.path)
+        if suffix not in PAIR_FORMATS:
+            known, packed = ", ".join(PAIR_FORMATS), ", ".join(COMPRESSIONS)
+            raise SettingsError(
+                f"{format_path(corpus.path)}: unknown format; known: {known} (also {packed}), a saved dataset, or two "
+                "files src and tgt"
+            )
+        pairs = PAIR_FORMATS[suffix](corpus.path, settings)
+    unit = "row" if suffix in (".parquet", ".arrow") else "line"
+    stops, advice = settings.on_error == "stop", "; data.on_error = 'skip' leaves out records that cannot be read"
+
+    def checked() -> Iterator[Pair]:
+        for pair in pairs:
+            if (fault := pair.fault) is not None:
+                if fault.has_text if held_out else stops and fault.stops:
+                    raise DataError(
+                        f"{pair.file}, {unit} {pair.line}: {fault}{'' if held_out else advice}", *fault.names
+                    )
+                if held_out:
+                    continue
+            yield pair
+
+    return checked()
+
+
+def corpus_files(corpus: Corpus) -> list[Path]:
+    paths = (path for path in (corpus.src, corpus.tgt, corpus.path) if path is not None)
+    return [file for path in paths for file in arrow_files(path)]
+
+
+def read_two_files(src: Path, tgt: Path, settings: DataSettings) -> Iterator[Pair]:
+    """Yield the pairs of two parallel files. A pair that cannot be read names the file that has the fault."""
+    names, limit = (format_path(src), format_path(tgt)), settings.max_record
+    for line, source, target in aligned(read_records(src, limit), read_records(tgt, limit), names):
+        if isinstance(source, Unreadable):
+            yield _unreadable(names[0], line, source)
+        elif isinstance(target, Unreadable):
+            yield _unreadable(names[1], line, target)
+        else:
+            yield Pair(source, target, names[0], line)
+
+
+def _unreadable(file: str, line: int, fault: Unreadable) -> Pair:
+    return Pair("", "", file, line, fault=fault)
+
+
+def read_tsv(path: Path, settings: DataSettings) -> Iterator[Pair]:
+    """Yield two columns of each line: those that the header names (languages, or src and tgt), else the first two.
+
+    There is no quoting. A blank line is a pair with two empty sides.
+    """
+    headers = (settings.src_lang, settings.tgt_lang), ("src", "tgt")
+    file = format_path(path)
+    n, first, src, tgt = 0, 0, 0, 1
+    for number, line in enumerate(read_records(path, settings.max_record), 1):
+        if isinstance(line, Unreadable):
+            yield _unreadable(file, number, line)
+            continue
+        if not line.strip():
+            yield Pair("", "", file, number)
+            continue
+        fields = line.split("\t")
+        if len(fields) < 2:
+            yield _unreadable(file, number, Unreadable("no tab", "; expected source<TAB>target"))
+            continue
+        if not n:
+            n, first, names = len(fields), number, [field.strip().lower() for field in fields]
+            columns = ((_column(a, names), _column(b, names)) for a, b in headers)
+            if header := next(((a, b) for a, b in columns if a is not None and b is not None), None):
+                src, tgt = header
+                continue
+            _refuse_header(file, number, names, settings)
+            start, _, rest = line.partition("\r")
+            if "\t" in start and "\t" in rest:  # several lines of an old Mac
+                n = 0
+                yield _unreadable(file, number, Unreadable("lines end in \\r", "; convert their ends to \\n"))
+                continue
+        if len(fields) == n:
+            yield Pair(fields[src], fields[tgt], file, number)
+        else:
+            details = f": line {first} has {n} columns, this line has {len(fields)}"
+            yield _unreadable(file, number, Unreadable("another number of columns", details))
+
+
+def _refuse_header(file: str, line: int, names: Sequence[str], settings: DataSettings) -> None:
+    """Raise `DataError` for a header of languages if it is not known which of them are the source and the target."""
+    codes = [name for name in names if _CODE.fullmatch(name) and is_language(name)]
+    if len({*codes}) > 1 and (settings.src_lang == "src" or settings.tgt_lang == "tgt"):
+        keys = "data.src_lang", "data.tgt_lang"
+        raise DataError(f"{file}, line {line}: columns {', '.join(codes[:8])}; choose with {' and '.join(keys)}", *keys)
+
+
+def _column(language: str, names: Sequence[str]) -> int | None:
+    """The number of the column that a header names as a language; it may name a variant, such as en-us."""
+    is_named = language.lower() in names
+    name = language.lower() if is_named else match_language(language, filter(_CODE.fullmatch, names))
+    return None if name is None else names.index(name)
+
+
+def read_json_lines(path: Path, settings: DataSettings) -> Iterator[Pair]:
+    """Yield the pair of each line. A blank line is a pair with two empty sides."""
+    file = format_path(path)
+    for number, line in enumerate(read_records(path, settings.max_record), 1):
+        if isinstance(line, Unreadable):
+            yield _unreadable(file, number, line)
+        elif not line.strip():
+            yield Pair("", "", file, number)
+        else:
+            try:
+                value = json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as error:
+                fault = Unreadable("not valid JSON", f": {getattr(error, 'msg', error)}")
+                yield _unreadable(file, number, fault)
+            else:
+                yield pair_of(value, file, number, settings)
+
+
+def pair_of(value: Any, file: str, line: int, settings: DataSettings) -> Pair:
+    """The pair of an object with the keys `src` and `tgt` or the language codes, possibly in `translation`."""
+    # Unset languages are src and tgt.
+    keys = dict.fromkeys([("src", "tgt"), (settings.src_lang, settings.tgt_lang)])
+    if isinstance(value, dict) and isinstance(value.get("translation"), dict):
+        value = value["translation"]
+    for src_key, tgt_key in keys if isinstance(value, dict) else ():
+        src, tgt = value.get(src_key), value.get(tgt_key)
+        if isinstance(src, str) and isinstance(tgt, str):
+            if characters(src + tgt) != src + tgt:
+                return _unreadable(file, line, Unreadable("half of a surrogate pair is not a character"))
+            return Pair(one_line(src), one_line(tgt), file, line)
+    expected = " or ".join(f'{{"{src}": "...", "{tgt}": "..."}}' for src, tgt in keys)
+    given = type(value).__name__
+    if isinstance(value, dict):
+        given = str({key: type(item).__name__ for key, item in value.items()})[:200]
+    details = f"expected {expected} (data.src_lang and data.tgt_lang name other keys), found {given}"
+    names = "data.src_lang", "data.tgt_lang"
+    return _unreadable(file, line, Unreadable("no source and target", f": {details}", names=names))
+
+
+_ROWS, _BYTES = 1000, 1 << 25  # largest number of rows, and approximate number of bytes, in memory at once
+
+
+def read_parquet(path: Path, settings: DataSettings) -> Iterator[Pair]:
+    """Yield the pair of each row. The columns are named like the keys of JSON lines."""
+    wanted = ("src", "tgt", settings.src_lang, settings.tgt_lang, "translation")
+    return _pairs(path, _rows(path, lambda arrow, file: _parquet_batches(arrow, file, wanted)), settings)
+
+
+def read_arrow(path: Path, settings: DataSettings) -> Iterator[Pair]:
+    """Yield the pairs of an Arrow stream, or of a folder that `Dataset.save_to_disk` has written."""
+    each = (_rows(file_path, lambda arrow, file: arrow.ipc.open_stream(file)) for file_path in arrow_files(path))
+    return _pairs(path, chain.from_iterable(each), settings)
+
+
+def _parquet_batches(arrow: Any, file: Any, wanted: Sequence[str]) -> Iterator[Any]:
+    """The wanted columns, or all if there are none, in batches of bounded size.
+
+    Many rows can share a long text in the file, where it takes no space, but each has its own when it is decoded.
+    """
+    parquet = arrow.parquet.ParquetFile(file)
+    leaves = [parquet.schema.column(i) for i in range(len(parquet.schema))]
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    shared = arrow.parquet.ParquetFile(file, metadata=parquet.metadata, read_dictionary=texts)
+    columns = [name for name in parquet.schema_arrow.names if name in wanted] or None
+    for group in range(parquet.num_row_groups):
+        size = parquet.metadata.row_group(group).total_byte_size // max(1, parquet.metadata.row_group(group).num_rows)
+        for first in shared.iter_batches(1, row_groups=[group], columns=columns):
+            for column in arrow.Table.from_batches([first]).flatten().columns:
+                if arrow.types.is_dictionary(column.type) and len(values := column.chunk(0).dictionary):
+                    size += arrow.compute.max(arrow.compute.binary_length(values)).as_py() or 0
+            break
+        rows = max(1, min(_ROWS, _BYTES // max(1, size)))
+        yield from parquet.iter_batches(rows, row_groups=[group], columns=columns)
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether a path is a folder that `Dataset.save_to_disk` has written."""
+    return (path / "state.json").is_file()
+
+
+def arrow_files(path: Path) -> list[Path]:
+    """The files of a saved dataset, in order; for any other path, the path itself."""
+    if not is_dataset(path):
+        return [path]
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        selected, names = state.get("_indices_data_files"), [str(file["filename"]) for file in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path / 'state.json'}: not that of a saved dataset: {error!r}") from None
+    if selected:
+        raise DataError(f"{path}: its rows were selected or shuffled; call flatten_indices() before save_to_disk")
+    return [path / Path(name).name for name in names]
+
+
+def _rows(path: Path, read: Callable[[Any, Any], Iterable[Any]]) -> Iterator[Any]:
+    """Yield the rows of the batches that `read` returns for pyarrow and an open file."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise SettingsError(
+            f"{format_path(path)}: this format needs pyarrow: pip install 'transduce[formats]'"
+        ) from error
+    with open_bytes(path, in_order=bare_suffix(path) != ".parquet") as (file, _):
+        try:
+            for batch in read(pyarrow, file):
+                for start in range(0, len(batch), _ROWS):
+                    yield from batch.slice(start, _ROWS).to_pylist()
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+            if "range requests" in str(error) or "Cannot seek streaming" in str(error):  # fsspec's
+                reason = "its server sends no parts of files, which this format needs; download the file first"
+                raise DataError(f"{format_path(path)}: {reason}") from None
+            raise DataError(f"{format_path(path)}: not a valid {path.suffix[1:]} file: {error}") from None
+
+
+def _pairs(path: Path, rows: Iterable[Any], settings: DataSettings) -> Iterator[Pair]:
+    file, limit = format_path(path), settings.max_record
+    for number, row in enumerate(rows, 1):
+        pair = pair_of(row, file, number, settings)
+        is_too_long = max(n_bytes(pair.src), n_bytes(pair.tgt)) >= limit
+        yield _unreadable(file, number, too_long(limit)) if is_too_long else pair
+
+
+def read_tmx(path: Path, settings: DataSettings) -> Iterator[Pair]:
+    """Yield the pair of each unit. A missing side is empty, so that cleaning counts it.
+
+    Units in neither language are left out. Raises `DataError` if no unit is in both.
+    """
+    file, known, n_pairs = format_path(path), set[str](), 0
+    memory = Memory(path, settings.max_record)
+
+    def sides(codes: Iterable[str]) -> tuple[str | None, str | None]:
+        return sides_of(frozenset(codes), settings.src_lang, settings.tgt_lang, memory.srclang)
+
+    for line, segments in memory.units():
+        if isinstance(segments, Unreadable):
+            yield _unreadable(file, line, segments)
+            continue
+        known |= segments.keys()
+        codes = sides(code for code, text in segments.items() if text.strip())
+        src, tgt = ("" if code is None else segments[code] for code in codes)
+        n_pairs += bool(src and tgt)
+        if src or tgt or any(sides(segments)):
+            yield Pair(src, tgt, file, line)
+    if known and not n_pairs:
+        missing = f"no unit has both '{settings.src_lang}' and '{settings.tgt_lang}'"
+        raise DataError(f"{file}: {missing}; languages in the file: {', '.join(sorted(known))}")
+
+
+PAIR_FORMATS: dict[str, PairReader] = {
+    ".tsv": read_tsv,
+    ".jsonl": read_json_lines,
+    ".tmx": read_tmx,
+    ".parquet": read_parquet,
+    ".arrow": read_arrow,
+}
+"""The readers by suffix."""

@@ -1,0 +1,175 @@
+"""Read labelled texts with their file and line, and running text as documents; the sources of all kinds of text.
+
+A `Source` is the text of one corpus, in files or in memory. Tasks read sources, never paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from transduce.config.settings import Corpus, DataSettings, Direction, Settings
+from transduce.data.lines import content_mark, format_path, read_inputs, read_lines
+from transduce.data.pairs import Pair, corpus_files, read_pairs
+from transduce.errors import DataError, nearest
+from transduce.text.special import Vocabulary
+
+
+class Labelled(NamedTuple):
+    """One example: its label, one or two texts, and the file and line that it comes from."""
+
+    label: str
+    texts: tuple[str, ...]
+    file: str
+    line: int
+
+
+def read_labelled(
+    path: Path | str, vocabulary: Vocabulary | None = None, *, max_record: int | None = None
+) -> Iterator[Labelled]:
+    """Yield the examples of a file (also .gz, .xz, .zst; `-`: standard input). All have one text, or all have two.
+
+    Raises `DataError` with file and line for a line without a tab, with an empty label or text, or with another number
+    of texts than the lines before. vocabulary, max_record: see `read_inputs`.
+    """
+    name, n_texts = format_path(Path(path)), 0
+    for number, line in enumerate(read_inputs(path, vocabulary, labelled=True, max_record=max_record), 1):
+        label, *texts = line.split("\t")
+        n_texts = n_texts or len(texts)
+        if not texts or len(texts) > 2:
+            tabs = f"{len(texts)} tabs" if texts else "no tab"
+            fault = f"expected label<TAB>text or label<TAB>text<TAB>text, found {tabs}"
+        elif not label.strip() or not all(text.strip() for text in texts):
+            fault = f"the {'text' if label.strip() else 'label'} is empty"
+        elif len(texts) != n_texts:
+            fault = f"{len(texts)} texts, but the lines before have {n_texts}"
+        else:
+            yield Labelled(label.strip(), tuple(texts), name, number)
+            continue
+        raise DataError(f"{name}, line {number}: {fault}")
+
+
+def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Sort labels: numerically if all are whole numbers, else alphabetically."""
+    distinct = set(labels)
+    if all(label.removeprefix("-").isdecimal() for label in distinct):
+        return tuple(sorted(distinct, key=lambda label: (int(label), label)))
+    return tuple(sorted(distinct))
+
+
+def number_of(example: Labelled, labels: Sequence[str]) -> int:
+    """The index of an example's label. Raises `DataError` with file and line for an unknown label."""
+    try:
+        return labels.index(example.label)
+    except ValueError:
+        hint = nearest(example.label, labels)
+        raise DataError(
+            f"{example.file}, line {example.line}: unknown label {example.label!r}{hint}; known: {', '.join(labels)}"
+        ) from None
+
+
+class Piece(NamedTuple):
+    """Some text, and whether its document ends after it."""
+
+    text: str
+    ends: bool = False
+
+
+Pieces = Iterator[Piece]
+
+
+def read_pieces(path: Path | str, documents: str) -> Pieces:
+    """Read a file (`-`: standard input) as documents; `documents` is a name in DOCUMENTS. Raises `DataError`."""
+    return DOCUMENTS[documents](read_lines(path))
+
+
+def _documents(lines: Iterator[str], *, blank_line: bool) -> Pieces:
+    """One document; or several between blank lines, to which neither those nor the line ends before them belong."""
+    last = None
+    for line in lines:
+        ends = blank_line and not line.strip()
+        if last is not None:
+            yield Piece(last.removesuffix("\n") if ends else last, ends)
+        last = None if ends else f"{line}\n"
+    if last is not None:
+        yield Piece(last.removesuffix("\n") if blank_line else last, ends=True)
+
+
+def _line(lines: Iterator[str]) -> Pieces:
+    """Every line that is not blank is a document, without its line end."""
+    return (Piece(line, ends=True) for line in lines if line.strip())
+
+
+DOCUMENTS: dict[str, Callable[[Iterator[str]], Pieces]] = {
+    "file": partial(_documents, blank_line=False),
+    "blank_line": partial(_documents, blank_line=True),
+    "line": _line,
+}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Generic[T]):
+    """Text of one corpus: `Pair`s, `Labelled` texts, or lines of running text without their ends.
+
+    Each call of `read` starts at the beginning, and raises `DataError` with file and line for text that cannot be read.
+    `files`: their names, for reports. `mark`: changes with the content of the files (`content_mark`). `direction`: the
+    languages of sentence pairs.
+    """
+
+    name: str
+    read: Callable[[], Iterator[T]]
+    files: tuple[str, ...] = ()
+    mark: Callable[[], bytes] = bytes
+    direction: Direction = ("src", "tgt")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources(Generic[T]):
+    """The text of a run: training corpora, validation corpora (none: hold out training text) and test sets."""
+
+    train: tuple[Source[T], ...]
+    valid: tuple[Source[T], ...] = ()
+    tests: tuple[Source[T], ...] = ()
+
+
+def memory_source(name: str, records: Sequence[T], files: tuple[str, ...] = ()) -> Source[T]:
+    """Records in memory, such as a sample of a file. Errors name the file and line of a record, if it has them."""
+    return Source(name, lambda: iter(records), files)
+
+
+def pair_sources(settings: Settings) -> Sources[Pair]:
+    data = settings.data
+    return _file_sources(data, lambda corpus, held_out: read_pairs(corpus, data, held_out=held_out))
+
+
+def line_sources(settings: Settings) -> Sources[str]:
+    data = settings.data
+    return _file_sources(data, lambda corpus, _: read_lines(_path(corpus), data.max_record))
+
+
+def labelled_sources(settings: Settings) -> Sources[Labelled]:
+    data = settings.data
+    return _file_sources(data, lambda corpus, _: read_labelled(_path(corpus), max_record=data.max_record))
+
+
+def _file_sources(data: DataSettings, read: Callable[[Corpus, bool], Iterator[T]]) -> Sources[T]:
+    """The corpora of the settings. `read`: reads a corpus; its second argument says whether the corpus is held out."""
+
+    def source(corpus: Corpus, *, held_out: bool) -> Source[T]:
+        files = corpus_files(corpus)
+        names, mark = tuple(path.name for path in files), lambda: b"".join(map(content_mark, files))
+        return Source(" + ".join(names), lambda: read(corpus, held_out), names, mark, data.direction_of(corpus))
+
+    train = tuple(source(corpus, held_out=False) for corpus in data.train)
+    valid, tests = (tuple(source(corpus, held_out=True) for corpus in part) for part in (data.valid, data.test))
+    return Sources(train, valid, tests)
+
+
+def _path(corpus: Corpus) -> Path:
+    assert corpus.path is not None, "tasks on one-sided text check this"
+    return corpus.path

@@ -1,0 +1,212 @@
+"""The modules of a model with their recorded values, and the dot product behind a cell of a value."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+import transduce
+from transduce.errors import SettingsError
+from transduce.inspection.arrays import NamedArray, to_numpy
+from transduce.inspection.module_descriptions import SCORES, ModuleDescription, Value, description_of, specialized
+from transduce.nn.recording import Recording, title
+from transduce.nn.recurrent import RecurrentEncoder
+from transduce.nn.stack import PreNorm
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedModule:
+    """A module of the model in the order of computation, with its recorded values by name."""
+
+    name: str
+    kind: ModuleDescription
+    module: nn.Module
+    side: str
+    keys: str
+    stack: str  # encoder or decoder
+    shape: tuple[int, ...] = ()  # of its output
+    is_backward: bool = False  # the unit reads from the end
+    values: Mapping[str, NamedArray] = field(default_factory=dict, repr=False)
+
+    @property
+    def title(self) -> str:
+        return title(self.name) + (", backward" if self.is_backward else "")
+
+    @property
+    def layer(self) -> int | None:
+        return next((int(word) for word in self.name.split(".") if word.isdigit()), None)
+
+    def point(self, name: str) -> Value:
+        return next(point for point in self.kind.points if self.full_name(point.name) == name)
+
+    def full_name(self, point: str) -> str:
+        return f"{self.name}.{point}" if point else self.name
+
+    def source(self) -> dict[str, Any]:
+        """Return the file in this package, the line and the code of the computation."""
+        return source_of(self.kind.source or type(self.module).forward)
+
+    def line(self, name: str) -> tuple[dict[str, Any], int] | None:
+        """Return the code that computes a value, and the number, from 0, of its line; None if it is not known."""
+        if (line := self.point(name).line) is None:
+            return None
+        code = source_of(line[0]) if line[0] else self.source()
+        numbers = [number for number, text in enumerate(code["code"].split("\n")) if line[1] in text]
+        return (code, numbers[-1]) if numbers else None
+
+
+@cache
+def source_of(function: Callable[..., Any]) -> dict[str, Any]:
+    lines, line = inspect.getsourcelines(function)
+    file = Path(inspect.getsourcefile(function) or "")
+    root = Path(transduce.__file__).parent
+    inside = file.relative_to(root) if file.is_relative_to(root) else Path(*file.parts[-4:])
+    return {"file": inside.as_posix(), "line": line, "code": inspect.cleandoc("\n" + "".join(lines))}
+
+
+def parts_of(
+    model: nn.Module, recording: Recording, side_of: Callable[[str], tuple[str, str]]
+) -> Iterator[RecordedModule]:
+    """Yield the modules to show, in the order of computation, with their recorded values.
+
+    `side_of`: a function from a module's name to the sides of its positions and of its keys.
+    """
+    modules = dict(model.named_modules())
+    shown: dict[str, ModuleDescription] = {}
+    for value in recording:
+        owner = value
+        while owner and owner not in modules:
+            owner = owner.rpartition(".")[0]
+        kind = description_of(modules[owner]) if owner else None
+        nested = any(owner.startswith(f"{other}.") for other in _owners(owner, modules))
+        if kind is not None and not nested:
+            shown.setdefault(owner, kind)
+    order = {owner: number for number, value in enumerate(recording) for owner in _prefixes(value)}
+    for name, kind in sorted(shown.items(), key=lambda item: order[item[0]]):
+        side, keys = side_of(name)
+        stack = "encoder" if name.startswith(("encoder", "src_embedding")) or side == "src" else "decoder"
+        kind = specialized(kind, modules[name], modules.get(f"{name}_residual"))
+        part = RecordedModule(name, kind, modules[name], side, keys, stack, is_backward=_is_backward(name, modules))
+        values = dict(_values(part, recording))
+        yield replace(part, values=values, shape=list(values.values())[-1].shape if values else ())
+
+
+def _is_backward(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    encoder = modules.get(name.partition(".layers.")[0])
+    return isinstance(encoder, RecurrentEncoder) and encoder.reverse[int(name.rpartition(".")[2])]
+
+
+def _owners(name: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield the shown modules that contain a module. If there are any, the module is not shown by itself.
+
+    The norm after a residual connection is not shown by itself; the norm before a sub-layer is.
+    """
+    while name := name.rpartition(".")[0]:
+        if description_of(modules[name]) is not None and not isinstance(modules[name], PreNorm):
+            yield name
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """Yield the names of a value and of its enclosing modules; a module is complete with its last value."""
+    words = name.split(".")
+    return (".".join(words[:n]) for n in range(1, len(words) + 1))
+
+
+def _values(part: RecordedModule, recording: Recording) -> Iterator[tuple[str, NamedArray]]:
+    for point in part.kind.points:
+        name = part.full_name(point.name)
+        if point.name == "heads":
+            if f"{part.name}.output.input" not in recording:
+                continue
+            merged = recording.value(f"{part.name}.output.input")
+            value = merged.unflatten(-1, (-1, part.module.d_head)).transpose(1, 2)
+        elif name in recording:
+            # The memory does not change between steps of a decoder.
+            value = recording[name][0] if point.of_keys else recording.value(name)
+        else:
+            continue
+        if point.name == "key" or point.name == "value":
+            groups = getattr(part.module, "n_heads", 1) // value.shape[1]
+            value = value.repeat_interleave(groups, 1)
+        array = to_numpy(value)
+        array = array[0] if array.shape[0] == 1 else array
+        array = array[::-1] if part.is_backward else array
+        while array.ndim > len(point.axes):
+            array = array[0]
+        if array.ndim < len(point.axes):
+            continue
+        if point.name == "bias":  # broadcast over heads and, if it only hides padding, over queries
+            array = np.broadcast_to(array, recording.value(f"{part.name}.weights").shape[1:])
+        rows = part.keys if point.of_keys else part.side
+        yield name, NamedArray(array, point.axes, point.title, rows, part.keys if point.axes == SCORES else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The factors of a value: each cell is scale * left[..., i, :] . right[..., j, :] + bias[..., j]."""
+
+    left: np.ndarray
+    right: np.ndarray
+    bias: np.ndarray | None
+    scale: float
+
+
+def operands(part: RecordedModule, name: str) -> Operands | None:
+    """Return the operands of a value.
+
+    None if the value is not only a product: queries and keys are rotated, relations add to the values, or heads share
+    one projection.
+    """
+    value, product = part.values[name].array, part.point(name).product
+    if product is None:
+        return None
+    left, bias = part.values[f"{part.name}.{product.left}"].array, None
+    if product.weight is None:
+        right = part.values[f"{part.name}.{product.right}"].array
+        right = right if product.transposed else right.swapaxes(-1, -2)
+    else:
+        rows = product.weight(part.module)
+        if rows is None:
+            return None
+        weight, biases = rows
+        right, bias = to_numpy(weight), None if biases is None else to_numpy(biases)
+        if value.ndim == 3:  # of heads: repeat the weights of keys and values that heads share
+            n_groups, width = len(right) // value.shape[-1], value.shape[-1]
+            repeats = len(value) // n_groups
+            right = right.reshape(n_groups, width, -1).repeat(repeats, 0)
+            bias = None if bias is None else bias.reshape(n_groups, width).repeat(repeats, 0)
+    if (left.shape[-2], right.shape[-2]) != value.shape[-2:] or left.shape[-1] != right.shape[-1]:
+        return None  # with segments, keys include the memory and differ from the text's
+    scale = left.shape[-1] ** -0.5 if product.scaled else 1.0
+    result = scale * (left @ right.swapaxes(-1, -2)) + (0.0 if bias is None else np.expand_dims(bias, -2))
+    if not np.allclose(result, value, rtol=1e-4, atol=1e-4):
+        return None
+    return Operands(left, right, bias, scale)
+
+
+def cell(part: RecordedModule, name: str, index: tuple[int, ...]) -> dict[str, Any] | None:
+    """Return the terms, scale and bias of the dot product behind a cell; None if there are no `operands`.
+
+    Raises:
+        SettingsError: There is no such cell.
+    """
+    shape = part.values[name].shape
+    if len(index) != len(shape) or not all(0 <= i < n for i, n in zip(index, shape, strict=True)):
+        raise SettingsError(f"{list(index)}: {name} has no such cell; its shape is {list(shape)}")
+    factors, product = operands(part, name), part.point(name).product
+    if factors is None or product is None:
+        return None
+    *head, row, column = index
+    a, b = (x[(*head[: x.ndim - 2], index)] for x, index in ((factors.left, row), (factors.right, column)))
+    bias = None if factors.bias is None else float(factors.bias[(*head, column)])
+    result = float(factors.scale * (a.astype("f8") @ b.astype("f8")) + (bias or 0.0))
+    terms = [[float(x), float(y)] for x, y in zip(a, b, strict=True)]
+    text = f"{product.left} · {product.right or 'weights'}"
+    return {"terms": terms, "scale": factors.scale, "bias": bias, "result": result, "text": text}

@@ -1,0 +1,89 @@
+"""The interface between models and kernels: `accelerate` replaces modules by faster equivalents."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import nn
+
+from transduce.kernels.calls import instructions
+from transduce.kernels.products import FOR_CPUS
+from transduce.kernels.stack import StackDecoder, StackEncoder, knows, plan_of
+from transduce.kernels.vocabulary import LibraryEmbedding, LibraryTable
+from transduce.nn.attention import Attention
+from transduce.nn.embedding import TokenEmbedding, TokenTable
+from transduce.nn.positions import Positions
+from transduce.nn.stack import Decoder, Encoder, Stack
+
+_OF_LIBRARY: dict[type[nn.Module], type[nn.Module]] = {
+    Encoder: StackEncoder,
+    Decoder: StackDecoder,
+    TokenEmbedding: LibraryEmbedding,
+    TokenTable: LibraryTable,
+}
+
+
+def accelerate(
+    model: nn.Module, *, device: torch.device, precision: torch.dtype, purpose: Literal["training", "decoding"]
+) -> str:
+    """Replace modules by ones that use kernels for this device; return the kernels' name, or "torch" for PyTorch's.
+
+    In training on a CPU the C++ library computes whole stacks of Transformers, embeddings, and output layers with their
+    loss. On a GPU kernels in Triton compute attention, residual connections and the loss. On a CPU the other products
+    use `kernels.products`: in decoding, a sentence's result does not depend on its batch. Weights and their names do
+    not change; results change only by rounding and the random numbers of dropout.
+
+    Args:
+        model: Changed in place. The base classes of the new modules compute cases that the kernels do not cover.
+        device: The device on which the model will be used.
+        precision: The type of its products.
+        purpose: For decoding, only products are replaced.
+    """
+    if device.type == "cuda" and purpose == "training" and _compiles_triton(device):
+        from transduce.kernels.gpu import FOR_GPUS
+
+        _replace(model, FOR_GPUS)
+        return "triton"
+    if device.type != "cpu":
+        return "torch"
+    name = instructions(precision) if purpose == "training" else "torch"
+    _replace(model, FOR_CPUS if name == "torch" else FOR_CPUS | _OF_LIBRARY)
+    return name
+
+
+def is_covered(model: nn.Module) -> bool:
+    """Whether the C++ library computes all stacks of an accelerated model, which has no attention outside them."""
+    modules = [*model.modules()]
+    stacks = [module for module in modules if isinstance(module, Stack)]
+    inside = {part for stack in stacks for part in stack.modules()}
+    known = all(knows(module) for module in modules if isinstance(module, Positions))
+    alone = any(isinstance(module, Attention) and module not in inside for module in modules)
+    return bool(stacks) and known and all(plan_of(stack) is not None for stack in stacks) and not alone
+
+
+def _replace(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]]) -> None:
+    """Change the class of each module to its faster subclass, if any. Weights, hooks and names do not change."""
+    for module in model.modules():
+        module.__class__ = classes.get(type(module), type(module))
+
+
+@cache
+def _compiles_triton(device: torch.device) -> bool:
+    """Whether Triton works and this GPU has bfloat16. PyTorch for GPUs on Linux includes Triton.
+
+    It needs a C compiler, Python's headers and a folder for its compiled kernels.
+    """
+    if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    from transduce.kernels.triton_linear import column_sums
+
+    try:
+        column_sums(torch.ones(1, 1, device=device))
+    except Exception as error:  # of any kind
+        warnings.warn(f"PyTorch's kernels compute, which are slower: Triton does not work here: {error}", stacklevel=2)
+        return False
+    return True

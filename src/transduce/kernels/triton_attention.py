@@ -1,0 +1,204 @@
+"""Attention for short sequences on a GPU, in Triton.
+
+FlashAttention and similar kernels use tiles that sentences do not fill, and some plan again for each shape. Here one
+program holds the weights of one head of one sentence as a single tile in registers. The backward kernel recomputes
+them and computes all gradients in one pass, so that each input is read once and each gradient written once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from transduce.kernels.calls import broadcast_strides
+from transduce.kernels.triton_residual import keep_factors, new_seed
+
+_LONGEST, _WIDEST = 64, 128  # sequences and heads whose tiles fit into the registers of a GPU's multiprocessor
+_HALF = (torch.bfloat16, torch.float16)  # in float32, Triton would take ten seconds to compile a product
+_VARYING = ["n_queries", "n_keys", "causal", "p", "m_b", "m_h", "m_t", "m_s"]
+"""Arguments that Triton does not specialize on: their values do not trigger a new compilation."""
+
+
+@triton.jit
+def _weights(query, key, bias, rows, columns, n_keys, row_step, column_step, scale, causal):  # type: ignore[no-untyped-def]
+    """softmax(Q K^T * scale + bias) of one head, in float32."""
+    inside = columns[None, :] < n_keys
+    added = tl.load(bias + rows[:, None] * row_step + columns[None, :] * column_step, mask=inside, other=0.0)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale + added
+    inside = inside & ((columns[None, :] <= rows[:, None]) | (causal == 0))
+    scores = tl.where(inside, scores, -float("inf"))
+    exponentials = tl.exp(scores - tl.max(scores, 1)[:, None])
+    return exponentials / tl.sum(exponentials, 1)[:, None]
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _attend(  # type: ignore[no-untyped-def]
+    query, key, value, bias, seed, output,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, m_b, m_h, m_t, m_s, o_b, o_h, o_t,
+    n_queries, n_keys, causal, scale, p,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
+    DROPS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """Compute the output of the heads; a program for each head of each sentence."""
+    program = tl.program_id(0).to(tl.int64)
+    sentence, head = program // HEADS, program % HEADS
+    rows, columns, width, values = tl.arange(0, N), tl.arange(0, N), tl.arange(0, K), tl.arange(0, V)
+    q_mask = (rows[:, None] < n_queries) & (width[None, :] < WIDTH)
+    k_mask = (columns[:, None] < n_keys) & (width[None, :] < WIDTH)
+    v_mask = (columns[:, None] < n_keys) & (values[None, :] < VALUES)
+    q = tl.load(query + sentence * q_b + head * q_h + rows[:, None] * q_t + width[None, :], mask=q_mask, other=0.0)
+    group = head // GROUP
+    k = tl.load(key + sentence * k_b + group * k_h + columns[:, None] * k_t + width[None, :], mask=k_mask, other=0.0)
+    v = tl.load(value + sentence * v_b + group * v_h + columns[:, None] * v_t + values[None, :], mask=v_mask, other=0.0)
+    own_bias = bias + sentence * m_b + head * m_h
+    known = tl.minimum(rows, n_queries - 1)
+    weights = _weights(q, k, own_bias, known, columns, n_keys, m_t, m_s, scale, causal)
+    if DROPS:
+        weights *= keep_factors(seed, program, rows[:, None] * N + columns[None, :], p)
+    heads = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    o_mask = (rows[:, None] < n_queries) & (values[None, :] < VALUES)
+    out = output + sentence * o_b + head * o_h + rows[:, None] * o_t + values[None, :]
+    tl.store(out, heads.to(output.dtype.element_ty), mask=o_mask)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _attend_backward(  # type: ignore[no-untyped-def]
+    query, key, value, bias, seed, grad, grad_query, grad_key, grad_value,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, m_b, m_h, m_t, m_s, g_b, g_h, g_t,
+    n_queries, n_keys, causal, scale, p,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr,
+    DROPS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """Compute all gradients, each [B, T, H, K] in memory; a program for each key head of each sentence."""
+    program = tl.program_id(0).to(tl.int64)
+    sentence, group = program // (HEADS // GROUP), program % (HEADS // GROUP)
+    rows, columns, width, values = tl.arange(0, N), tl.arange(0, N), tl.arange(0, K), tl.arange(0, V)
+    q_mask = (rows[:, None] < n_queries) & (width[None, :] < WIDTH)
+    k_mask = (columns[:, None] < n_keys) & (width[None, :] < WIDTH)
+    v_mask = (columns[:, None] < n_keys) & (values[None, :] < VALUES)
+    g_mask = (rows[:, None] < n_queries) & (values[None, :] < VALUES)
+    k = tl.load(key + sentence * k_b + group * k_h + columns[:, None] * k_t + width[None, :], mask=k_mask, other=0.0)
+    v = tl.load(value + sentence * v_b + group * v_h + columns[:, None] * v_t + values[None, :], mask=v_mask, other=0.0)
+    of_key, of_value = tl.zeros([N, K], tl.float32), tl.zeros([N, V], tl.float32)
+    known = tl.minimum(rows, n_queries - 1)
+    for member in tl.static_range(GROUP):
+        head = group * GROUP + member
+        q = tl.load(query + sentence * q_b + head * q_h + rows[:, None] * q_t + width[None, :], mask=q_mask, other=0.0)
+        g = tl.load(grad + sentence * g_b + head * g_h + rows[:, None] * g_t + values[None, :], mask=g_mask, other=0.0)
+        own_bias = bias + sentence * m_b + head * m_h
+        weights = _weights(q, k, own_bias, known, columns, n_keys, m_t, m_s, scale, causal)
+        of_weights = tl.dot(g, tl.trans(v), input_precision="ieee")
+        used = weights
+        if DROPS:
+            kept = keep_factors(seed, sentence * HEADS + head, rows[:, None] * N + columns[None, :], p)
+            used = weights * kept
+            of_weights *= kept
+        of_value += tl.dot(tl.trans(used.to(g.dtype)), g, input_precision="ieee")
+        of_scores = weights * (of_weights - tl.sum(weights * of_weights, 1)[:, None])
+        of_scores = (of_scores * scale).to(q.dtype)
+        of_query = tl.dot(of_scores, k, input_precision="ieee")
+        of_key += tl.dot(tl.trans(of_scores), q, input_precision="ieee")
+        at = grad_query + ((sentence * n_queries + rows[:, None]) * HEADS + head) * WIDTH + width[None, :]
+        tl.store(at, of_query.to(grad_query.dtype.element_ty), mask=q_mask)
+    at = (sentence * n_keys + columns[:, None]) * (HEADS // GROUP) + group
+    tl.store(grad_key + at * WIDTH + width[None, :], of_key.to(grad_key.dtype.element_ty), mask=k_mask)
+    tl.store(grad_value + at * VALUES + values[None, :], of_value.to(grad_value.dtype.element_ty), mask=v_mask)
+
+
+def _tile(n: int) -> int:
+    """Round up to a power of two that is a valid tile size of a product."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def attends(query: Float[Tensor, "*B T K"], key: Float[Tensor, "*b S K"], value: Tensor, bias: object) -> bool:
+    """Whether `attend` supports this attention: short sequences, half precision, a fixed bias."""
+    if query.dim() != 4 or not query.is_cuda or query.dtype not in _HALF or key.dtype != query.dtype:
+        return False
+    scores = (*query.shape[:3], key.shape[2])
+    fits = 0 < max(scores[2:]) <= _LONGEST and min(scores) > 0 and max(query.shape[3], value.shape[3]) <= _WIDEST
+    same_batch = len(query) == len(key) and key.shape[:3] == value.shape[:3] and key.shape[3] == query.shape[3]
+    is_plain = bias is None or (
+        isinstance(bias, Tensor)
+        and bias.dim() == 4
+        and all(n in (1, of_scores) for n, of_scores in zip(bias.shape, scores, strict=True))
+        and bias.dtype == torch.float32
+        and not bias.requires_grad
+    )
+    return fits and same_batch and is_plain
+
+
+def _dense_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
+    """x, copied if the numbers of its last axis are not contiguous."""
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def _empty_heads(like: Float[Tensor, "B H T _"], width: int) -> Float[Tensor, "B H T K"]:
+    """Memory [B, H, T, width] in the order [B, T, H, width], in which heads are merged without a copy."""
+    batch, heads, length = like.shape[:3]
+    return like.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def attend(
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B G S K"],
+    value: Float[Tensor, "B G S V"],
+    *,
+    bias: Float[Tensor, "#B #H #T S"] | None = None,
+    causal: bool = False,
+    p: float = 0.0,
+) -> Float[Tensor, "B H T V"]:
+    """dropout(softmax(Q K^T / sqrt(d_k) + bias)) V, in the inputs' dtype with float32 sums (paper 3.2.1).
+
+    Query head h uses key head h // (H / G). `attends` limits T and S to 64, K and V to 128. Dropout is a
+    function of one random seed and the position of each weight.
+    """
+    return _HeadsAttention.apply(query, key, value, bias, new_seed(query.device) if p else None, causal, p)
+
+
+class _HeadsAttention(torch.autograd.Function):
+    """Recompute the attention weights in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, bias, seed, causal, p):  # type: ignore[no-untyped-def]
+        query, key, value = map(_dense_heads, (query, key, value))
+        output = _empty_heads(query, value.shape[3])
+        n_programs, tensors = len(query) * query.shape[1], [query, key, value, bias, seed, output]
+        _launch(_attend, n_programs, tensors, [query, key, value, output], causal, p)
+        ctx.options = causal, p
+        ctx.save_for_backward(query, key, value, bias, seed)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        query, key, value, bias, seed = ctx.saved_tensors
+        grad, grads = _dense_heads(grad), [_empty_heads(x, x.shape[3]) for x in (query, key, value)]
+        n_programs, tensors = len(key) * key.shape[1], [query, key, value, bias, seed, grad, *grads]
+        _launch(_attend_backward, n_programs, tensors, [query, key, value, grad], *ctx.options)
+        return *grads, *[None] * 4
+
+
+def _launch(kernel: Any, n_programs: int, tensors: list[Tensor | None], strided: list[Tensor], *options: Any) -> None:
+    """Start a kernel. `strided`: query, key, value, and an output or its gradient; `options`: causal, p."""
+    query, key, value, other = strided
+    bias, seed = tensors[3:5]
+    if bias is None:
+        tensors[3], steps = query.new_zeros(1, dtype=torch.float32), [0] * 4
+    else:
+        steps = [*broadcast_strides(bias)]
+    strides = [step for x in strided[:3] for step in x.stride()[:3]] + steps + [*other.stride()[:3]]
+    heads, n_queries, width = query.shape[1:]
+    n_keys, values = key.shape[2], value.shape[3]
+    causal, p = options
+    tile = _tile(max(n_queries, n_keys))  # square, so that there are few kernels to compile
+    kernel[(n_programs,)](
+        *(query if x is None else x for x in tensors), *strides, n_queries, n_keys, int(causal), width**-0.5, p,
+        heads, heads // key.shape[1], width, values, seed is not None, tile, _tile(width), _tile(values),
+        num_warps=1 if tile == 16 else 4,
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""Low-rank adapters on frozen weights (LoRA, Hu et al. 2021, arXiv 2106.09685), and recomputation of activations."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from transduce.nn.attention import CrossAttention, FullProjection, SelfAttention
+from transduce.nn.embedding import TokenTable
+from transduce.nn.feedforward import FeedForward, GatedFeedForward
+from transduce.nn.loss import frozen_label_smoothed_loss
+from transduce.nn.stack import Stack
+
+
+class LowRank(nn.Module):
+    """B A: A is random and B zero at the start, so that the adapted layer begins as the frozen one (section 4.1)."""
+
+    def __init__(self, n_inputs: int, n_outputs: int, rank: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.empty(rank, n_inputs))
+        self.b = nn.Parameter(torch.zeros(n_outputs, rank))
+        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
+
+
+class _Widened(torch.autograd.Function):
+    """x W^T for a frozen W of fewer bits than x, which is kept for the backward pass as it is stored."""
+
+    @staticmethod
+    def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(weight)
+        return F.linear(x, weight.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (weight,) = ctx.saved_tensors
+        return grad @ weight.to(grad.dtype), None
+
+
+class AdaptedLinear(nn.Linear):
+    """A frozen linear layer plus the adapter of each matrix that its weight packs: W x + b + scale * B A x.
+
+    It may have no adapter, if only its weight is stored in fewer bits.
+    """
+
+    adapters: nn.ModuleList
+    scale: float
+    linear: Callable[..., Tensor] = staticmethod(F.linear)
+    """x W^T + b; a subclass may have another function."""
+
+    def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
+        if self.weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type):
+            y = self.linear(x, self.weight, self.bias)
+        else:
+            y = _Widened.apply(x, self.weight)
+            y = y if self.bias is None else y + self.bias
+        parts: list[Any] = [*self.adapters]
+        changes = [self.linear(self.linear(x, part.a), part.b) for part in parts]
+        return y + self.scale * torch.cat(changes, -1) if changes else y
+
+
+class AdaptedProjection(FullProjection, AdaptedLinear):  # type: ignore[misc]
+    """A projection to heads with an adapter for each of its matrices."""
+
+
+class AdaptedTable(TokenTable):
+    """A frozen table of vectors, with trained rows behind it for new tokens."""
+
+    new: nn.Parameter | None
+
+    def forward(self, ids: Int[Tensor, "*B"]) -> Float[Tensor, "*B D"]:
+        n = len(self.weight)
+        vectors = F.embedding(ids.clamp(max=n - 1), self.weight).float()
+        if self.new is None:
+            return vectors
+        return torch.where((ids < n)[..., None], vectors, F.embedding((ids - n).clamp(min=0), self.new))
+
+    def logits(self, hidden: Float[Tensor, "*B D"], bias: Float[Tensor, " V"] | None) -> Float[Tensor, "*B V"]:
+        old = self.linear(hidden, self.weight.to(hidden.dtype))
+        logits = old if self.new is None else torch.cat([old, self.linear(hidden, self.new.to(hidden.dtype))], -1)
+        return logits if bias is None else logits + bias
+
+    def loss(
+        self,
+        hidden: Float[Tensor, "B T D"],
+        targets: Int[Tensor, "B T"],
+        *,
+        bias: Float[Tensor, " V"] | None = None,
+        smoothing: float = 0.1,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Int[Tensor, ""]]:
+        return frozen_label_smoothed_loss(hidden, self.weight, self.new, targets, bias=bias, smoothing=smoothing)
+
+
+_ADAPTED: dict[type[nn.Module], type[AdaptedLinear]] = {nn.Linear: AdaptedLinear, FullProjection: AdaptedProjection}
+_ATTENTION, _FEED_FORWARD = (SelfAttention, CrossAttention), (FeedForward, GatedFeedForward)
+PLACES: dict[str, tuple[type[nn.Module], ...]] = {"attention": _ATTENTION, "all": (*_ATTENTION, *_FEED_FORWARD)}
+"""Classes whose linear layers get adapters."""
+
+
+def add_adapters(
+    model: nn.Module,
+    *,
+    rank: int,
+    scale: float,
+    on: str,
+    dtype: torch.dtype,
+    new_rows: Mapping[str, int],
+    trained: Collection[str],
+) -> None:
+    """Freeze a model and add an adapter to each matrix of some of its layers.
+
+    Args:
+        model: Changed in place. Its layers keep their names and weights; the parameters of an adapter are called
+            `LAYER.adapters.N.a` and `.b`, N being the number of the matrix inside the layer's weight.
+        rank: Rows of A.
+        scale: Factor of the adapters' products, alpha / rank in the paper (section 4.1).
+        on: A key of PLACES.
+        dtype: Of the frozen matrices of the blocks and tables. Norms and biases stay as they are.
+        new_rows: Number of a table's last rows, which are trained, by the name of its weight.
+        trained: Names of other parameters that are trained, such as those of a new head.
+    """
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    for parent in list(model.modules()):
+        for name, layer in parent.named_children() if type(parent) in PLACES["all"] else ():
+            is_adapted = type(parent) in PLACES[on]
+            if type(layer) in _ADAPTED and (is_adapted or layer.weight.dtype != dtype):
+                n_packed = parent.n_packed if isinstance(parent, FeedForward) and name == "expand" else 1
+                _adapt(layer, rank=rank if is_adapted else 0, scale=scale, n_packed=n_packed, dtype=dtype)
+    new = dict[int, nn.Parameter]()  # by the identity of a weight, which several tables may share
+    for name, table in list(model.named_modules()):
+        if type(table) is TokenTable and not table.weight.requires_grad:
+            _freeze(table, new_rows.get(f"{name}.weight", 0), new, dtype=dtype)
+
+
+def _adapt(layer: Any, *, rank: int, scale: float, n_packed: int, dtype: torch.dtype) -> None:
+    """Change the class of a linear layer that packs matrices, and add their adapters unless `rank` is 0."""
+    rows: Sequence[int] = getattr(layer, "rows", ()) or (layer.out_features // n_packed,) * n_packed
+    layer.__class__ = _ADAPTED[type(layer)]
+    layer.adapters = nn.ModuleList(LowRank(layer.in_features, n, rank) for n in rows if rank)
+    layer.scale = scale
+    layer.weight.data = layer.weight.data.to(dtype)
+
+
+def _freeze(table: Any, n_new: int, new: dict[int, nn.Parameter], *, dtype: torch.dtype) -> None:
+    """Change the class of a table, and separate its last rows, unless a table with the same weight has done so."""
+    table.__class__, weight = AdaptedTable, table.weight
+    if n_new and id(weight) not in new:
+        new[id(weight)] = nn.Parameter(weight.data[-n_new:].clone())
+        weight.data = weight.data[:-n_new]
+    weight.data = weight.data.to(dtype)
+    table.new = new.get(id(weight))
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Let the blocks of all stacks keep only their inputs in training, and compute again in the backward pass.
+
+    Activations then take the memory of about one block (Chen et al. 2016, arXiv 1604.06174).
+    """
+    for stack in model.modules():
+        for block in stack.blocks if isinstance(stack, Stack) else ():
+            block.__class__ = _recomputed(type(block))
+
+
+def _recomputed(block: type[Any]) -> type[Any]:
+    """The class of a block whose forward pass is computed again for its backward pass."""
+
+    class Recomputed(block):
+        def forward(self, x: Tensor, **options: Any) -> Tensor:
+            if not torch.is_grad_enabled():
+                return super().forward(x, **options)
+            output: Tensor = checkpoint(self._run, x, options, use_reentrant=False)
+            return output
+
+        def _run(self, x: Tensor, options: Mapping[str, Any]) -> Tensor:
+            """Run the block with a copy of its cache, which both computations must find empty."""
+            if (cache := options.get("cache")) is not None:
+                options = {**options, "cache": (own := copy.copy(cache))}
+                own.history = [*cache.history]
+            return super().forward(x, **options)
+
+    return Recomputed

@@ -1,0 +1,499 @@
+"""Placeholders: pieces that stand for parts of a sentence that its translation must contain unchanged.
+
+A part that the vocabulary cannot read, or that must be preserved, is replaced by a placeholder before the sentence is
+encoded, and comes back in the translation. Training text with placeholders teaches a model where they belong
+(`data.copies`); search makes each occur as often as in the source.
+
+In a text, a placeholder is a character of a private-use area. SentencePiece makes it a piece of its own and keeps the
+space before it, so that the translation has its own spaces around the part.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, reduce
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from transduce.text.scripts import (
+    CODE,
+    ENTITY,
+    FINAL_SIGNS,
+    IN_TOKEN,
+    LETTER,
+    LONG_WORD,
+    WHOLE,
+    is_other_sign,
+    is_spaced,
+    is_without_spaces,
+)
+from transduce.text.special import PLACEHOLDER_IDS, SPACE, Span, Vocabulary, bare
+
+PLACEHOLDERS = tuple(map(chr, range(0xF0000, 0xF0008)))
+"""The pieces. A sentence with more parts uses them again, in the same order."""
+
+KEPT_WORDS, KEPT_SIGNS = range(0x100000, 0x108000), range(0x108000, 0x10FFFE)
+"""Characters that callers write for parts to keep: for names and the like, and for parts that are no words, such as an
+image. No vocabulary has these characters of the second private-use area, so that they come back.
+"""
+
+_ANY = re.compile(f"[{PLACEHOLDERS[0]}-{PLACEHOLDERS[-1]}]")
+_INSIDE_WORDS = "-.@_/,:'’+&"
+_TECHNICAL = "%$#&@\\/:=<>{}|^~_*+?"
+_TECHNICAL_STARTS = "%$#@{<\\"
+_TAG = re.compile(r"</?[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*\s*/?>" + f"|{ENTITY}")
+_TOKEN = re.compile(f"{IN_TOKEN}+")
+_SPACES = re.compile(r"[\s\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]*")
+"""Spaces, and characters without a width."""
+_VARIATION = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+"""Selectors of a variant of the character before."""
+_DOT_AND_SPACES = re.compile(rf"\.?{_SPACES.pattern}")
+_CONTROLS = r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f"
+_ZERO_WIDTH = re.compile(f"[{_CONTROLS}\u061c\u200b\u200e\u200f\ufeff]")
+"""Characters without a width that nmt_nfkc makes spaces or drops, but the zero-width non-joiner, which others write as
+a space.
+"""
+_CONTROL_IN_WORD = re.compile(rf"(?<=\S)(?!\x1b\[[\d;]{{0,20}}m)[{_CONTROLS}](?=\S)")
+"""Control characters that part words. Those of the colors of a terminal are kept."""
+_NOTED = re.compile(f"[{_CONTROLS}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters and direction marks."""
+_POP_EMBEDDING, _POP_ISOLATE = "\u202c", "\u2069"
+_DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069]")
+"""Marks that begin or end a part of a text with another direction."""
+_BEHIND_NAME = re.compile(r"[\s:：.!?–—-]*")
+_ENDS = ".!?,;:"
+_OPENING, _CLOSING = ("Ps", "Pi"), ("Pe", "Pf")  # categories of brackets and quotation marks
+_BETWEEN_WORDS = ("Pd", "Sm", "So", *_OPENING, *_CLOSING)
+_APOSTROPHES = "'’‘ʼ´`"
+_END_OF_QUOTE = re.compile(rf"(?<=\S)[{_APOSTROPHES}](?!\w)")
+_BEGIN_OF_QUOTE = re.compile(rf"(?<!\S)[{_APOSTROPHES}]")
+_APOSTROPHE = re.compile(rf"(?<=[^\W\d_])[{_APOSTROPHES}](?=[^\W\d_])")
+_UNUSUAL = re.compile(
+    rf"{CODE}|(?P<run>[{FINAL_SIGNS}]{{2,}}|[…‥]|(?P<sign>[^\w\s])(?P=sign)+)"
+    rf"|[{SPACE}\ufffd]|(?<!\S)(?P<first>[^\w\s])(?=\s|{LETTER}|$)|{LONG_WORD}"
+)
+"""Parts that a model may misread although their characters are known: code; runs of signs; signs that stand alone or
+begin a word; U+2581 and U+FFFD, which SentencePiece takes for spaces; and what is too long to be a word.
+"""
+_MAY_BE_UNUSUAL = re.compile(rf"[^\w\s]{{2}}|(?<!\S)[^\w\s]|[`…‥{{&\x1b{SPACE}\ufffd]"), re.compile(r"\S{101}")
+_SIGN = re.compile(r"[^\s…‥]")
+_SMALL = 1024
+"""Pieces of a vocabulary in which a sign that often begins words has no piece with the space before it."""
+_KEPT = re.compile(f"[{chr(KEPT_WORDS[0])}-{chr(KEPT_SIGNS[-1])}]")
+
+
+class Masked(NamedTuple):
+    """A sentence prepared for the model.
+
+    text: text with placeholders. parts: the replaced parts in order. joints: for each part, "<" if it touches the word
+    before it, ">" if it touches the word after it; the text has a space there, so that the word is tokenized normally.
+    before, after: spaces and parts at the edges of the sentence that the model does not read. end: the punctuation that
+    it reads instead of the punctuation at the start of `after`, such as "." for "...". unreadable: the parts that the
+    vocabulary cannot read. dropped: control characters and direction marks that are lost.
+    """
+
+    text: str
+    parts: tuple[str, ...] = ()
+    joints: tuple[str, ...] = ()
+    before: str = ""
+    after: str = ""
+    end: str = ""
+    unreadable: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+def prepare(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.ndarray, *, whole: bool = False) -> Masked:
+    """Replace the words that the vocabulary cannot read, and the characters of parts to keep, by placeholders.
+
+    Unreadable signs at the edges are left out; so is a whole sentence without readable letters or digits, and so are
+    spaces at the edges unless the vocabulary keeps them. Invisible characters that the vocabulary lacks are
+    dropped. Without placeholders in the vocabulary, the inside of the sentence is unchanged. `ids`: ids of the text.
+    `whole`: signs at the edges are placeholders too.
+    """
+    masked = _masked(text, vocabulary, ids, whole=whole)
+    if text.isprintable() or not vocabulary.reads_text:
+        return masked
+    kept = "".join([masked.before, *masked.parts, masked.after])
+    kept += "".join(mark for mark in _NOTED.findall(masked.text) if not vocabulary.rewritten(mark))
+    marks = dict.fromkeys(_NOTED.findall(text))
+    return masked._replace(dropped=tuple(mark for mark in marks if text.count(mark) > kept.count(mark)))
+
+
+def _masked(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.ndarray, *, whole: bool) -> Masked:
+    if not vocabulary.reads_text:
+        return Masked(text)
+    if not any(map(str.isalnum, text)):
+        return Masked("", before=text)
+    read = _CONTROL_IN_WORD.sub(" ", _with_known_apostrophes(text, vocabulary, ids))
+    unreadable = unreadable_spans(read, vocabulary, ids if read == text else vocabulary.encode(read))
+    if not unreadable and (vocabulary.keeps_spaces or read == read.strip()):
+        return Masked(read)
+    visible = [text[slice(*span)] for span in unreadable if not _is_invisible(text[slice(*span)])]
+    names = tuple(filter(None, (_KEPT.sub("", part).strip() for part in visible)))
+    unreadable = _without_final_signs(read, unreadable, vocabulary)
+    first, last = _edges(text, [] if whole else unreadable, keeps_spaces=vocabulary.keeps_spaces)
+    if broken := _broken_pairs(text, unreadable, (first, last)):
+        text = "".join(c for i, c in enumerate(text) if i not in broken)
+        return _masked(text, vocabulary, vocabulary.encode(text), whole=whole)
+    spans = [(start - first, stop - first) for start, stop in unreadable if first <= start and stop <= last]
+    inside = read[first:last]
+    masked = mask(inside, spans, written=text[first:last]) if vocabulary.has_placeholders else Masked(inside)
+    if not any(map(str.isalnum, masked.text)):
+        return Masked("", before=text, unreadable=names)
+    end = _end_to_read(text[last:], vocabulary)
+    return Masked(masked.text + end, masked.parts, masked.joints, text[:first], text[last:], end, names)
+
+
+def _broken_pairs(text: str, kept: Sequence[Span], core: Span) -> set[int]:
+    """Positions of paired direction marks that are neither in the same part, nor both at edges, nor both outside parts.
+
+    Only one mark of such a pair would reach the translation. `core`: span of the text between the edges.
+    """
+
+    def part_of(i: int) -> Span | None:
+        if not core[0] <= i < core[1]:
+            return 0, len(text)
+        return _around((i, i + 1), (span for span in kept if not _is_invisible(text[slice(*span)])))
+
+    opened, broken = defaultdict[str, list[int]](list), set[int]()
+    for mark in _DIRECTION.finditer(text):
+        if mark[0] not in (_POP_EMBEDDING, _POP_ISOLATE):
+            opened[_POP_EMBEDDING if mark[0] < "\u2066" else _POP_ISOLATE].append(mark.start())
+        elif opened[mark[0]] and part_of(start := opened[mark[0]].pop()) != part_of(mark.start()):
+            broken |= {start, mark.start()}
+    return broken
+
+
+def mask(text: str, spans: Sequence[Span], order: Sequence[str] = PLACEHOLDERS, *, written: str = "") -> Masked:
+    """Replace ordered, separate spans by the placeholders of `order`, in turn.
+
+    `written`: the text that the parts are taken from, if the model reads another one of the same length.
+    """
+    pieces, parts, joints, end = list[str](), list[str](), list[str](), 0
+    for start, stop in spans:
+        pieces.append(text[end:start])
+        if not _is_invisible(part := (written or text)[start:stop]):
+            before, behind = text[max(0, start - 1) : start], text[stop : stop + 1]
+            closes, opens = unicodedata.category(part[0]) in _CLOSING, unicodedata.category(part[-1]) in _OPENING
+            touches_before = is_spaced(before) or (closes and _in_word(before))
+            touches_behind = is_spaced(behind) or (opens and _in_word(behind))
+            joints.append("<" * touches_before + ">" * touches_behind)
+            placeholder = order[len(parts) % len(order)]
+            pieces.append(" " * is_spaced(before) + placeholder + " " * is_spaced(behind))
+            parts.append(part)
+        end = stop
+    return Masked("".join([*pieces, text[end:]]), tuple(parts), tuple(joints))
+
+
+def restore(text: str, source: Masked, *, whole: bool = True) -> str:
+    """Restore the parts of the source in a translation. Missing parts are appended to a complete translation.
+
+    A part is joined to the words beside it if it was joined in the source. A part that stood alone is not joined to a
+    word or to the end of a sentence.
+    """
+    if not source.parts and not source.end:  # nearly all sentences
+        return source.before + text + source.after * whole
+    if source.end:  # before parts come back, which may be such signs
+        text = text.rstrip(FINAL_SIGNS)
+    waiting, pieces, end, side = _parts_by_placeholder(source), list[str](), 0, ""
+
+    def add(between: str) -> None:
+        """Append the text that follows a part. `side`: what follows the part in the source."""
+        has_space = side == ">" or "".join(pieces[-1:]).endswith(" ")
+        joined = between.lstrip(" ") if has_space else between
+        pieces.append(" " * (side == " " and is_spaced(joined[:1])) + joined)
+
+    for match in _ANY.finditer(text):
+        add(text[end : match.start()])
+        end, side = match.end(), ""
+        if not waiting[match[0]]:
+            continue
+        part, before, side = waiting[match[0]].popleft()
+        if before == "<":
+            pieces[-1] = pieces[-1].rstrip(" ")
+        last = "".join(pieces[-2:])[-1:]
+        is_apart = before == " " and last and (not pieces[-1] or is_spaced(last) or last in _ENDS)
+        pieces.append((" " if is_apart else "") + part)
+    add(text[end:])
+    text = "".join(pieces)
+    if not whole:
+        return source.before + text
+    missing = [part for parts in waiting.values() for part, *_ in parts]
+    return source.before + reduce(_joined, missing, text) + source.after
+
+
+def _joined(text: str, part: str) -> str:
+    """Append a part to a text, with a space if the script of the text has spaces."""
+    return text + " " * (text.rstrip(" ") == text != "" and not is_without_spaces(text[-1])) + part
+
+
+def shared_spans(src: str, tgt: str, vocabulary: Vocabulary, src_ids: Sequence[int]) -> list[tuple[Span, Span]]:
+    """Spans of source words that the vocabulary cannot read and that occur once per side, with target spans."""
+    shared = list[tuple[Span, Span]]()
+    for start, stop in unreadable_spans(src, vocabulary, src_ids):
+        word = src[start:stop]
+        if src.count(word) == tgt.count(word) == 1:
+            first = tgt.index(word)
+            shared.append(((start, stop), (first, first + len(word))))
+    ends = sorted(span for _, span in shared)
+    return [] if any(stop > start for (_, stop), (start, _) in pairwise(ends)) else shared
+
+
+def mask_pair(
+    src: str, tgt: str, spans: Sequence[tuple[Span, Span]], order: Sequence[str] = PLACEHOLDERS
+) -> tuple[Masked, Masked]:
+    """Replace spans of a source, and the corresponding spans of its target, by the same placeholders."""
+    in_order = sorted(spans)
+    names = [order[number % len(order)] for number in range(len(in_order))]
+    by_target = sorted(zip((span for _, span in in_order), names, strict=True))
+    masked_tgt = mask(tgt, [span for span, _ in by_target], [name for _, name in by_target] or order)
+    return mask(src, [span for span, _ in in_order], names or order), masked_tgt
+
+
+def encode_masked(vocabulary: Vocabulary, masked: Masked) -> tuple[list[int], list[Span]]:
+    """The ids of a masked text, and the span of the original text for each id."""
+    ids, spans = vocabulary.encode_with_offsets(masked.text)
+    if not masked.parts:
+        return ids, spans
+    ends, parts = [0], iter(masked.parts)  # end of each character of the masked text in the original text
+    joints = zip(_ANY.finditer(masked.text), masked.joints, strict=False)
+    added = {match.start() + step for match, joint in joints for step, sign in ((-1, "<"), (1, ">")) if sign in joint}
+    for i, character in enumerate(masked.text):
+        part = next(parts, character) if _ANY.match(character) else character
+        ends.append(ends[-1] + len(part) * (character != " " or i not in added))
+    return ids, [(ends[start], ends[stop]) for start, stop in spans]
+
+
+def restore_pieces(pieces: Iterable[str], source: Masked) -> list[str]:
+    """Pieces of a source or its translation, with parts of the source in place of placeholders."""
+    waiting = _parts_by_placeholder(source)
+    return [waiting[piece].popleft()[0] if waiting.get(piece) else piece for piece in pieces]
+
+
+def _parts_by_placeholder(source: Masked) -> defaultdict[str, deque[tuple[str, str, str]]]:
+    """The parts of each placeholder, in order, each with its sides in the source.
+
+    A side is "<" or ">" if the part touches a word there, a space if there is one, or the edge of the text.
+    """
+    waiting = defaultdict[str, deque[tuple[str, str, str]]](deque)
+    # The text itself may contain private-use characters, which a vocabulary without placeholders reads.
+    joints = source.joints or [""] * len(source.parts)
+    for match, part, joint in zip(_ANY.finditer(source.text), source.parts, joints, strict=False):
+        sides = source.text[max(0, match.start() - 1) : match.start()], source.text[match.end() : match.end() + 1]
+        before, behind = ("" if side.strip() else " " for side in sides)
+        waiting[match[0]].append((part, "<" if "<" in joint else before, ">" if ">" in joint else behind))
+    return waiting
+
+
+def placeholders_in(text: str) -> list[str]:
+    return _ANY.findall(text)
+
+
+def placeholder_ids(text: str) -> tuple[int, ...]:
+    return tuple(PLACEHOLDER_IDS[PLACEHOLDERS.index(sign)] for sign in placeholders_in(text))
+
+
+def unreadable_spans(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.ndarray) -> list[Span]:
+    """Spans of words with characters that are not in the vocabulary, or that were too rare to learn.
+
+    In scripts without spaces, a span has only such characters. Spans with only spaces between them are joined. `ids`:
+    those of the text.
+    """
+    spans = list[Span]()
+    if not vocabulary.unreadable_ids.isdisjoint(ids):
+        spans = vocabulary.unreadable(text)
+    if vocabulary.has_placeholders:
+        if any(pattern.search(text) for pattern in _MAY_BE_UNUSUAL):  # which is fast
+            spans += _misread_spans(text, vocabulary)
+        if not text.isprintable():
+            invisible = (m for m in _ZERO_WIDTH.finditer(text) if not _is_word_border(text, m.start()))
+            spans += [m.span() for m in invisible if vocabulary.rewritten(m[0])]
+        if not unicodedata.is_normalized("NFKC", text):
+            spans += [m.span() for m in _SIGN.finditer(text) if is_other_sign(m[0]) and vocabulary.rewritten(m[0])]
+    if not spans:
+        return []  # nearly all sentences
+    tags = [tag.span() for tag in _TAG.finditer(text)]
+    widened = [_around(span, tags) or _widened(text, span) for span in joined_spans(text, spans, across_spaces=False)]
+    spans = joined_spans(text, widened)
+    capitals = sum(stop - start for start, stop in spans if text[start:stop].isupper())
+    is_in_capitals = text.isupper() and 2 * sum(map(str.isupper, text)) > sum(map(str.isalpha, text))
+    if is_in_capitals and 2 * capitals >= len(text):  # other words in capitals are as unfamiliar to the model
+        return [(0, len(text))]
+    wholes = [match.span() for match in WHOLE.finditer(text)]
+    touched = [(a, b) for a, b in wholes if any(start < b and a < stop for start, stop in spans)]
+    return joined_spans(text, spans + touched)
+
+
+def _is_word_border(text: str, i: int) -> bool:
+    """Whether the character is a zero-width space between words of a script without spaces, such as Khmer."""
+    return text[i] == "\u200b" and all(map(is_without_spaces, (text[max(0, i - 1)], text[i + 1 : i + 2])))
+
+
+def _misread_spans(text: str, vocabulary: Vocabulary) -> list[Span]:
+    """Spans of parts that the model would misread although their characters are known. See `_UNUSUAL`."""
+    spans = list[Span]()
+    for match in _UNUSUAL.finditer(text):
+        if match["run"]:
+            ids = vocabulary.encode(match[0])
+            known = [i for i in ids[vocabulary.n_frame(ids) :] if i not in vocabulary.unreadable_ids]
+            is_known = vocabulary.of_characters or any(len(bare(piece)) > 1 for piece in vocabulary.pieces(known))
+        else:
+            is_known = bool(match["first"]) and match["first"] in _beginnings_of_words(vocabulary)
+        if is_known:
+            continue
+        spans.append(match.span())
+        if match[0] in _APOSTROPHES:  # here a quotation mark, as is the next one after a word
+            spans += [end.span() for end in _END_OF_QUOTE.finditer(text, match.end())]
+    if not _BEGIN_OF_QUOTE.search(text):  # of a quotation that began in another sentence
+        spans += [end.span() for end in _END_OF_QUOTE.finditer(text) if text[end.start() - 1] in FINAL_SIGNS]
+    return spans
+
+
+@lru_cache(maxsize=8)
+def _beginnings_of_words(vocabulary: Vocabulary) -> frozenset[str]:
+    """The characters that begin words in the training text: first characters of pieces that begin a word.
+
+    In a small or a character vocabulary, they may also follow the piece for a space.
+    """
+    pieces = vocabulary.pieces(range(vocabulary.vocab_size))
+    if vocabulary.of_characters or vocabulary.vocab_size < _SMALL:
+        return frozenset(piece[:1] for piece in pieces)
+    return frozenset(piece[1:2] for piece in pieces if piece.startswith(SPACE))
+
+
+def _with_known_apostrophes(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.ndarray) -> str:
+    """Replace apostrophes inside words that the vocabulary lacks by an apostrophe that it has."""
+    if not vocabulary.has_placeholders or vocabulary.unreadable_ids.isdisjoint(ids):
+        return text
+
+    def known(match: re.Match[str]) -> str:
+        return next((sign for sign in match[0] + _APOSTROPHES if not vocabulary.unreadable(sign)), match[0])
+
+    return _APOSTROPHE.sub(known, text)
+
+
+def _without_final_signs(text: str, spans: list[Span], vocabulary: Vocabulary) -> list[Span]:
+    """Separate the punctuation that ends the sentence, such as "...", from the span of the word before it."""
+    start, stop = spans[-1] if spans else (0, 0)
+    cut = len(text[:stop].rstrip(FINAL_SIGNS + " "))
+    is_end = start < cut < stop == len(text.rstrip()) and _end_to_read(text[cut:], vocabulary)
+    return [*spans[:-1], (start, cut), (cut, stop)] if is_end else spans
+
+
+def _end_to_read(after: str, vocabulary: Vocabulary) -> str:
+    """The single punctuation mark that the model reads instead of a sequence at the end of a sentence."""
+    first = after.lstrip()[:1]
+    if not first or first not in FINAL_SIGNS:
+        return ""
+    signs = ".。" if first in "…‥" else f"{first}.。"
+    return next((sign for sign in signs if not vocabulary.unreadable(sign)), "")
+
+
+def _around(span: Span, others: Iterable[Span]) -> Span | None:
+    """The span among `others` that contains a span."""
+    return next((other for other in others if other[0] <= span[0] and span[1] <= other[1]), None)
+
+
+def joined_spans(text: str, spans: Iterable[Span], *, across_spaces: bool = True) -> list[Span]:
+    """Sort spans, and join spans that overlap, touch, or have only spaces or the dot of an initial between them."""
+    joined = list[Span]()
+    for start, stop in sorted(spans):
+        is_near = across_spaces and joined and _DOT_AND_SPACES.fullmatch(text, joined[-1][1], start)
+        if joined and (start <= joined[-1][1] or is_near):
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _edges(text: str, unreadable: Sequence[Span], *, keeps_spaces: bool) -> Span:
+    """The span of a text without unreadable signs at its edges and, unless the model reads them, spaces.
+
+    A kept name before a new sentence is left out too: with it, the sentence would have two subjects.
+    """
+    first, last = (0, len(text)) if keeps_spaces else (len(text) - len(text.lstrip()), len(text.rstrip()))
+    for start, stop in unreadable:
+        end = _BEHIND_NAME.match(text, stop).end()  # type: ignore[union-attr]
+        is_letter = str.isalnum if text[end : end + 1].isupper() else _is_letter
+        if any(map(is_letter, text[start:stop])) or text[first:start].strip():
+            break
+        first = end
+    for start, stop in reversed(unreadable):
+        is_footnote = all(map(is_other_sign, text[start:stop].replace(" ", ""))) and text[start - 1] in FINAL_SIGNS
+        is_word = any(map(_is_letter, text[start:stop])) and not is_footnote
+        if start < first or is_word or text[stop:last].strip():
+            break
+        last = len(text[:start].rstrip())
+    return first, max(first, last)
+
+
+def _widened(text: str, span: Span) -> Span:
+    """Widen a span of unreadable letters to the word, and of a sign to the address or code; other signs stay alone."""
+    start, stop = span
+    is_part = _is_part_of_word(text, span)
+    if _is_invisible(text[start:stop]) or (not is_part and all(map(is_other_sign, text[start:stop]))):
+        return span
+    before, behind = text[max(0, start - 1) : start], text[stop : stop + 1]
+    if text[start] in _TECHNICAL and (text[start] in _TECHNICAL_STARTS or (before.strip() and behind.strip())):
+        tokens = _TOKEN.finditer(text, text.rfind(" ", 0, start) + 1)
+        first, last = next((token.span() for token in tokens if token.end() > start), span)
+        if text[start] in "#@" or any(map(is_spaced, text[first:last])):
+            return min(first, start), max(stop, len(text[:last].rstrip(".,;:!?)")))
+    if is_spaced(before) and is_spaced(behind):
+        if not (before.isnumeric() or behind.isnumeric()) and all(map(_is_between_words, text[start:stop])):
+            return span
+    elif not is_part and not any(map(_in_word, text[start:stop])):
+        return span
+    while start and _continues(text, start - 1):
+        start -= 1
+    while stop < len(text) and _continues(text, stop):
+        stop += 1
+    while start and unicodedata.category(text[start])[0] == "M":  # in scripts without spaces
+        start -= 1
+    while stop < len(text) and unicodedata.category(text[stop])[0] == "M":
+        stop += 1
+    return start, stop
+
+
+def _is_between_words(character: str) -> bool:
+    """Whether a character is a sign between words, such as a dash or an arrow, and part of neither."""
+    if character in _INSIDE_WORDS + _APOSTROPHES:
+        return False
+    return character in "…‥;!•" or unicodedata.category(character) in _BETWEEN_WORDS
+
+
+def _is_part_of_word(text: str, span: Span) -> bool:
+    """Whether it is a sign inside or behind a word, such as those of H₂O, x² and dog™, which is kept with the word."""
+    start, stop = span
+    signs = (c in "©®" or (is_other_sign(c) and unicodedata.category(c)[0] != "P") for c in text[start:stop])
+    return start > 0 and _in_word(text[start - 1]) and all(signs)
+
+
+def _continues(text: str, i: int) -> bool:
+    """Whether a character continues a word.
+
+    True for letters, except in scripts without spaces, for signs such as hyphens between letters, and for zero-width
+    characters.
+    """
+    if text[i] in _INSIDE_WORDS:
+        return 0 < i < len(text) - 1 and _in_word(text[i - 1]) and _in_word(text[i + 1])
+    return is_spaced(text[i]) or unicodedata.category(text[i]) == "Cf"
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or is_spaced(character)
+
+
+def _is_letter(character: str) -> bool:
+    """Whether a character is a letter, a digit, or stands for a word to keep."""
+    return character.isalnum() or ord(character) in KEPT_WORDS
+
+
+def _is_invisible(text: str) -> bool:
+    """Whether a text has only spaces and characters without a shape, such as a soft hyphen."""
+    return all(c.isspace() or unicodedata.category(c) in ("Cf", "Cc") or _VARIATION.match(c) for c in text)

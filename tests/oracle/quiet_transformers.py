@@ -1,0 +1,9 @@
+"""transformers without its messages. Modules of tests that import it are skipped if it is not installed."""
+
+from __future__ import annotations
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()

@@ -1,0 +1,190 @@
+"""T5, mT5 and MADLAD-400 of transformers, compared with ours: random small models.
+
+Logits and tokenizers are compared by the import. TRANSDUCE_MODELS=N: that many models of each kind.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import torch
+
+from hard_strings import HARD
+from marians import LINES
+from oracle.quiet_transformers import transformers
+from seq2seqs import MORE
+from transduce.config.decoding import DecodingOptions
+from transduce.config.settings import Settings
+from transduce.convert.exporting import export_run
+from transduce.convert.importing import import_run
+from transduce.data.batch import pad_sources
+from transduce.decoding.search import beam_search
+from transduce.decoding.translator import Translator
+from transduce.errors import SettingsError, UserError
+from transduce.logging import Log
+from transduce.metrics_log import MetricsFile
+from transduce.pipeline import train
+
+pytestmark = pytest.mark.usefixtures("few_pieces")
+KINDS = ("t5", "t5 1.1", "mt5", "madlad")
+N_MODELS = int(os.environ.get("TRANSDUCE_MODELS", "1"))
+TEXTS = [*LINES[::16], MORE[0]]
+LONGEST = 9
+
+
+@cache
+def pieces(*languages: str) -> bytes:
+    """A SentencePiece model with T5's special ids, and tokens for languages."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*LINES, *MORE * 4]),
+        model_writer=model,
+        vocab_size=160,
+        character_coverage=1.0,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+        user_defined_symbols=list(languages),
+    )
+    return model.getvalue()
+
+
+def write_model(path: Path, kind: str, seed: int, **options: Any) -> Any:
+    """Write a random model and its vocabulary; return the model. Heads are often wider than d_model / n_heads."""
+    draw = random.Random(seed)
+    path.mkdir()
+    model = pieces("<2de>", "<2fr>") if kind == "madlad" else pieces()
+    (path / "spiece.model").write_bytes(model)
+    n_extra = 0 if kind == "madlad" else 100
+    tokenizer = {"tokenizer_class": "T5Tokenizer", "extra_ids": n_extra}
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    n_pieces = sentencepiece.SentencePieceProcessor(model_proto=model).vocab_size() + n_extra
+    config: dict[str, Any] = {
+        "vocab_size": n_pieces + draw.choice([0, -n_pieces % 64]),
+        "d_model": draw.choice([12, 20]),
+        "d_kv": draw.choice([4, 5, 6]),
+        "num_heads": draw.choice([2, 3, 4]),
+        "d_ff": draw.choice([16, 24]),
+        "num_layers": draw.randint(1, 3),
+        "num_decoder_layers": draw.randint(1, 2),
+        "feed_forward_proj": "relu" if kind == "t5" else "gated-gelu",
+        "decoder_start_token_id": 0,
+        "dtype": "float32",
+        **options,
+    }
+    if kind in ("t5 1.1", "madlad"):
+        config["tie_word_embeddings"] = False
+    family = "MT5" if kind == "mt5" else "T5"
+    transformers.set_seed(seed)
+    theirs = getattr(transformers, f"{family}ForConditionalGeneration")(
+        getattr(transformers, f"{family}Config")(**config)
+    ).eval()
+    with torch.no_grad():
+        if kind in ("t5 1.1", "madlad"):
+            theirs.lm_head.weight = torch.nn.Parameter(torch.randn_like(theirs.lm_head.weight))
+        for name, weight in theirs.named_parameters():
+            weight += (1 if "relative_attention_bias" in name else 0.1) * torch.randn_like(weight)
+        theirs.decoder.final_layer_norm.weight *= 0.15  # similar logits, and a likely end, so that searches end
+        ids = torch.tensor([[5, 6, 7, 1]])
+        hidden = theirs(input_ids=ids, decoder_input_ids=ids - 1, output_hidden_states=True).decoder_hidden_states[-1]
+        mean, scale = hidden[0].mean(0), config["d_model"] ** 0.5 if kind == "t5" else 1.0
+        theirs.lm_head.weight[1] = 4 * scale * mean / mean.square().sum()
+    theirs.save_pretrained(path)
+    return theirs
+
+
+def rows_of(model: Any) -> dict[int, int]:
+    """Their id of each of ours."""
+    return {**{1: 2, 2: 0, 3: 1}, **{i + 1: i for i in range(3, model.config.vocab_size)}}
+
+
+@pytest.mark.parametrize("seed", range(N_MODELS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_imported_model_translates_as_in_transformers(tmp_path: Path, kind: str, seed: int) -> None:
+    write_model(tmp_path / "theirs", kind, 10 * seed + KINDS.index(kind))
+    lines = list(import_run(tmp_path / "theirs", tmp_path / "run"))
+    assert any(line.startswith("checked: outputs of transformers") for line in lines), lines
+    ours = Translator.load(tmp_path / "run")
+    assert any("model.positions = 't5'" in note for note in ours.choice.notes())
+    prefix = ""
+    if kind == "madlad":
+        with pytest.raises(SettingsError, match="2 languages: give tgt_lang"):
+            ours.translate("a dog")
+        ours, prefix = ours.between(None, "de"), "<2de> "
+    model = getattr(transformers, "MT5ForConditionalGeneration" if kind == "mt5" else "T5ForConditionalGeneration")
+    theirs = model.from_pretrained(tmp_path / "theirs").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    inputs = tokenizer([prefix + text for text in TEXTS], return_tensors="pt", padding=True)
+    rows = rows_of(theirs)
+    for text, row, mask in zip(TEXTS, inputs["input_ids"].tolist(), inputs["attention_mask"].tolist(), strict=True):
+        expected = [i for i, real in zip(row, mask, strict=True) if real][:-1]
+        assert [rows[i] for i in ours.tokenizers.src.encode(text)] == expected
+    # The cache of transformers has as many layers as the encoder, also if the decoder has more.
+    options: dict[str, Any] = {"bad_words_ids": [[0], [2]], "max_length": LONGEST + 1, "use_cache": False}
+    greedy = theirs.generate(**inputs, **options, num_beams=1).tolist()
+    for translation, row in zip(ours.translate(TEXTS, beam=1, max_length=LONGEST), greedy, strict=True):
+        assert [rows[i] for i in translation.ids] == row[1 : row.index(1, 1) if 1 in row[1:] else None]
+    src = pad_sources(ours.tokenizers.src.encode_batch(TEXTS))
+    results = beam_search(ours.model, src, DecodingOptions(beam=5), max_length=LONGEST, patience=float("inf"))
+    beams = theirs.generate(**inputs, **options, num_beams=5, early_stopping="never").tolist()
+    ended = [(h[0].ids, row) for h, row in zip(results, beams, strict=True) if 1 in row[1:] and h[0].finished]
+    assert ended or seed, "the searches of each kind's first model end"
+    for ids, row in ended:
+        assert [rows[i] for i in ids] == row[1 : row.index(1, 1)]
+
+
+def test_texts_in_many_scripts_are_split_alike(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "theirs", "mt5", 5)
+    list(import_run(tmp_path / "theirs", tmp_path / "run"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    ours = Translator.load(tmp_path / "run").tokenizers.src
+    rows = rows_of(model)
+    for text in [*LINES, *MORE, *(text for text in HARD if "<" not in text)]:
+        text = " ".join(ours.normalized(text).split())  # the tokenizers library normalizes some sequences differently
+        assert [rows[i] for i in ours.encode(text)] == theirs(text, add_special_tokens=False)["input_ids"], text
+
+
+def test_an_imported_model_is_fine_tuned(tmp_path: Path) -> None:
+    write_model(tmp_path / "theirs", "madlad", 3)
+    list(import_run(tmp_path / "theirs", tmp_path / "start"))
+    for side in ("en", "de"):
+        (tmp_path / f"train.{side}").write_text("".join(f"{line}\n" for line in LINES * 2))
+    corpus = {"src": str(tmp_path / "train.en"), "tgt": str(tmp_path / "train.de")}
+    limits = {"max_updates": 20, "valid_updates": 20, "batch_tokens": 200, "lr": 0.01, "warmup_updates": 1}
+    values = {
+        "data": {"train": [corpus], "src_lang": "en", "tgt_lang": "de"},
+        "training": {"start": str(tmp_path / "start"), **limits},
+    }
+    train(Settings.from_mapping(values), tmp_path / "run", log=Log(quiet=True))
+    events = MetricsFile(tmp_path / "run" / "metrics.jsonl").read()
+    losses = [event["loss"] for event in events if event["event"] == "validation"]
+    assert losses[-1] < losses[0]
+    assert len(Translator.load(tmp_path / "run").translate(TEXTS, max_length=LONGEST)) == len(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"relative_attention_num_buckets": 16}, "relative_attention_num_buckets = 16; supported: 32"),
+        ({"feed_forward_proj": "gated-swish"}, None),
+        ({"decoder_start_token_id": 1}, "the decoder must start with pad"),
+    ],
+)
+def test_what_is_not_supported_is_refused(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
+    write_model(tmp_path / "theirs", "t5", 3, **options)
+    if message is None:
+        assert any("checked" in line for line in import_run(tmp_path / "theirs", tmp_path / "run"))
+        with pytest.raises(UserError, match="cannot express"):
+            list(export_run(tmp_path / "run", "huggingface", tmp_path / "out"))
+        return
+    with pytest.raises(UserError, match=message):
+        list(import_run(tmp_path / "theirs", tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
