@@ -6,9 +6,10 @@ of transduce itself.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 NEEDS_PYTORCH = "PyTorch, which is not installed: pip install 'transduce[train]'"
 
@@ -100,6 +101,15 @@ _OUT_OF_MEMORY = (
 def cannot_write(path: object, error: OSError) -> RunFolderError:
     hint = "; free some space and run the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return RunFolderError(f"cannot write {path}: {error.strerror or error}{hint}")
+
+
+@contextlib.contextmanager
+def needing(extra: str, problem: str) -> Iterator[None]:
+    """Context of imports. If a package is missing, a `SettingsError` says `problem` and names the extra."""
+    try:
+        yield
+    except ImportError:
+        raise SettingsError(f"{problem}: pip install 'transduce[{extra}]'") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

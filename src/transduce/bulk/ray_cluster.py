@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import transduce
 from transduce.data.workers import Arrays, ChunkT
-from transduce.errors import SettingsError, TransduceError
+from transduce.errors import SettingsError, TransduceError, needing
 from transduce.logging import Log
 from transduce.process import collect_garbage_rarely
 
@@ -190,10 +190,8 @@ class RayNodes:
 @contextlib.contextmanager
 def _connected(address: str) -> Iterator[Any]:
     """Yield the module `ray`, connected to a cluster. An existing connection of the process is used and kept."""
-    try:
+    with needing("ray", "a Ray cluster needs Ray"):
         import ray
-    except ImportError as error:
-        raise SettingsError("a Ray cluster needs Ray: pip install 'transduce[ray]'") from error
     if ray.is_initialized():
         yield ray
         return

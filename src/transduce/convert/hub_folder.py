@@ -15,7 +15,7 @@ from transduce.config.settings import DataSettings, Settings, TokenizerSettings
 from transduce.convert.folder import Imported, Outgoing, read_bytes, read_object
 from transduce.convert.parity import TEXTS
 from transduce.convert.weight_map import Rows, rows_of
-from transduce.errors import RunFolderError, UserError
+from transduce.errors import RunFolderError, UserError, needing
 from transduce.runs.atomic import write_json, write_text
 from transduce.runs.tensors import write_tensors
 from transduce.text.hub import HubTokenizer, check_ids, open_tokenizer
@@ -32,10 +32,8 @@ def tokenizer_json(vocabulary: Tokenizer, *, frame: dict[str, str]) -> bytes:
 
     Raises `UserError` if the library would split a text differently.
     """
-    try:
+    with needing("interchange", "a tokenizer.json needs tokenizers"):
         import tokenizers
-    except ImportError:
-        raise UserError("tokenizers is not installed: pip install 'transduce[interchange]'") from None
     proto = parse_model(vocabulary.model)
     made = tokenizers.Tokenizer(_model(vocabulary, proto))
     _set_normalization(made, proto, exact=vocabulary.exact)
@@ -154,10 +152,8 @@ def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
     if (folder / TOKENIZER).exists():
         read_object(folder / TOKENIZER)  # raises an error if the file is not JSON
         return read_bytes(folder / TOKENIZER)
-    try:
+    with needing("interchange", "this vocabulary needs tokenizers"):
         from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
-    except ImportError:
-        raise UserError("this vocabulary needs the tokenizers library: pip install transduce[interchange]") from None
     config = read_object(folder / "tokenizer_config.json", optional=True)
     try:
         if (folder / WORDS).exists():

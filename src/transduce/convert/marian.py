@@ -30,7 +30,7 @@ from transduce.convert.folder import Imported, read_bytes
 from transduce.convert.format_limits import ConfigFormat, model_from
 from transduce.convert.seq2seq_vocabulary import piece_tokenizer, read_pieces
 from transduce.convert.weight_map import NEVER, Entry, Layer, Rows
-from transduce.errors import RunFolderError, UserError
+from transduce.errors import RunFolderError, UserError, needing
 from transduce.runs import atomic
 from transduce.text.tokenizer import Tokenizers
 
@@ -424,10 +424,8 @@ def read_yaml(path: Path, text: bytes | None = None) -> dict[str, Any]:
 
     Keys are texts: a piece of a vocabulary may be "no" or "1".
     """
-    try:
+    with needing("interchange", "Marian's settings need PyYAML"):
         import yaml
-    except ImportError:
-        raise UserError("Marian's settings are YAML: pip install 'transduce[interchange]' (PyYAML)") from None
     try:
         values = yaml.load(read_bytes(path) if text is None else text, Loader=yaml.CBaseLoader)
     except yaml.MarkedYAMLError as error:

@@ -23,7 +23,7 @@ from transduce.data.lines import (
     too_long,
 )
 from transduce.data.tmx import Memory, sides_of
-from transduce.errors import DataError, SettingsError
+from transduce.errors import DataError, SettingsError, needing
 from transduce.text.languages import is_language, match_language
 from transduce.text.special import characters
 
@@ -263,15 +263,11 @@ def arrow_files(path: Path) -> list[Path]:
 
 def _rows(path: Path, read: Callable[[Any, Any], Iterable[Any]]) -> Iterator[Any]:
     """Yield the rows of the batches that `read` returns for pyarrow and an open file."""
-    try:
+    with needing("formats", f"{format_path(path)}: this format needs pyarrow"):
         import pyarrow
         import pyarrow.compute
         import pyarrow.ipc
         import pyarrow.parquet
-    except ImportError as error:
-        raise SettingsError(
-            f"{format_path(path)}: this format needs pyarrow: pip install 'transduce[formats]'"
-        ) from error
     with open_bytes(path, in_order=bare_suffix(path) != ".parquet") as (file, _):
         try:
             for batch in read(pyarrow, file):

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from transduce.errors import UserError
+from transduce.errors import UserError, needing
 from transduce.inspection.inspection import Inspection
 from transduce.runs.atomic import write_aside
 
@@ -121,14 +121,10 @@ def save_picture(path: Path, rows: Sequence[str], columns: Sequence[str], weight
     """
     if path.suffix.lower() not in (".svg", ".png"):
         raise UserError(f"{path}: unknown picture format; use .svg or .png")
-    try:
+    with needing("plot", "a picture needs matplotlib (a page with --html needs nothing)"):
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError(
-            "a picture needs matplotlib: pip install 'transduce[plot]'; or write a page with --html"
-        ) from None
     if not rows:
         raise UserError("this model has no attention, so there is no picture of it; leave out --svg")
     figure = Figure(figsize=(1.6 + 0.28 * len(columns), 1.6 + 0.28 * len(rows)), dpi=150, layout="constrained")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from transduce.errors import UserError
+from transduce.errors import UserError, needing
 from transduce.text.special import BOS, EOS, UNK, Span, Vocabulary, characters
 
 _MOST_IDS = 1 << 24
@@ -111,10 +111,8 @@ def open_tokenizer(model: bytes) -> Any:
 
     Raises `ValueError` if the file is invalid.
     """
-    try:
+    with needing("interchange", "this vocabulary needs tokenizers"):
         from tokenizers import Tokenizer
-    except ImportError:
-        raise UserError("this vocabulary needs the tokenizers library: pip install transduce[interchange]") from None
     try:
         _check(json.loads(model))
         tokenizer = Tokenizer.from_str(model.decode("utf-8"))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from transduce.errors import SettingsError, nearest
+from transduce.errors import SettingsError, nearest, needing
 
 Languages = tuple[str | None, str | None]
 """Codes of the source's and the target's language; None: not named."""
@@ -201,10 +201,6 @@ def _probabilities(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def _lingua() -> Any:
-    try:
+    with needing("serve", "source 'auto' needs lingua-language-detector (or name the source language)"):
         import lingua
-    except ImportError:
-        raise SettingsError(
-            "source 'auto' needs lingua-language-detector; name the source language, or install 'transduce[serve]'"
-        ) from None
     return lingua
