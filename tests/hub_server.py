@@ -1,15 +1,21 @@
-"""A local server with the part of the Hub's API that a download uses, and with faults that tests set."""
+"""A local server with the part of the Hub's API that downloads and uploads use, and with faults that tests set."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".bin", ".spm")
@@ -17,7 +23,10 @@ LARGE = (".safetensors", ".bin", ".spm")
 
 @dataclass
 class Hub:
-    """One model, `name`, with the files in `folder`. Faults are set while it runs."""
+    """One model, `name`, with the files in `folder`. Faults are set while it runs.
+
+    `created`: requests to create a model. `invalid`: the answer to its metadata, if that is refused.
+    """
 
     folder: Path
     name: str = "some-one/a-model"
@@ -27,6 +36,9 @@ class Hub:
     times: int = 1
     forged: dict[str, bytes] = field(default_factory=dict)  # content that differs from the list of files
     asked: list[tuple[str, str]] = field(default_factory=list)
+    created: list[dict[str, Any]] = field(default_factory=list)
+    invalid: str = ""
+    large: dict[str, bytes] = field(default_factory=dict)  # uploaded content by its sha256
 
     def __enter__(self) -> Hub:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
@@ -77,6 +89,60 @@ def _handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self.answer()
 
+        def do_POST(self) -> None:
+            path, body = self.read()
+            owner, _, name = hub.name.partition("/")
+            if hub.door:
+                self.head(hub.door, {"X-Error-Code": "RepoNotFound"} if hub.door == 401 else {})
+            elif path == "api/repos/create":
+                hub.created.append(json.loads(body))
+                known = (hub.created[-1]["organization"], hub.created[-1]["name"]) == (owner, name)
+                self.json({"url": f"{hub.endpoint}/{hub.name}"}) if known else self.head(403, {})
+            elif path == "api/validate-yaml":
+                self.json({"errors": [{"message": hub.invalid}]} if hub.invalid else {}, 400 if hub.invalid else 200)
+            elif path == f"api/models/{hub.name}/preupload/main":
+                modes = {True: "lfs", False: "regular"}
+                files = [file["path"] for file in json.loads(body)["files"]]
+                answers = [{"path": f, "uploadMode": modes[f.endswith(LARGE)], "shouldIgnore": False} for f in files]
+                self.json({"files": answers})
+            elif path == f"{hub.name}.git/info/lfs/objects/batch":
+                objects = json.loads(body)["objects"]
+                for each in objects:
+                    each["actions"] = {"upload": {"href": f"{hub.endpoint}/large/{each['oid']}"}}
+                self.json({"transfer": "basic", "objects": objects})
+            elif path == f"api/models/{hub.name}/commit/main":
+                self.commit([json.loads(line) for line in body.splitlines()])
+            else:
+                self.head(404, {"X-Error-Code": "RepoNotFound"})
+
+        def do_PUT(self) -> None:
+            path, body = self.read()
+            hub.large[path.removeprefix("large/")] = body
+            self.head(200, {})
+
+        def read(self) -> tuple[str, bytes]:
+            path = unquote(urlsplit(self.path).path).strip("/")
+            hub.asked.append((self.command, path))
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return path, self.rfile.read(int(self.headers["Content-Length"]))
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return path, b"".join(parts)
+
+        def commit(self, lines: list[dict[str, Any]]) -> None:
+            for line in lines:
+                value = line["value"]
+                if line["key"] == "file":
+                    (hub.folder / value["path"]).write_bytes(base64.b64decode(value["content"]))
+                elif line["key"] == "lfsFile":
+                    content = hub.large[value["oid"]]
+                    assert (hashlib.sha256(content).hexdigest(), len(content)) == (value["oid"], value["size"])
+                    (hub.folder / value["path"]).write_bytes(content)
+            self.json({"commitUrl": f"{hub.endpoint}/{hub.name}/commit/{COMMIT}", "commitOid": COMMIT})
+
         def answer(self) -> None:
             path = unquote(urlsplit(self.path).path).strip("/")
             hub.asked.append((self.command, path))
@@ -95,8 +161,8 @@ def _handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
             else:
                 self.head(404, {"X-Error-Code": "RepoNotFound"})
 
-        def json(self, content: Any) -> None:
-            self.head(200, {"Content-Type": "application/json"}, json.dumps(content).encode())
+        def json(self, content: Any, code: int = 200) -> None:
+            self.head(code, {"Content-Type": "application/json"}, json.dumps(content).encode())
 
         def file(self, path: Path) -> None:
             if not path.exists():
@@ -128,3 +194,17 @@ def _handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self.wfile.flush()
 
     return Handler
+
+
+@contextmanager
+def serving(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Serve the folder to huggingface_hub, with an empty cache and without pauses between two attempts."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # Xet is another protocol than HTTP
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with Hub(folder) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        yield hub

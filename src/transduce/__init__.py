@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # the names below, for type checkers and editors
     from transduce.comparison.compare import compare as compare
     from transduce.config.decoding import DecodingOptions as DecodingOptions
     from transduce.config.settings import Settings as Settings
+    from transduce.convert.publishing import push_to_hub as push_to_hub
     from transduce.decoding.classifier import TextClassifier as TextClassifier
     from transduce.decoding.generator import Generator as Generator
     from transduce.decoding.mask_filler import MaskFiller as MaskFiller
@@ -35,6 +36,7 @@ _LAZY = {
     "diagnose": "transduce.doctor.diagnose",
     "distill": "transduce.distillation.distill",
     "inspect": "transduce.inspection.inspection",
+    "push_to_hub": "transduce.convert.publishing",
     "train": "transduce.pipeline",
     "translate_to_folder": "transduce.bulk.translate",
 }

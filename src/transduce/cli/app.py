@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from transduce.cli.convert import export_model, import_model
+from transduce.cli.convert import export_model, import_model, push
 from transduce.cli.evaluate import Compare, Distill, Evaluate
 from transduce.cli.inspect import Inspect
 from transduce.cli.options import Command, TextCommand
@@ -97,6 +97,7 @@ COMMANDS: dict[str, Callable[..., Command | None]] = {
     "distill": Distill,
     "import": import_model,
     "export": export_model,
+    "push": push,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name, cls=TextCommand)(_command)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from typer import Option
+
 from transduce.cli.options import Quiet, argument, option
 from transduce.cli.output import print_lines
 
@@ -70,3 +72,28 @@ def export_model(
     from transduce.convert.exporting import export_run
 
     print_lines(export_run(run, to, out, quantization=quantization))
+
+
+def push(
+    run: Annotated[Path, argument("RUN", "Run folder to publish.")],
+    name: Annotated[str, argument("OWNER/NAME", "Model on the Hub; created if it does not exist.")],
+    license: Annotated[str | None, option("Licence for the model card, such as mit or cc-by-4.0.")] = None,
+    private: Annotated[bool, Option("--private", help="Make a new model private.")] = False,
+    records: Annotated[bool, Option("--records", help="Also send the report, scores, samples and metrics.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="List the files, and send nothing.")] = False,
+) -> None:
+    """Publish a run folder on the Hugging Face Hub, from where other commands load it by its name.
+
+    The files of the model, recipe.toml and the model card are sent. The settings among them name the files of the
+    training text. A token comes from hf auth login, or from HF_TOKEN.
+
+    \b
+    transduce push runs/x alice/en-de --dry-run
+    transduce push runs/x alice/en-de --license cc-by-4.0
+    transduce translate alice/en-de < in.en > out.de
+    """
+    from transduce.convert.publishing import push_to_hub
+
+    sizes = push_to_hub(run, name, license=license, private=private or None, records=records, dry_run=dry_run)
+    print_lines(f"{file}: {size:,} bytes" for file, size in sizes.items())
+    print_lines([f"nothing was sent to {name}" if dry_run else f"published: {name}"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +14,12 @@ from typer.core import TyperCommand
 
 from transduce.config.decoding import DecodingKeywords, DecodingOptions, DecodingSettings
 from transduce.errors import DataError, SettingsError, UserError
+from transduce.logging import Log
 
 
-def argument(metavar: str, help: str) -> Any:
+def argument(metavar: str, help: str, *, parser: Callable[[str], Any] | None = None) -> Any:
     """An argument without a default, or with one that its help text explains."""
-    return Argument(metavar=metavar, help=help, show_default=False)
+    return Argument(metavar=metavar, help=help, show_default=False, parser=parser)
 
 
 def flag_of(name: str) -> str:
@@ -50,7 +51,17 @@ def decoding_option(name: str, *flags: str) -> Any:
     return option(f"{help}.", *(flags or (flag_of(name),)))
 
 
-Run = Annotated[Path, argument("RUN", "Run folder.")]
+def _find_run(path: str) -> Path:
+    """`find_run`, which names the commit of a downloaded model on stderr."""
+    from transduce.runs.hub import find_run
+
+    folder = find_run(path)
+    if folder != Path(path):
+        Log().say(f"{path}: commit {folder.name} on the Hugging Face Hub")
+    return folder
+
+
+Run = Annotated[Path, argument("RUN", "Run folder, or OWNER/NAME of one on the Hugging Face Hub.", parser=_find_run)]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print warnings only.")]
 Device = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
 Precision = Annotated[

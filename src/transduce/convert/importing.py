@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -24,55 +21,24 @@ from transduce.evaluation.wording import wording_of
 from transduce.models.registry import build_model, count_parameters
 from transduce.runs.atomic import expecting, write_aside
 from transduce.runs.folder import RunFolder
+from transduce.runs.hub import download, hub_name
 from transduce.runs.manifest import fingerprint
 from transduce.text.languages import base_language
 
 _SETTINGS = ("*.json", "*.txt", "*.spm", "*.model")
 """Settings and vocabularies of every family."""
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
-def hub_name(path: str) -> str | None:
-    """`path` if it is OWNER/NAME, and neither it nor a folder OWNER exists; otherwise None."""
-    exists = Path(path).exists() or Path(path).parent.is_dir()
-    return path if _NAME.fullmatch(path) and not exists and ".." not in path else None
+def download_model(name: str, *, revision: str | None = None, quiet: bool = False) -> Path:
+    """Download config.json, the weights, other settings and the vocabulary; see `download`.
 
-
-def download(name: str, *, revision: str | None = None, quiet: bool = False) -> Path:
-    """Download config.json, the weights, other settings and the vocabulary.
-
-    The folder is named after the commit. config.json comes first and is refused if no importer supports the model.
-    Pickled weights are not downloaded. Raises `UserError` in one line: no such model, no access, no network, no
-    safetensors.
+    config.json comes first and is refused if no importer supports the model. Pickled weights are not downloaded.
     """
-    try:
-        from huggingface_hub import constants, snapshot_download
-        from huggingface_hub.utils import disable_progress_bars, logging
-    except ImportError:
-        raise UserError(
-            f"there is no folder {name}; to download the model: pip install transduce[interchange] (huggingface_hub)"
-        ) from None
-    logging.set_verbosity_error()
-    if quiet or not sys.stderr.isatty():
-        disable_progress_bars()
-    # otherwise the library requests from the Hub a list of programs that it might run in
-    constants.HF_HUB_DISABLE_TELEMETRY = True
-    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
-    fetch = partial(snapshot_download, name, endpoint=endpoint, library_name="transduce")
-    try:
-        folder = Path(fetch(revision=revision, allow_patterns="config.json"))
-        if not (folder / "config.json").exists():
-            raise UserError(f"{name} has no config.json")
-        importer = find_importer(folder)
-        fetch(revision=folder.name, allow_patterns=[*importer.weights, *_SETTINGS], ignore_patterns="*/*")
-    except UserError:
-        raise
-    except Exception as error:  # errors of the library, of its HTTP client, or caused by the server's answer
-        why = " ".join(str(error).split()[:80]).rstrip(".") or type(error).__name__
-        raise UserError(
-            f"there is no folder {name}, and {endpoint} does not provide this model: {why}; try again, or import a "
-            f"folder that was downloaded elsewhere (hf download {name} --local-dir FOLDER)"
-        ) from None
+    folder = download(name, "config.json", revision=revision, quiet=quiet)
+    if not (folder / "config.json").exists():
+        raise UserError(f"{name} has no config.json")
+    importer = find_importer(folder)
+    download(name, *importer.weights, *_SETTINGS, revision=folder.name, quiet=quiet)
     if not any(any(folder.glob(pattern)) for pattern in importer.weights):
         raise UserError(
             f"{name} has no {importer.weights[0]}, and other weights are not downloaded; name a revision that has it "
@@ -171,7 +137,7 @@ def import_run(
         )
     check_free(run)
     if name is not None:
-        folder = download(name, revision=revision, quiet=quiet)
+        folder = download_model(name, revision=revision, quiet=quiet)
         origin = f"`{name}` on the Hugging Face Hub, at commit `{folder.name}`"
         yield from _import_folder(folder, run, name.rpartition("/")[2], origin)
         yield f"downloaded: {name} at commit {folder.name}"

@@ -25,6 +25,7 @@ from transduce.errors import NEEDS_PYTORCH, RunFolderError, SettingsError, check
 from transduce.kernels.library import load_library
 from transduce.machine import find_device, is_cpu
 from transduce.runs.folder import RunFolder
+from transduce.runs.hub import find_run
 from transduce.text.languages import are_different
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
@@ -36,7 +37,7 @@ TorchPrecision = Literal["float32", "bfloat16"]
 """Types of weights in PyTorch."""
 AnyPrecision = TorchPrecision | NativePrecision
 RunPaths = str | Path | Sequence[str | Path]
-"""A run folder, or several, whose translators form an ensemble."""
+"""A run folder, or several, whose translators form an ensemble. A text may name a model on the Hub; see `find_run`."""
 
 DecoderT = TypeVar("DecoderT", bound="EngineModel")
 
@@ -77,8 +78,8 @@ class EngineModel(ABC):
 
 
 def open_folder(path: str | Path, *, task: str) -> RunFolder:
-    """The run folder of a finished training, or an import; errors as for `open_model`."""
-    folder = RunFolder.open(Path(path))
+    """The run folder of a finished training, or an import; see `find_run`. Errors as for `open_model`."""
+    folder = RunFolder.open(find_run(path))
     if folder.settings.task != task:
         raise SettingsError(
             f"{path} is a run of task '{folder.settings.task[:40]}', not '{task}'; its README.md shows the command "
@@ -131,8 +132,8 @@ def open_engine(
 
 
 def list_runs(paths: RunPaths) -> list[Path]:
-    """The run folders of an ensemble, or the only run folder. Raises `SettingsError` if there is none."""
-    runs = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    """The run folders of an ensemble, or the only run folder; see `find_run`. Raises `SettingsError` for none."""
+    runs = [find_run(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     if not runs:
         raise SettingsError("an ensemble of no runs; name run folders")
     return runs

@@ -15,6 +15,7 @@ class Wording:
 
     title: str  # noun phrase, in Markdown
     does: str  # verb phrase
+    pipeline: str  # task on the Hugging Face Hub
     command: str  # shell line that uses the model in THIS_FOLDER
     more: tuple[str, ...] = ("transduce inspect THIS_FOLDER",)  # shell lines to continue with
     python: str = ""  # expression that uses the model in FOLDER
@@ -67,6 +68,7 @@ WORDINGS: dict[str, Wording] = {
     "translation": Wording(
         title="A translator from `{src}` to `{tgt}`",
         does="translates {input_text}",
+        pipeline="translation",
         command="transduce translate THIS_FOLDER {input} > out.txt",
         more=(
             "transduce evaluate THIS_FOLDER --src test.{src} --ref test.{tgt}",
@@ -84,6 +86,7 @@ WORDINGS: dict[str, Wording] = {
     "causal": Wording(
         title="A language model that continues text",
         does="continues text",
+        pipeline="text-generation",
         command="transduce generate THIS_FOLDER < prompt.txt",
         more=("transduce inspect THIS_FOLDER", "transduce serve THIS_FOLDER"),
         python="Generator.load(FOLDER).generate([{example}])[0].text",
@@ -94,6 +97,7 @@ WORDINGS: dict[str, Wording] = {
     "masked": Wording(
         title="A masked language model",
         does="predicts masked tokens",
+        pipeline="fill-mask",
         command='transduce fill THIS_FOLDER "The capital of France is <mask>."',
         python='MaskFiller.load(FOLDER).fill(["A <mask> runs."])[0].masks[0]',
         samples="Masked words",
@@ -103,6 +107,7 @@ WORDINGS: dict[str, Wording] = {
     "classification": Wording(
         title="A classifier of {text}s with the labels {labels}",
         does="predicts labels",
+        pipeline="text-classification",
         command="transduce classify THIS_FOLDER {input} > labels.txt",
         python="TextClassifier.load(FOLDER).classify([{example}])[0].label",
         samples="Predictions",
@@ -112,6 +117,7 @@ WORDINGS: dict[str, Wording] = {
     "encoding": Wording(
         title="An encoder of texts, without a head",
         does="can be fine-tuned",
+        pipeline="feature-extraction",
         command="transduce train --from THIS_FOLDER ...",
         shape="text encoder · {model}",
     ),

@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,11 +17,11 @@ pytest.importorskip("huggingface_hub")
 
 from huggingface_hub import constants
 
-from hub_server import COMMIT, Hub
+from hub_server import COMMIT, Hub, serving
 from marians import make_folder, make_run, state_of
 from system.commands import Done, transduce
 from transduce.convert.exporting import export_run
-from transduce.convert.importing import hub_name
+from transduce.runs.hub import hub_name
 
 pytestmark = pytest.mark.loopback  # its own server, or its own processes
 
@@ -41,11 +40,7 @@ def hub(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     folder = Path(shutil.copytree(origin, tmp_path / "served"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two attempts
-    with Hub(folder) as found:
-        monkeypatch.setenv("HF_ENDPOINT", found.endpoint)
+    with serving(folder, tmp_path / "cache", monkeypatch) as found:
         yield found
 
 
@@ -159,7 +154,7 @@ def test_no_server_and_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_the_library(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    refused(import_model(hub), "pip install transduce[interchange]")
+    refused(import_model(hub), "pip install 'transduce[hub]'")
     assert not hub.asked
 
 

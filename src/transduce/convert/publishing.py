@@ -1,0 +1,109 @@
+"""`transduce push`: publish a run folder on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from transduce.errors import SettingsError, UserError
+from transduce.evaluation.wording import WORDINGS
+from transduce.runs.atomic import expecting
+from transduce.runs.folder import RunFolder
+from transduce.runs.hub import MODEL_NAME, hub_api, reason_of
+from transduce.runs.manifest import NAME, check_file
+from transduce.text.languages import base_language
+from transduce.text.tokenizer import load_tokenizers
+
+_CARD = "README.md"
+
+
+def push_to_hub(
+    run: str | Path,
+    name: str,
+    *,
+    license: str | None = None,
+    private: bool | None = None,
+    records: bool = False,
+    dry_run: bool = False,
+) -> dict[str, int]:
+    """Publish a run folder on the Hugging Face Hub; return the sizes of its files. `Translator.load(name)` loads it.
+
+    The files of the model, the recipe and the model card are sent. Other files of the model on the Hub stay there.
+
+    Args:
+        run: The run folder. No training may use it.
+        name: OWNER/NAME of the model, which is created if it does not exist.
+        license: Licence for the metadata of the card, such as mit or cc-by-4.0.
+        private: Whether a new model is private (default: the owner's setting).
+        records: Also send the report, scores, samples, metrics and facts about the data.
+        dry_run: Send nothing.
+
+    Raises:
+        RunFolderError: The folder is missing, damaged or in use.
+        UserError: It has only adapters, huggingface_hub is missing, or the Hub refuses the model.
+    """
+    if not MODEL_NAME.fullmatch(name):
+        raise SettingsError(f"name = '{name}': a model on the Hub is named OWNER/NAME, such as alice/en-de")
+    api = hub_api("publication")
+    from huggingface_hub import CommitOperationAdd
+
+    with RunFolder.open_locked(Path(run)) as folder:
+        files = _files_to_send(folder, name, license=license, records=records)
+        try:
+            additions = [CommitOperationAdd(path_in_repo=file, path_or_fileobj=x) for file, x in files.items()]
+            if not dry_run:
+                api.create_repo(name, private=private, exist_ok=True)
+                api.create_commit(name, additions, commit_message="Publish a run folder of transduce")
+        except Exception as error:  # errors of the library, of its HTTP client, or caused by the server's answer
+            raise UserError(
+                f"{api.endpoint} does not take {name}: {reason_of(error)} (writing needs a token: hf auth login, or "
+                "HF_TOKEN)"
+            ) from None
+    return {addition.path_in_repo: addition.upload_info.size for addition in additions}
+
+
+def _files_to_send(folder: RunFolder, name: str, *, license: str | None, records: bool) -> dict[str, bytes | Path]:
+    """The content or the path of each file. The manifest lists only records that are sent."""
+    run, manifest = folder.path, folder.manifest
+    if folder.has_adapters:
+        raise UserError(
+            f"{run} has only adapters of the weights of {folder.settings.training.start}; transduce export {run} "
+            "FOLDER --to peft writes them for the Hub"
+        )
+    listed = {file: was for file, was in manifest.records.items() if records and file != _CARD}
+    for file, expected in (manifest.files | listed).items():
+        check_file(run / file, expected)
+    card = _card(folder, name, license=license, records=listed).encode()
+    fingerprint = {"sha256": hashlib.sha256(card).hexdigest(), "size": len(card)}
+    sent = replace(manifest, records={**listed, _CARD: fingerprint})
+    files: dict[str, bytes | Path] = {file: run / file for file in (*manifest.files, *listed, "recipe.toml")}
+    return {**files, NAME: json.dumps(sent.values(), indent=2).encode(), _CARD: card}
+
+
+def _card(folder: RunFolder, name: str, *, license: str | None, records: Collection[str]) -> str:
+    """The model card for the Hub: with metadata, unless its author has written them, and without links to nothing."""
+    from huggingface_hub import ModelCard
+    from yaml import YAMLError
+
+    path = folder.path / _CARD
+    text = path.read_text(encoding="utf-8") if path.exists() else f"# {name}\n"
+    if "report.html" not in records:
+        text = text.replace("[report.html](report.html), ", "")
+    with expecting(path, YAMLError):
+        card = ModelCard(text.replace("THIS_FOLDER", name))
+    framing, settings = load_tokenizers(folder).src.framing, folder.settings
+    codes = framing.languages or settings.data.named_languages
+    metadata = {
+        "language": sorted({base_language(code) for code in codes if code}),
+        "library_name": "transduce",
+        "pipeline_tag": WORDINGS[settings.task].pipeline,
+    }
+    for key, value in metadata.items():
+        if value and card.data.get(key) is None:
+            card.data[key] = value
+    if license is not None:
+        card.data["license"] = license
+    return str(card)

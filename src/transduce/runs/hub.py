@@ -1,0 +1,76 @@
+"""Models on the Hugging Face Hub: their names, and downloads into the cache of huggingface_hub.
+
+The library is an extra, `pip install 'transduce[hub]'`, and is imported when a name is used.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from transduce.errors import RunFolderError, UserError, message_of, needing
+from transduce.runs.manifest import NAME, Manifest
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+
+def hub_name(path: str) -> str | None:
+    """`path` if it is OWNER/NAME, and neither it nor a folder OWNER exists; otherwise None."""
+    exists = Path(path).exists() or Path(path).parent.is_dir()
+    return path if MODEL_NAME.fullmatch(path) and not exists and ".." not in path else None
+
+
+def find_run(path: str | Path) -> Path:
+    """The run folder at `path`, or a downloaded one if `path` is a text that names a model on the Hub.
+
+    Raises the errors of `download`, and `RunFolderError` if the model has another form.
+    """
+    name = hub_name(path) if isinstance(path, str) else None
+    if name is None:
+        return Path(path)
+    folder = download(name, NAME)
+    if not (folder / NAME).exists():
+        raise RunFolderError(
+            f"{name} on the Hugging Face Hub is no run folder: it has no {NAME}; transduce import {name} RUN makes one "
+            "from a model of transformers or CTranslate2"
+        )
+    manifest = Manifest.read(folder)
+    return download(name, *map(glob.escape, (*manifest.files, *manifest.records)), revision=folder.name)
+
+
+def download(name: str, *patterns: str, revision: str | None = None, quiet: bool = False) -> Path:
+    """Download the files of a model that match a pattern, and return their folder, which is named after the commit.
+
+    `quiet`: without progress bars. Raises `UserError` in one line: no such model, no access, no network, no library.
+    """
+    api = hub_api(f"there is no folder {name}; a model on the Hugging Face Hub", quiet=quiet)
+    try:
+        found = api.snapshot_download(name, revision=revision, allow_patterns=[*patterns], ignore_patterns="*/*")
+    except Exception as error:  # errors of the library, of its HTTP client, or caused by the server's answer
+        raise UserError(
+            f"there is no folder {name}, and {api.endpoint} does not provide this model: {reason_of(error)}; try "
+            f"again, or give a folder that was downloaded elsewhere (hf download {name} --local-dir FOLDER)"
+        ) from None
+    return Path(found)
+
+
+def hub_api(what: str, *, quiet: bool = False) -> Any:
+    """huggingface_hub's `HfApi`. Raises `SettingsError` if the library, which `what` needs, is not installed."""
+    with needing("hub", f"{what} needs huggingface_hub"):
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.utils import disable_progress_bars, logging
+    logging.set_verbosity_error()
+    if quiet or not sys.stderr.isatty():
+        disable_progress_bars()
+    # otherwise the library requests from the Hub a list of programs that it might run in
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or constants.ENDPOINT, library_name="transduce")
+
+
+def reason_of(error: Exception) -> str:
+    """The error of huggingface_hub in one line."""
+    return " ".join(message_of(error).split()[:80]).rstrip(".") or type(error).__name__
