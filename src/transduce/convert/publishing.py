@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 
 from transduce.errors import SettingsError, UserError
 from transduce.evaluation.wording import WORDINGS
-from transduce.runs.atomic import expecting
+from transduce.runs.atomic import expecting, read_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.hub import MODEL_NAME, hub_api, reason_of
 from transduce.runs.manifest import NAME, check_file
@@ -76,33 +74,30 @@ def _files_to_send(folder: RunFolder, name: str, *, license: str | None, records
     listed = {file: was for file, was in manifest.records.items() if records and file != _CARD}
     for file, expected in (manifest.files | listed).items():
         check_file(run / file, expected)
-    card = _card(folder, name, license=license, records=listed).encode()
+    card = _card(folder, name, license).encode()
     fingerprint = {"sha256": hashlib.sha256(card).hexdigest(), "size": len(card)}
-    sent = replace(manifest, records={**listed, _CARD: fingerprint})
+    sent = {**read_json(run / NAME), "records": {**listed, _CARD: fingerprint}}
     files: dict[str, bytes | Path] = {file: run / file for file in (*manifest.files, *listed, "recipe.toml")}
-    return {**files, NAME: json.dumps(sent.values(), indent=2).encode(), _CARD: card}
+    return {**files, NAME: json.dumps(sent, indent=2).encode(), _CARD: card}
 
 
-def _card(folder: RunFolder, name: str, *, license: str | None, records: Collection[str]) -> str:
-    """The model card for the Hub: with metadata, unless its author has written them, and without links to nothing."""
+def _card(folder: RunFolder, name: str, license: str | None) -> str:
+    """The model card with metadata for the Hub. Those that its author has written stay."""
     from huggingface_hub import ModelCard
     from yaml import YAMLError
 
-    path = folder.path / _CARD
+    path, settings = folder.path / _CARD, folder.settings
     text = path.read_text(encoding="utf-8") if path.exists() else f"# {name}\n"
-    if "report.html" not in records:
-        text = text.replace("[report.html](report.html), ", "")
     with expecting(path, YAMLError):
         card = ModelCard(text.replace("THIS_FOLDER", name))
-    framing, settings = load_tokenizers(folder).src.framing, folder.settings
-    codes = framing.languages or settings.data.named_languages
+    codes = load_tokenizers(folder).src.framing.languages or settings.data.named_languages
     metadata = {
         "language": sorted({base_language(code) for code in codes if code}),
         "library_name": "transduce",
         "pipeline_tag": WORDINGS[settings.task].pipeline,
     }
     for key, value in metadata.items():
-        if value and card.data.get(key) is None:
+        if value and not card.data.get(key):
             card.data[key] = value
     if license is not None:
         card.data["license"] = license

@@ -104,9 +104,9 @@ class Translator(EngineModel):
         `model` is first asked for.
 
         Args:
-            path: The run folder. Several run folders are an ensemble: the probability of a token is the mean of their
-                models' (see `Ensemble`), which PyTorch computes. They need the same vocabularies. The first run
-                determines the decoding settings and the head that aligns words.
+            path: The run folder, or OWNER/NAME of one on the Hugging Face Hub. Several are an ensemble: the probability
+                of a token is the mean of their models' (see `Ensemble`), which PyTorch computes. They need the same
+                vocabularies. The first run determines the decoding settings and the head that aligns words.
             device: auto, cpu or cuda.
             precision: float32; float32-fast: nearly as exact, with matrix products of pairs of bfloat16 numbers if the
                 CPU has AMX; int8: with matrix products of 8-bit integers; bfloat16: the whole model, by PyTorch.

@@ -191,13 +191,9 @@ class Manifest:
         return {name: was for name, was in self.files.items() if name.startswith("tokenizer")}
 
     def save(self) -> None:
-        """Write the manifest."""
-        write_json(self.folder / NAME, self.values())
-
-    def values(self) -> dict[str, Any]:
-        """The content of the file, in the current format."""
+        """Write the manifest, in the current format."""
         values = {"format": FORMAT, "transduce": self.version, "asked": self.asked, "files": self.files}
-        return {**values, "records": self.records, "changes": [*map(asdict, self.changes)]}
+        write_json(self.folder / NAME, {**values, "records": self.records, "changes": [*map(asdict, self.changes)]})
 
     def add(self, part: dict[str, Fingerprint], *names: str) -> None:
         """Add the current fingerprints of files to `files` or `records`."""
