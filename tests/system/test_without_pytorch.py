@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -51,6 +52,12 @@ def test_translation_scores_and_alignment(toy: Path, tmp_path: Path) -> None:
 def test_files_are_verified(toy: Path) -> None:
     done = transduce("verify", toy)
     assert done.returncode == 0, done.stderr
+
+
+def test_publication_is_prepared(toy: Path, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    done = transduce("push", shutil.copytree(toy, tmp_path / "run"), "some-one/a-model", "--dry-run")
+    assert done.returncode == 0 and "model.safetensors: " in done.stdout, done.stderr
 
 
 @needs_library
