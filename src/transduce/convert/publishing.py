@@ -11,7 +11,7 @@ from transduce.evaluation.wording import WORDINGS
 from transduce.runs.atomic import expecting, read_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.hub import MODEL_NAME, hub_api, reason_of
-from transduce.runs.manifest import NAME, check_file
+from transduce.runs.manifest import NAME, WEIGHTS, check_file
 from transduce.text.languages import base_language
 from transduce.text.tokenizer import load_tokenizers
 
@@ -72,7 +72,8 @@ def _files_to_send(folder: RunFolder, name: str, *, license: str | None, records
             "FOLDER --to peft writes them for the Hub"
         )
     listed = {file: was for file, was in manifest.records.items() if records and file != _CARD}
-    for file, expected in (manifest.files | listed).items():
+    unlisted = {WEIGHTS: dict[str, str]()}  # during their replacement, which a kill may have cut short
+    for file, expected in (unlisted | manifest.files | listed).items():
         check_file(run / file, expected)
     card = _card(folder, name, license).encode()
     fingerprint = {"sha256": hashlib.sha256(card).hexdigest(), "size": len(card)}

@@ -19,8 +19,11 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.A
 
 
 def hub_name(path: str) -> str | None:
-    """`path` if it is OWNER/NAME, and neither it nor a folder OWNER exists; otherwise None."""
-    exists = Path(path).exists() or Path(path).parent.is_dir()
+    """`path` if it is OWNER/NAME, and neither it nor a folder OWNER exists; otherwise None.
+
+    `runs/NAME` is never a name: in another working directory it is missing, and nobody has asked for a download.
+    """
+    exists = Path(path).exists() or Path(path).parent.is_dir() or path.startswith("runs/")
     return path if MODEL_NAME.fullmatch(path) and not exists and ".." not in path else None
 
 

@@ -163,7 +163,7 @@ def test_without_the_library(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("Helsinki-NLP/opus-mt-en-de", True), ("a/b", True), ("gpt2", False), ("./a/b", False), ("/a/b", False),
         ("../a", False), ("a/b/c", False), ("a/..", False), ("~/a", False), ("a/b c", False), ("", False),
-        ("http://a/b", False), ("a/b\n", False), ("..a/b", False),
+        ("http://a/b", False), ("a/b\n", False), ("..a/b", False), ("runs/x", False), ("runs-of/x", True),
     ],
 )  # fmt: skip
 def test_names_on_the_hub(path: str, name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,8 @@ def test_a_folder_of_that_name_is_used_without_the_network(hub: Hub, run: Path) 
     assert Translator.load(NAME).translate("a man reads").text
     succeed("translate", NAME, "a man reads")
     refused(transduce("translate", "some-one/b-model", "a man reads"), "there is no run folder some-one/b-model")
-    refused(transduce("translate", "./b/c", "a man reads"), "there is no run folder b/c")
+    for missing in ("./b/c", "runs/x"):
+        refused(transduce("translate", missing, "a man reads"), "there is no run folder (b/c|runs/x); check its path")
     with pytest.raises(RunFolderError, match="there is no run folder b/c"):
         Translator.load(Path("b/c"))
     assert not hub.asked
@@ -248,6 +249,10 @@ def test_errors_of_publishing_are_one_line(hub: Hub, run: Path, tmp_path: Path) 
         refused(transduce("push", run, NAME), "another process|in use")
     weights = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    refused(transduce("push", run, NAME), "model.safetensors is damaged")
+    manifest = json.loads((run / "manifest.json").read_text())
+    del manifest["files"]["model.safetensors"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
     refused(transduce("push", run, NAME), "model.safetensors is damaged")
     assert not served(hub)
 
