@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from transduce.cli.options import Quiet, argument, option
+from transduce.cli.options import Quiet, Run, argument, option
 from transduce.cli.output import print_lines
 
 
@@ -46,7 +46,7 @@ def import_model(
 
 
 def export_model(
-    run: Annotated[Path, argument("RUN", "Run folder of the model.")],
+    run: Run,
     out: Annotated[Path, argument("OUT", "Folder to create; for argos, a package *.argosmodel.")],
     to: Annotated[str, option("Format: huggingface, peft, ctranslate2 or argos.")],
     quantization: Annotated[

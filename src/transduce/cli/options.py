@@ -16,8 +16,10 @@ from transduce.config.decoding import DecodingKeywords, DecodingOptions, Decodin
 from transduce.errors import DataError, SettingsError, UserError
 from transduce.logging import Log
 
+Parser = Callable[[str], Path] | None
 
-def argument(metavar: str, help: str, *, parser: Callable[[str], Any] | None = None) -> Any:
+
+def argument(metavar: str, help: str, *, parser: Parser = None) -> Any:
     """An argument without a default, or with one that its help text explains."""
     return Argument(metavar=metavar, help=help, show_default=False, parser=parser)
 
@@ -26,9 +28,19 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def option(help: str, *names: str, metavar: str | None = None, min: float | None = None) -> Any:
+def option(help: str, *names: str, metavar: str | None = None, min: float | None = None, parser: Parser = None) -> Any:
     """An option without a default, or with one that its help text explains."""
-    return Option(*names, help=help, metavar=metavar, min=min, show_default=False)
+    return Option(*names, help=help, metavar=metavar, min=min, show_default=False, parser=parser)
+
+
+def find_run(path: str) -> Path:
+    """`runs.hub.find_run`, which names the commit of a downloaded model on stderr."""
+    from transduce.runs import hub
+
+    folder = hub.find_run(path)
+    if folder != Path(path):
+        Log().say(f"{path}: commit {folder.name} on the Hugging Face Hub")
+    return folder
 
 
 def file(help: str, *names: str) -> Any:
@@ -51,17 +63,7 @@ def decoding_option(name: str, *flags: str) -> Any:
     return option(f"{help}.", *(flags or (flag_of(name),)))
 
 
-def _find_run(path: str) -> Path:
-    """`find_run`, which names the commit of a downloaded model on stderr."""
-    from transduce.runs.hub import find_run
-
-    folder = find_run(path)
-    if folder != Path(path):
-        Log().say(f"{path}: commit {folder.name} on the Hugging Face Hub")
-    return folder
-
-
-Run = Annotated[Path, argument("RUN", "Run folder, or OWNER/NAME of one on the Hugging Face Hub.", parser=_find_run)]
+Run = Annotated[Path, argument("RUN", "Run folder, or OWNER/NAME of one on the Hugging Face Hub.", parser=find_run)]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print warnings only.")]
 Device = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
 Precision = Annotated[
@@ -75,7 +77,11 @@ TgtLang = Annotated[
 ]
 Ensemble = Annotated[
     list[Path] | None,
-    option("Translate together with this run, which needs the same vocabularies; repeatable.", metavar="RUN"),
+    option(
+        "Translate together with this run, which needs the same vocabularies; repeatable.",
+        metavar="RUN",
+        parser=find_run,
+    ),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON, one object per line.")]
 DataFolder = Annotated[Path | None, folder("Folder that data paths of recipes are relative to.")]

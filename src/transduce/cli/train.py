@@ -56,7 +56,9 @@ class Request:
     ] = None
     tgt_lang: Annotated[str | None, opt.option("Target language code.")] = None
     run: Annotated[Path | None, opt.folder("Run folder (default: runs/RECIPE).")] = None
-    start: Annotated[Path | None, opt.option("Fine-tune the model of this run.", "--from", metavar="RUN")] = None
+    start: Annotated[
+        Path | None, opt.option("Fine-tune the model of this run.", "--from", metavar="RUN", parser=opt.find_run)
+    ] = None
     extend_vocabulary: Annotated[
         int | None, opt.option("With --from: add up to N pieces to the vocabulary.", metavar="N")
     ] = None

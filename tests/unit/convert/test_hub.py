@@ -17,7 +17,7 @@ pytest.importorskip("huggingface_hub")
 from huggingface_hub import ModelCard, constants
 
 from hub_server import COMMIT, Hub, serving
-from marians import MODEL, make_folder, tokenizers, write_run
+from marians import LINES, MODEL, make_folder, tokenizers, write_run
 from oracle.adapter import fitting
 from system.commands import Done, succeed, transduce
 from transduce import Generator, MaskFiller, TextClassifier, Translator, push_to_hub
@@ -99,6 +99,12 @@ def test_commands_take_the_name_and_say_so(hub: Hub, run: Path) -> None:
     assert done.out == succeed("translate", run, "a man reads").out
     assert done.err.startswith(f"{NAME}: commit {COMMIT} on the Hugging Face Hub\n")
     assert succeed("verify", NAME).out.endswith("match their checksums\n")
+    succeed("translate", run, "a man reads", "--ensemble", NAME, says=[f"{NAME}: commit"])
+    text = ("--src", "text", "--tgt", "text", "--set", "training.max_updates=1")
+    Path("text").write_text("\n".join(LINES))
+    succeed("train", "--from", NAME, *text, "--run", "tuned", says=[f"{NAME}: commit"])
+    for path in ("text", "tuned"):
+        Path(path).rename(f"../{path}")
     assert not list(Path().iterdir())
 
 
