@@ -45,9 +45,11 @@ CODE = (
     r"|\{\s*\w+\s*,\s*(?:plural|select|selectordinal|number|date|time)\b(?:[^{}\n]|\{[^{}\n]*\})*\}"
     rf"|{ENTITY}|(?<![\w:]):[a-z][\w+-]*:(?![\w:])"  # :smile:
     r"|(?<!\S)(?:(?:~|\.\.)/|\*?\.(?=[a-z]))[\w./*-]*\w"  # ../name, *.py
+    r"|(?<!\S)--[a-z][a-z\d]*(?:-[a-z\d]+)*(?:=\S*\w)?(?![\w-])|(?<!\w)[A-Za-z_][\w.]*\(\)"  # --help, f()
     r"|(?<!\S)[:;=][-'^o]?[()\[\]DPpOo/\\|*3](?![^\s.,!?])"  # :-)
 )
-"""A pattern for code in backticks, fields of templates and of ICU's messages, entities, file names and emoticons."""
+"""A pattern for code in backticks, fields of templates and of ICU's messages, entities, file names, options, calls and
+emoticons."""
 
 FINAL_SIGNS = ".!?…‥。！？।॥؟۔։።፡፧။។៕།෴׃"
 """Signs that end sentences."""

@@ -230,6 +230,8 @@ def large() -> Vocabulary:
         ("A man has €5k or ￥100 now.", f"A man has {A} or {B} now.", ["€5k", "￥100"]),
         ("I read C++ or A+ or C# now.", f"I read {A} or {B} or {C} now.", ["C++", "A+", "C#"]),
         ("A man != B or th := A now.", f"A man {A} B or th {B} A now.", ["!=", ":="]),
+        ("A man has --dry-run or --man=on now.", f"A man has {A} or {B} now.", ["--dry-run", "--man=on"]),
+        ("A man has man() or a.man() now.", f"A man has {A} or {B} now.", ["man()", "a.man()"]),
         ("A man has ../man or *.py or .git now.", f"A man has {A} or {B} or {C} now.", ["../man", "*.py", ".git"]),
     ],
 )
