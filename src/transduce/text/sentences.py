@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 
 from transduce.text.languages import base_language
@@ -27,13 +28,19 @@ _FACE = re.compile(
 )
 """Faces that end a sentence: they are before a capital. Hearts, as in "I ❤ New York", do not."""
 _AFTER_WIDE_END = re.compile(r"(?<=[。！？])[0-9a-z]")  # before these, sentencex does not end a sentence
-_OTHER_ENDS = {"។": "。", "៕": "。", "፡፡": "፡።", "৷": "।", "།": "।", "෴": "।", "׃": "।"}
+_OTHER_ENDS = {"។ល។": "xx。", "។": "。", "៕": "。", "፡፡": "፡።", "৷": "।", "།": "।", "෴": "।", "׃": "।"}
 """Signs that end sentences in Khmer, Amharic, Bengali, Tibetan, Sinhala and Hebrew, and those of the same length that
 sentencex knows.
 """
 _OTHER_END = re.compile("|".join(_OTHER_ENDS))
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
+_WIDE_POINT = re.compile(r"(?<=\d)．(?=\d)")
+_ARMENIAN_ENDS = {";": ",", "․": ",", ":": ",", ".": "։"}
+"""Signs that sentencex misreads in Armenian: it ends sentences at the first three, but not at the full stop."""
+_ARMENIAN_END = re.compile(r"[;․]|:(?!\s+[Ա-Ֆ])|(?<=\d)\.(?=\s+[Ա-Ֆ])")
 _MAY_DIFFER = re.compile(
-    r"[。！？][0-9a-z]|[\U0001f600-\U0001f97a…‥@`{&:;=¹²³⁰⁴-⁹\x1b។៕፡৷།෴׃\"“„«]|\.\.\.|://|www\.|(?<!\w)['‘]"
+    r"[。！？][0-9a-z]|[\U0001f600-\U0001f97a…‥@`{&:;=¹²³⁰⁴-⁹\x1b។៕፡৷།෴׃\"“„«‹]|\.\.\.|://|www\.|(?<!\w)['‘]"
+    rf"|{_OTHER_DIGIT.pattern}"
 )
 """Characters of what `_for_sentencex` replaces, found fast."""
 # fast path for a text that is certainly one sentence
@@ -48,10 +55,11 @@ _FOOTNOTE = re.compile(r"([.!?])([¹²³⁰⁴-⁹]+(?:\s[¹²³⁰⁴-⁹]+)*)(
 _QUOTATION = re.compile(
     "|".join(
         rf"(?<!\w){first}(?:(?<=«)\s)?(?=\w)(?:[^{first}\n]|{first}(?=\w)){{1,1000}}?[{FINAL_SIGNS},]\s?{last}(?!\w)"
-        for first, last in ('""', "''", "“”", "„“", "«»", "‘’")
+        for first, last in ('""', "''", "“”", "„“", "«»", "‹›", "‘’")
     )
 )
-_OPENING_MARK = re.compile(r"\s[\"'“„«‘]")
+_OPENING_MARKS = "\"'“„«‹‘"
+_OPENING_MARK = re.compile(rf"\s[{_OPENING_MARKS}]")
 _END_INSIDE = re.compile(rf"[{FINAL_SIGNS}]\s+(\w)")
 _MARKER = re.compile(
     r"\s{0,99}+(?:[-–—•‣◦▪●·○■□►*#>+]{1,9}|\[[ xX]\]"
@@ -61,10 +69,12 @@ _MARKER = re.compile(
     r"|([^\W\d_]|(?=[ivx])x{0,3}(?:i[xv]|v?i{0,3}))\.)(?:\s+|$)"  # a. ii.
 )
 _LETTERED_LINE = re.compile(r"^[^\S\n]{0,20}([^\W\d_]|[IVXLC]{2,7})\.\s", re.MULTILINE)
-_ENCLOSED = re.compile(rf"""[(\[（【「『"“„«][^]()[（）【】「」『』"“”„«»]*[{FINAL_SIGNS}][])）】」』"”“»]\s*""")
+_ENCLOSED = re.compile(
+    rf"""[(\[（【「『《"“„«‹][^]()[（）【】「」『』《》"“”„«»‹›]*[{FINAL_SIGNS}][])）】」』》"”“»›]\s*"""
+)
 _BRACKETS = "([（【"
 _CONTINUED = re.compile(
-    r"""[])）】」』"”“»]+\s*$|(?<=[」』])(?:と|って)|(?<=[」』]\s)(?:と|って)"""
+    r"""[])）】」』》"”“»›]+\s*$|(?<=[」』])(?:と|って)|(?<=[」』]\s)(?:と|って)"""
 )  # places at which sentencex wrongly begins a sentence
 _INSIDE_PATHS = "/\\+=&%^|:;,"
 _INITIAL = re.compile(rf"(?:^|[\s.])(?:(?!{_TOUCHING.pattern})[^\W\d_A-Za-z][^\w\s.]?){{1,2}}\.$")
@@ -74,14 +84,19 @@ _LAST_WORD = re.compile(r"[^\W\d_][^\s()\[\]«»„“”\"'’]{0,20}(?=\.\s+$)
 _ABBREVIATIONS = {
     code: frozenset(words.split())
     for code, words in {
-        "bg": "ул бул проф", "bn": "ডা ড মো", "fi": "tri", "fr": "dr mm mme mmes mlle mlles pr st ste", "he": "פרופ",
-        "hi": "डॉ पं प्रो श्री", "hu": "özv ifj", "id": "jl", "ka": "აკად გვ იხ პროფ", "mr": "डॉ प्रा श्री",
+        "bg": "ул бул проф", "bn": "ডা ড মো রু", "fi": "tri", "fr": "dr mm mme mmes mlle mlles pr st ste",
+        "gu": "ડૉ ડો શ્રી પ્રો રૂ તા નં", "he": "פרופ", "hi": "डॉ पं प्रो श्री रु रू",
+        "hu": "özv ifj", "id": "jl", "ka": "აკად გვ იხ პროფ", "lo": "ດຣ ກມ", "mn": "км", "mr": "डॉ प्रा श्री",
         "ne": "डा प्रा श्री", "nl": "mevr", "pl": "al dr inż pl ul", "pt": "av", "ro": "bd dl dna str",
-        "ru": "бул наб пер пл пр просп", "sr": "др проф ул", "th": "ดร นพ พญ", "tr": "av sn", "uk": "пл пров просп",
+        "ru": "бул наб пер пл пр просп", "sr": "др проф ул",
+        "si": "රු උදා ඒ බී සී ඩී ඊ එෆ් ජී එච් අයි ජේ කේ එල් එම් එන් ඕ පී ආර් එස් ටී යූ වී ඩබ්ලිව්",  # names of letters
+        "ta": "ரூ டாக்டர் திரு திருமதி", "th": "ดร นพ พญ", "tr": "av sn", "uk": "пл пров просп",
         "vi": "bs gs pgs ths tp ts",
     }.items()
 }  # fmt: skip
-"""Words before a dot that does not end a sentence, those that sentencex does not know: titles, and words of streets."""
+"""Words before a dot that does not end a sentence, those that sentencex does not know: titles, words of
+streets, currencies and units.
+"""
 _SYLLABLES = ("Hangul", "Han", "Kana")
 _ORDINAL = re.compile(r"(?<=[^\W\d_]\s\d\.\s)|(?<=[^\W\d_]\s\d\d\.\s)")  # im 5. Stock
 
@@ -123,7 +138,8 @@ def joined_parts(sentences: Sequence[str], parts: Sequence[str]) -> list[str]:
         is_space = not between.strip() and bool(not between or _LINE.fullmatch(between))
         touches = _TOUCHING.search(joined[-1][-1:] + sentence[:1]) is not None
         was_touching = _TOUCHING.search(parts[n - 1][-1:] + "".join(parts[n + 1 : n + 2])[:1]) is not None
-        was_touching = was_touching or (not between and _TOUCHING_END.search(parts[n - 1]) is not None)
+        is_word_behind = "".join(parts[n + 1 : n + 2]).lstrip(_OPENING_MARKS)[:1].isalpha()  # not 👍, ¹ or </p>
+        was_touching = was_touching or (not between and is_word_behind and bool(_TOUCHING_END.search(parts[n - 1])))
         keep = not is_space or touches == was_touching or not (joined[-1] and sentence)
         joined += [between if keep else " " * (not touches), sentence]
     return joined
@@ -175,9 +191,12 @@ def _for_sentencex(text: str, code: str) -> str:
         return part[0][0] + "x" * (len(part[0]) - 2) + part[0][-1]
 
     text = _WIDE_SPACE.sub(" ", _LONG_WORD.sub(hide, characters(text)))
+    if code == "hy":
+        text = _ARMENIAN_END.sub(lambda sign: _ARMENIAN_ENDS[sign[0]], text)
     if not _MAY_DIFFER.search(text):
         return text
     full_stop = "։" if code == "hy" else "."
+    text = _WIDE_POINT.sub(".", _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text))
     text = _FOOTNOTE.sub(r"\2\1", text)
     text = _QUOTATION.sub(_without_marks, text)
     text = _ELLIPSIS.sub(lambda sign: sign[1] if _is_small(sign[2]) else full_stop, text)
@@ -227,7 +246,8 @@ def _is_abbreviated(text: str, end: int, code: str) -> bool:
     *before, word = match[0].split(".")
     following = text[end : end + 1]
     if all(before) and before:  # z.B., but not "..."
-        return _is_small(following)
+        is_group = max(sum(map(str.isalpha, part)) for part in (*before, word)) <= 2
+        return _is_small(following) or following.isdigit() or (is_group and word == word.swapcase())
     if len(word) == 1:
         # A syllable can be a word, and the initial of a name is in the script of the name.
         is_name = script(word) not in _SYLLABLES and (not following.isalpha() or script(following) == script(word))

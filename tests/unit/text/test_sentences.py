@@ -58,6 +58,21 @@ def test_a_text_is_joined_from_its_parts(text: str, language: str | None) -> Non
             ["Mr. Smith paid 3.5 dollars.", "Why?", "Nobody knows."],
         ),
         ("en", "(The doctor sleeps.) The dog runs.", ["(The doctor sleeps.)", "The dog runs."]),
+        ("en", "‹The dog. The cat.›", ["‹The dog.", "The cat.›"]),
+        ("zh", "《狗跑。猫跑。》", ["《狗跑。", "猫跑。》"]),
+        ("gu", "અની ૧૦.૩૦ જુએ છે. રવિ આવે છે.", ["અની ૧૦.૩૦ જુએ છે.", "રવિ આવે છે."]),
+        ("hi", "मूल्य ३.१४ है। वह खुश है।", ["मूल्य ३.१४ है।", "वह खुश है।"]),
+        ("th", "วันที่ ๓๐.๑๑.๒๕๖๙ ครับ", ["วันที่ ๓๐.๑๑.๒๕๖๙ ครับ"]),
+        ("ja", "値は３．１４です。", ["値は３．１４です。"]),
+        ("km", "អានីទិញ ។ល។ ថ្ងៃនេះ", ["អានីទិញ ។ល។", "ថ្ងៃនេះ"]),
+        (
+            "hy",
+            "Անի &nbsp;Բաբա foo(1); 2026 թ․ Անի :) գնում է։ Անի:",
+            ["Անի &nbsp;Բաբա foo(1); 2026 թ․ Անի :) գնում է։", "Անի:"],
+        ),
+        ("gu", "રૂ. ૫૦૦ અને કિ.મી. 5 ઈ.સ. 2026 ડૉ. રવિ", ["રૂ. ૫૦૦ અને કિ.મી. 5 ઈ.સ. 2026 ડૉ. રવિ"]),
+        ("lo", "ສ.ປ.ປ. ລາວ ຄ.ສ. 2026", ["ສ.ປ.ປ. ລາວ ຄ.ສ. 2026"]),
+        ("si", "රු. 500 ඩී. එස්. සේනානායක", ["රු. 500 ඩී. එස්. සේනානායක"]),
         ("en", "[The doctor sleeps. The dog runs.] Yes.", ["[The doctor sleeps.", "The dog runs.]", "Yes."]),
         ("en", "He ran. (It was fun.) Then he left.", ["He ran.", "(It was fun.)", "Then he left."]),
         ("en", '"The doctor sleeps. The dog runs."', ['"The doctor sleeps.', 'The dog runs."']),
@@ -189,6 +204,7 @@ def test_sentences_are_not_cut_inside_addresses_and_code(language: str, kept: st
         ("en", "***", ["", "***"]),
         ("de", "1. Ein Hund.", ["", "1. ", "Ein Hund."]),
         ("ja", "1. 犬。", ["", "1. ", "犬。"]),
+        ("hy", "1. Անի:\n- 2. Բաբա։", ["", "1. ", "Անի:", "\n- 2. ", "Բաբա։"]),
         ("ru", "а) Собака. – Да.", ["", "а) ", "Собака.", " – ", "Да."]),
         ("en", "-5 degrees", ["-5 degrees"]),
         ("en", "3.5 km", ["3.5 km"]),
@@ -245,6 +261,12 @@ def test_sentences_that_touch_get_a_space(language: str, text: str) -> None:
     parts = split_sentences(text, language)
     assert "".join(joined_parts(["A dog.", "A cat."], parts)) == "A dog. A cat."
     assert "".join(joined_parts(["狗。", "猫。"], parts)) == "狗。猫。"
+
+
+@pytest.mark.parametrize("behind", ["👍", "¹ Բ", "</p>", "~~", "\u200b"])
+def test_what_is_no_sentence_stays_joined_to_the_one_before(behind: str) -> None:
+    parts = split_sentences(f"Անի։{behind}", "hy")
+    assert "".join(joined_parts(["A dog.", *parts[2::2]], parts)) == f"A dog.{behind}"
 
 
 def test_without_splitting_a_line_is_a_sentence() -> None:
