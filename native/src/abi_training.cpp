@@ -21,14 +21,6 @@ void require_kernels(int32_t n_threads) {
     require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
 }
 
-// Calls `work` with a number of the type of the call's.
-template <class Call, class Work>
-void with_numbers(const Call* call, Work work) {
-    require(call, "call must not be null");
-    if (call->is_bf16) work(uint16_t());
-    else work(float());
-}
-
 // Calls `take` for each tensor that has numbers; it returns whether these are there.
 template <class Tensor, class Take>
 void for_each_tensor(const Tensor* tensors, int64_t n, int32_t n_threads, Take take) {
@@ -39,8 +31,9 @@ void for_each_tensor(const Tensor* tensors, int64_t n, int32_t n_threads, Take t
 }
 
 const transduce_stack_call& checked(const transduce_stack_call* call, int32_t n_threads) {
-    with_numbers(call, [&](auto number) { require_kernels<decltype(number)>(n_threads); });
+    require(call, "call must not be null");
     const transduce_stack_call& c = *call;
+    transduce::with_numbers(c.is_bf16, [&](auto number) { require_kernels<decltype(number)>(n_threads); });
     require(c.weights && c.kept && c.output, "weights, kept and output must not be null");
     require(1 <= c.positions && c.positions <= kMaxSource && 1 <= c.batch && c.batch <= INT32_MAX / c.positions, "batch or positions: out of range");
     for (const int32_t size : {c.width, c.heads, c.kv_heads, c.key_width, c.value_width, c.inner_width}) require(1 <= size && size <= 1 << 20, "sizes: out of range");
@@ -77,12 +70,12 @@ int32_t transduce_loss(const transduce_loss_call* call, int32_t n_threads) {
         const transduce_loss_call& c = *call;
         require(c.rows >= 0 && c.rows <= INT32_MAX && 1 <= c.width && c.width <= 1 << 14 && 1 <= c.vocabulary && c.vocabulary <= 1 << 24,
                 "rows, width or vocabulary: out of range");
-        with_numbers(call, [&](auto number) { require_kernels<decltype(number)>(n_threads); });
+        transduce::with_numbers(c.is_bf16, [&](auto number) { require_kernels<decltype(number)>(n_threads); });
         require(c.rows == 0 || (c.hidden && c.gold), "hidden and gold must not be null");
         require(c.weight && (c.rows == 0 || !c.grad_hidden == !c.grad_weight) && (!c.grad_bias || (c.grad_weight && c.bias)),
                 "weight and gradients: some are null");
         for (int64_t i = 0; i < c.rows; i++) require(c.gold[i] == c.pad || (0 <= c.gold[i] && c.gold[i] < c.vocabulary), "gold: must be tokens of the vocabulary");
-        with_numbers(call, [&](auto number) {
+        transduce::with_numbers(c.is_bf16, [&](auto number) {
             const transduce::Loss found = transduce::smoothed_loss<decltype(number)>(
                 {c.hidden, c.weight, c.bias, c.gold, c.rows, c.pad, c.width, c.vocabulary, c.smoothing, c.grad_hidden, c.grad_weight, c.grad_bias}, n_threads);
             *c.loss = float(found.loss), *c.nll = float(found.nll);

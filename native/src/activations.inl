@@ -45,4 +45,15 @@ inline Activated activated(Vec x) {
     return {x, zero()};
 }
 
+// Calls `work` with a constant for an activation.
+template <class Work>
+void with_activation(Activation kind, Work work) {
+    switch (kind) {
+    case Activation::relu: return work(std::integral_constant<Activation, Activation::relu>());
+    case Activation::gelu: return work(std::integral_constant<Activation, Activation::gelu>());
+    case Activation::gelu_tanh: return work(std::integral_constant<Activation, Activation::gelu_tanh>());
+    case Activation::silu: return work(std::integral_constant<Activation, Activation::silu>());
+    }
+}
+
 }  // namespace

@@ -32,7 +32,7 @@ void gate_row_backward(const GateCall& call, int64_t r) {
 }
 
 void gate_rows(const GateCall& call, int64_t first, int64_t last) {
-    with_activation(call, [&](auto kind) {
+    with_activation(call.activation, [&](auto kind) {
         for (int64_t r = first; r < last; r++) call.output ? gate_row<kind.value>(call, r) : gate_row_backward<kind.value>(call, r);
     });
 }

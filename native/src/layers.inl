@@ -1,4 +1,4 @@
-// Embedding, norm, activation and rotation of rows. Included after activations.inl.
+// Embedding, norm, activation, rotation and recurrent unit of rows. Included after activations.inl.
 
 namespace {
 
@@ -33,23 +33,14 @@ void norm(const NormWeights& w, float* x, size_t stride, int rows, const float* 
     for (int r = 0; r < rows; r++) norm_row(w, x + r * stride, pending, keep, out + r * stride);
 }
 
-template <Activation KIND>
-void activate_rows(bool gated, float* x, size_t stride, int rows, int width) {
-    for (int r = 0; r < rows; r++, x += stride) {
-        for (int i = 0; i < width; i += W) {
-            const Vec y = activated<KIND>(load(x + i)).value;
-            store(x + i, gated ? y * load(x + width + i) : y);
-        }
-    }
-}
-
-void activate(Activation kind, bool gated, float* x, size_t stride, int rows, int width) {
-    switch (kind) {
-    case Activation::relu: return activate_rows<Activation::relu>(gated, x, stride, rows, width);
-    case Activation::gelu: return activate_rows<Activation::gelu>(gated, x, stride, rows, width);
-    case Activation::gelu_tanh: return activate_rows<Activation::gelu_tanh>(gated, x, stride, rows, width);
-    case Activation::silu: return activate_rows<Activation::silu>(gated, x, stride, rows, width);
-    }
+void activate(Activation activation, bool gated, float* x, size_t stride, int rows, int width) {
+    with_activation(activation, [=](auto kind) {
+        for (int r = 0; r < rows; r++)
+            for (float *at = x + r * stride, *end = at + width; at < end; at += W) {
+                const Vec y = activated<kind.value>(load(at)).value;
+                store(at, gated ? y * load(at + width) : y);
+            }
+    });
 }
 
 void embed(const float* embedding, float scale, const float* position, int width, float* out) {
@@ -66,6 +57,16 @@ void rotate(float* x, int heads, int head_width, int half, const float* cos, con
             x[i] = first * cos[i] - second * sin[i];
             x[i + half] = second * cos[i] + first * sin[i];
         }
+    }
+}
+
+// The recurrent unit of a decoder (SSRU, Kim et al. 2019).
+void recur(const float* gate_value, float* state, int width, float* x) {
+    const float* value = gate_value + width;
+    for (int i = 0; i < width; i += W) {
+        const Vec v = load(value + i), c = fma(sigmoid(load(gate_value + i)), load(state + i) - v, v);
+        store(state + i, c);
+        store(x + i, load(x + i) + max(c, zero()));
     }
 }
 

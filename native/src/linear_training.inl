@@ -73,17 +73,6 @@ void add_rows(const Number* from, int width, int rows, float* sum) {
     }
 }
 
-// Calls `work` with a constant for the call's activation.
-template <class Call, class Work>
-void with_activation(const Call& call, Work work) {
-    switch (call.activation) {
-    case Activation::relu: return work(std::integral_constant<Activation, Activation::relu>());
-    case Activation::gelu: return work(std::integral_constant<Activation, Activation::gelu>());
-    case Activation::gelu_tanh: return work(std::integral_constant<Activation, Activation::gelu_tanh>());
-    case Activation::silu: return work(std::integral_constant<Activation, Activation::silu>());
-    }
-}
-
 // Output rows [first, first + rows). scratch: [rows, padded inputs] and [rows, 64] floats.
 void linear_rows(const LinearCall& call, int64_t first, int rows, const Number* columns, Number* rounded, float* product) {
     const Products products;
@@ -94,7 +83,7 @@ void linear_rows(const LinearCall& call, int64_t first, int rows, const Number* 
     for (int n = 0; n < call.outputs; n += kPanelColumns) {
         multiply_panel(x, width, rows, columns + size_t(n) * width, width, product, kPanelColumns, false);
         const int some = call.outputs - n < kPanelColumns ? call.outputs - n : kPanelColumns;
-        if (call.activates) with_activation(call, [&](auto kind) { activate_rows<kind.value>(call, first, rows, n, some, product); });
+        if (call.activates) with_activation(call.activation, [&](auto kind) { activate_rows<kind.value>(call, first, rows, n, some, product); });
         else write_rows(product, kPanelColumns, rows, some, call.bias ? call.bias + n : nullptr, call.output + first * call.outputs + n, call.outputs);
     }
 }
@@ -117,7 +106,7 @@ void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int p
     const int width = (call.outputs + 31) / 32 * 32;
     Number* before = kPacksLeft ? rounded : left + first * width;
     const Number* grad = call.activates ? before : rounded;
-    if (call.activates) with_activation(call, [&](auto kind) { activation_gradient<kind.value>(call, first, rows, width, before); });
+    if (call.activates) with_activation(call.activation, [&](auto kind) { activation_gradient<kind.value>(call, first, rows, width, before); });
     else if (call.grad_is_number && width == call.outputs) grad = static_cast<const Number*>(call.grad_output) + first * call.outputs;
     else round_rows(call.grad_output, call.grad_is_number, first, rows, call.outputs, width, rounded);
     pack_operands(call, grad, width, first, rows, padded, left, right);

@@ -26,7 +26,7 @@ void muon_momentum(const MuonCall& call, const MuonMatrix& matrix, float* update
     }
 }
 
-// All of a matrix's step. A tall one is transposed. `memory`: its size is in training_muon.cpp.
+// All of a matrix's step. A tall one is transposed. `memory`: its size is in training_optimizer.cpp.
 void muon_step(const MuonCall& call, const MuonMatrix& matrix, float* memory) {
     const Products products;
     const bool is_tall = matrix.rows > matrix.columns;

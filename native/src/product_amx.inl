@@ -1,6 +1,4 @@
-// Products on AMX tiles: blocks of 32 rows and 32 columns, four tiles of sums. Included by target_amx.cpp only.
-//
-// Tiles: 0 to 3 sums (rows 0-15 and 16-31, columns 0-15 and 16-31), 4 and 5 activations, 6 and 7 weights.
+// Products on AMX tiles: blocks of 32 rows and 32 columns, four tiles of sums. Included by target_amx.cpp only, after tiles.inl.
 
 namespace {
 
@@ -8,17 +6,7 @@ thread_local int configured_rows = 0;  // of the tiles of this thread; 0: not co
 
 // Fewer than 16 rows take proportionally less time.
 void configure_tiles(int rows) {
-    if (rows == configured_rows) return;
-    struct alignas(64) {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } config;
-    std::memset(&config, 0, sizeof config);
-    config.palette = 1;
-    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = uint8_t(i < 6 ? rows : 16);
-    asm volatile("" : : "r"(&config) : "memory");  // GCC before 14 believes that only 8 bytes are read (bug 114098)
-    _tile_loadconfig(&config);
+    if (rows != configured_rows) configure_tiles(rows, rows);
     configured_rows = rows;
 }
 
@@ -45,39 +33,15 @@ void convert_bf16x3(Activations& a, int depth) {
     }
 }
 
-// sums += activations * weights, all inputs; TWO: of 32 rows rather than 16.
+// 16 or, if TWO, 32 rows of sums to memory.
 template <bool TWO>
-void add_block(const uint16_t* high, const uint16_t* low, const uint16_t* w_high, const uint16_t* w_low, int n_tiles) {
-    for (int k = 0; k < n_tiles; k++, high += 512, low += 512, w_high += 1024, w_low += 1024) {
-        const int next = n_tiles * 512;  // to the tile of rows 16-31
-        _tile_loadd(4, high, 64);
-        _tile_loadd(6, w_high, 64);
-        _tile_loadd(7, w_high + 512, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (TWO) {
-            _tile_loadd(5, high + next, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_loadd(4, low, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (TWO) {
-            _tile_loadd(5, low + next, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_loadd(6, w_low, 64);
-        _tile_loadd(7, w_low + 512, 64);
-        _tile_loadd(4, high, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (TWO) {
-            _tile_loadd(5, high + next, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+void store_block(void* c, size_t stride) {
+    float *above = static_cast<float*>(c), *below = above + 16 * stride;  // or integers of that size
+    _tile_stored(0, above, stride * 4);
+    _tile_stored(1, above + 16, stride * 4);
+    if (TWO) {
+        _tile_stored(2, below, stride * 4);
+        _tile_stored(3, below + 16, stride * 4);
     }
 }
 
@@ -92,13 +56,28 @@ void bf16x3_block(const Activations& a, int row, const PackedMatrix& w, int colu
         _tile_loadd(2, init + 16 * init_stride, init_stride * 4);
         _tile_loadd(3, init + 16 * init_stride + 16, init_stride * 4);
     }
-    add_block<TWO>(a.high + from, a.low + from, w.high.data() + panel, w.low.data() + panel, n_tiles);
-    _tile_stored(0, c, stride * 4);
-    _tile_stored(1, c + 16, stride * 4);
-    if (TWO) {
-        _tile_stored(2, c + 16 * stride, stride * 4);
-        _tile_stored(3, c + 16 * stride + 16, stride * 4);
+    const auto load_weights = [](const uint16_t* weights) {
+        _tile_loadd(6, weights, 64);
+        _tile_loadd(7, weights + 512, 64);
+    };
+    const auto add = [=](const uint16_t* rows) {
+        _tile_loadd(4, rows, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (TWO) {
+            _tile_loadd(5, rows + n_tiles * 512, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    };
+    for (size_t k = 0; k < size_t(n_tiles); k++) {
+        load_weights(w.high.data() + panel + k * 1024);
+        add(a.high + from + k * 512);
+        add(a.low + from + k * 512);
+        load_weights(w.low.data() + panel + k * 1024);
+        add(a.high + from + k * 512);
     }
+    store_block<TWO>(c, stride);
 }
 
 void multiply_bf16x3(const PackedMatrix& w, const Activations& a, int first, int last, float* c, size_t stride, const float* init,
@@ -146,16 +125,6 @@ void int8_block(const int8_t* a, const int8_t* b, int n_tiles) {
     }
 }
 
-template <bool TWO>
-void store_int8_block(int32_t* sums) {
-    _tile_stored(0, sums, 128);
-    _tile_stored(1, sums + 16, 128);
-    if (TWO) {
-        _tile_stored(2, sums + 512, 128);
-        _tile_stored(3, sums + 528, 128);
-    }
-}
-
 void multiply_int8_tiles(const PackedMatrix& w, const Activations& a, int first, int last, float* c, size_t stride, const float* init,
                          size_t init_stride) {
     configure_tiles(a.rows < 16 ? a.rows : 16);
@@ -182,8 +151,8 @@ void multiply_int8_tiles(const PackedMatrix& w, const Activations& a, int first,
             if (two) int8_block<true>(tiles, weights, n_tiles);
             else int8_block<false>(tiles, weights, n_tiles);
             if (done_row >= 0) finish(sums[flip ^ 1]);
-            if (two) store_int8_block<true>(sums[flip]);
-            else store_int8_block<false>(sums[flip]);
+            if (two) store_block<true>(sums[flip], 32);
+            else store_block<false>(sums[flip], 32);
             done_row = row, done_column = column;
         }
     }

@@ -361,28 +361,22 @@ private:
     bool has_grad_memory = false;
 };
 
-template <class Work>
-void with_numbers(const Call& call, Work work) {
-    if (call.is_bf16) work(uint16_t());
-    else work(float());
-}
-
 }  // namespace
 
 int64_t stack_memory(const Call& call) {
     int64_t found = 0;
     Call counted = call;
     counted.kept = nullptr;
-    with_numbers(call, [&](auto number) { found = Stack<decltype(number)>(counted, 1).memory(); });
+    with_numbers(call.is_bf16, [&](auto number) { found = Stack<decltype(number)>(counted, 1).memory(); });
     return found;
 }
 
 void stack(const Call& call, int n_threads) {
-    with_numbers(call, [&](auto number) { Stack<decltype(number)>(call, n_threads).forward(); });
+    with_numbers(call.is_bf16, [&](auto number) { Stack<decltype(number)>(call, n_threads).forward(); });
 }
 
 void stack_backward(const Call& call, int n_threads) {
-    with_numbers(call, [&](auto number) { Stack<decltype(number)>(call, n_threads).backward(); });
+    with_numbers(call.is_bf16, [&](auto number) { Stack<decltype(number)>(call, n_threads).backward(); });
 }
 
 }  // namespace transduce

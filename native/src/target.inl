@@ -9,7 +9,6 @@
 #include "activations.inl"
 #include "attention.inl"
 #include "layers.inl"
-#include "recurrent.inl"
 #include "sampling.inl"
 #include "vocabulary.inl"
 

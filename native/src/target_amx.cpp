@@ -1,6 +1,7 @@
 // Kernels for CPUs with AVX-512, VNNI and AMX: int8 and bf16x3 products on tiles.
 #include "target.inl"
 
+#include "tiles.inl"
 #include "product_amx.inl"
 
 namespace {

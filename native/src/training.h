@@ -270,7 +270,7 @@ struct TrainingKernels {
     void (*transpose_rows)(const float* const* from, const float* factors, int rows, int width, size_t stride, Number* to);
     void (*weight_gradient)(const Number* hidden, size_t stride, int width, const Number* exponentials, int rows, float* grad, bool add);
     void (*unpack_gradient)(const LossSizes& sizes, const float* grad, int panel, const float* less, float* to);
-    // Heads that share keys and values, of all sequences; `memory`: as many floats as scratch_size in training_attention.cpp.
+    // Heads that share keys and values, of all sequences; `memory`: as many floats as scratch_size in training_rows.cpp.
     void (*attend_groups)(const HeadsCall<Number>& call, int64_t first, int64_t last, float* memory);
     void (*pack_weight_columns)(const LinearCall<Number>& call, int panel, Number* to);
     void (*pack_weight_rows)(const LinearCall<Number>& call, int first, Number* to);
@@ -304,6 +304,13 @@ template <>
 const TrainingKernels<uint16_t>* training_kernels();
 template <>
 const TrainingKernels<float>* training_kernels();
+
+// Calls `work` with a number of this type.
+template <class Work>
+void with_numbers(bool is_bf16, Work work) {
+    if (is_bf16) work(uint16_t());
+    else work(float());
+}
 
 template <class Number>
 Loss smoothed_loss(const LossCall& call, int n_threads);

@@ -5,6 +5,9 @@
 #include "training.h"
 #include "vec.h"
 
+#if defined(__AMX_BF16__)
+#include "tiles.inl"
+#endif
 #if defined(__AVX512BF16__)
 #include "product_bf16.inl"
 #else
