@@ -37,10 +37,16 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
         **{"residual": "pre", "output_bias": True, "norm_eps": 1e-3, "scale_embeddings": False},
     },
     "ssru": {"d_model": 72, "decoder_self": "ssru", "residual": "pre", "n_encoder_layers": 3},
+    "t5": {
+        **{"n_heads": 5, "d_key": 11, "d_value": 7, "positions": "t5", "activation": "gelu_tanh", "residual": "pre"},
+        **{"norm": "rms", "bias": False, "tie": "none", "scale_embeddings": False},
+    },
 }
 GPTS: dict[str, dict[str, Any]] = {
     "gpt2": {"positions": "learned", "max_positions": 150, "one_end": True, "activation": "gelu_tanh"},
     "rotary": {"positions": "rotary", "n_heads": 8, "n_kv_heads": 2, "norm": "rms", "bias": False, "tie": "none"},
+    "gpt with ALiBi": {"positions": "alibi", "n_heads": 6, "d_key": 24, "d_value": 24},
+    "gpt with T5's positions": {"positions": "t5", "n_heads": 8, "n_kv_heads": 4},
 }
 
 

@@ -109,7 +109,7 @@ std::shared_ptr<transduce::Request> request_of(const transduce::Request& options
     require(0 <= request->n_unscored && request->n_unscored <= int64_t(request->prefix.size()), "unscored: must be from 0 to the length of the prefix");
     const int64_t length = int64_t(request->ids.size());
     const int64_t n_positions = config.decoder_only ? length + limit - 1 : std::max<int64_t>(length, limit);
-    require(config.positions != 3 || n_positions <= config.max_positions, "a sentence or a limit is longer than the learned positions");
+    require(config.positions != transduce::kLearned || n_positions <= config.max_positions, "a sentence or a limit is longer than the learned positions");
     for (const int32_t id : request->ids)
         require(0 <= id && id < config.n_src && (config.decoder_only || id != config.pad),
                 "ids: must be tokens of the source vocabulary, without padding in a source");
@@ -146,7 +146,7 @@ void check_items(const int32_t* ids, const int64_t* offsets, int64_t n, int64_t 
 }
 
 void check(const transduce_config& config, const transduce_pairs& p) {
-    const int64_t most = config.positions == 3 ? std::min(config.max_positions, kMaxSource) : kMaxSource;
+    const int64_t most = config.positions == transduce::kLearned ? std::min(config.max_positions, kMaxSource) : kMaxSource;
     require(p.n >= 0 && p.n <= INT32_MAX, "n: must be from 0 to 2^31 - 1");
     require(!p.sources == (config.decoder_only || p.n == 0), "sources: needed by a model with an encoder, and by no other");
     if (p.n) check_items(p.inputs, p.offsets, p.n, most, config.n_tgt);

@@ -54,13 +54,16 @@ void score_quad(const AttentionCall& call, int quad, const uint16_t* any, float*
     const int chunks = heads.head_width / 4, groups = heads.heads / heads.kv_heads;
     const size_t group_size = size_t(heads.key_width()) * 4;  // four keys
     size_t head_at[4];
-    const float* query[Q][4];
+    const float *query[Q][4], *bias[Q];
     for (int h = 0; h < 4; h++) {
         const int head = quad * 4 + h < heads.heads ? quad * 4 + h : heads.heads - 1;  // heads that do not exist: any other
         head_at[h] = size_t(head / groups) * heads.head_width * 4;
         for (int i = 0; i < Q; i++) query[i][h] = call.queries[i] + size_t(head) * heads.head_width;
     }
-    for (int i = 0; i < Q; i++) largest[i] = splat(kHidden);
+    for (int i = 0; i < Q; i++) {
+        largest[i] = splat(kHidden);
+        bias[i] = call.biases[i] ? call.biases[i] + quad * call.bias_stride : nullptr;
+    }
     for (int block = 0; block < call.n_blocks; block++) {
         for (int key = 0; key < kBlockKeys; key += kKeysOfVec) {
             const size_t at = (size_t(block) * kBlockKeys + key) * 4;
@@ -84,8 +87,10 @@ void score_quad(const AttentionCall& call, int quad, const uint16_t* any, float*
             }
 #pragma GCC unroll 5
             for (int i = 0; i < Q; i++) {
-                const Vec product = sum_quads(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
-                const Vec score = where_keys(call.masks[i][block] >> key & kVecKeys, Cache::kScaled ? product * scale : product, splat(kHidden));
+                Vec score = sum_quads(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+                if (Cache::kScaled) score = score * scale;
+                if (bias[i]) score = score + load(bias[i] + at);
+                score = where_keys(call.masks[i][block] >> key & kVecKeys, score, splat(kHidden));
                 largest[i] = max(largest[i], score);
                 store(scores[i] + at, score);
             }
@@ -191,19 +196,14 @@ void attend_queries(const AttentionCall& call) {
     }
 }
 
+using Attend = void (*)(const AttentionCall&);
+template <class Cache, int Q>
+constexpr Attend kQueries = attend_queries<Cache, (Q < kMaxQueries ? Q : kMaxQueries)>;
+
 template <class Cache>
 void attend(const AttentionCall& call) {
-    switch (call.n_queries) {
-    case 1: return attend_queries<Cache, 1>(call);
-#if defined(__AVX2__) || defined(__aarch64__)
-    case 2: return attend_queries<Cache, 2>(call);
-#endif
-#if defined(__AVX512F__)
-    case 3: return attend_queries<Cache, 3>(call);
-    case 4: return attend_queries<Cache, 4>(call);
-    case 5: return attend_queries<Cache, 5>(call);
-#endif
-    }
+    constexpr Attend kAttend[] = {nullptr, kQueries<Cache, 1>, kQueries<Cache, 2>, kQueries<Cache, 3>, kQueries<Cache, 4>, kQueries<Cache, 5>};
+    kAttend[call.n_queries](call);
 }
 
 void store_float32(const HeadShape& heads, char* keys, char* values, int at, const float* key, const float* value) {

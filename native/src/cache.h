@@ -1,4 +1,5 @@
-// Keys and values of sentences, in blocks that are handed out and taken back: nothing is ever moved.
+// What is kept of the tokens of sentences: keys and values, in blocks that are handed out and taken back and never moved; or states of
+// recurrent units.
 #pragma once
 
 #include <algorithm>
@@ -120,6 +121,25 @@ public:
 private:
     int n_blocks_ = 0;
     std::vector<uint16_t> strips_;
+};
+
+// The states of recurrent units (SSRU) of one sentence: one vector per hypothesis and layer. Unlike keys and values, states are copied when hypotheses are reordered.
+class RecurrentStates {
+public:
+    // One hypothesis whose states are zeros.
+    void start(int n_layers, size_t width) { width_ = width, row_ = n_layers * width, now_.assign(row_, 0.f); }
+    float* at(int row, int layer) { return &now_[row * row_ + layer * width_]; }
+    // From now on hypothesis i continues what was hypothesis parent(i).
+    template <class Parent>
+    void reorder(int n_rows, Parent parent) {
+        next_.resize(n_rows * row_);
+        for (int i = 0; i < n_rows; i++) std::copy_n(now_.begin() + parent(i) * row_, row_, next_.begin() + i * row_);
+        now_.swap(next_);
+    }
+
+private:
+    size_t width_ = 0, row_ = 0;
+    std::vector<float> now_, next_;
 };
 
 }  // namespace transduce

@@ -29,8 +29,9 @@ struct HeadShape {
 // Keys and values are stored in blocks of kBlockKeys. Keys: [4 groups][key_width / 4][4 keys][4 numbers], so that a vector
 // register has the same four numbers of several keys, and the scores of four heads come out side by side. Values:
 // [kBlockKeys][key_width]. In int8, a number is q * scale; scales [heads / 4][kBlockKeys][4 heads] follow the numbers.
-// Queries are already scaled by log2(e) / sqrt(head width): softmax uses 2^x.
+// Queries are already scaled by log2(e) / sqrt(d_key), biases by log2(e): softmax uses 2^x.
 constexpr int kBlockKeys = 16;
+constexpr float kLog2E = 1.4426950408889634f;
 struct AttentionCall {
     HeadShape heads;
     int n_blocks = 0;
@@ -39,6 +40,8 @@ struct AttentionCall {
     int n_queries = 0;
     const float* const* queries = nullptr;
     const uint16_t* const* masks = nullptr;  // of each query: one number per block, one bit per key that it attends to
+    const float* const* biases = nullptr;    // of each query: numbers that are added to its scores; null: none
+    size_t bias_stride = 0;                  // in floats, from those of four heads, [keys][4 heads], to the next
     float* const* outputs = nullptr;
     float* scratch = nullptr;  // attention_scratch(n_blocks, n_queries) floats
     // Heads whose scores of the first n_scores keys are wanted too: those of a head go to `scores` of each query, plus its `place`.

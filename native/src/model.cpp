@@ -12,6 +12,7 @@ namespace transduce {
 namespace {
 
 using Error = std::invalid_argument;
+constexpr int kMostInner = 1 << 16;  // numbers of a row inside a sub-layer
 
 void check(bool fine, const char* name, int64_t value, const char* allowed) {
     if (!fine) throw Error(std::string(name) + " = " + std::to_string(value) + ": " + allowed);
@@ -23,11 +24,12 @@ void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
 
 transduce_config checked(const transduce_config& c) {
     check_range("d_model", c.d_model, 1, 1 << 14);
-    check_range("d_ff", c.d_ff, 1, 1 << 16);
+    check_range("d_ff", c.d_ff, 1, kMostInner);
     check_range("n_heads", c.n_heads, 1, c.d_model);
     check_range("n_kv_heads", c.n_kv_heads, 1, c.n_heads);
-    check(c.d_model % c.n_heads == 0, "n_heads", c.n_heads, "must divide d_model");
     check(c.n_heads % c.n_kv_heads == 0, "n_kv_heads", c.n_kv_heads, "must divide n_heads");
+    check_range("d_key", c.d_key, 1, kMostInner / c.n_heads);
+    check_range("d_value", c.d_value, 1, kMostInner / c.n_heads);
     check_range("n_encoder_layers", c.n_encoder_layers, 0, 1024);
     check_range("n_decoder_layers", c.n_decoder_layers, 1, 1024);
     check_range("n_src", c.n_src, 1, 1 << 24);
@@ -36,8 +38,8 @@ transduce_config checked(const transduce_config& c) {
     check_range("pre_norm", c.pre_norm, 0, 1);
     check_range("norm", c.norm, 0, 1);
     check_range("embedding_norm", c.embedding_norm, 0, 1);
-    check_range("positions", c.positions, 0, 6);
-    check(c.positions != 4 || c.d_model / c.n_heads % 2 == 0, "positions", c.positions, "rotary ones need an even head width");
+    check_range("positions", c.positions, kNoPositions, kMarian);
+    check(c.positions != kRotary || c.d_key % 2 == 0, "positions", c.positions, "rotary ones need an even d_key");
     check_range("activation", c.activation, 0, 3);
     check_range("gated", c.gated, 0, 1);
     check(c.norm_eps > 0 && std::isfinite(c.norm_eps), "norm_eps", 0, "must be positive");
@@ -97,20 +99,22 @@ private:
     mutable std::set<const transduce_tensor*> used_;
 };
 
-// Where the heads of a projection are: `heads` parts of `used` numbers, each padded to `width`.
-struct Heads {
-    int heads, used, width;
+// Where the outputs or inputs of a matrix are: `n` parts of `used` numbers, each padded to `width`.
+struct Parts {
+    int n, used, width;
     int at(int i) const { return i / used * width + i % used; }
-    int total() const { return heads * used; }
+    int total() const { return n * used; }
+    int padded() const { return n * width; }
 };
 
 class Loader {
 public:
     Loader(const Model& model, const Weights& weights)
-        : m_(model), c_(model.config), weights_(weights), d_head_(c_.d_model / c_.n_heads),
-          query_{c_.n_heads, d_head_, model.heads.head_width}, key_{c_.n_kv_heads, d_head_, model.heads.head_width},
+        : m_(model), c_(model.config), weights_(weights), stream_{1, c_.d_model, c_.d_model}, query_{c_.n_heads, c_.d_key, model.heads.head_width},
+          key_{c_.n_kv_heads, c_.d_key, model.heads.head_width}, value_{c_.n_kv_heads, c_.d_value, model.heads.head_width},
+          output_{c_.n_heads, c_.d_value, model.heads.head_width},
           // Softmax is computed with powers of 2.
-          query_scale_(1.4426950408889634f / std::sqrt(float(d_head_))) {}
+          query_scale_(kLog2E / std::sqrt(float(c_.d_key))) {}
 
     PackedMatrix pack_matrix(const DenseMatrix& dense) const { return pack(dense, m_.precision, m_.products.panel); }
 
@@ -131,71 +135,50 @@ public:
         return table;
     }
 
-    // Rows [from, from + heads.total()) of a projection, placed head by head from column `to` on.
-    void place(DenseMatrix& dense, const std::string& name, int n_rows, int from, Heads heads, int to, float scale) const {
-        const float* weight = weights_.get(name + ".weight", n_rows, c_.d_model);
+    // Outputs [from, from + outputs.total()) of a matrix with so many rows, placed from column `to` on.
+    void place(DenseMatrix& dense, const std::string& name, int n_rows, int from, Parts outputs, Parts inputs, int to = 0, float scale = 1) const {
+        const float* weight = weights_.get(name + ".weight", n_rows, inputs.total()) + size_t(from) * inputs.total();
         const float* bias = weights_.find(name + ".bias", 1, n_rows);
-        for (int i = 0; i < heads.total(); i++) {
-            const int column = to + heads.at(i);
-            const float* row = weight + size_t(from + i) * c_.d_model;
-            for (int k = 0; k < c_.d_model; k++) dense.at(column, k) = row[k] * scale;
+        for (int i = 0; i < outputs.total(); i++) {
+            const int column = to + outputs.at(i);
+            for (int part = 0; part < inputs.n; part++)
+                for (int k = 0; k < inputs.used; k++) dense.at(column, part * inputs.width + k) = *weight++ * scale;
             if (bias) dense.bias[column] = bias[from + i] * scale;
         }
     }
 
+    PackedMatrix matrix(const std::string& name, Parts outputs, Parts inputs) const {
+        weights_.get(name + ".weight", outputs.total(), inputs.total());  // before memory is allocated for its size
+        DenseMatrix dense(outputs.padded(), inputs.padded());
+        place(dense, name, outputs.total(), 0, outputs, inputs);
+        return pack_matrix(dense);
+    }
+
     AttentionWeights self_attention(const std::string& name) const {
-        const int n_query = query_.total(), n_key = key_.total(), n_rows = n_query + 2 * n_key;
+        const int n_query = query_.total(), n_key = key_.total(), n_rows = n_query + n_key + value_.total();
         const std::string projection = name + ".query_key_value";
         weights_.get(projection + ".weight", n_rows, c_.d_model);
         DenseMatrix dense(m_.query_width + 2 * m_.key_width, c_.d_model);
-        place(dense, projection, n_rows, 0, query_, 0, query_scale_);
-        place(dense, projection, n_rows, n_query, key_, m_.query_width, 1);
-        place(dense, projection, n_rows, n_query + n_key, key_, m_.query_width + m_.key_width, 1);
-        return {pack_matrix(dense), attention_output(name)};
+        place(dense, projection, n_rows, 0, query_, stream_, 0, query_scale_);
+        place(dense, projection, n_rows, n_query, key_, stream_, m_.query_width);
+        place(dense, projection, n_rows, n_query + n_key, value_, stream_, m_.query_width + m_.key_width);
+        return {pack_matrix(dense), matrix(name + ".output", stream_, output_)};
     }
 
     AttentionWeights cross_attention(const std::string& name) const {
         DenseMatrix dense(m_.query_width, c_.d_model);
-        place(dense, name + ".query", query_.total(), 0, query_, 0, query_scale_);
-        return {pack_matrix(dense), attention_output(name)};
-    }
-
-    PackedMatrix attention_output(const std::string& name) const {
-        DenseMatrix dense(c_.d_model, m_.query_width);
-        fill(dense, name + ".output", c_.d_model, c_.d_model, [](int i) { return i; }, [this](int k) { return query_.at(k); });
-        return pack_matrix(dense);
-    }
-
-    PackedMatrix gate_value(const std::string& name) const {
-        const int d_model = c_.d_model, width = m_.width;
-        DenseMatrix dense(2 * width, d_model);
-        fill(dense, name, 2 * d_model, d_model, [=](int i) { return i < d_model ? i : width + i - d_model; }, [](int k) { return k; });
-        return pack_matrix(dense);
+        place(dense, name + ".query", query_.total(), 0, query_, stream_, 0, query_scale_);
+        return {pack_matrix(dense), matrix(name + ".output", stream_, output_)};
     }
 
     PackedMatrix memory_projection() const {
         DenseMatrix dense(2 * m_.key_width * c_.n_decoder_layers, c_.d_model);
-        const int n_key = key_.total();
+        const int n_key = key_.total(), n_rows = n_key + value_.total();
         for (int l = 0; l < c_.n_decoder_layers; l++) {
             const std::string name = "decoder.blocks." + std::to_string(l) + ".cross_attention.key_value";
-            place(dense, name, 2 * n_key, 0, key_, 2 * l * m_.key_width, 1);
-            place(dense, name, 2 * n_key, n_key, key_, (2 * l + 1) * m_.key_width, 1);
+            place(dense, name, n_rows, 0, key_, stream_, 2 * l * m_.key_width);
+            place(dense, name, n_rows, n_key, value_, stream_, (2 * l + 1) * m_.key_width);
         }
-        return pack_matrix(dense);
-    }
-
-    PackedMatrix expand(const std::string& name) const {
-        const int d_ff = c_.d_ff, inner = m_.inner;  // gated: the values come after all (padded) gates
-        const int n = c_.gated ? 2 * d_ff : d_ff;
-        weights_.get(name + ".expand.weight", n, c_.d_model);
-        DenseMatrix dense(c_.gated ? 2 * inner : inner, c_.d_model);
-        fill(dense, name + ".expand", n, c_.d_model, [=](int i) { return i < d_ff ? i : inner + i - d_ff; }, [](int k) { return k; });
-        return pack_matrix(dense);
-    }
-
-    PackedMatrix contract(const std::string& name) const {
-        DenseMatrix dense(c_.d_model, c_.d_ff);
-        fill(dense, name + ".contract", c_.d_model, c_.d_ff, [](int i) { return i; }, [](int k) { return k; });
         return pack_matrix(dense);
     }
 
@@ -213,21 +196,26 @@ public:
     void load(Stack& stack, bool decoder) const {
         const std::string side = decoder ? "tgt_embedding" : "src_embedding", name = decoder ? "decoder" : "encoder";
         stack.embedding = table(side + ".table.weight", decoder ? c_.n_tgt : c_.n_src);
-        if (c_.positions == 3) stack.positions = table(side + ".positions.embedding.weight", c_.max_positions);
+        if (c_.positions == kLearned) stack.positions = table(side + ".positions.embedding.weight", c_.max_positions);
+        if (c_.positions == kT5) {
+            const float* biases = weights_.get(side + ".positions.bias.weight", kBuckets, c_.n_heads);
+            stack.score_biases.assign(biases, biases + kBuckets * c_.n_heads);
+        }
         if (c_.embedding_norm) stack.embedding_norm = norm(side + ".norm");
         if (c_.pre_norm) stack.final_norm = norm(name + ".norm");
         for (int i = 0; i < (decoder ? c_.n_decoder_layers : c_.n_encoder_layers); i++) {
             const std::string block = name + ".blocks." + std::to_string(i);
             Layer layer;
-            if (decoder && c_.recurrent) layer.gate_value = gate_value(block + ".self_attention.gate_value");
+            if (decoder && c_.recurrent) layer.gate_value = matrix(block + ".self_attention.gate_value", {2, c_.d_model, m_.width}, stream_);
             else layer.self = self_attention(block + ".self_attention");
             layer.self_norm = norm(block + ".self_attention_residual.norm");
             if (decoder && !c_.decoder_only) {
                 layer.cross = cross_attention(block + ".cross_attention");
                 layer.cross_norm = norm(block + ".cross_attention_residual.norm");
             }
-            layer.expand = expand(block + ".feed_forward");
-            layer.contract = contract(block + ".feed_forward");
+            const Parts inner{c_.gated ? 2 : 1, c_.d_ff, m_.inner};  // gated: the values come after all (padded) gates
+            layer.expand = matrix(block + ".feed_forward.expand", inner, stream_);
+            layer.contract = matrix(block + ".feed_forward.contract", stream_, {1, c_.d_ff, c_.d_ff});
             layer.feed_forward_norm = norm(block + ".feed_forward_residual.norm");
             stack.layers.push_back(std::move(layer));
         }
@@ -236,22 +224,10 @@ public:
 private:
     const char* output_name() const { return c_.tied ? "tgt_embedding.table.weight" : "output_embedding.weight"; }
 
-    // A whole matrix with its outputs and inputs moved to other places.
-    template <class Output, class Input>
-    void fill(DenseMatrix& dense, const std::string& name, int outputs, int inputs, Output output, Input input) const {
-        const float* weight = weights_.get(name + ".weight", outputs, inputs);
-        const float* bias = weights_.find(name + ".bias", 1, outputs);
-        for (int i = 0; i < outputs; i++) {
-            for (int k = 0; k < inputs; k++) dense.at(output(i), input(k)) = weight[size_t(i) * inputs + k];
-            if (bias) dense.bias[output(i)] = bias[i];
-        }
-    }
-
     const Model& m_;
     const transduce_config& c_;
     const Weights& weights_;
-    int d_head_;
-    Heads query_, key_;
+    Parts stream_, query_, key_, value_, output_;
     float query_scale_;
 };
 
@@ -273,7 +249,7 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
       attention(precision == Precision::int8 ? kernels.attention_int8 : kernels.attention_float32) {
     width = int(round_up(config.d_model, kPad));
     inner = int(round_up(config.d_ff, kPad));
-    heads = {config.n_heads, config.n_kv_heads, int(round_up(config.d_model / config.n_heads, 16))};
+    heads = {config.n_heads, config.n_kv_heads, int(round_up(std::max(config.d_key, config.d_value), 16))};
     if (config.guided_layer >= 0) guided.push_back({config.guided_layer, config.guided_head});
     query_width = heads.heads * heads.head_width, key_width = heads.key_width();
     const Weights weights(tensors, n_tensors);

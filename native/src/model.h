@@ -10,6 +10,9 @@
 
 namespace transduce {
 
+enum { kNoPositions, kLearned, kRotary, kT5, kAlibi, kSinusoidal, kSinusoidalHalves, kFairseq, kMarian };
+constexpr int kBuckets = 32;  // of T5's distances
+
 struct AttentionWeights {
     PackedMatrix query;   // self-attention: queries, keys and values side by side; cross-attention: queries
     PackedMatrix output;  // its bias is added by the norm that follows
@@ -25,6 +28,7 @@ struct Layer {
 struct Stack {
     Buffer<float> embedding;  // [tokens, width]
     Buffer<float> positions;  // learned: [max_positions, width]
+    std::vector<float> score_biases;  // T5's: [kBuckets, heads]
     NormWeights embedding_norm, final_norm;
     std::vector<Layer> layers;
 };
@@ -44,7 +48,7 @@ struct Model {
     const AttentionKernels& attention;  // of the decoder; the encoder's is in float32
     int width;                   // d_model, padded
     int inner;                   // d_ff, padded; a gated network has twice as many inner columns
-    HeadShape heads;             // head_width: d_model / n_heads, padded to a multiple of 16: zeros change no score
+    HeadShape heads;             // head_width: the larger of d_key and d_value, padded to a multiple of 16: zeros change no score
     int query_width, key_width;  // of all heads, with padding inside heads only
     std::vector<Head> guided;    // the head that was trained to align, if any
     int max_depth, max_columns;  // of all products but the logits

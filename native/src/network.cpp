@@ -10,6 +10,7 @@ namespace {
 constexpr int kLogitColumns = 512;  // logits of a row that are computed and searched at once, in the L2 cache
 constexpr size_t kLogitStride = row_stride(kLogitColumns);
 constexpr int kReadAtOnce = 512;    // tokens of a prompt
+constexpr int kLogitsAtOnce = 1 << 19;  // of rows that are drawn from: 2 MB
 
 // The softmax of scores that have a factor of log2(e).
 void normalize(float* scores, int n) {
@@ -84,7 +85,7 @@ void Network::feed_forward(const Layer& layer, int rows) {
 
 // ---- attention
 
-// Queries in `wide_`, rows [first_row, first_row + n_rows), over keys_ and values_; masks_ of each row. `recorded`: the sentence of
+// Queries in `wide_`, rows [first_row, first_row + n_rows), over keys_ and values_; masks_ and biases_ of each row. `recorded`: the sentence of
 // the rows, if it wants the weights of heads.
 void Network::attend(const AttentionKernels& kernels, int first_row, int n_rows, int n_blocks, const Sentence* recorded) {
     queries_.resize(n_rows), outputs_.resize(n_rows);
@@ -94,7 +95,7 @@ void Network::attend(const AttentionKernels& kernels, int first_row, int n_rows,
     }
     scratch_.reserve(attention_scratch(n_blocks, kernels_.max_queries));
     AttentionCall call;
-    call.heads = model_.heads, call.keys = keys_.data(), call.values = values_.data(), call.scratch = scratch_.data();
+    call.heads = model_.heads, call.keys = keys_.data(), call.values = values_.data(), call.scratch = scratch_.data(), call.bias_stride = bias_stride_;
     if (recorded) {
         scores_.resize(n_rows);
         for (int r = 0; r < n_rows; r++) scores_[r] = recorded->weights + size_t(r) * recorded->n_source;
@@ -102,7 +103,7 @@ void Network::attend(const AttentionKernels& kernels, int first_row, int n_rows,
     }
     for (int r = 0; r < n_rows; r += call.n_queries) {
         call.n_queries = std::min(kernels_.max_queries, n_rows - r);
-        call.queries = &queries_[r], call.masks = &masks_[r], call.outputs = &outputs_[r];
+        call.queries = &queries_[r], call.masks = &masks_[r], call.biases = &biases_[r], call.outputs = &outputs_[r];
         if (recorded) call.scores = &scores_[r];
         const auto is_seen = [&](int block) {
             return std::any_of(call.masks, call.masks + call.n_queries, [=](const uint16_t* mask) { return mask[block]; });
@@ -116,6 +117,7 @@ void Network::attend(const AttentionKernels& kernels, int first_row, int n_rows,
 void Network::attend_within(const std::vector<int>& starts) {
     const AttentionKernels& kernels = kernels_.attention_float32;
     const size_t block = kernels.bytes(model_.heads);
+    bias_stride_ = source_positions_.bias_stride();
     for (size_t i = 0; i + 1 < starts.size(); i++) {
         const int first = starts[i], n = starts[i + 1] - first, n_blocks = (n + kBlockKeys - 1) / kBlockKeys;
         source_keys_.reserve(n_blocks * block), source_values_.reserve(n_blocks * block);
@@ -127,7 +129,8 @@ void Network::attend_within(const std::vector<int>& starts) {
                           k % kBlockKeys, key, key + model_.key_width);
         }
         fill_mask(full_mask_, n);
-        masks_.assign(n, full_mask_.data());
+        masks_.assign(n, full_mask_.data()), biases_.resize(n);
+        for (int k = 0; k < n; k++) biases_[k] = source_positions_.biases(k);
         attend(kernels, first, n, n_blocks);
     }
 }
@@ -149,7 +152,7 @@ void Network::attend_to_history(Sentence* const* sentences, int n, int layer) {
                                    key + model_.key_width);
         }
         point_at(s.blocks, layer);
-        masks_ = s.masks;
+        masks_ = s.masks, biases_ = s.biases, bias_stride_ = s.bias_stride;
         attend(model_.attention, row, rows, int(s.blocks.size()));
         row += rows;
     }
@@ -171,7 +174,7 @@ void Network::attend_to_memory(Sentence* const* sentences, int n, int layer, con
         const Sentence& s = *sentences[i];
         const int rows = int(s.places.size());
         point_at(s.memory_blocks, layer);
-        masks_.assign(rows, s.memory_mask.data());
+        masks_.assign(rows, s.memory_mask.data()), biases_.assign(rows, nullptr);
         wanted_.clear();
         for (size_t i = 0; s.weights && i < heads.size(); i++)
             if (heads[i].layer == layer) wanted_.push_back({heads[i].head, i * rows * s.n_source});
@@ -190,8 +193,10 @@ void Network::encode(const Source* sources, Sentence* const* sentences, int n) {
     const int rows = starts.back();
     reserve_rows(rows);
     row_position_.resize(rows);
-    for (int i = 0, row = 0; i < n; i++)
+    for (int i = 0, row = 0; i < n; i++) {
+        source_positions_.reserve_biases(int(round_up(sources[i].n, kBlockKeys)));
         for (int k = 0; k < sources[i].n; k++) embed(model_.encoder, source_positions_, row++, sources[i].ids[k], k);
+    }
     if (model_.config.embedding_norm) kernels_.norm(model_.encoder.embedding_norm, x_.data(), width_, rows, nullptr, false, x_.data());
     pending_ = nullptr;
     for (const Layer& layer : model_.encoder.layers) {
@@ -225,7 +230,7 @@ void Network::start(const Source* sources, Sentence* const* sentences, int n) {
         Sentence& s = *sentences[i];
         s.ancestors.start();
         if (model_.config.recurrent) s.states.start(model_.config.n_decoder_layers, width_);
-        s.position = 0, s.n_rows = 1, s.n_source = sources[i].n;
+        s.positions.clear(), s.position = 0, s.n_rows = 1, s.n_source = sources[i].n;
     }
     if (!model_.config.decoder_only) return encode(sources, sentences, n);
     std::vector<Source> parts(n);
@@ -249,11 +254,14 @@ void Network::read(const Source* targets, Sentence* const* sentences, int n, con
     reserve_rows(rows);
     row_position_.resize(rows);
     causal_.reserve(n_blocks);
+    target_positions_.reserve_biases(n_blocks * kBlockKeys);
     for (int i = 0, row = 0; i < n; i++) {
         Sentence& s = *sentences[i];
-        s.places.resize(targets[i].n), s.masks.resize(targets[i].n);
+        s.places.resize(targets[i].n), s.masks.resize(targets[i].n), s.biases.resize(targets[i].n);
+        s.positions.resize(s.position + targets[i].n), s.bias_stride = target_positions_.bias_stride();
         for (int k = 0; k < targets[i].n; k++, s.position++) {
-            s.places[k] = s.position, s.masks[k] = causal_.mask(s.position);
+            s.places[k] = s.positions[s.position] = s.position, s.masks[k] = causal_.mask(s.position);
+            s.biases[k] = target_positions_.biases(s.position);
             if (s.position % kBlockKeys == 0) s.blocks.push_back(pool_.take());
             embed(model_.decoder, target_positions_, row++, targets[i].ids[k], s.position);
         }
@@ -262,13 +270,30 @@ void Network::read(const Source* targets, Sentence* const* sentences, int n, con
     decode(sentences, n, rows, heads);
 }
 
+// All hypotheses have their next token at one position.
+void Network::set_biases(Sentence& s) {
+    const size_t n = size_t(s.ancestors.n_blocks()) * kBlockKeys;
+    s.positions.resize(n);
+    for (const int place : s.places) s.positions[place] = s.position;
+    target_positions_.reserve_biases(s.position + 1);
+    const float* biases = target_positions_.biases(s.position);
+    s.biases.assign(s.n_rows, nullptr);
+    if (!biases) return;
+    const int quads = (model_.config.n_heads + 3) / 4;
+    s.bias_stride = 4 * n, s.place_biases.resize(quads * s.bias_stride);
+    for (int quad = 0; quad < quads; quad++)
+        for (size_t place = 0; place < n; place++)
+            std::copy_n(biases + quad * target_positions_.bias_stride() + 4 * s.positions[place], 4, &s.place_biases[quad * s.bias_stride + 4 * place]);
+    s.biases.assign(s.n_rows, s.place_biases.data());
+}
+
 void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens) {
     const int rows = int(tokens.size());
     reserve_rows(rows);
     row_position_.resize(rows);
     for (int i = 0, row = 0; i < n; i++) {
         Sentence& s = *sentences[i];
-        if (!model_.config.recurrent) s.ancestors.add_tokens(s.places);
+        if (!model_.config.recurrent) s.ancestors.add_tokens(s.places), set_biases(s);
         while (int(s.blocks.size()) < s.ancestors.n_blocks()) s.blocks.push_back(pool_.take());
         s.places.resize(s.n_rows), s.masks.resize(s.n_rows);
         for (int r = 0; r < s.n_rows; r++, row++) {
@@ -391,6 +416,28 @@ void Network::decide(Screen& screen, int row) {
         const float value = screen.n == 1 ? 0 : kernels_.dot(model_.logits.bias[id], hidden_ + row * width_, model_.output(id), int(width_));
         if (best.n && !(value > best.values[0])) continue;
         best.n = 1, best.values[0] = value, best.ids[0] = id;
+    }
+}
+
+// A few rows at a time, whose logits are kept.
+void Network::draw(std::vector<Draw>& draws) {
+    const int columns = model_.logits.columns, most = std::clamp(kLogitsAtOnce / columns, 1, 64);
+    drawn_hidden_.reserve((size_t(most) + kSpareRows) * width_), drawn_logits_.reserve((size_t(most) + kSpareRows) * columns);
+    for (size_t first = 0; first < draws.size(); first += most) {
+        const int n = int(std::min<size_t>(most, draws.size() - first));
+        for (int i = 0; i < n; i++) std::copy_n(hidden_ + draws[first + i].row * width_, width_, drawn_hidden_.data() + i * width_);
+        multiplier_.convert(model_.logits, drawn_hidden_.data(), width_, n);
+        multiplier_.columns(model_.logits, 0, columns, drawn_logits_.data(), columns);
+        for (int i = 0; i < n; i++) {
+            Draw& draw = draws[first + i];
+            float* logits = drawn_logits_.data() + size_t(i) * columns;
+            hide_padding(model_.logits, logits, 0, columns);
+            raised_.clear();
+            for (int32_t id = model_.config.placeholder, last = id + kPlaceholders; draw.missing && id < last; id++)
+                if (count_of(draw.missing, id, model_.config.placeholder)) raised_.emplace_back(id, logits[model_.config.eos] + kMisplaced);
+            draw.token =
+                sampler_.draw(logits, model_.config.n_tgt, columns, banned(draw.row), raised_, *draw.sampling, draw.number, draw.log_prob);
+        }
     }
 }
 

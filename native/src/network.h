@@ -6,7 +6,6 @@
 #include "cache.h"
 #include "model.h"
 #include "positions.h"
-#include "recurrent.h"
 #include "sampler.h"
 
 namespace transduce {
@@ -20,6 +19,10 @@ struct Sentence {
     RecurrentStates states;
     std::vector<int> places;             // of the tokens of this pass
     std::vector<const uint16_t*> masks;  // of each of them: the places that it attends to
+    std::vector<const float*> biases;    // of each of them, as AttentionCall has them
+    size_t bias_stride = 0;
+    std::vector<int> positions;          // of the token of each place
+    std::vector<float> place_biases;     // of all tokens of a step, whose keys have any places
     float* weights = nullptr;            // where attention of the wanted heads goes: [heads, tokens of this pass, source]; null: nowhere
     int position = 0;                    // of the next token
     int n_rows = 1;                      // live hypotheses
@@ -81,6 +84,7 @@ public:
 
 private:
     void reserve_rows(int rows);
+    void set_biases(Sentence& sentence);
     void embed(const Stack& stack, Positions& positions, int row, int token, int position);
     const float* before_sublayer(const NormWeights& norm, int rows);
     void after_sublayer(const PackedMatrix& last, const NormWeights& norm, int rows);
@@ -123,6 +127,8 @@ private:
     std::vector<const char*> keys_, values_;
     std::vector<const float*> queries_;
     std::vector<const uint16_t*> masks_;
+    std::vector<const float*> biases_;
+    size_t bias_stride_ = 0;
     std::vector<float*> outputs_;
     std::vector<uint16_t> full_mask_;
     CausalMasks causal_;

@@ -1,4 +1,4 @@
-// Positions: vectors that are added to embeddings, or angles by which queries and keys are rotated.
+// Positions: vectors that are added to embeddings, angles by which queries and keys are rotated, or biases of scores.
 #pragma once
 
 #include <vector>
@@ -15,14 +15,22 @@ public:
     const float* cosines(int position);
     const float* sines(int position) { return cosines(position) + half_; }
     int half() const { return half_; }  // planes of a head that are rotated; 0: none
+    // The biases of a query, as AttentionCall has them, for keys from position 0 on; null: none. Both positions must be reserved.
+    const float* biases(int query) const { return reach_ ? &biases_[size_t(reach_ - query) * 4] : nullptr; }
+    size_t bias_stride() const { return size_t(reach_) * 8; }
+    // Makes room for positions below n; changes the addresses of all biases.
+    void reserve_biases(int n);
 
 private:
     const float* row(int position);
     void compute(int position, float* row) const;
+    float bias(int head, int distance) const;
     const Model& model_;
     const Stack& stack_;
     int half_ = 0, stride_ = 0;
     std::vector<float> rows_;
+    int reach_ = 0;  // distances from -reach to reach - 1 are known
+    std::vector<float> biases_;
 };
 
 }  // namespace transduce

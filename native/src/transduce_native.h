@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 29
+#define TRANSDUCE_ABI_VERSION 30
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -23,12 +23,15 @@ enum { TRANSDUCE_OK = 0, TRANSDUCE_INVALID = 1, TRANSDUCE_MEMORY = 2, TRANSDUCE_
 
 /* A Transformer. All fields are 32 bits wide. */
 typedef struct {
-    int32_t d_model, d_ff, n_heads, n_kv_heads, n_encoder_layers, n_decoder_layers, n_src, n_tgt;
+    int32_t d_model, d_ff, n_heads, n_kv_heads;
+    int32_t d_key, d_value;   /* widths of a head's queries and keys, and of its values */
+    int32_t n_encoder_layers, n_decoder_layers, n_src, n_tgt;
     int32_t max_positions;    /* rows of learned positions */
     int32_t pre_norm;         /* 0: norm after the residual connection, 1: before it, and a final norm */
     int32_t norm;             /* 0: layer, 1: rms */
     int32_t embedding_norm;   /* 1: a norm over embeddings and positions */
-    int32_t positions;        /* 0: none, 1: sinusoidal, 2: all sines before all cosines, 3: learned, 4: rotary, 5: fairseq's sinusoids, 6: Marian's */
+    int32_t positions;        /* 0: none, 1: learned, 2: rotary; biases of scores: 3: T5's, 4: ALiBi; sinusoids: 5: the paper's, 6: all sines before all
+                               * cosines, 7: fairseq's, 8: Marian's */
     int32_t activation;       /* 0: relu, 1: gelu, 2: gelu_tanh, 3: silu */
     int32_t gated;            /* 1: feed_forward.expand has 2 d_ff outputs */
     float norm_eps, embedding_scale;

@@ -31,15 +31,17 @@ constexpr int kTokens = 40, kClients = 3, kRounds = 30, kSentences = 6, kLimit =
 struct Model {
     explicit Model(int precision) {
         config = {};
-        config.d_model = 32, config.d_ff = 48, config.n_heads = 2, config.n_kv_heads = 2;
+        config.d_model = 32, config.d_ff = 48, config.n_heads = 2, config.n_kv_heads = 2, config.d_key = config.d_value = 16;
         config.n_encoder_layers = config.n_decoder_layers = 1;
         config.n_src = config.n_tgt = kTokens, config.max_positions = 1;
         config.guided_layer = 0, config.guided_head = 1;
-        config.positions = 1, config.norm_eps = 1e-5f, config.embedding_scale = 1;
+        config.positions = precision == 2 ? 3 : 5, config.norm_eps = 1e-5f, config.embedding_scale = 1;
         config.pad = 0, config.unk = 1, config.bos = 2, config.eos = 3, config.start = 2, config.precision = precision, config.tied = 1;
         for (const std::string side : {"encoder", "decoder"}) {
             const std::string block = side + ".blocks.0.";
-            add((side == "encoder" ? "src" : "tgt") + std::string("_embedding.table.weight"), kTokens, 32);
+            const std::string embedding = side == "encoder" ? "src_embedding." : "tgt_embedding.";
+            add(embedding + "table.weight", kTokens, 32);
+            if (precision == 2) add(embedding + "positions.bias.weight", 32, 2);
             add_linear(block + "self_attention.query_key_value", 96);
             add_linear(block + "self_attention.output", 32);
             add(block + "self_attention_residual.norm.weight", 1, 32);

@@ -71,13 +71,15 @@ class StandIn:
 
 
 def untrained(settings: Settings, *, n_src: int, n_tgt: int, seed: int = 0) -> nn.Module:
-    """A model with random weights whose outputs end at some point and depend on the source."""
+    """A model with random weights whose outputs end at some point and depend on the source and on positions."""
     torch.manual_seed(seed)
     model = build_model(settings.model, n_src=n_src, n_tgt=n_tgt)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "embedding" not in name:
                 parameter.mul_(3.0)
+            elif name.endswith("positions.bias.weight"):
+                parameter.normal_()
         model.output_weight[EOS] *= 2.5
     accelerate(model, device=torch.device("cpu"), precision=torch.float32, purpose="decoding")
     return model.eval().requires_grad_(False)

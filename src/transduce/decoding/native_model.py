@@ -21,8 +21,8 @@ LONGEST_TEXT = 1 << 16
 """Tokens of a source or of a row of text, with its end."""
 
 _NORMS, _ACTIVATIONS = ("layer", "rms"), ("relu", "gelu", "gelu_tanh", "silu")
-_POSITIONS = ("none", "sinusoidal", "sinusoidal_halves", "learned", "rotary", "sinusoidal_fairseq", "sinusoidal_marian")
-_FEED_FORWARDS = ("plain", "gated", "conv")
+_SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "sinusoidal_marian")
+_POSITIONS = ("none", "learned", "rotary", "t5", "alibi", *_SINUSOIDS)
 _NONE = np.empty(0)
 
 NativeSettings = TransformerSettings | GPTSettings
@@ -36,7 +36,7 @@ class Config(ctypes.Structure):
     """`transduce_config` of native/src/transduce_native.h; also the order of the fields."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("d_model", "d_ff", "n_heads", "n_kv_heads")),
+        *((name, ctypes.c_int32) for name in ("d_model", "d_ff", "n_heads", "n_kv_heads", "d_key", "d_value")),
         *((name, ctypes.c_int32) for name in ("n_encoder_layers", "n_decoder_layers", "n_src", "n_tgt")),
         *((name, ctypes.c_int32) for name in ("max_positions", "pre_norm", "norm", "embedding_norm")),
         *((name, ctypes.c_int32) for name in ("positions", "activation", "gated")),
@@ -63,15 +63,13 @@ def why_not(settings: NativeSettings) -> str | None:
     s = settings
     unsupported = {
         f"model.positions = '{s.positions}'": s.positions not in _POSITIONS,
-        f"model.feed_forward = '{s.feed_forward}'": s.feed_forward not in _FEED_FORWARDS or s.kernel_size > 1,
+        f"model.feed_forward = '{s.feed_forward}'": s.kernel_size > 1,
         f"model.activation = '{s.activation}'": s.activation not in _ACTIVATIONS,
         f"model.norm = '{s.norm}'": s.norm not in _NORMS,
         f"model.residual = '{s.residual}'": s.residual not in ("post", "pre"),
         f"model.decoder_pattern = '{s.decoder_pattern}'": s.decoder_pattern != "full",
         "model.encoder_pattern": isinstance(s, TransformerSettings) and s.encoder_pattern != "full",
         "model.source": isinstance(s, TransformerSettings) and s.source != "tokens",
-        f"model.d_key = {s.d_key}": s.key_width != s.d_head,
-        f"model.d_value = {s.d_value}": s.n_heads * s.value_width != s.d_model,
     }
     return next((name for name, is_unsupported in unsupported.items() if is_unsupported), None)
 
@@ -155,6 +153,8 @@ def native_config(
         d_ff=s.d_ff,
         n_heads=s.n_heads,
         n_kv_heads=s.n_kv_heads or s.n_heads,
+        d_key=s.key_width,
+        d_value=s.value_width,
         n_encoder_layers=s.n_encoder_layers if isinstance(s, TransformerSettings) else 0,
         n_decoder_layers=s.n_decoder_layers,
         n_src=n_src,

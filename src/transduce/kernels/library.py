@@ -17,7 +17,7 @@ import numpy as np
 
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 29
+_ABI_VERSION = 30
 _INVALID, _MEMORY = 1, 2
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 

@@ -32,6 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"embedding_norm": True, "tie": "none", "output_bias": True, "norm_eps": 1e-3},
     },
     "ssru": {"n_encoder_layers": 1, "decoder_self": "ssru", "residual": "pre"},
+    "t5": {"n_encoder_layers": 2, "positions": "t5", "d_key": 5, "d_value": 9, "residual": "pre"},
     "gpt": {"kind": "gpt", "positions": "learned", "max_positions": 60, "one_end": True, "residual": "pre"},
 }
 Shaped = dict[str, tuple[np.ndarray, int, int]]

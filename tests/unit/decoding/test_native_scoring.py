@@ -20,7 +20,7 @@ from transduce.kernels.library import instruction_set
 from transduce.text.special import BOS, EOS, PAD
 
 pytestmark = needs_library
-SCORED = ("paper", "odd", "ssru")
+SCORED = ("paper", "odd", "ssru", "t5")
 
 
 @cache
@@ -52,6 +52,13 @@ def assert_close(ours: list[list[float]], theirs: list[list[float]], *, toleranc
 def test_scores_are_those_of_pytorch(name: str, precision: NativePrecision, tolerance: float) -> None:
     ours = engine_of(name, precision=precision).score(pairs())
     assert_close(ours, pytorch_of(name).score(pairs()), tolerance=tolerance)
+
+
+def test_biases_of_long_distances_are_those_of_pytorch() -> None:
+    """T5's buckets end at a distance of 128, in both directions."""
+    long = [pair for pair in pairs(0, longest=300) if len(pair.src) == 300]
+    assert long and len(long[0].tgt) == 300
+    assert_close(engine_of("t5").score(long), pytorch_of("t5").score(long), tolerance=2e-4)
 
 
 @pytest.mark.parametrize("separate", [False, True])

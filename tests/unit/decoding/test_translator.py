@@ -237,7 +237,7 @@ def test_loading_a_model_does_not_import_the_compiler(make_run: Callable[..., Pa
         "import sys; from transduce import Translator; [Translator.load(run) for run in sys.argv[1:]];"
         "print('torch._dynamo' in sys.modules)"
     )
-    runs = [str(make_run(positions=scheme)) for scheme in ("sinusoidal", "learned", "rotary", "t5")]
+    runs = [str(make_run(positions=scheme)) for scheme in ("sinusoidal", "learned", "rotary", "t5", "shaw")]
     done = subprocess.run([sys.executable, "-c", code, *runs], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
