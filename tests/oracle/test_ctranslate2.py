@@ -1,10 +1,14 @@
-"""Models of CTranslate2 and packages of Argos Translate: import, and export back, compared with the library itself."""
+"""Models of CTranslate2 and packages of Argos Translate: import, and export back, compared with the library itself.
+
+TRANSDUCE_MODELS=N: that many models of each kind with random settings.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import random
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,12 @@ from transduce.errors import TransduceError, UserError
 from transduce.runs.folder import RunFolder
 
 engine = pytest.importorskip("ctranslate2")
+pytestmark = [
+    pytest.mark.usefixtures("few_pieces"),
+    pytest.mark.filterwarnings("ignore:.*sacremoses"),
+]
 
+N_MODELS = int(os.environ.get("TRANSDUCE_MODELS", "2"))
 SETTINGS: dict[str, dict[str, Any]] = {
     "the paper's": {},
     "pre": {"residual": "pre"},
@@ -47,7 +56,7 @@ def their_pieces(folder: Path, model: Path, texts: list[str], *, end: bool, beam
     splitter = sentencepiece.SentencePieceProcessor(model_file=str(model))
     sources = [splitter.encode(text, out_type=str) + ["</s>"] * end for text in texts]
     translator = engine.Translator(str(folder), compute_type="float32")  # which also rounds no activations to 8 bits
-    found = translator.translate_batch(sources, beam_size=beam, max_decoding_length=10)
+    found = translator.translate_batch(sources, beam_size=beam, max_decoding_length=10, disable_unk=True)
     return [result.hypotheses[0] for result in found]
 
 
@@ -103,6 +112,43 @@ def test_an_export_is_imported_again(tmp_path: Path, options: dict[str, Any], qu
         assert our_pieces(run, LINES[::6]) == our_pieces(tmp_path / "again", LINES[::6])
 
 
+def drawn(draw: random.Random, *, joint: bool) -> dict[str, Any]:
+    """Random settings that CTranslate2 supports."""
+    heads = draw.choice([1, 2, 4])
+    return {
+        "n_heads": heads,
+        "d_model": heads * draw.choice([4, 6, 8]),
+        "d_ff": draw.choice([5, 24, 33]),
+        "n_encoder_layers": draw.randint(1, 3),
+        "n_decoder_layers": draw.randint(1, 3),
+        "residual": draw.choice(["post", "pre"]),
+        "norm": draw.choice(["layer", "rms"]),
+        "norm_eps": draw.choice([None, 1e-3]),
+        "feed_forward": draw.choice(["plain", "gated"]),
+        "activation": draw.choice(["relu", "gelu", "gelu_tanh", "silu"]),
+        "embedding_norm": draw.random() < 0.3,
+        "bias": draw.random() < 0.7,
+        "scale_embeddings": draw.random() < 0.5,
+        "output_bias": draw.random() < 0.5,
+        "source_end": draw.random() < 0.7,
+        "positions": draw.choice([*(f"sinusoidal{kind}" for kind in ("", "_halves", "_marian")), "learned", "none"]),
+        "tie": draw.choice(["three_way", "two_way", "inputs", "none"] if joint else ["two_way", "none"]),
+    }
+
+
+@pytest.mark.parametrize("seed", range(N_MODELS))
+def test_models_with_random_settings_are_exported_and_imported_again(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    joint = draw.random() < 0.6
+    run = make_run(tmp_path / "run", joint=joint, seed=seed, **drawn(draw, joint=joint))
+    lines = list(export_run(run, "ctranslate2", tmp_path / "theirs"))
+    assert "checked: log-probabilities" in lines[1]
+    lines = list(import_run(tmp_path / "theirs", tmp_path / "again"))
+    assert any("checked: log-probabilities" in line for line in lines), lines
+    expected = their_pieces(tmp_path / "theirs", tmp_path / "theirs" / "source.spm", LINES[::6], end=False)
+    assert our_pieces(run, LINES[::6]) == our_pieces(tmp_path / "again", LINES[::6]) == expected
+
+
 @pytest.mark.parametrize("trainable", [False, True], ids=["native", "PyTorch"])
 def test_a_source_without_its_end_gives_the_librarys_translations(tmp_path: Path, trainable: bool) -> None:
     run = make_run(tmp_path / "run", source_end=False)
@@ -124,8 +170,12 @@ def test_both_engines_agree_on_a_source_without_its_end(tmp_path: Path) -> None:
         assert ours.shape == theirs.shape and ours == pytest.approx(theirs, abs=1e-5) and not ours[..., -1].any()
 
 
-def test_marian_models_converted_by_the_library(tmp_path: Path) -> None:
-    marian = make_folder(tmp_path / "marian", make_run(tmp_path / "run", positions="sinusoidal_halves"))
+@pytest.mark.parametrize("seed", range(N_MODELS))
+def test_marian_models_converted_by_the_library(tmp_path: Path, seed: int) -> None:
+    settings = drawn(random.Random(seed), joint=True)
+    names = ("n_heads", "d_model", "d_ff", "n_encoder_layers", "n_decoder_layers", "activation", "scale_embeddings")
+    options = {name: settings[name] for name in names} | {"positions": "sinusoidal_halves"}
+    marian = make_folder(tmp_path / "marian", make_run(tmp_path / "run", seed=1 + seed, **options))
     converter = engine.converters.TransformersConverter(str(marian), copy_files=["source.spm", "target.spm"])
     converter.convert(str(tmp_path / "theirs"), quantization="int8")
     lines = list(import_run(tmp_path / "theirs", tmp_path / "ours"))
@@ -134,14 +184,15 @@ def test_marian_models_converted_by_the_library(tmp_path: Path) -> None:
     assert our_pieces(tmp_path / "ours", LINES[::6]) == expected
 
 
-def test_models_of_many_languages_converted_by_the_library(tmp_path: Path) -> None:
-    seq2seqs.write_model(tmp_path / "hub", "nllb", seed=3)
+@pytest.mark.parametrize("seed", range(N_MODELS))
+def test_models_of_many_languages_converted_by_the_library(tmp_path: Path, seed: int) -> None:
+    seq2seqs.write_model(tmp_path / "hub", "nllb", 3 + seed)
     converter = engine.converters.TransformersConverter(str(tmp_path / "hub"), copy_files=["sentencepiece.bpe.model"])
     converter.convert(str(tmp_path / "theirs"))
     lines = list(import_run(tmp_path / "theirs", tmp_path / "ours"))
     assert any("checked" in line for line in lines), lines
     list(import_run(tmp_path / "hub", tmp_path / "same"))
-    languages = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
+    languages = {"src_lang": "en", "tgt_lang": "de"}
     assert our_pieces(tmp_path / "ours", LINES[::9], **languages) == our_pieces(
         tmp_path / "same", LINES[::9], **languages
     )
@@ -185,10 +236,9 @@ def opennmt_checkpoint(path: Path, pieces: list[str], *, d: int = 16, ff: int = 
     torch.save({"model": model, "generator": heads, "vocab": vocabulary, "opt": namespace}, path)
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package of Argos Translate, as argos-train makes it: OpenNMT-py, CTranslate2, SentencePiece, zip."""
-    folder = tmp_path_factory.mktemp("argos")
+def write_package(folder: Path) -> Path:
+    """Write a package of Argos Translate, as argos-train makes it: OpenNMT-py, CTranslate2, SentencePiece, zip."""
+    folder.mkdir(exist_ok=True)
     model = tokenizers().src.model
     (folder / "sentencepiece.model").write_bytes(model)
     splitter = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -210,6 +260,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
             archive.write(folder / name, f"en_de/{name}")
         archive.writestr("en_de/stanza/en/pickle.pt", b"not read")
     return out
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_package(tmp_path_factory.mktemp("argos"))
 
 
 def test_a_package_of_argos_translate_is_imported(package: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Transformers' MarianMTModel and MarianTokenizer, and CTranslate2, compared with ours: random small models.
 
 Needs transformers and ctranslate2 (`pip install -e .[interchange]`). A real model: TRANSDUCE_MARIAN=FOLDER. Logits and
-gradients are compared in test_random_models.py.
+gradients are compared in test_random_models.py. TRANSDUCE_MODELS=N: the searches of that many models.
 """
 
 from __future__ import annotations
@@ -37,17 +37,19 @@ from transduce.text.special import BOS, EOS, PAD, UNK
 pytestmark = pytest.mark.filterwarnings("ignore:.*sacremoses")
 
 REAL = os.environ.get("TRANSDUCE_MARIAN")
+N_MODELS = int(os.environ.get("TRANSDUCE_MODELS", "4"))
 
 
 @pytest.mark.usefixtures("few_pieces")
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", range(1, N_MODELS + 1))
 def test_search_equals_generate(tmp_path: Path, seed: int) -> None:
     """Patience inf equals early_stopping "never".
 
     At the length limit they differ: theirs compares truncated with finished hypotheses, ours ranks finished ones first.
     """
     other = marian_folder(tmp_path / "theirs", random.Random(seed), eos=4.0, max_position_embeddings=32)
-    list(import_run(tmp_path / "theirs", tmp_path / "run"))
+    lines = list(import_run(tmp_path / "theirs", tmp_path / "run"))
+    assert any(line.startswith("checked: outputs of transformers") for line in lines), lines
     ours, c = Translator.load(tmp_path / "run").model, other.config
     src, tgt = marian_rows(c)
     batch = examples(c.vocab_size + 1, c.decoder_vocab_size + 1, seed=seed).src

@@ -1,8 +1,13 @@
-"""Import of Marian's own files: compared with equations in float64, and with Marian if pymarian is installed."""
+"""Import of Marian's own files: compared with equations in float64, and with Marian if pymarian is installed.
+
+TRANSDUCE_MODELS=N: that many models with random settings.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 import shutil
 import struct
@@ -20,6 +25,7 @@ from marian_models import (
     INT8,
     INT8_AVX2,
     INT8_BROWSERMT,
+    Weights,
     config,
     log_probs,
     make_folder,
@@ -37,6 +43,7 @@ from transduce.errors import UserError
 from transduce.text.special import EOS, UNK
 from transduce.text.tokenizer import parse_model
 
+N_MODELS = int(os.environ.get("TRANSDUCE_MODELS", "2"))
 RNN = {"transformer_decoder_autoreg": "rnn"}
 PRE = {"transformer_preprocess": "n", "transformer_postprocess": "da", "transformer_postprocess_top": "n"}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -65,8 +72,43 @@ def test_scores_and_greedy_translations_equal_those_of_the_equations(tmp_path: P
     (tmp_path / "vocab.spm").write_bytes(pieces())
     lines = list(import_run(tmp_path / "model.npz", tmp_path / "run"))
     assert "found: a translator of Marian (v1.12.42)" in lines[1] and lines[-1].startswith("translated, src to tgt")
+    assert_equal_to_equations(tmp_path / "run", c, w)
+
+
+def drawn(draw: random.Random) -> dict[str, Any]:
+    """Random settings of a model."""
+    tied = draw.choice([(), ("tied_embeddings",), ("tied_embeddings_src",), ("tied_embeddings_all",)])
+    return {
+        **draw.choice([{}, RNN]),
+        **draw.choice([{}, PRE]),
+        **dict.fromkeys(tied, True),
+        "transformer_ffn_activation": draw.choice(["swish", "relu"]),
+        "transformer_postprocess_emb": draw.choice(["d", "nd"]),
+        "transformer_no_projection": draw.random() < 0.3,
+        "output_omit_bias": draw.random() < 0.3,
+    }
+
+
+@pytest.mark.parametrize("seed", range(N_MODELS))
+def test_models_with_random_settings_equal_the_equations(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    c, kind = config(**drawn(draw)), draw.choice([None, FLOAT32, INT8, INT8_AVX2])
+    w = weights(c, seed)
+    values = {name: q.astype(np.float32) / m for name, (q, m) in quantize(w).items() if not name.endswith("Wemb")}
+    if kind is None:
+        write_npz(tmp_path / "model.npz", c, w)
+    else:
+        write_bin(tmp_path / "model.bin", c, w, kind=kind)
+    (tmp_path / "vocab.spm").write_bytes(pieces())
+    list(import_run(tmp_path, tmp_path / "run"))
+    w |= values if kind in (INT8, INT8_AVX2) else {}
+    assert_equal_to_equations(tmp_path / "run", c, w)
+
+
+def assert_equal_to_equations(run: Path, c: dict[str, Any], w: Weights) -> None:
+    """Check both engines' scores and greedy translations."""
     for trainable in (False, True):
-        translator = Translator.load(tmp_path / "run", trainable=trainable)
+        translator = Translator.load(run, trainable=trainable)
         encode = translator.tokenizers.src.encode
         texts = [LINES[0], "xyz", *LINES[30::20]]
         targets = LINES[::15]

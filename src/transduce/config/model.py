@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from transduce.config.section import MAX_TOKENS, Section, Traits, setting, traits_of
 from transduce.errors import SettingsError
 
-Tie = Literal["three_way", "two_way", "none"]
+Tie = Literal["three_way", "two_way", "inputs", "none"]
 Blocks = Annotated[int, Field(ge=0, le=1024)]
 Preset = Mapping[str, Any]
 
@@ -134,10 +134,23 @@ class PositionSettings(ModelSettings):
 class OutputSettings(ModelSettings):
     """Settings of architectures that predict tokens."""
 
-    tie: Tie = setting("three_way", "Shared embeddings: three_way (source, target, output), two_way or none.")
+    tie: Tie = setting(
+        "three_way",
+        "Shared embeddings: three_way (all), two_way (target, output), inputs (source, target) or none.",
+    )
     output_bias: Literal[True, False, "fixed"] = setting(
         False, "Add a bias to the logits; fixed: one that is not trained."
     )
+
+    @property
+    def ties_inputs(self) -> bool:
+        """Whether source and target share an embedding."""
+        return self.tie in ("three_way", "inputs")
+
+    @property
+    def ties_output(self) -> bool:
+        """Whether the output matrix is the embedding of the target."""
+        return self.tie in ("three_way", "two_way")
 
 
 NORM_EPSILONS = {"layer": 1e-5, "rms": 1e-6}

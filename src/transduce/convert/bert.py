@@ -18,7 +18,7 @@ from transduce.config.architectures import BertClassifierSettings, BertEncoderSe
 from transduce.convert import format_limits, hub_folder, parity, weight_map
 from transduce.convert.folder import Imported, Outgoing, read_object, read_weights
 from transduce.convert.format_limits import EXPRESSIBLE_IN_TRANSFORMERS, ConfigFormat, Expressible
-from transduce.convert.weight_map import Entry, Layer, Rows
+from transduce.convert.weight_map import Entry, Layer, Rows, block_layers
 from transduce.errors import UserError
 from transduce.text.special import BOS, EOS, MASK, PAD, UNK
 
@@ -76,15 +76,13 @@ BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 _MASKED, _NEXT, _LABELS = "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight", "classifier.weight"
 
-BLOCK = (
-    Layer(
-        "self_attention.query_key_value", "attention.self.query attention.self.key attention.self.value", "heads stream"
+BLOCK = block_layers(
+    self_attention=(
+        "attention.self.query attention.self.key attention.self.value",
+        "attention.output.dense",
+        "attention.output.LayerNorm",
     ),
-    Layer("self_attention.output", "attention.output.dense", "stream heads"),
-    Layer("self_attention_residual.norm", "attention.output.LayerNorm", "stream"),
-    Layer("feed_forward.expand", "intermediate.dense", "inner stream"),
-    Layer("feed_forward.contract", "output.dense", "stream inner"),
-    Layer("feed_forward_residual.norm", "output.LayerNorm", "stream"),
+    feed_forward=("intermediate.dense", "output.dense", "output.LayerNorm"),
 )
 HEAD = (
     Layer("head.dense", "cls.predictions.transform.dense", "stream stream"),

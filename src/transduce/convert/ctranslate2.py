@@ -25,7 +25,7 @@ from transduce.convert.folder import Imported, Outgoing
 from transduce.convert.format_limits import Expressible, check_expressible, model_from, position_table
 from transduce.convert.parity import MAX_TOKENS, NotLoaded, compare, examples, logits_of, settle
 from transduce.convert.seq2seq_vocabulary import language_codes, piece_tokenizer
-from transduce.convert.weight_map import NEVER, Entry, Layer, Rows
+from transduce.convert.weight_map import NEVER, TIES, Entry, Rows, block_layers
 from transduce.errors import UserError
 from transduce.text.special import BOS, EOS, PAD, Framing
 from transduce.text.tokenizer import Tokenizers
@@ -55,23 +55,9 @@ _EMBEDDINGS = {
 
 # -- the weight map
 
-_BLOCK = (
-    Layer("self_attention.query_key_value", "self_attention.linear_0", "3*heads stream"),
-    Layer("self_attention.output", "self_attention.linear_1", "stream heads"),
-    Layer("self_attention_residual.norm", "self_attention.layer_norm", "stream"),
-    Layer("feed_forward.contract", "ffn.linear_1", "stream inner"),
-    Layer("feed_forward_residual.norm", "ffn.layer_norm", "stream"),
-)
-_FEED_FORWARD = {
-    "plain": Layer("feed_forward.expand", "ffn.linear_0", "inner stream"),
-    "gated": Layer("feed_forward.expand", "ffn.linear_0 ffn.linear_0_noact", "inner stream"),
-}
-_CROSS_ATTENTION = (
-    Layer("cross_attention.query", "attention.linear_0", "heads stream"),
-    Layer("cross_attention.key_value", "attention.linear_1", "2*heads stream"),
-    Layer("cross_attention.output", "attention.linear_2", "stream heads"),
-    Layer("cross_attention_residual.norm", "attention.layer_norm", "stream"),
-)
+_SELF_ATTENTION = ("self_attention.linear_0", "self_attention.linear_1", "self_attention.layer_norm")
+_CROSS_ATTENTION = (*(f"attention.linear_{i}" for i in range(3)), "attention.layer_norm")
+_EXPAND = {"plain": "ffn.linear_0", "gated": "ffn.linear_0 ffn.linear_0_noact"}
 
 
 def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
@@ -81,8 +67,9 @@ def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
         rows = src if ours.startswith("src") else tgt
         tensors.append(Entry(ours, (theirs,), (rows.n_theirs, s.d_model), rows=rows.index))
     tensors.append(Entry("output_bias", (_PROJECTION_BIAS,), (tgt.n_theirs,), rows=tgt.index, filler=NEVER))
-    block = (*_BLOCK, _FEED_FORWARD[s.feed_forward])
-    layers = block, (*block, *_CROSS_ATTENTION)
+    feed_forward = (_EXPAND[s.feed_forward], "ffn.linear_1", "ffn.layer_norm")
+    block = block_layers(self_attention=_SELF_ATTENTION, feed_forward=feed_forward)
+    layers = block, (*block, *block_layers(cross_attention=_CROSS_ATTENTION))
     return [*tensors, *weight_map.stack_entries(s, "{}.", "layer_{}.", layers, positions=_POSITIONS)]
 
 
@@ -171,7 +158,7 @@ def import_ctranslate2(folder: Path, *, languages: Mapping[str, str] | None = No
     ours = [entry for entry in entries(model, src=rows[0], tgt=rows[1]) if _is_ours(entry, model)]
     state = weight_map.read(tensors, ours, origin=folder)
     source, target, output = (state[name] for name in _EMBEDDINGS)
-    tie = "none" if not torch.equal(target, output) else "three_way" if torch.equal(source, target) else "two_way"
+    tie = TIES[torch.equal(source, target), torch.equal(target, output)]
     model = model.model_copy(update={"tie": tie, "output_bias": weight_map.complete_output_bias(state, rows[1])})
     notes = [f"found: a translator of CTranslate2, {model.summary}"]
     if not model.source_end:

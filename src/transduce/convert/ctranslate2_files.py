@@ -139,6 +139,3 @@ def _read_vocabulary(folder: Path, side: str) -> list[str] | None:
         return read_bytes(path).decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError:
         raise RunFolderError(f"{path} is not valid UTF-8") from None
-
-
-# -- import

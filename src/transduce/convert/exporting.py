@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transduce.config.architectures import TransformerSettings
 from transduce.convert.argos import export_argos
 from transduce.convert.bert import export_bert
 from transduce.convert.ctranslate2 import QUANTIZATIONS, export_ctranslate2
@@ -13,6 +14,7 @@ from transduce.convert.folder import Outgoing, check_free, make_parents
 from transduce.convert.gpt2 import export_gpt2
 from transduce.convert.peft import export_peft
 from transduce.convert.seq2seq import export_seq2seq
+from transduce.convert.t5 import export_t5
 from transduce.decoding.open_run import load_model
 from transduce.errors import SettingsError, UserError, check_known
 from transduce.models.registry import ARCHITECTURES, count_parameters
@@ -21,6 +23,12 @@ from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
 
 Exporter = Callable[[Path, Outgoing], list[str]]
+
+
+def _export_translator(out: Path, run: Outgoing) -> list[str]:
+    """Write a folder for the class of transformers that computes the model."""
+    is_t5 = isinstance(s := run.settings.model, TransformerSettings) and s.positions == "t5"
+    return (export_t5 if is_t5 else export_seq2seq)(out, run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,7 @@ class Target:
 
 
 EXPORTS = {
-    "huggingface": Target({"Transformer": export_seq2seq, "GPT": export_gpt2, "BERT": export_bert}),
+    "huggingface": Target({"Transformer": _export_translator, "GPT": export_gpt2, "BERT": export_bert}),
     "peft": Target({"Transformer": export_peft}),
     "ctranslate2": Target({"Transformer": export_ctranslate2}, QUANTIZATIONS),
     "argos": Target({"Transformer": export_argos}, QUANTIZATIONS, is_file=True),

@@ -17,7 +17,7 @@ from transduce.config.architectures import GPTSettings
 from transduce.convert import format_limits, hub_folder, parity, weight_map
 from transduce.convert.folder import Imported, Outgoing, read_object, read_weights
 from transduce.convert.format_limits import EXPRESSIBLE_IN_TRANSFORMERS, ConfigFormat, Expressible
-from transduce.convert.weight_map import Entry, Layer, Rows
+from transduce.convert.weight_map import Entry, Layer, Rows, block_layers
 from transduce.errors import UserError
 from transduce.runs.atomic import write_json
 from transduce.text.special import BOS, EOS, PAD, UNK
@@ -67,13 +67,8 @@ EXPRESSIBLE: Expressible = {
 BUFFERS = (".attn.bias", ".attn.masked_bias")
 """Ends of the names of tensors in older files that are not weights: causal masks."""
 
-BLOCK = (
-    Layer("self_attention.query_key_value", "attn.c_attn", "3*heads stream"),
-    Layer("self_attention.output", "attn.c_proj", "stream heads"),
-    Layer("self_attention_residual.norm", "ln_1", "stream"),
-    Layer("feed_forward.expand", "mlp.c_fc", "inner stream"),
-    Layer("feed_forward.contract", "mlp.c_proj", "stream inner"),
-    Layer("feed_forward_residual.norm", "ln_2", "stream"),
+BLOCK = block_layers(
+    self_attention=("attn.c_attn", "attn.c_proj", "ln_1"), feed_forward=("mlp.c_fc", "mlp.c_proj", "ln_2")
 )
 
 _DEFAULT_END = 50256  # GPT-2's own end, which many smaller models keep in config.json as the default

@@ -29,7 +29,7 @@ from transduce.convert import weight_map
 from transduce.convert.folder import Imported, read_bytes
 from transduce.convert.format_limits import ConfigFormat, model_from
 from transduce.convert.seq2seq_vocabulary import piece_tokenizer, read_pieces
-from transduce.convert.weight_map import NEVER, Entry, Layer, Rows
+from transduce.convert.weight_map import NEVER, TIES, Entry, Layer, Rows, block_layers
 from transduce.errors import RunFolderError, UserError, needing
 from transduce.runs import atomic
 from transduce.text.tokenizer import Tokenizers
@@ -74,20 +74,10 @@ _NORMED_KEYS, _EXACT_GELU = (1, 10, 24), (1, 12, 3)
 """The first versions that normalize keys and values before self-attention, and that compute GELU by erf."""
 
 # A name with * is that of a weight (W) and of a bias (b), or of a norm's scale and bias.
-_SELF_ATTENTION = (
-    Layer("self_attention.query_key_value", "self_*q self_*k self_*v", "stream stream"),
-    Layer("self_attention.output", "self_*o", "stream stream"),
-)
+_SELF_ATTENTION = ("self_*q self_*k self_*v", "self_*o")
 _SSRU = Layer("self_attention.gate_value", "rnn_*f rnn_*", "stream stream")
-_CROSS_ATTENTION = (
-    Layer("cross_attention.query", "context_*q", "stream stream"),
-    Layer("cross_attention.key_value", "context_*k context_*v", "stream stream"),
-    Layer("cross_attention.output", "context_*o", "stream stream"),
-)
-_FEED_FORWARD = (
-    Layer("feed_forward.expand", "ffn_*1", "inner stream"),
-    Layer("feed_forward.contract", "ffn_*2", "stream inner"),
-)
+_CROSS_ATTENTION = ("context_*q", "context_*k context_*v", "context_*o")
+_FEED_FORWARD = ("ffn_*1", "ffn_*2")
 _OUTPUT, _BIAS = "decoder_ff_logit_out_W", "decoder_ff_logit_out_b"
 
 
@@ -125,40 +115,36 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSet
     if not isinstance(sizes, list) or len(sizes) != 2 or any(type(n) is not int or not 0 < n < 1 << 24 for n in sizes):
         problems.append(f"dim-vocabs = {repr(sizes)[:40]}; two vocabularies are needed, of a source and a target")
     FORMAT.check(config, origin=origin, more=problems)
-    is_tied, is_shared = _ties(config)
     values = {
         "residual": residual,
         "norm_eps": 1e-6,
         "embedding_norm": embedding == "n",
         "positions": "sinusoidal_marian",
         "decoder_self": own,
-        "tie": ("three_way" if is_shared else "two_way") if is_tied else "none",
+        "tie": TIES[_ties(config, "tied-embeddings-src"), _ties(config, "tied-embeddings")],
         "output_bias": True,
     }
     return model_from(TransformerSettings, FORMAT.read(config) | values, origin=origin)
 
 
-def _ties(config: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether the output matrix is the embedding of the target, and whether source and target share an embedding."""
-    everything = bool(config.get("tied-embeddings-all"))
-    return everything or bool(config.get("tied-embeddings")), everything or bool(config.get("tied-embeddings-src"))
+def _ties(config: Mapping[str, Any], key: str) -> bool:
+    return bool(config.get("tied-embeddings-all") or config.get(key))
 
 
-def entries(s: TransformerSettings, *, shared: bool, src: Rows, tgt: Rows) -> Iterator[Entry]:
-    """The weight map of a model. `shared`: source and target share an embedding, which the output may not."""
-    tables = ("Wemb",) * 3 if shared else ("Wemb", "encoder_Wemb", "decoder_Wemb")
-    names = (*tables, f"{_OUTPUT}t" if s.tie == "none" else tables[2])
-    yield from weight_map.translator_embedding_entries(names, src=src, tgt=tgt, d_model=s.d_model, tie=s.tie)
+def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> Iterator[Entry]:
+    """The weight map of a model."""
+    names = "Wemb", "encoder_Wemb", "decoder_Wemb", f"{_OUTPUT}t"
+    yield from weight_map.translator_embedding_entries(s, names, src=src, tgt=tgt)
     yield Entry("output_bias", (_BIAS,), (tgt.n_theirs,), rows=tgt.index, filler=NEVER)
-    is_pre = s.residual == "pre"
-
-    def norm(ours: str, theirs: str) -> Layer:
-        return Layer(f"{ours}_residual.norm", f"{theirs}_ln_*{'_pre' if is_pre else ''}", "stream")
-
-    own = (*_SELF_ATTENTION, norm("self_attention", "self_Wo"))
-    rest = (*_FEED_FORWARD, norm("feed_forward", "ffn_ffn"))
-    decoders_own = (_SSRU, norm("self_attention", "rnn" if is_pre else "rnn_ffn")) if s.decoder_self == "ssru" else own
-    layers = (*own, *rest), (*decoders_own, *_CROSS_ATTENTION, norm("cross_attention", "context_Wo"), *rest)
+    norm = "{}_ln_*" + "_pre" * (s.residual == "pre")
+    own = block_layers(self_attention=(*_SELF_ATTENTION, norm.format("self_Wo")))
+    rest = block_layers(feed_forward=(*_FEED_FORWARD, norm.format("ffn_ffn")))
+    cross = block_layers(cross_attention=(*_CROSS_ATTENTION, norm.format("context_Wo")))
+    ssru = (
+        _SSRU,
+        Layer("self_attention_residual.norm", norm.format("rnn" if s.residual == "pre" else "rnn_ffn"), "stream"),
+    )
+    layers = (*own, *rest), (*(ssru if s.decoder_self == "ssru" else own), *cross, *rest)
     for entry in weight_map.stack_entries(
         s, "{}_", "l{}_", layers, norms=("emb_ln_*_pre", "top_ln_*"), first=1, transposed=True
     ):
@@ -236,19 +222,17 @@ def import_marian(source: Path) -> Imported:
     paths = _vocabulary_paths(path, decoder)
     config, tensors = read_model(path)
     config = {**FORMAT.defaults, **config}
-    model, (_, shared), sizes = model_settings(config, origin=path), _ties(config), config.get("dim-vocabs", [])
+    model, sizes = model_settings(config, origin=path), config.get("dim-vocabs", [])
     types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     tensors = {name: tensor.flatten() if len(tensor) == 1 else tensor for name, tensor in tensors.items()}
     _complete(tensors, config, model)
-    weight_map.check(
-        tensors, [*entries(model, shared=shared, src=Rows.of_size(sizes[0]), tgt=Rows.of_size(sizes[1]))], origin=path
-    )
+    weight_map.check(tensors, [*entries(model, src=Rows.of_size(sizes[0]), tgt=Rows.of_size(sizes[1]))], origin=path)
     version = str(config.get("version", "an unknown version")).split(" ")[0][:40]
     notes = [f"found: a translator of Marian ({version}), {model.summary}", f"weights of type {', '.join(types)}"]
     src, tgt, tokenizers = _read_vocabularies(paths, sizes, notes)
-    if model.tie == "three_way" and src.index.tolist() != tgt.index.tolist():
+    if model.ties_inputs and src.index.tolist() != tgt.index.tolist():
         raise UserError(f"{path} has one embedding, and {paths[0].name} and {paths[1].name} are two vocabularies")
-    state = weight_map.read(tensors, [*entries(model, shared=shared, src=src, tgt=tgt)], origin=path)
+    state = weight_map.read(tensors, [*entries(model, src=src, tgt=tgt)], origin=path)
     settings = Settings(
         data=DataSettings(**_languages(path, paths)),
         tokenizer=TokenizerSettings(

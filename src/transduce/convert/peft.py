@@ -58,15 +58,6 @@ def _reordered(a: Tensor, b: Tensor, entry: Entry, order: Tensor | None) -> tupl
     return (a, b.index_select(0, order)) if entry.stream == 0 else (a.index_select(1, order), b)
 
 
-def _query_factor(entry: Entry, number: int, s: TransformerSettings) -> float:
-    """The factor by which our weights of queries are larger than theirs; see `t5`.
-
-    `number`: of the matrix among those of our layer.
-    """
-    is_query = number == 0 and entry.ours.endswith(t5.QUERIES)
-    return math.sqrt(s.key_width) if s.positions == "t5" and is_query else 1.0
-
-
 def export_peft(out: Path, run: Outgoing) -> list[str]:
     """Write the adapters of a run into the folder `out`; return lines on the result.
 
@@ -86,8 +77,8 @@ def export_peft(out: Path, run: Outgoing) -> list[str]:
             name = theirs.removesuffix(".weight")
             modules.add(name.rpartition(".")[2])
             a, b = _reordered(a, b, entry, order)
-            for part, tensor in zip("AB", (a, b / _query_factor(entry, number, s)), strict=True):
-                tensors[f"{_PREFIX}{name}.lora_{part}.weight"] = tensor.contiguous()
+            b = b if number else b / entry.factor
+            tensors |= {f"{_PREFIX}{name}.lora_{part}.weight": x.contiguous() for part, x in (("A", a), ("B", b))}
     alpha = lora.scale * lora.rank
     config = {
         **{key: values[-1] for key, values in _SUPPORTED.items()},
@@ -139,8 +130,8 @@ def import_peft(folder: Path, base: Path | None) -> Imported:
                 )
             modules |= {name.rpartition(".")[2]} if bool(b.any()) else set()
             a, b = _reordered(a.float(), b.float(), entry, order)
-            ours = a, b * _query_factor(entry, number, s)
-            adapters |= {f"{layer}.{number}.{part}": tensor.numpy() for part, tensor in zip("ab", ours, strict=True)}
+            b = b if number else b * entry.factor
+            adapters |= {f"{layer}.{number}.{part}": x.numpy() for part, x in (("a", a), ("b", b))}
     if pairs:
         raise UserError(f"{folder}: adapters of another model than {base}, which lacks {listed([*pairs], 5)}")
     rank = config.get("r")

@@ -26,12 +26,13 @@ from transduce.convert.folder import Imported, Outgoing, read_object, read_weigh
 from transduce.convert.format_limits import CTRANSLATE2_HINT, EXPRESSIBLE_IN_TRANSFORMERS, ConfigFormat, Expressible
 from transduce.convert.seq2seq_vocabulary import (
     NULL,
+    ExportedVocabulary,
     marian_vocabulary,
     multilingual_vocabulary,
     read_marian,
     read_multilingual,
 )
-from transduce.convert.weight_map import NEVER, Entry, Layer, Rows
+from transduce.convert.weight_map import NEVER, TIES, Entry, Rows, block_layers
 from transduce.errors import UserError
 from transduce.nn.positions import halves
 from transduce.runs.atomic import write_json, write_text
@@ -114,6 +115,7 @@ class Family:
             "residual": (self.settings["residual"],),
             "norm_eps": (None, NORM_EPSILONS["layer"]),
             "embedding_norm": (self.settings["embedding_norm"],),
+            "tie": ("three_way", "two_way", "none"),
             "positions": ("sinusoidal", positions) if positions == "sinusoidal_halves" else (positions,),
             "bias": (True,),
             "n_encoder_layers": range(1, format_limits.MAX_LAYERS + 1),
@@ -149,24 +151,19 @@ FAMILIES = {
 ARCHITECTURES = {model_type: (family.architecture,) for model_type, family in FAMILIES.items()}
 _ENDS = {"pad_token_id": 1, "eos_token_id": 2}  # defaults of all families but Marian
 
-ENCODER_BLOCK = (
-    Layer("self_attention.query_key_value", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "heads stream"),
-    Layer("self_attention.output", "self_attn.out_proj", "stream heads"),
-    Layer("self_attention_residual.norm", "self_attn_layer_norm", "stream"),
-    Layer("feed_forward.expand", "fc1", "inner stream"),
-    Layer("feed_forward.contract", "fc2", "stream inner"),
-    Layer("feed_forward_residual.norm", "final_layer_norm", "stream"),
+ENCODER_BLOCK = block_layers(
+    self_attention=("self_attn.q_proj self_attn.k_proj self_attn.v_proj", "self_attn.out_proj", "self_attn_layer_norm"),
+    feed_forward=("fc1", "fc2", "final_layer_norm"),
 )
-DECODER_BLOCK = (
-    *ENCODER_BLOCK,
-    Layer("cross_attention.query", "encoder_attn.q_proj", "heads stream"),
-    Layer("cross_attention.key_value", "encoder_attn.k_proj encoder_attn.v_proj", "heads stream"),
-    Layer("cross_attention.output", "encoder_attn.out_proj", "stream heads"),
-    Layer("cross_attention_residual.norm", "encoder_attn_layer_norm", "stream"),
+_CROSS_ATTENTION = block_layers(
+    cross_attention=(
+        "encoder_attn.q_proj",
+        "encoder_attn.k_proj encoder_attn.v_proj",
+        "encoder_attn.out_proj",
+        "encoder_attn_layer_norm",
+    )
 )
-
-# (share_encoder_decoder_embeddings, tie_word_embeddings) to ours
-_TIES = {(True, True): "three_way", (False, True): "two_way", (False, False): "none"}
+DECODER_BLOCK = (*ENCODER_BLOCK, *_CROSS_ATTENTION)
 
 
 def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSettings:
@@ -174,14 +171,14 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSet
     family, problems = FAMILIES[config["model_type"]], list[str]()
     is_marian = config["model_type"] == "marian"
     share, tie = bool(config["share_encoder_decoder_embeddings"]), bool(config["tie_word_embeddings"])
-    if (tied := (share and (tie or is_marian), tie)) not in _TIES:
+    if is_marian and share and not tie:
         problems.append("share_encoder_decoder_embeddings = true with tie_word_embeddings = false is not supported")
     pad, start, eos = (config.get(f"{key}_token_id") for key in ("pad", "decoder_start", "eos"))
     if type(pad) is not int or (start != pad if is_marian else start not in (pad, eos) or type(start) is not int):
         wanted = "pad" if is_marian else "pad or the end"
         problems.append(f"decoder_start_token_id = {start}, pad_token_id = {pad}: the decoder must start with {wanted}")
     family.format.check(config, origin=origin, optional_sizes=("decoder_vocab_size",), more=problems)
-    own = {**family.settings, "tie": _TIES[tied], "output_bias": True, "one_end": start == eos != pad}
+    own = {**family.settings, "tie": TIES[share and tie, tie], "output_bias": True, "one_end": start == eos != pad}
     return format_limits.model_from(TransformerSettings, family.format.read(config) | own, origin=origin)
 
 
@@ -195,8 +192,8 @@ def config_of(
     s: TransformerSettings, kind: str, *, n_src: int, n_tgt: int, special: Mapping[str, int | None]
 ) -> dict[str, Any]:
     """The config.json for a model of ours. `special`: transformers' ids of pad, start, bos and eos."""
-    family, (share, tie) = FAMILIES[kind], next(key for key, ours in _TIES.items() if ours == s.tie)
-    sides = {"decoder_vocab_size": n_tgt, "share_encoder_decoder_embeddings": share} if kind == "marian" else {}
+    family = FAMILIES[kind]
+    sides = {"decoder_vocab_size": n_tgt, "share_encoder_decoder_embeddings": s.ties_inputs} if kind == "marian" else {}
     return family.format.write(s) | {
         "architectures": [family.architecture],
         "model_type": kind,
@@ -204,7 +201,7 @@ def config_of(
         **sides,
         "encoder_layerdrop": 0.0,
         "decoder_layerdrop": 0.0,
-        "tie_word_embeddings": tie,
+        "tie_word_embeddings": s.ties_output,
         **{key: values[0] for key, values in family.format.only.items()},
         "bos_token_id": special["bos"],
         "eos_token_id": special["eos"],
@@ -219,7 +216,7 @@ def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
     """The weight map of a model."""
     layers = ENCODER_BLOCK, DECODER_BLOCK
     return [
-        *weight_map.translator_embedding_entries(_EMBEDDINGS, src=src, tgt=tgt, d_model=s.d_model, tie=s.tie),
+        *weight_map.translator_embedding_entries(s, _EMBEDDINGS, src=src, tgt=tgt),
         Entry("output_bias", (_BIAS,), (tgt.n_theirs,), rows=tgt.index, filler=NEVER),
         # positions begin at 2, as in fairseq
         *weight_map.stack_entries(s, "model.{}.", "layers.{}.", layers, positions=_POSITIONS, n_skipped=2),
@@ -281,9 +278,8 @@ def import_seq2seq(folder: Path) -> Imported:
     model = model.model_copy(update={"output_bias": output_bias})
     languages = _languages_of(tokenizer_config, None if kind == "marian" else tokenizers.src.framing.languages)
     settings = translator_settings(model, tokenizers, config, tgt, folder=folder, languages=languages, notes=notes)
-    longest = model.max_positions - 1
-    compare = partial(compared, folder, FAMILIES[kind].architecture, tokenizers, src, tgt, longest)
-    return Imported(settings, tokenizers, state, tuple(notes), None if kind == "marian" else compare)
+    compare = partial(compared, folder, FAMILIES[kind].architecture, tokenizers, src, tgt, model.max_positions - 1)
+    return Imported(settings, tokenizers, state, tuple(notes), compare)
 
 
 def translator_settings(
@@ -305,7 +301,7 @@ def translator_settings(
     kept: Any = "hub" if isinstance(tokenizers.src, HubTokenizer) else "marian"
     return Settings(
         data=DataSettings(**languages, max_length=model.max_positions),
-        tokenizer=TokenizerSettings(kind=kept, vocab_size=max(tokenizers.n_src, 8), joint=model.tie == "three_way"),
+        tokenizer=TokenizerSettings(kind=kept, vocab_size=max(tokenizers.n_src, 8), joint=model.ties_inputs),
         model=model,
         decoding=_decoding_of(config, generation, model.max_positions),
     )
@@ -401,22 +397,45 @@ def export_seq2seq(out: Path, run: Outgoing) -> list[str]:
             f"transformers has no tokenizer that writes language tokens as this run does; {CTRANSLATE2_HINT}"
         )
     kind = family_of(s) if run.tokenizers.src.framing.ids else "marian"
-    format_limits.check_expressible(s, FAMILIES[kind].expressible, f"transformers' {FAMILIES[kind].architecture}")
+    family = FAMILIES[kind]
+    format_limits.check_expressible(s, family.expressible, f"transformers' {family.architecture}")
     if kind == "marian":
         vocabulary = marian_vocabulary(run, s, keep_null=not _pad_is_unused(run.tensors))
     else:
         vocabulary = multilingual_vocabulary(run, s, kind)
-    src, tgt, decoding = vocabulary.src, vocabulary.tgt, run.settings.decoding
+    src, tgt = vocabulary.src, vocabulary.tgt
     special = {"pad": vocabulary.pad, "start": int(tgt.index[BOS]), "bos": vocabulary.bos, "eos": int(tgt.index[EOS])}
-    null = [row for row in (int(tgt.index[PAD]),) if row >= 0]
     config = config_of(s, kind, n_src=src.n_theirs, n_tgt=tgt.n_theirs, special=special)
     config |= {_OWN: {"positions": s.positions}} if kind == "marian" else {}
+    tensors = weight_map.with_one_end(run.tensors) if s.one_end else run.tensors
+    theirs = weight_map.write(tensors, entries(s, src=src, tgt=tgt), order=column_order(s))
+    theirs[_BIAS] = theirs[_BIAS][None]
+    if not family.has_bias:
+        check_no_bias(run.tensors, tgt, family.architecture)
+        del theirs[_BIAS]
+    if kind != "marian" and s.tie == "none":
+        theirs[_SHARED] = theirs["model.encoder.embed_tokens.weight"].clone()
+    return write_translator(out, run, config, theirs, vocabulary)
+
+
+def check_no_bias(tensors: Mapping[str, Tensor], tgt: Rows, architecture: str) -> None:
+    """Raise `UserError` if a model has a trained bias on its logits."""
+    bias = tensors.get("output_bias")
+    if bias is not None and not torch.equal(bias, weight_map.fixed_bias(tgt)):
+        raise UserError(f"transformers' {architecture} cannot express model.output_bias = true")
+
+
+def write_translator(
+    out: Path, run: Outgoing, config: Mapping[str, Any], tensors: Mapping[str, Tensor], vocabulary: ExportedVocabulary
+) -> list[str]:
+    """Write a translator's folder, and compare it with the model if transformers is installed."""
+    s, src, tgt, decoding = run.settings.model, vocabulary.src, vocabulary.tgt, run.settings.decoding
+    assert isinstance(s, TransformerSettings)
+    null = [row for row in (int(tgt.index[PAD]),) if row >= 0]
     generation_config = {
-        "decoder_start_token_id": special["start"],
-        "pad_token_id": special["pad"],
-        "eos_token_id": special["eos"],
-        "forced_eos_token_id": special["eos"],
-        "bad_words_ids": [[i] for i in dict.fromkeys([vocabulary.pad, *null])],
+        **{f"{key}_token_id": config[f"{key}_token_id"] for key in ("decoder_start", "pad", "eos")},
+        "forced_eos_token_id": config["eos_token_id"],
+        "bad_words_ids": [[i] for i in dict.fromkeys([config["pad_token_id"], *null])],
         "num_beams": decoding.beam,
         "length_penalty": decoding.length_penalty,
         "no_repeat_ngram_size": decoding.no_repeat_ngram,
@@ -426,19 +445,9 @@ def export_seq2seq(out: Path, run: Outgoing) -> list[str]:
     for name, content in {"config.json": config, "generation_config.json": generation_config}.items():
         write_json(out / name, content)
     vocabulary.write(out)
-    bias = run.tensors.get("output_bias")
-    if not FAMILIES[kind].has_bias and bias is not None and not torch.equal(bias, weight_map.fixed_bias(tgt)):
-        raise UserError(f"transformers' {FAMILIES[kind].architecture} cannot express model.output_bias = true")
-    tensors = weight_map.with_one_end(run.tensors) if s.one_end else run.tensors
-    theirs = weight_map.write(tensors, entries(s, src=src, tgt=tgt), order=column_order(s))
-    theirs_bias = theirs.pop(_BIAS)
-    if FAMILIES[kind].has_bias:
-        theirs[_BIAS] = theirs_bias[None]
-    if kind != "marian" and s.tie == "none":
-        theirs[_SHARED] = theirs["model.encoder.embed_tokens.weight"].clone()
-    write_tensors(out / "model.safetensors", theirs)
-    write_text(out / "README.md", _card(run.settings, vocabulary.tokenizer_class, FAMILIES[kind].architecture))
-    architecture = FAMILIES[kind].architecture
+    (architecture,) = config["architectures"]
+    write_tensors(out / "model.safetensors", tensors)
+    write_text(out / "README.md", _card(run.settings, vocabulary.tokenizer_class, architecture))
     return [compared(out, architecture, run.tokenizers, src, tgt, s.max_positions - 1, run.model)]
 
 

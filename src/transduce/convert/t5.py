@@ -1,4 +1,4 @@
-"""T5 1.0 and 1.1, mT5 and MADLAD-400 as transformers stores them: config.json, weight map, vocabulary and import.
+"""T5 1.0 and 1.1, mT5 and MADLAD-400 as transformers stores them: config.json, weights, vocabulary, import and export.
 
 Their attention does not scale its scores, and ours does: queries are imported larger by sqrt(d_key). The decoder starts
 with pad, which becomes our beginning.
@@ -7,7 +7,8 @@ with pad, which becomes our beginning.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,17 @@ import torch
 from torch import Tensor
 
 from transduce.config.architectures import TransformerSettings
-from transduce.convert import hub_folder, parity, weight_map
-from transduce.convert.folder import Imported, read_object, read_weights
-from transduce.convert.format_limits import ConfigFormat, model_from
+from transduce.convert import format_limits, hub_folder, seq2seq, weight_map
+from transduce.convert.folder import Imported, Outgoing, read_object, read_weights
+from transduce.convert.format_limits import ACTIVATIONS, ConfigFormat, model_from
 from transduce.convert.seq2seq import compared, translator_settings
-from transduce.convert.seq2seq_vocabulary import piece_tokenizer, read_pieces
-from transduce.convert.weight_map import Entry, Layer, Rows
+from transduce.convert.seq2seq_vocabulary import ExportedVocabulary, piece_tokenizer, read_pieces
+from transduce.convert.weight_map import TIES, Entry, Layer, Rows, block_layers
 from transduce.errors import UserError
 from transduce.nn.positions import MAX_DISTANCE, N_BUCKETS
 from transduce.text.hub import HubTokenizer
-from transduce.text.special import Framing, Vocabulary
-from transduce.text.tokenizer import Tokenizers
+from transduce.text.special import BOS, EOS, Framing, Vocabulary
+from transduce.text.tokenizer import PieceTokenizer, Tokenizers, parse_model
 
 ARCHITECTURES = {
     "t5": ("T5ForConditionalGeneration",),
@@ -61,50 +62,55 @@ FORMAT = ConfigFormat(
 )
 _NETWORKS = {"t5": "relu", "mt5": "gated-gelu"}  # defaults of feed_forward_proj
 
-QUERIES = ("self_attention.query_key_value.weight", "cross_attention.query.weight")
+_SETTINGS = {
+    "residual": "pre",
+    "norm": "rms",
+    "bias": False,
+    "positions": "t5",
+    "scale_embeddings": False,
+    "embedding_norm": False,
+    "one_end": False,
+    "source_end": True,
+}
+"""Our settings without a key in config.json."""
+
+_QUERIES = ("self_attention.query_key_value.weight", "cross_attention.query.weight")
 """Ends of the names of our weights that begin with those of queries."""
 SPM = "spiece.model"
 _EXTRA_IDS = 100  # pieces <extra_id_99> to <extra_id_0> behind those of the SentencePiece model
 _LANGUAGE = re.compile(r"<2(\w+)>")  # MADLAD-400's token of a language
 
+_SPECIAL = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "</s>"}  # in the order of our ids
+
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"
 _TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
-_SELF_ATTENTION = (
-    Layer(
-        "self_attention.query_key_value",
-        "layer.0.SelfAttention.q layer.0.SelfAttention.k layer.0.SelfAttention.v",
-        "heads stream",
-    ),
-    Layer("self_attention.output", "layer.0.SelfAttention.o", "stream heads"),
-    Layer("self_attention_residual.norm", "layer.0.layer_norm", "stream"),
-)
-_CROSS_ATTENTION = (
-    Layer("cross_attention.query", "layer.1.EncDecAttention.q", "heads stream"),
-    Layer("cross_attention.key_value", "layer.1.EncDecAttention.k layer.1.EncDecAttention.v", "heads stream"),
-    Layer("cross_attention.output", "layer.1.EncDecAttention.o", "stream heads"),
-    Layer("cross_attention_residual.norm", "layer.1.layer_norm", "stream"),
-)
 
-
-def _feed_forward(layer: str, *, gated: bool) -> tuple[Layer, ...]:
-    network = f"{layer}.DenseReluDense"
+def _block(*, feed_forward: int, gated: bool, **cross_attention: Sequence[str]) -> tuple[Layer, ...]:
+    """The layers of a block, whose sub-layer number `feed_forward` is the network."""
+    own = [f"layer.0.SelfAttention.{part}" for part in "qkvo"]
+    network = f"layer.{feed_forward}.DenseReluDense"
     expand = f"{network}.wi_0 {network}.wi_1" if gated else f"{network}.wi"
-    return (
-        Layer("feed_forward.expand", expand, "inner stream"),
-        Layer("feed_forward.contract", f"{network}.wo", "stream inner"),
-        Layer("feed_forward_residual.norm", f"{layer}.layer_norm", "stream"),
+    return block_layers(
+        self_attention=(" ".join(own[:3]), own[3], "layer.0.layer_norm"),
+        **cross_attention,
+        feed_forward=(expand, f"{network}.wo", f"layer.{feed_forward}.layer_norm"),
     )
+
+
+_CROSS_ATTENTION = (
+    "layer.1.EncDecAttention.q",
+    "layer.1.EncDecAttention.k layer.1.EncDecAttention.v",
+    "layer.1.EncDecAttention.o",
+    "layer.1.layer_norm",
+)
 
 
 # -- config.json and weights
 
 
-def model_settings(config: Mapping[str, Any], *, tied: bool, origin: Path) -> TransformerSettings:
-    """Our settings for a model with this complete config.json. Raises `UserError` with everything not supported.
-
-    `tied`: the output matrix is the embedding.
-    """
+def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSettings:
+    """Our settings for a model with this complete config.json. Raises `UserError` with everything not supported."""
     problems = []
     gate, _, activation = str(config["feed_forward_proj"]).rpartition("-")
     if gate not in ("", "gated"):
@@ -116,17 +122,13 @@ def model_settings(config: Mapping[str, Any], *, tied: bool, origin: Path) -> Tr
         problems.append(f"decoder_start_token_id = {start}, pad_token_id = {pad}: the decoder must start with pad")
     config = {**config, "activation": activation}
     FORMAT.check(config, origin=origin, more=problems)
-    values = FORMAT.read(config) | {
+    values = {
+        **FORMAT.read(config),
+        **_SETTINGS,
         "d_value": config["d_kv"],
         "attention_dropout": config["dropout_rate"],
         "activation_dropout": config["dropout_rate"],
-        "residual": "pre",
-        "norm": "rms",
-        "bias": False,
-        "positions": "t5",
-        "scale_embeddings": False,
         "feed_forward": "gated" if gate else "plain",
-        "tie": "three_way" if tied else "none",
         "output_bias": "fixed",
     }
     return model_from(TransformerSettings, values, origin=origin)
@@ -134,46 +136,33 @@ def model_settings(config: Mapping[str, Any], *, tied: bool, origin: Path) -> Tr
 
 def entries(s: TransformerSettings, *, rows: Rows) -> list[Entry]:
     """The weight map of a model, without a bias on the logits, which T5 in transformers does not have."""
-    names = (_SHARED, *_TABLES, _HEAD)
-    tensors = list(weight_map.translator_embedding_entries(names, src=rows, tgt=rows, d_model=s.d_model, tie=s.tie))
+    tensors = list(weight_map.translator_embedding_entries(s, (_SHARED, *_TABLES, _HEAD), src=rows, tgt=rows))
     for side, embedding in weight_map.SIDES.items():
         buckets = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         tensors.append(Entry(f"{embedding}.positions.bias.weight", (buckets,), (N_BUCKETS, s.n_heads)))
     gated = s.feed_forward == "gated"
-    encoder_block = (*_SELF_ATTENTION, *_feed_forward("layer.1", gated=gated))
-    decoder_block = (*_SELF_ATTENTION, *_CROSS_ATTENTION, *_feed_forward("layer.2", gated=gated))
-    layers, norms = (encoder_block, decoder_block), ("", "final_layer_norm")
-    return [*tensors, *weight_map.stack_entries(s, "{}.", "block.{}.", layers, norms=norms, bias=False)]
+    decoder_block = _block(feed_forward=2, gated=gated, cross_attention=_CROSS_ATTENTION)
+    layers, norms = (_block(feed_forward=1, gated=gated), decoder_block), ("", "final_layer_norm")
+    for entry in weight_map.stack_entries(s, "{}.", "block.{}.", layers, norms=norms, bias=False):
+        tensors.append(replace(entry, factor=s.key_width**0.5 if entry.ours.endswith(_QUERIES) else 1.0))
+    return tensors
 
 
-def _complete_output(tensors: dict[str, Tensor], config: Mapping[str, Any]) -> bool:
-    """Complete the embeddings and the output matrix; return whether they are one tensor.
+def _complete_output(tensors: dict[str, Tensor], config: Mapping[str, Any]) -> str:
+    """Complete the output matrix; return the value of `model.tie`.
 
     T5 1.0 multiplies the last hidden states by d_model ** -0.5, which becomes part of a matrix of its own.
     """
-    shared = tensors.get(_SHARED, tensors.get(_TABLES[0]))
-    if shared is None:
-        return True  # `check` reports it
-    head = tensors.get(_HEAD, shared)
+    table = next((tensors[name] for name in (_SHARED, *_TABLES) if name in tensors), None)
+    if table is None:
+        return "three_way"  # `check` reports it
+    head = tensors.setdefault(_HEAD, table)
     # newer versions write this key; older versions infer it from tie_word_embeddings
     asked = config.get("scale_decoder_outputs")
-    scales = config["model_type"] == "t5" and (config.get("tie_word_embeddings", True) if asked is None else asked)
-    if not scales and torch.equal(head, shared):
-        tensors.setdefault(_SHARED, shared)
-        return True
-    tensors.pop(_SHARED, None)
-    for table in _TABLES:
-        tensors.setdefault(table, shared)
-    tensors[_HEAD] = head.float() * config["d_model"] ** -0.5 if scales else head
-    return False
-
-
-def _scale_queries(state: dict[str, Tensor], s: TransformerSettings) -> None:
-    """Multiply the weights of queries by sqrt(d_key), by which our attention divides scores."""
-    n_queries = s.n_heads * s.key_width
-    for name, weight in state.items():
-        if name.endswith(QUERIES):
-            weight[:n_queries] *= s.key_width**0.5
+    if config["model_type"] == "t5" and (config.get("tie_word_embeddings", True) if asked is None else asked):
+        tensors[_HEAD] = head.float() * config["d_model"] ** -0.5
+        return "inputs"
+    return TIES[True, torch.equal(head, table)]
 
 
 # -- vocabulary
@@ -183,7 +172,7 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], *, notes: list[str]
     """Rows and tokenizers, from a SentencePiece model or from tokenizer.json."""
     n, content = config["vocab_size"], None
     if (folder / SPM).exists():
-        ids = _piece_ids(folder / SPM, n)
+        ids = {piece: i for i, piece in enumerate(_with_extra_ids(read_pieces(folder / SPM), n))}
     else:
         content = hub_folder.read_tokenizer(folder, ["<pad>", "</s>", "<unk>"])
         ids = hub_folder.ids_of(content, origin=folder)
@@ -205,13 +194,40 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], *, notes: list[str]
     return rows, Tokenizers(vocabulary, vocabulary)
 
 
-def _piece_ids(spm: Path, n: int) -> dict[str, int]:
-    """The ids of a SentencePiece model's pieces, and of the extra pieces for which the embedding has rows."""
-    pieces = read_pieces(spm)
+def _with_extra_ids(pieces: list[str], n: int) -> list[str]:
+    """The pieces of a SentencePiece model, and the extra pieces for which an embedding of `n` rows has room."""
     extra = [f"<extra_id_{i}>" for i in reversed(range(_EXTRA_IDS))]
-    if len(pieces) + _EXTRA_IDS <= n and not set(extra).intersection(pieces):
-        pieces += extra
-    return {piece: i for i, piece in enumerate(pieces)}
+    return pieces + extra if len(pieces) + _EXTRA_IDS <= n and not set(extra).intersection(pieces) else pieces
+
+
+def _exported_vocabulary(run: Outgoing) -> ExportedVocabulary:
+    """The vocabulary of an imported model: its tokenizer.json, or a spiece.model with all pieces."""
+    vocabulary, names = run.tokenizers.tgt, [*_SPECIAL.values()]
+    files: dict[str, Any] = {"tokenizer_config.json": {**_SPECIAL, "tokenizer_class": "T5Tokenizer", "extra_ids": 0}}
+    if isinstance(vocabulary, HubTokenizer):
+        rows, files[hub_folder.TOKENIZER] = hub_folder.their_rows(run), vocabulary.model
+    else:
+        known = {piece: i for i, piece in enumerate(piece.piece for piece in parse_model(vocabulary.model).pieces)}
+        if not isinstance(vocabulary, PieceTokenizer) or not set(names) <= known.keys():
+            raise UserError("transformers' T5 needs a vocabulary that was imported from it, and this one was not")
+        n, special = vocabulary.vocab_size - 1, [known[piece] for piece in names]  # our padding has no row
+        rows = weight_map.rows_of({"": n - 1}, [-1, *special], n=n, origin="")
+        pieces = [*vocabulary.pieces(range(n + 1)), *names]
+        of_row = dict(zip([*rows.index.tolist(), *special], pieces, strict=True))
+        files[SPM] = _model_of([of_row[row] for row in range(n)], vocabulary.model)
+    return ExportedVocabulary(rows, rows, int(rows.index[BOS]), None, "T5Tokenizer", files)
+
+
+def _model_of(pieces: Sequence[str], old: bytes) -> bytes:
+    """A SentencePiece model with these pieces in this order. In a text, those that `old` lacks are read as wholes."""
+    proto, known = parse_model(old), {piece.piece: piece for piece in parse_model(old).pieces}
+    del proto.pieces[:]
+    for name in pieces:
+        piece = proto.pieces.add(piece=name)
+        piece.type = piece.UNUSED if name.startswith("<unnamed") else piece.USER_DEFINED
+        if name in known:
+            piece.CopyFrom(known[name])
+    return bytes(proto.SerializeToString())
 
 
 # -- import
@@ -225,15 +241,60 @@ def import_t5(folder: Path) -> Imported:
         config["num_decoder_layers"] = config.get("num_layers")
     tensors = read_weights(folder)
     architecture, notes = ARCHITECTURES[config["model_type"]][0], [weight_map.type_note(tensors)]
-    origin = folder / "config.json"
-    model_settings(config, tied=True, origin=origin)  # refuses sizes before they are used
-    model = model_settings(config, tied=_complete_output(tensors, config), origin=origin)
+    model = model_settings(config, origin=folder / "config.json")
+    model = model.model_copy(update={"tie": _complete_output(tensors, config)})
     notes.insert(0, f"found: {architecture}, {model.summary}")
     weight_map.check(tensors, entries(model, rows=Rows.of_size(config["vocab_size"])), origin=folder)
     rows, tokenizers = read_vocabulary(folder, config, notes=notes)
     state = weight_map.read(tensors, entries(model, rows=rows), origin=folder)
-    _scale_queries(state, model)
     weight_map.complete_output_bias(state, rows)
     settings = translator_settings(model, tokenizers, config, rows, folder=folder, languages={}, notes=notes)
-    compare = partial(compared, folder, architecture, tokenizers, rows, rows, parity.MAX_TOKENS)
+    compare = partial(compared, folder, architecture, tokenizers, rows, rows, model.max_positions - 1)
     return Imported(settings, tokenizers, state, tuple(notes), compare)
+
+
+# -- export
+
+
+def export_t5(out: Path, run: Outgoing) -> list[str]:
+    """Write a folder for T5ForConditionalGeneration, which computes mT5 and MADLAD-400 too, and compare it.
+
+    Raises `UserError` if T5 does not support a setting, `TransduceError` if the outputs differ.
+    """
+    s, (architecture,) = run.settings.model, ARCHITECTURES["t5"]
+    assert isinstance(s, TransformerSettings)
+    gated = s.feed_forward == "gated"
+    expressible = {
+        **{key: (value,) for key, value in _SETTINGS.items()},
+        "feed_forward": ("plain", "gated"),
+        "activation": [name for name in ACTIVATIONS.values() if not gated or name != "gelu"],
+        "tie": ("three_way", "inputs"),
+        "d_key": (None, s.d_key),
+        "d_value": (None if s.key_width == s.d_head else s.key_width,),
+    }
+    format_limits.check_expressible(s, expressible, f"transformers' {architecture}")
+    vocabulary = _exported_vocabulary(run)
+    rows = vocabulary.tgt
+    seq2seq.check_no_bias(run.tensors, rows, architecture)
+    config = FORMAT.write(s)
+    activation = config.pop("activation")
+    config |= {
+        "architectures": [architecture],
+        "model_type": "t5",
+        "vocab_size": rows.n_theirs,
+        "d_kv": s.key_width,
+        "layer_norm_epsilon": s.epsilon,
+        "feed_forward_proj": f"gated-{activation.removesuffix('_new')}" if gated else activation,
+        # whether the last hidden states are scaled, of older and of newer versions
+        "tie_word_embeddings": False,
+        "scale_decoder_outputs": False,
+        "pad_token_id": vocabulary.pad,
+        "decoder_start_token_id": vocabulary.pad,
+        "eos_token_id": int(rows.index[EOS]),
+        "dtype": "float32",
+        **{key: values[0] for key, values in FORMAT.only.items()},
+    }
+    ours = {name: tensor for name, tensor in run.tensors.items() if name != "output_bias"}
+    tensors = weight_map.write(ours, entries(s, rows=rows))
+    tensors.setdefault(_HEAD, tensors[_SHARED].clone())
+    return seq2seq.write_translator(out, run, config, tensors, vocabulary)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,9 @@ BY_PIECE = {
     "output_bias",
 }
 """Our tensors with a row for each piece."""
+
+TIES = {(True, True): "three_way", (False, True): "two_way", (True, False): "inputs", (False, False): "none"}
+"""`model.tie` by whether source and target share an embedding, and whether target and output do."""
 
 SIDES = {"encoder": "src_embedding", "decoder": "tgt_embedding"}
 """The embedding of each stack of a translator."""
@@ -113,7 +117,7 @@ class Entry:
     `also`: other names of a single tensor. At least one name must exist; all that exist must be equal; the first is
     written. `tied`: our other names of it. `rows`: for a vocabulary, the file's row for each of our rows, or -1 for
     none, which is filled with `filler`. `stream`: our axis that lies on the residual stream, whose order may differ.
-    `transposed`: theirs are [in, out].
+    `transposed`: theirs are [in, out]. `factor`: our part for the first of `theirs` is so much larger.
     """
 
     ours: str
@@ -125,6 +129,7 @@ class Entry:
     filler: float = 0.0
     stream: int | None = None
     transposed: bool = False
+    factor: float = 1.0
 
 
 class Layer(NamedTuple):
@@ -138,6 +143,25 @@ class Layer(NamedTuple):
     ours: str
     theirs: str
     axes: str
+
+
+_BLOCK = {
+    "self_attention": {"query_key_value": (3, "heads stream"), "output": (1, "stream heads")},
+    "cross_attention": {"query": (1, "heads stream"), "key_value": (2, "heads stream"), "output": (1, "stream heads")},
+    "feed_forward": {"expand": (1, "inner stream"), "contract": (1, "stream inner")},
+}
+"""The linear layers of a block's sub-layers: the number of matrices that one contains, and their axes."""
+
+
+def block_layers(**theirs: Sequence[str]) -> tuple[Layer, ...]:
+    """The layers of a block from their names: for each sub-layer, those of its linear layers and then of its norm."""
+    layers = []
+    for sublayer, (*names, norm) in theirs.items():
+        for (part, (n, axes)), name in zip(_BLOCK[sublayer].items(), names, strict=True):
+            packed = n // len(name.split())
+            layers.append(Layer(f"{sublayer}.{part}", name, f"{packed}*{axes}" if packed > 1 else axes))
+        layers.append(Layer(f"{sublayer}_residual.norm", norm, "stream"))
+    return tuple(layers)
 
 
 def layer_entries(
@@ -211,18 +235,29 @@ def stack_entries(
             yield from layer_entries(table, s, *names, transposed=transposed, bias=bias)
 
 
-def embedding_entries(ours: str, theirs: str, output: str, *, rows: Rows, d_model: int, tied: bool) -> Iterator[Entry]:
-    """Yield the entries of an embedding and of the output matrix, which are one tensor if they are tied."""
+def embedding_entries(
+    ours: str,
+    theirs: str,
+    output: str,
+    *,
+    rows: Rows,
+    d_model: int,
+    tied: bool,
+    aliases: tuple[Sequence[str], Sequence[str]] = ((), ()),
+) -> Iterator[Entry]:
+    """Yield the entries of an embedding and of the output matrix, which are one tensor if they are tied.
+
+    `aliases`: more names of the embedding, theirs and ours.
+    """
     shape, our_output = (rows.n_theirs, d_model), "output_embedding.weight"
-    if tied:
-        yield Entry(ours, (theirs,), shape, also=(output,), tied=(our_output,), rows=rows.index, stream=1)
-        return
-    yield Entry(ours, (theirs,), shape, rows=rows.index, stream=1)
-    yield Entry(our_output, (output,), shape, rows=rows.index, stream=1)
+    also, same = (*aliases[0], *[output] * tied), (*aliases[1], *[our_output] * tied)
+    yield Entry(ours, (theirs,), shape, also, same, rows=rows.index, stream=1)
+    if not tied:
+        yield Entry(our_output, (output,), shape, rows=rows.index, stream=1)
 
 
 def translator_embedding_entries(
-    theirs: tuple[str, str, str, str], *, src: Rows, tgt: Rows, d_model: int, tie: str
+    s: TransformerSettings, theirs: tuple[str, str, str, str], *, src: Rows, tgt: Rows
 ) -> Iterator[Entry]:
     """Yield the entries of a translator's embeddings and output matrix.
 
@@ -230,12 +265,12 @@ def translator_embedding_entries(
     """
     shared, encoder, decoder, output = theirs
     src_table, tgt_table = "src_embedding.table.weight", "tgt_embedding.table.weight"
-    if tie == "three_way":
-        also, tied = (encoder, decoder, output), (src_table, "output_embedding.weight")
-        yield Entry(tgt_table, (shared,), (tgt.n_theirs, d_model), also, tied, rows=tgt.index, stream=1)
+    common = partial(embedding_entries, tgt_table, output=output, rows=tgt, d_model=s.d_model, tied=s.ties_output)
+    if s.ties_inputs:
+        yield from common(shared, aliases=((encoder, decoder), (src_table,)))
         return
-    yield Entry(src_table, (encoder,), (src.n_theirs, d_model), rows=src.index, stream=1)
-    yield from embedding_entries(tgt_table, decoder, output, rows=tgt, d_model=d_model, tied=tie == "two_way")
+    yield Entry(src_table, (encoder,), (src.n_theirs, s.d_model), rows=src.index, stream=1)
+    yield from common(decoder)
 
 
 def check(tensors: Mapping[str, Tensor], entries: Sequence[Entry], *, origin: object) -> None:
@@ -278,6 +313,8 @@ def read(
             differing.append(" and ".join(names))
         parts = [tensors[name] for name in (names[:1] if entry.also else entry.theirs)]
         parts = [part.t() for part in parts] if entry.transposed else parts
+        if entry.factor != 1.0:
+            parts[0] = parts[0].float() * entry.factor
         ours |= dict.fromkeys((entry.ours, *entry.tied), _to_ours(torch.cat(parts).float(), entry, inverse))
     if differing:
         raise UserError(f"{origin}: these weights are tied by the settings, but differ: {'; '.join(differing)}")
@@ -303,7 +340,8 @@ def write(
             moved = value.new_zeros(entry.shape[0], *value.shape[1:])
             moved[entry.rows[exists]] = value[exists]
             value = moved
-        for name, part in zip(entry.theirs, value.chunk(len(entry.theirs)), strict=True):
+        for i, (name, part) in enumerate(zip(entry.theirs, value.chunk(len(entry.theirs)), strict=True)):
+            part = part / entry.factor if i == 0 and entry.factor != 1.0 else part
             theirs[name] = (part.t() if entry.transposed else part).contiguous()
     return theirs
 

@@ -120,7 +120,7 @@ def plain_weights(weights: Weights, settings: NativeSettings) -> dict[str, np.nd
     """The weights in the library's form: whole matrices, contiguous and aligned."""
     plain: dict[str, np.ndarray] = {}
     for name, array in weights.items():
-        if name == "output_embedding.weight" and settings.tie != "none":
+        if name == "output_embedding.weight" and settings.ties_output:
             continue
         if ".parts." in name:  # a projection that all heads share is expanded below
             continue
@@ -177,7 +177,7 @@ def native_config(
         precision=PRECISIONS.index(precision),
         decoder_only=isinstance(s, GPTSettings),
         recurrent=s.replaces_self_attention,
-        tied=s.tie != "none",
+        tied=s.ties_output,
         guided_layer=guided_layer,
         guided_head=head,
     )

@@ -210,9 +210,9 @@ class TokenPredictor(nn.Module):
     output_bias: nn.Parameter | None
 
     def add_output(self, settings: OutputSettings, vocab_size: int, *, tied: TokenTable) -> None:
-        """Create the output matrix (`tied`, or a new one if `tie` = "none") and its bias, if any."""
+        """Create the output matrix (`tied`, or a new one if the settings untie it) and its bias, if any."""
         self.output_embedding = tied
-        if settings.tie == "none":
+        if not settings.ties_output:
             self.output_embedding = TokenTable(vocab_size, settings.d_model)
             nn.init.normal_(self.output_embedding.weight, std=settings.d_model**-0.5)
         bias, is_trained = settings.output_bias, settings.output_bias != "fixed"
@@ -243,9 +243,9 @@ class EncoderDecoder(TokenPredictor, ABC, Generic[StateT]):
 
     def tie(self, settings: OutputSettings, n_tgt: int) -> None:
         """Share embeddings according to `settings.tie`, and create the output."""
-        if settings.tie == "three_way":
+        if settings.ties_inputs:
             if not isinstance(self.src_embedding, TokenEmbedding):
-                raise SettingsError("model.tie = 'three_way': a source of vectors shares no embedding; use 'two_way'")
+                raise SettingsError(f"model.tie = '{settings.tie}': vectors share no embedding; use 'two_way'")
             self.src_embedding.table.weight = self.tgt_embedding.table.weight
         self.add_output(settings, n_tgt, tied=self.tgt_embedding.table)
 

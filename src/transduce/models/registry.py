@@ -101,10 +101,10 @@ def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module
     settings = resolve_preset(settings)
     check_model(settings)
     architecture = ARCHITECTURES[settings.kind]
-    is_tied = isinstance(settings, OutputSettings) and settings.tie == "three_way"
-    if architecture.shape == "encoder-decoder" and is_tied and n_src != n_tgt:
+    is_pair = architecture.shape == "encoder-decoder" and n_src != n_tgt
+    if is_pair and isinstance(settings, OutputSettings) and settings.ties_inputs:
         raise SettingsError(
-            "model.tie = 'three_way' needs tokenizer.joint = true; use 'two_way' for separate vocabularies"
+            f"model.tie = '{settings.tie}' needs tokenizer.joint = true; use 'two_way' for separate vocabularies"
         )
     return architecture.build(settings, n_src=n_src, n_tgt=n_tgt)
 

@@ -263,8 +263,8 @@ def _context_problems(settings: Settings, model: ModelSettings) -> Iterator[str]
 def _translation_problems(settings: Settings, model: ModelSettings) -> Iterator[str]:
     assert isinstance(model, OutputSettings)
     tokenizer = settings.tokenizer
-    if not tokenizer.joint and model.tie == "three_way" and "tie" in settings.model.model_fields_set:
-        yield "model.tie = 'three_way' needs one vocabulary: set tokenizer.joint = true, or model.tie = 'two_way'"
+    if not tokenizer.joint and model.ties_inputs and "tie" in settings.model.model_fields_set:
+        yield f"model.tie = '{model.tie}' needs one vocabulary: set tokenizer.joint = true, or model.tie = 'two_way'"
     if model.reads_vectors:
         for key, neutral in (("joint", False), ("sampling", 0.0)):
             if key in tokenizer.model_fields_set and getattr(tokenizer, key) != neutral:

@@ -359,7 +359,7 @@ def load_tokenizers(folder: RunFolder) -> Tokenizers:
     folder.manifest.check("tokenizer")
     tokenizers = Tokenizers.load(folder.path)
     both_ours, model = type(tokenizers.src) is type(tokenizers.tgt) is Tokenizer, folder.settings.model
-    is_shared = isinstance(model, OutputSettings) and model.tie == "three_way"
+    is_shared = isinstance(model, OutputSettings) and model.ties_inputs
     if both_ours and is_shared and not tokenizers.joint:
         raise RunFolderError(f"{_files(folder.path)[2]} is damaged: its pieces are not those of tokenizer.src.model")
     data = folder.settings.data

@@ -75,7 +75,7 @@ def random_settings(seed: int) -> dict[str, Any]:
         "activation": choose(["relu", "gelu", "gelu_tanh", "silu"]),
         "feed_forward": feed_forward,
         "bias": choose([True, False]),
-        "tie": choose(["three_way", "two_way", "none"]),
+        "tie": choose(["three_way", "two_way", "inputs", "none"]),
         "output_bias": choose([True, False]),
         "embedding_norm": choose([True, False]),
         "scale_embeddings": choose([True, False]),

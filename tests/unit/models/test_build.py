@@ -122,7 +122,7 @@ def test_every_entry_of_every_table_is_among_the_tested_cases() -> None:
         assert set(CHOICES[field]) == set(table), field
         alone = {getattr(settings(**options), field) for options in SINGLE.values()}
         assert alone == set(table), field
-    assert {settings(**options).tie for options in SINGLE.values()} == {"three_way", "two_way", "none"}
+    assert {settings(**options).tie for options in SINGLE.values()} == {"three_way", "two_way", "inputs", "none"}
 
 
 def test_ties() -> None:
@@ -131,11 +131,13 @@ def test_ties() -> None:
     two = build(tie="two_way", n_src=9)
     assert two.src_embedding.table.weight.shape[0] == 9
     assert two.tgt_embedding.table.weight is two.output_weight
+    inputs = build(tie="inputs")
+    assert inputs.src_embedding.table.weight is inputs.tgt_embedding.table.weight is not inputs.output_weight
     none = build(tie="none", n_src=9, n_tgt=13)
     tables = {id(none.src_embedding.table.weight), id(none.tgt_embedding.table.weight), id(none.output_weight)}
     assert len(tables) == 3
     table = 13 * 16
-    assert count_parameters(build(tie="two_way")) == count_parameters(three) + table
+    assert count_parameters(build(tie="two_way")) == count_parameters(inputs) == count_parameters(three) + table
     assert count_parameters(build(tie="none")) == count_parameters(three) + 2 * table
 
 
@@ -189,9 +191,10 @@ def test_errors_name_what_was_given_and_what_is_allowed(options: dict[str, Any],
     assert "\n" not in str(caught.value)
 
 
-def test_three_way_ties_need_one_vocabulary() -> None:
-    with pytest.raises(SettingsError, match="joint"):
-        build(n_src=9, n_tgt=13)
+@pytest.mark.parametrize("tie", ["three_way", "inputs"])
+def test_a_shared_embedding_needs_one_vocabulary(tie: str) -> None:
+    with pytest.raises(SettingsError, match=f"{tie}.*joint"):
+        build(tie=tie, n_src=9, n_tgt=13)
 
 
 # --- fresh weights ----------------------------------------------------------------------------------------------------

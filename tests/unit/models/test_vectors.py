@@ -115,6 +115,7 @@ def test_a_pair_of_sequences_has_two_segments() -> None:
     assert packed.segments.tolist() == [0, 0, 1, 1, 1]
 
 
-def test_vectors_share_no_table_with_the_target() -> None:
+@pytest.mark.parametrize("tie", ["three_way", "inputs"])
+def test_vectors_share_no_table_with_the_target(tie: str) -> None:
     with pytest.raises(SettingsError, match="two_way"):
-        build_model(model_settings(**{**SMALL, "tie": "three_way"}), n_src=VOCAB, n_tgt=VOCAB)
+        build_model(model_settings(**{**SMALL, "tie": tie}), n_src=VOCAB, n_tgt=VOCAB)

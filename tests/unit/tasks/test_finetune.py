@@ -38,7 +38,7 @@ def asked(run: Path, **sections: Any) -> Settings:
     return Settings.from_mapping({"training": training, **sections})
 
 
-@pytest.mark.parametrize("tie", ["three_way", "two_way", "none"])
+@pytest.mark.parametrize("tie", ["three_way", "two_way", "inputs", "none"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_all_weights_that_grow_with_the_vocabulary_are_listed(kind: str, tie: str) -> None:
     options: dict[str, Any] = {"d_model": 8, "d_ff": 12, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1}
@@ -100,14 +100,16 @@ def test_rows_of_new_pieces_are_means_of_their_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"tie": "three_way"}, {"tie": "none", "output_bias": True}, {"tie": "two_way"}], ids=str
+    "options",
+    [{"tie": "three_way"}, {"tie": "none", "output_bias": True}, {"tie": "two_way"}, {"tie": "inputs"}],
+    ids=str,
 )
 @pytest.mark.parametrize("joint", [True, False])
 def test_extension_changes_no_translation_before_the_first_update(
     tmp_path: Path, joint: bool, options: dict[str, Any]
 ) -> None:
     """Old rows are bit-identical, and so are translations of text that consists of old pieces."""
-    if not joint and options["tie"] == "three_way":
+    if not joint and options["tie"] in ("three_way", "inputs"):
         pytest.skip("two vocabularies cannot share one table")
     run = make_run(tmp_path / "run", joint=joint, **options)
     start = find_start(asked(run, tokenizer={"extend": 30}))
