@@ -22,6 +22,7 @@ from transduce.convert.parity import compare, settle
 from transduce.convert.seq2seq import import_seq2seq
 from transduce.convert.weight_map import NEVER
 from transduce.errors import TransduceError, UserError
+from transduce.nn.positions import halves, sinusoids
 from transduce.runs.folder import RunFolder
 
 
@@ -177,9 +178,19 @@ def test_weights_in_several_files_are_read(copy: Path, kind: str) -> None:
 
 def test_sinusoids_in_older_files_are_left_out(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
-    tensors["model.encoder.embed_positions.weight"] = torch.zeros(64, 16)
+    tensors["model.encoder.embed_positions.weight"] = sinusoids(64, 16)[:, halves(16)].contiguous()
     save_file(tensors, copy / "model.safetensors")
     assert list(import_run(copy, copy.parent / "run"))
+
+
+def test_a_model_whose_outputs_differ_from_those_of_transformers_is_refused(copy: Path) -> None:
+    pytest.importorskip("transformers")
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.encoder.embed_positions.weight"] = torch.zeros(64, 16)
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(TransduceError, match="not the same: outputs of transformers"):
+        list(import_run(copy, copy.parent / "run"))
+    assert not (copy.parent / "run").exists()
 
 
 def test_export_without_transformers_reports_that_it_was_not_checked(
