@@ -146,7 +146,7 @@ def entries(s: EncoderSettings, *, rows: Rows, names: Collection[str] | None = N
     layers = [Layer("embedding.norm", f"{at}.LayerNorm", "stream")]
     if isinstance(s, BertSettings):
         tied = s.tie != "none"
-        tensors += weight_map.embedding_entries(table, words, f"{decoder}.weight", rows=rows, d_model=d, tied=tied)
+        tensors += weight_map.embedding_entries([table], [words], f"{decoder}.weight", rows=rows, d_model=d, tied=tied)
         biases = ("cls.predictions.bias", f"{decoder}.bias")  # if untied, only the second is used
         theirs, also = (biases[:1], biases[1:]) if tied else (biases[1:], ())
         tensors.append(Entry("output_bias", theirs, (rows.n_theirs,), also=also, rows=rows.index))

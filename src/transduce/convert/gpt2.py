@@ -102,7 +102,7 @@ def entries(s: GPTSettings, *, rows: Rows, names: Collection[str] | None = None)
     positions, words, head = f"{prefix}wpe.weight", f"{prefix}wte.weight", "lm_head.weight"
     tensors = [Entry("embedding.positions.embedding.weight", (positions,), (s.max_positions, s.d_model))]
     tensors += weight_map.embedding_entries(
-        "embedding.table.weight", words, head, rows=rows, d_model=s.d_model, tied=s.tie != "none"
+        ["embedding.table.weight"], [words], head, rows=rows, d_model=s.d_model, tied=s.ties_output
     )
     for number in range(s.n_decoder_layers):
         ours, theirs = f"decoder.blocks.{number}.", f"{prefix}h.{number}."
@@ -159,14 +159,11 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
 
     Raises `UserError` if GPT-2 does not support a setting, `TransduceError` if the outputs differ.
     """
-    s, tensors = run.settings.model, dict(run.tensors)
+    s = run.settings.model
     assert isinstance(s, GPTSettings)
     format_limits.check_expressible(s, EXPRESSIBLE, "transformers' GPT-2")
     rows = hub_folder.their_rows(run)
-    # GPT-2 has no bias on the logits: ours may only rule out ids that GPT-2 lacks
-    bias = tensors.pop("output_bias", None)
-    if bias is not None and bool(bias.any()) and not torch.equal(bias, weight_map.fixed_bias(rows)):
-        raise UserError("transformers' GPT-2 cannot express model.output_bias = true (its numbers are not zero here)")
+    tensors = weight_map.without_bias(run.tensors, rows, "transformers' GPT-2")
     if s.one_end:
         if int(rows.index[BOS]) != int(rows.index[EOS]):
             raise UserError("transformers' GPT-2 cannot express model.one_end = true with two pieces")

@@ -223,12 +223,12 @@ def import_marian(source: Path) -> Imported:
     config, tensors = read_model(path)
     config = {**FORMAT.defaults, **config}
     model, sizes = model_settings(config, origin=path), config.get("dim-vocabs", [])
-    types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    type_note = weight_map.type_note(tensors)
     tensors = {name: tensor.flatten() if len(tensor) == 1 else tensor for name, tensor in tensors.items()}
     _complete(tensors, config, model)
     weight_map.check(tensors, [*entries(model, src=Rows.of_size(sizes[0]), tgt=Rows.of_size(sizes[1]))], origin=path)
     version = str(config.get("version", "an unknown version")).split(" ")[0][:40]
-    notes = [f"found: a translator of Marian ({version}), {model.summary}", f"weights of type {', '.join(types)}"]
+    notes = [f"found: a translator of Marian ({version}), {model.summary}", type_note]
     src, tgt, tokenizers = _read_vocabularies(paths, sizes, notes)
     if model.ties_inputs and src.index.tolist() != tgt.index.tolist():
         raise UserError(f"{path} has one embedding, and {paths[0].name} and {paths[1].name} are two vocabularies")

@@ -86,9 +86,6 @@ def _format(only: Mapping[str, tuple[Any, ...]], **defaults: Any) -> ConfigForma
     )
 
 
-_START = {"decoder_start_token_id": 2}
-
-
 def _norms(*, pre: bool, embedding: bool) -> dict[str, tuple[bool, ...]]:
     """The keys for norms in a family's config.json, as written by older versions of transformers."""
     return {"normalize_before": (pre,), "add_final_layer_norm": (pre,), "normalize_embedding": (embedding,)}
@@ -130,7 +127,7 @@ FAMILIES = {
     ),
     "m2m_100": Family(
         "M2M100ForConditionalGeneration",
-        _format({}, activation_function="relu", scale_embedding=True, attention_dropout=0.1, **_START),
+        _format({}, activation_function="relu", scale_embedding=True, attention_dropout=0.1, decoder_start_token_id=2),
         {"residual": "pre", "positions": "sinusoidal_fairseq", "embedding_norm": False},
         has_bias=False,
     ),
@@ -188,27 +185,23 @@ def family_of(s: TransformerSettings) -> str:
     return next(fitting, "marian")
 
 
-def config_of(
-    s: TransformerSettings, kind: str, *, n_src: int, n_tgt: int, special: Mapping[str, int | None]
-) -> dict[str, Any]:
-    """The config.json for a model of ours. `special`: transformers' ids of pad, start, bos and eos."""
-    family = FAMILIES[kind]
-    sides = {"decoder_vocab_size": n_tgt, "share_encoder_decoder_embeddings": s.ties_inputs} if kind == "marian" else {}
-    return family.format.write(s) | {
+def config_of(s: TransformerSettings, kind: str, vocabulary: ExportedVocabulary) -> dict[str, Any]:
+    """The config.json for a model of ours, without the keys that all families have."""
+    family, own = FAMILIES[kind], dict[str, Any]()
+    if kind == "marian":
+        own = {"decoder_vocab_size": vocabulary.tgt.n_theirs, "share_encoder_decoder_embeddings": s.ties_inputs}
+        own[_OWN] = {"positions": s.positions}
+    return {
+        **family.format.write(s),
+        **own,
         "architectures": [family.architecture],
         "model_type": kind,
-        "vocab_size": n_src,
-        **sides,
         "encoder_layerdrop": 0.0,
         "decoder_layerdrop": 0.0,
         "tie_word_embeddings": s.ties_output,
         **{key: values[0] for key, values in family.format.only.items()},
-        "bos_token_id": special["bos"],
-        "eos_token_id": special["eos"],
-        "forced_eos_token_id": special["eos"],
-        "pad_token_id": special["pad"],
-        "decoder_start_token_id": special["start"],
-        "dtype": "float32",
+        "bos_token_id": vocabulary.bos,
+        "forced_eos_token_id": int(vocabulary.tgt.index[EOS]),
     }
 
 
@@ -397,53 +390,47 @@ def export_seq2seq(out: Path, run: Outgoing) -> list[str]:
             f"transformers has no tokenizer that writes language tokens as this run does; {CTRANSLATE2_HINT}"
         )
     kind = family_of(s) if run.tokenizers.src.framing.ids else "marian"
-    family = FAMILIES[kind]
-    format_limits.check_expressible(s, family.expressible, f"transformers' {family.architecture}")
+    family, name = FAMILIES[kind], f"transformers' {FAMILIES[kind].architecture}"
+    format_limits.check_expressible(s, family.expressible, name)
     if kind == "marian":
         vocabulary = marian_vocabulary(run, s, keep_null=not _pad_is_unused(run.tensors))
     else:
         vocabulary = multilingual_vocabulary(run, s, kind)
     src, tgt = vocabulary.src, vocabulary.tgt
-    special = {"pad": vocabulary.pad, "start": int(tgt.index[BOS]), "bos": vocabulary.bos, "eos": int(tgt.index[EOS])}
-    config = config_of(s, kind, n_src=src.n_theirs, n_tgt=tgt.n_theirs, special=special)
-    config |= {_OWN: {"positions": s.positions}} if kind == "marian" else {}
-    tensors = weight_map.with_one_end(run.tensors) if s.one_end else run.tensors
+    config = config_of(s, kind, vocabulary)
+    tensors = run.tensors if family.has_bias else weight_map.without_bias(run.tensors, tgt, name)
+    tensors = weight_map.with_one_end(tensors) if s.one_end else tensors
     theirs = weight_map.write(tensors, entries(s, src=src, tgt=tgt), order=column_order(s))
-    theirs[_BIAS] = theirs[_BIAS][None]
-    if not family.has_bias:
-        check_no_bias(run.tensors, tgt, family.architecture)
-        del theirs[_BIAS]
+    bias = theirs.pop(_BIAS)[None]
+    theirs |= {_BIAS: bias} if family.has_bias else {}
     if kind != "marian" and s.tie == "none":
         theirs[_SHARED] = theirs["model.encoder.embed_tokens.weight"].clone()
     return write_translator(out, run, config, theirs, vocabulary)
 
 
-def check_no_bias(tensors: Mapping[str, Tensor], tgt: Rows, architecture: str) -> None:
-    """Raise `UserError` if a model has a trained bias on its logits."""
-    bias = tensors.get("output_bias")
-    if bias is not None and not torch.equal(bias, weight_map.fixed_bias(tgt)):
-        raise UserError(f"transformers' {architecture} cannot express model.output_bias = true")
-
-
 def write_translator(
     out: Path, run: Outgoing, config: Mapping[str, Any], tensors: Mapping[str, Tensor], vocabulary: ExportedVocabulary
 ) -> list[str]:
-    """Write a translator's folder, and compare it with the model if transformers is installed."""
+    """Write a translator's folder, and compare it with the model if transformers is installed.
+
+    `config`: the config.json without the keys that all families have.
+    """
     s, src, tgt, decoding = run.settings.model, vocabulary.src, vocabulary.tgt, run.settings.decoding
     assert isinstance(s, TransformerSettings)
-    null = [row for row in (int(tgt.index[PAD]),) if row >= 0]
+    start, end, null = (int(tgt.index[i]) for i in (BOS, EOS, PAD))
+    ids = {"pad_token_id": vocabulary.pad, "decoder_start_token_id": start, "eos_token_id": end}
     generation_config = {
-        **{f"{key}_token_id": config[f"{key}_token_id"] for key in ("decoder_start", "pad", "eos")},
-        "forced_eos_token_id": config["eos_token_id"],
-        "bad_words_ids": [[i] for i in dict.fromkeys([config["pad_token_id"], *null])],
+        **ids,
+        "forced_eos_token_id": end,
+        "bad_words_ids": [[i] for i in dict.fromkeys([vocabulary.pad, null]) if i >= 0],
         "num_beams": decoding.beam,
         "length_penalty": decoding.length_penalty,
         "no_repeat_ngram_size": decoding.no_repeat_ngram,
         # transformers' max_length counts the decoder's start token
         "max_length": min(decoding.max_length + 1, s.max_positions),
     }
-    for name, content in {"config.json": config, "generation_config.json": generation_config}.items():
-        write_json(out / name, content)
+    write_json(out / "config.json", {**config, **ids, "vocab_size": src.n_theirs, "dtype": "float32"})
+    write_json(out / "generation_config.json", generation_config)
     vocabulary.write(out)
     (architecture,) = config["architectures"]
     write_tensors(out / "model.safetensors", tensors)

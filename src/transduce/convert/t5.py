@@ -26,7 +26,7 @@ from transduce.convert.weight_map import TIES, Entry, Layer, Rows, block_layers
 from transduce.errors import UserError
 from transduce.nn.positions import MAX_DISTANCE, N_BUCKETS
 from transduce.text.hub import HubTokenizer
-from transduce.text.special import BOS, EOS, Framing, Vocabulary
+from transduce.text.special import BOS, Framing, Vocabulary
 from transduce.text.tokenizer import PieceTokenizer, Tokenizers, parse_model
 
 ARCHITECTURES = {
@@ -86,24 +86,17 @@ _SHARED, _HEAD = "shared.weight", "lm_head.weight"
 _TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
-def _block(*, feed_forward: int, gated: bool, **cross_attention: Sequence[str]) -> tuple[Layer, ...]:
-    """The layers of a block, whose sub-layer number `feed_forward` is the network."""
-    own = [f"layer.0.SelfAttention.{part}" for part in "qkvo"]
-    network = f"layer.{feed_forward}.DenseReluDense"
+def _block(*, gated: bool, cross: bool) -> tuple[Layer, ...]:
+    """The layers of a block, with cross-attention or without."""
+    q, k, v, o = (f"layer.0.SelfAttention.{part}" for part in "qkvo")
+    sublayers: dict[str, tuple[str, ...]] = {"self_attention": (f"{q} {k} {v}", o, "layer.0.layer_norm")}
+    if cross:
+        q, k, v, o = (f"layer.1.EncDecAttention.{part}" for part in "qkvo")
+        sublayers["cross_attention"] = (q, f"{k} {v}", o, "layer.1.layer_norm")
+    last = f"layer.{len(sublayers)}"
+    network = f"{last}.DenseReluDense"
     expand = f"{network}.wi_0 {network}.wi_1" if gated else f"{network}.wi"
-    return block_layers(
-        self_attention=(" ".join(own[:3]), own[3], "layer.0.layer_norm"),
-        **cross_attention,
-        feed_forward=(expand, f"{network}.wo", f"layer.{feed_forward}.layer_norm"),
-    )
-
-
-_CROSS_ATTENTION = (
-    "layer.1.EncDecAttention.q",
-    "layer.1.EncDecAttention.k layer.1.EncDecAttention.v",
-    "layer.1.EncDecAttention.o",
-    "layer.1.layer_norm",
-)
+    return block_layers(**sublayers, feed_forward=(expand, f"{network}.wo", f"{last}.layer_norm"))
 
 
 # -- config.json and weights
@@ -141,8 +134,8 @@ def entries(s: TransformerSettings, *, rows: Rows) -> list[Entry]:
         buckets = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         tensors.append(Entry(f"{embedding}.positions.bias.weight", (buckets,), (N_BUCKETS, s.n_heads)))
     gated = s.feed_forward == "gated"
-    decoder_block = _block(feed_forward=2, gated=gated, cross_attention=_CROSS_ATTENTION)
-    layers, norms = (_block(feed_forward=1, gated=gated), decoder_block), ("", "final_layer_norm")
+    layers = _block(gated=gated, cross=False), _block(gated=gated, cross=True)
+    norms = "", "final_layer_norm"
     for entry in weight_map.stack_entries(s, "{}.", "block.{}.", layers, norms=norms, bias=False):
         tensors.append(replace(entry, factor=s.key_width**0.5 if entry.ours.endswith(_QUERIES) else 1.0))
     return tensors
@@ -272,29 +265,22 @@ def export_t5(out: Path, run: Outgoing) -> list[str]:
         "d_key": (None, s.d_key),
         "d_value": (None if s.key_width == s.d_head else s.key_width,),
     }
-    format_limits.check_expressible(s, expressible, f"transformers' {architecture}")
+    format_limits.check_expressible(s, expressible, name := f"transformers' {architecture}")
     vocabulary = _exported_vocabulary(run)
-    rows = vocabulary.tgt
-    seq2seq.check_no_bias(run.tensors, rows, architecture)
+    ours = weight_map.without_bias(run.tensors, vocabulary.tgt, name)
     config = FORMAT.write(s)
     activation = config.pop("activation")
     config |= {
         "architectures": [architecture],
         "model_type": "t5",
-        "vocab_size": rows.n_theirs,
         "d_kv": s.key_width,
         "layer_norm_epsilon": s.epsilon,
         "feed_forward_proj": f"gated-{activation.removesuffix('_new')}" if gated else activation,
         # whether the last hidden states are scaled, of older and of newer versions
         "tie_word_embeddings": False,
         "scale_decoder_outputs": False,
-        "pad_token_id": vocabulary.pad,
-        "decoder_start_token_id": vocabulary.pad,
-        "eos_token_id": int(rows.index[EOS]),
-        "dtype": "float32",
         **{key: values[0] for key, values in FORMAT.only.items()},
     }
-    ours = {name: tensor for name, tensor in run.tensors.items() if name != "output_bias"}
-    tensors = weight_map.write(ours, entries(s, rows=rows))
+    tensors = weight_map.write(ours, entries(s, rows=vocabulary.tgt))
     tensors.setdefault(_HEAD, tensors[_SHARED].clone())
     return seq2seq.write_translator(out, run, config, tensors, vocabulary)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -98,6 +97,14 @@ def complete_output_bias(state: dict[str, Tensor], rows: Rows) -> bool | str:
     if is_trained or bool(fixed.any()):
         state["output_bias"] = bias.where(fixed == 0, fixed)
     return is_trained or ("fixed" if "output_bias" in state else False)
+
+
+def without_bias(tensors: Mapping[str, Tensor], rows: Rows, program: str) -> dict[str, Tensor]:
+    """Our tensors without the bias on the logits, which a program lacks; `UserError` if it is trained."""
+    bias = tensors.get("output_bias")
+    if bias is not None and bool(bias.any()) and not torch.equal(bias, fixed_bias(rows)):
+        raise UserError(f"{program} cannot express model.output_bias = true (its numbers are not zero here)")
+    return {name: tensor for name, tensor in tensors.items() if name != "output_bias"}
 
 
 def with_one_end(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -236,22 +243,12 @@ def stack_entries(
 
 
 def embedding_entries(
-    ours: str,
-    theirs: str,
-    output: str,
-    *,
-    rows: Rows,
-    d_model: int,
-    tied: bool,
-    aliases: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    ours: Sequence[str], theirs: Sequence[str], output: str, *, rows: Rows, d_model: int, tied: bool
 ) -> Iterator[Entry]:
-    """Yield the entries of an embedding and of the output matrix, which are one tensor if they are tied.
-
-    `aliases`: more names of the embedding, theirs and ours.
-    """
+    """Yield the entries of an embedding, by all its names, and of the output matrix, which is the same if `tied`."""
     shape, our_output = (rows.n_theirs, d_model), "output_embedding.weight"
-    also, same = (*aliases[0], *[output] * tied), (*aliases[1], *[our_output] * tied)
-    yield Entry(ours, (theirs,), shape, also, same, rows=rows.index, stream=1)
+    ours, theirs = [*ours, *[our_output] * tied], [*theirs, *[output] * tied]
+    yield Entry(ours[0], (theirs[0],), shape, tuple(theirs[1:]), tuple(ours[1:]), rows=rows.index, stream=1)
     if not tied:
         yield Entry(our_output, (output,), shape, rows=rows.index, stream=1)
 
@@ -264,13 +261,11 @@ def translator_embedding_entries(
     `theirs`: names of the shared table, of the encoder's and the decoder's, and of the output matrix.
     """
     shared, encoder, decoder, output = theirs
-    src_table, tgt_table = "src_embedding.table.weight", "tgt_embedding.table.weight"
-    common = partial(embedding_entries, tgt_table, output=output, rows=tgt, d_model=s.d_model, tied=s.ties_output)
-    if s.ties_inputs:
-        yield from common(shared, aliases=((encoder, decoder), (src_table,)))
-        return
-    yield Entry(src_table, (encoder,), (src.n_theirs, s.d_model), rows=src.index, stream=1)
-    yield from common(decoder)
+    tables, names = ["tgt_embedding.table.weight", "src_embedding.table.weight"], [shared, encoder, decoder]
+    if not s.ties_inputs:
+        names = [decoder]
+        yield Entry(tables.pop(), (encoder,), (src.n_theirs, s.d_model), rows=src.index, stream=1)
+    yield from embedding_entries(tables, names, output, rows=tgt, d_model=s.d_model, tied=s.ties_output)
 
 
 def check(tensors: Mapping[str, Tensor], entries: Sequence[Entry], *, origin: object) -> None:
