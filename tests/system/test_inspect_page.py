@@ -176,14 +176,14 @@ def test_requests_of_the_page(live: Server, runs: Runs) -> None:
     names = [f"encoder.blocks.0.{name}" for name in ("self_attention", "self_attention_residual", "feed_forward")]
     status, error = live.request("/inspect/look", asked | {"views": ["parts"], "values": names})
     assert status == 400 and "values" in error["error"]
-    assert live.request("/inspect/models")[1][0]["example"] == ""  # a service shows nobody the texts of a run
+    assert live.request("/inspect/models")[1][0]["examples"] == []  # a service shows nobody the texts of a run
     assert live.request("/inspect/cell", asked | {"value": "x", "index": []})[0] == 400
 
 
-def test_the_first_line_of_inspect_is_the_address_of_a_page_that_opens_with_an_example(
+def test_the_first_line_of_inspect_is_the_address_of_a_page_that_offers_examples(
     runs: Runs, browser: Browser, tmp_path: Path
 ) -> None:
-    """That of medium length among the samples of the report; the address without a path leads there too."""
+    """The page opens with the one of medium length; a click shows another. The address without a path leads there too."""
     run = tmp_path / "run"
     shutil.copytree(runs["transformer"], run)
     sources = ("a man", marians.LINES[0], f"{marians.LINES[0]} {marians.LINES[1]}")
@@ -198,6 +198,12 @@ def test_the_first_line_of_inspect_is_the_address_of_a_page_that_opens_with_an_e
             browser.get(address[1])
             wait(lambda: f"{marians.LINES[0]} →" in text_of(browser, "models"))
             assert browser.execute_script("return document.getElementById('text').value") == marians.LINES[0]
+            offered = browser.find_elements(By.CSS_SELECTOR, "#examples button")
+            assert [one.text for one in offered] == list(sources)
+            offered[0].click()
+            wait(lambda: browser.execute_script("return document.getElementById('text').value") == sources[0])
+            wait(lambda: f"{sources[0]} →" in text_of(browser, "models"))
+            assert browser.execute_script("return document.fonts.check('12px \"Source Sans 3\"')")
             assert not problems(browser)
         finally:
             browser.get("about:blank")
@@ -357,7 +363,8 @@ def test_the_lab_changes_the_beam_and_shows_the_output_without_parts(
     wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#lesson .without li"))
     expected = inspect(runs["transformer"], marians.LINES[0]).views["without"]
     shown = browser.find_elements(By.CSS_SELECTOR, "#lesson .without .text")
-    assert [one.get_attribute("title") for one in shown] == [one["text"] for one in expected]
+    complete = {"text": inspect(runs["transformer"], marians.LINES[0]).sentence.sides["tgt_out"].text}
+    assert [one.get_attribute("title") for one in shown] == [one["text"] for one in [complete, *expected]]
     set_control(browser, "[data-key=lab-beam]", 3)
     wait(lambda: "Beam of 3" in text_of(browser, "output"))
     wait(lambda: browser.execute_script(SWITCH_OFF))
@@ -366,9 +373,9 @@ def test_the_lab_changes_the_beam_and_shows_the_output_without_parts(
 
 
 SWITCH_OFF = """
-const button = document.querySelector("#lesson .without button");
+const button = document.querySelectorAll("#lesson .without button")[1];
 button?.click();
-return button !== null;
+return button !== undefined;
 """
 FORCE = """
 const choice = document.querySelector("#output .choice[aria-pressed=false]");

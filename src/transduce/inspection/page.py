@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 PAGE = Path(__file__).parent / "page"
 _POLICY = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; img-src data:; base-uri 'none'\">"
+    "script-src 'unsafe-inline'; font-src data:; img-src data:; base-uri 'none'\">"
 )
+_FONT = "source-sans-3.woff2"
 _LANGUAGES = ("en", "de")
 _STYLE = re.compile(r'<link rel="stylesheet" href="(.+?)">')
 _DROPPED = re.compile(r"^import [^;]*;\n|^export ", re.MULTILINE)
@@ -26,7 +28,7 @@ def read_page_file(name: str) -> str:
 
 def page_files() -> list[str]:
     texts = [f"tour.{language}.json" for language in _LANGUAGES]
-    return ["inspect.html", *texts, *_STYLE.findall(read_page_file("inspect.html")), *_modules("inspect.js")]
+    return ["inspect.html", _FONT, *texts, *_STYLE.findall(read_page_file("inspect.html")), *_modules("inspect.js")]
 
 
 def _modules(script: str) -> list[str]:
@@ -44,7 +46,9 @@ def page_of(records: Sequence[dict[str, Any]]) -> str:
     data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
     texts = {language: json.loads(read_page_file(f"tour.{language}.json")) for language in _LANGUAGES}
     inside = data.replace("<", "\\u003c").encode("utf-8", "replace").decode("utf-8")
+    font = b64encode((PAGE / _FONT).read_bytes()).decode()
     parts = {
+        f"url({_FONT})": f"url(data:font/woff2;base64,{font})",
         '<meta charset="utf-8">': f'<meta charset="utf-8">\n{_POLICY}',
         '<script type="module" src="inspect.js"></script>': (
             f'<script type="application/json" id="records">{inside}</script>\n'

@@ -44,10 +44,11 @@ _PAGE_TYPES = {  # Windows may have others
     ".css": "text/css",
     ".js": "text/javascript",
     ".json": "application/json",
+    ".woff2": "font/woff2",
 }
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "font-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",

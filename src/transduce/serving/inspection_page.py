@@ -146,8 +146,8 @@ class InspectionPage:
             folder = RunFolder.open(path)
             kind, task = folder.settings.model.kind, folder.settings.task
             # The clients of a service may not read the texts of a run.
-            example = "" if call.service.runs else _example(folder)
-            models.append({"name": name, "kind": kind, "task": task, "together": self._together, "example": example})
+            examples = [] if call.service.runs else _examples(folder)
+            models.append({"name": name, "kind": kind, "task": task, "together": self._together, "examples": examples})
         return json_response(models)
 
     async def _answer_look(self, call: Call) -> Response:
@@ -212,11 +212,12 @@ class InspectionPage:
             raise ExpiredError(EXPIRED)
 
 
-def _example(folder: RunFolder) -> str:
-    """A text of medium length from the samples of a run's report; empty without samples."""
+def _examples(folder: RunFolder) -> list[str]:
+    """Up to five texts from the samples of a run's report, from short to long."""
     sets = folder.read_record("samples.json").get("sets", [])
-    texts = [sample.get("src", sample.get("prompt", "")) for examples in sets for sample in examples["samples"]]
-    return str(sorted(texts, key=len)[len(texts) // 2]) if texts else ""
+    samples = [sample for examples in sets for sample in examples["samples"]]
+    texts = sorted(dict.fromkeys(sample.get("src", sample.get("prompt", "")) for sample in samples), key=len)
+    return texts[:: len(texts) // 5 + 1]
 
 
 def named_runs(paths: Sequence[Path]) -> dict[str, Path]:

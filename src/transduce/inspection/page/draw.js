@@ -220,8 +220,10 @@ export function rove(box, find) {
 // Swipes to the left and to the right, as steps.
 export function swipeWith(box, move) {
   let start = null;
-  box.addEventListener("touchstart", ({ touches }) => (start = touches[0]), { passive: true });
+  const begin = ({ target, touches }) => (start = target.closest(".tokens, .scroll") ? null : touches[0]);
+  box.addEventListener("touchstart", begin, { passive: true });
   box.addEventListener("touchend", ({ changedTouches: [end] }) => {
+    if (!start) return; // what scrolls by itself
     const [x, y] = [end.clientX - start.clientX, end.clientY - start.clientY];
     if (Math.abs(x) > 60 && Math.abs(x) > 2 * Math.abs(y)) move(x < 0 ? 1 : -1);
   });

@@ -281,6 +281,15 @@ function lacksWeights(part) {
 page.inspectSentence = inspectSentence;
 page.cell = (record, value, index) => ask("/inspect/cell", { ...record.asked, value, index });
 
+function showExamples(texts) {
+  const choose = (text) => {
+    byId("text").value = text;
+    byId("text").dispatchEvent(new Event("input"));
+  };
+  byId("examples").replaceChildren("Try: ", ...texts.map((text) => button(text, () => choose(text), { title: text })));
+  byId("examples").hidden = texts.length < 2;
+}
+
 async function startLive() {
   page.live = true;
   document.body.classList.add("live");
@@ -313,9 +322,11 @@ async function startLive() {
     byId("choices").append(first, second);
     byId("choices").hidden = models.length < 2;
     byId("has-target").hidden = models.every((one) => one.task !== "translation");
-    byId("text").value ||= readLink() ?? models[0]?.example ?? "";
+    const examples = models[0]?.examples ?? [];
+    byId("text").value ||= readLink() ?? examples[Math.floor(examples.length / 2)] ?? "";
+    showExamples(examples);
     inspectSentence();
-    byId("text").select();
+    if (matchMedia("(hover: hover)").matches) byId("text").select(); // no keyboard of a phone
   } catch (error) {
     showStatus(error.message, true);
   }
@@ -329,6 +340,7 @@ byId("map").addEventListener(
   (event) => event.target.closest("button") && byId("stage").classList.remove("map-open"),
 );
 swipeWith(byId("centre"), (step) => moveQuery(step));
+byId("readout").addEventListener("click", () => byId("number").scrollIntoView());
 addEventListener("hashchange", () => {
   readLink();
   if (page.records.length) drawRecords();

@@ -1,7 +1,7 @@
 // Lab: the width of the beam, the length penalty, and parts that are switched off.
-import { changesOf, format, page } from "./record.js";
+import { changesOf, format, page, predictedSide } from "./record.js";
 import { button, el, note } from "./draw.js";
-import { changeSection, switchOff } from "./tokens.js";
+import { changeSection, logProb, switchOff } from "./tokens.js";
 
 const SLIDERS = [
   ["beam", "Beam", { min: 1, max: 8, step: 1 }],
@@ -22,15 +22,22 @@ function slider(record, [name, title, range]) {
   return el("label.slider", title, input, shown);
 }
 
+// The output of the complete model.
+function completeRow(record) {
+  const { off, original } = record;
+  const text = original?.text ?? record.sides[predictedSide(record)].text;
+  return { title: "all parts", off: [], text, log_prob: off.length ? null : logProb(record) };
+}
+
 // The output without each group of parts. On the live page, a button switches the group off everywhere.
 function withoutTable(record) {
-  if (!record.without) return note("The server is computing the outputs without parts ...");
-  const rows = record.without.map(({ title, off, text, log_prob: p }) => {
-    const isOff = page.live && off.every((name) => record.off.includes(name));
+  if (!record.without) return note("The server is computing the outputs without each part ...");
+  const rows = [completeRow(record), ...record.without].map(({ title, off, text, log_prob: p }) => {
+    const isOff = page.live && record.off.length === off.length && off.every((name) => record.off.includes(name));
     const name = page.live
       ? button(title, () => switchOff(record, isOff ? [] : off), { pressed: isOff, key: `without-${title}` })
       : el("b", title);
-    const small = el("small", `log p = ${format(p)}`);
+    const small = el("small", p === null ? "" : `log p = ${format(p)}`);
     return el("li", name, small, el("span.text", { title: text }, text));
   });
   return el("ul.without", ...rows);
@@ -47,9 +54,12 @@ export function drawLab(record, box) {
         ? "A click on a token below forces it."
         : "The live page (`transduce inspect`) also forces tokens and switches single parts off.",
     ),
-    el("h3", "The output without ..."),
+    el("h3", "The output with ..."),
     withoutTable(record),
-    note("log p is what remains to the output of the complete model, token by token."),
+    note(
+      "log p says how probable the output at the top is to the model of the row: the smaller it is, the more this " +
+        "output needs the part.",
+    ),
     el("details", { open: record.off.length > 0 }, el("summary", "Single parts"), panel),
   );
   changeSection.render(record, panel);

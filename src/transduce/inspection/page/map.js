@@ -1,5 +1,5 @@
 // The map: the paper's figure of this model, from the embedding at the bottom to the output at the top.
-import { chosenPart, percent, set, view } from "./record.js";
+import { chosen, chosenPart, percent, queriesOf, set, view } from "./record.js";
 import { button, el, rove, svg } from "./draw.js";
 
 const NAMES = {
@@ -39,11 +39,19 @@ function dots(record, part) {
   );
 }
 
+// Whether the chosen position passes a part on its way to the chosen part.
+function isPassed({ parts }, part, shown) {
+  const isSameStack = (part.stack === "encoder") === (shown.stack === "encoder");
+  return isSameStack && parts.indexOf(part) < parts.indexOf(shown);
+}
+
 function mapBox(record, part) {
-  const isShown = part === chosenPart(record);
+  const shown = chosenPart(record);
+  const isShown = part === shown;
+  const way = isShown ? " shown" : isPassed(record, part, shown) ? " passed" : "";
   return el(
     "div",
-    { className: `box ${part.kind}${isShown ? " shown" : ""}`, "data-part": part.name },
+    { className: `box ${part.kind}${way}`, "data-part": part.name },
     button(nameOf(part), () => set({ part: part.name, map: part.name, open: "" }), {
       className: "name",
       title: part.title,
@@ -77,7 +85,10 @@ function stackBox(record, parts) {
       group = null;
     }
   }
-  stack.append(el("span.stack-name", parts[0].stack));
+  const side = queriesOf(chosenPart(record));
+  const tokens = parts.includes(chosenPart(record)) && record.sides[side]?.tokens;
+  const here = tokens ? el("b.here", ` “${tokens[chosen(side, tokens.length)]}”`) : null;
+  stack.append(el("span.stack-name", parts[0].stack, here));
   return stack;
 }
 
@@ -96,7 +107,7 @@ export function drawModelMap(record, box) {
     el("li", { title: record.rules[label] }, el("i", { className: `dot ${labelClass(label)}` }), label),
   );
   box.replaceChildren(
-    el("h2", "The model"),
+    el("div.title", el("h2", "The model"), button("Close", () => {}, { className: "map-switch" })),
     figure,
     used.length ? el("p.soft", "Heads, coloured by what they do on this sentence:") : "",
     el("ul.legend-heads", ...legend),

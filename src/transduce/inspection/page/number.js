@@ -153,6 +153,7 @@ function productOf({ terms: factors, scale, bias, result, text }) {
 
 export async function fillNumber(record, part, value, index, box) {
   const title = el("h2", "This number");
+  document.getElementById("readout").textContent = value?.data ? `${cellTitle(record, value, index)} ▾` : "";
   if (!value?.data) {
     box.replaceChildren(title, note("Click a cell on the stage to see its formula and its line of code."));
     return;

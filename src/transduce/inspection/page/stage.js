@@ -54,7 +54,7 @@ function weightOf(value, head, label, row) {
 }
 
 function section(id, title, ...nodes) {
-  const heading = el("h3", title);
+  const heading = el("h3", ...title.split(/(“.*?”)/).map((text, i) => (i % 2 ? el("b.here", text) : text)));
   return el("section.band", { id: `band-${id}`, "aria-label": title }, heading, ...nodes);
 }
 
@@ -88,7 +88,7 @@ function attentionStage(record, part, box) {
   if (query && leadOf(query, head, row)) {
     const asks = input && leadOf(input, head, row) ? [named(record, input, [row], "x")] : [];
     if (asks.length) asks.push(...weightOf(query, head, "W_Q", row));
-    asks.push(named(record, query, leadOf(query, head, row), "q", { kind: "q" }));
+    asks.push(named(record, query, leadOf(query, head, row), `q, row ${row + 1} of ${query.title}`, { kind: "q" }));
     const predicts =
       weights.rows === "tgt_in" && record.tokens[row] ? `, to predict “${record.tokens[row].token}”` : "";
     box.append(band("query", `“${layer.row_tokens[row]}” asks${predicts}`, ...asks));
@@ -145,7 +145,7 @@ function headCard(record, part, layer, weights, head, row, shares) {
   ];
   return el(
     "div.card",
-    el("div.title", el("h2", `${part.title}, head ${head + 1}`), heads),
+    el("div.title", el("h2", `${part.title}, head\u00a0${head + 1}`), heads),
     button(picture, () => set({ open: weights.name }), open),
     el("p.does", ...says, "."),
   );
@@ -273,7 +273,8 @@ function embeddingStage(record, part, box) {
   const scheme = record.positions.find((one) => one.stack === part.stack && one.text.startsWith("added to the emb"));
   const nodes = part.values.slice(0, -1).map((value) => named(record, value, [row], value.title));
   const others = scheme?.table ? [positionValue(scheme)] : [];
-  for (const position of others) nodes.push(sign("+"), named(record, position, [row], `position ${row + 1}`));
+  const plus = part.equation.includes("s E[token]") ? "× s +" : "+";
+  for (const position of others) nodes.push(sign(plus), named(record, position, [row], `position ${row + 1}`));
   const elsewhere = record.absent.positions ?? "Here, the positions enter the scores of attention.";
   box.append(
     band(

@@ -159,7 +159,7 @@ function tree(record, nodes, step) {
   const across = NODE.width + NODE.between;
   const width = steps.length * across;
   const height = rows * (NODE.height + NODE.gap) + 22;
-  const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "tree" });
+  const drawing = svg("svg", { width, height, viewBox: `-2 0 ${width} ${height}`, class: "tree" });
   drawing.append(svg("rect", { class: "now", x: step * across, y: 0, width: NODE.width, height, rx: 6 }));
   const spots = new Map();
   steps.forEach((one, i) =>
