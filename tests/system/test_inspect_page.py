@@ -183,7 +183,7 @@ def test_requests_of_the_page(live: Server, runs: Runs) -> None:
 def test_the_first_line_of_inspect_is_the_address_of_a_page_that_offers_examples(
     runs: Runs, browser: Browser, tmp_path: Path
 ) -> None:
-    """The page opens with the one of medium length; a click shows another. The address without a path leads there too."""
+    """It opens with that of medium length; a click shows another. The address without a path leads there too."""
     run = tmp_path / "run"
     shutil.copytree(runs["transformer"], run)
     sources = ("a man", marians.LINES[0], f"{marians.LINES[0]} {marians.LINES[1]}")
@@ -272,6 +272,53 @@ def test_the_stage_shows_every_part_of_every_architecture(
             browser.set_window_size(width, 1000)
             assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert not logged_problems(browser)
+
+
+def test_a_phone_shows_the_chosen_number_at_the_bottom(runs: Runs, browser: Browser, write_page: WritePage) -> None:
+    """The panel of the number is screens below; a tap leads there. The map, opened and closed, covers the stage."""
+    page = write_page(runs["transformer"], marians.LINES[0])
+    browser.set_window_size(390, 844)
+    try:
+        open_stage(browser, page, "part=enc.1.self&q=3")
+        browser.find_element(By.CSS_SELECTOR, "#centre .strip.q").send_keys(Keys.ARROW_RIGHT)
+        big = browser.find_element(By.CSS_SELECTOR, "#number .big")
+        readout = browser.find_element(By.ID, "readout")
+        assert readout.text.startswith(f"{big.text}: Q, head 1, position 3 ") and not is_in_view(browser, big)
+        assert is_in_view(browser, readout)
+        readout.click()
+        wait(lambda: is_in_view(browser, big))
+        browser.execute_script("document.querySelector('#modes .map-switch').click()")
+        close = browser.find_element(By.CSS_SELECTOR, "#map .map-switch")
+        assert is_in_view(browser, close)
+        close.click()
+        assert not close.is_displayed() and not logged_problems(browser)
+    finally:
+        browser.set_window_size(1280, 1000)
+
+
+def test_a_matrix_opens_where_the_stage_is_scrolled_to(runs: Runs, browser: Browser, write_page: WritePage) -> None:
+    """The row of the chosen position is marked in it."""
+    open_stage(browser, write_page(runs["transformer"], marians.LINES[0]), "part=enc.1.self&q=3")
+    browser.set_window_size(1280, 500)
+    try:
+        browser.execute_script("document.querySelector('#centre').scrollTop = 1e4")
+        browser.execute_script("document.querySelector('#band-residual .opener').click()")
+        assert is_in_view(browser, browser.find_element(By.CSS_SELECTOR, ".whole .close"))
+        browser.find_element(By.CSS_SELECTOR, ".whole .cells").send_keys(Keys.ENTER)
+        assert "position 3 " in browser.find_element(By.CSS_SELECTOR, "#number .place").text
+    finally:
+        browser.set_window_size(1280, 1000)
+
+
+def is_in_view(browser: Browser, element: Any) -> bool:
+    """Whether nothing covers the middle of an element, and the window shows it."""
+    return bool(browser.execute_script(IN_VIEW, element))
+
+
+IN_VIEW = """
+const { x, y, width, height } = arguments[0].getBoundingClientRect();
+return arguments[0].contains(document.elementFromPoint(x + width / 2, y + height / 2));
+"""
 
 
 def test_positions_on_the_stage_are_chosen_and_opened(runs: Runs, browser: Browser, write_page: WritePage) -> None:
@@ -487,7 +534,8 @@ def test_a_selected_hypothesis_says_why_it_lost(runs: Runs, browser: Browser, wr
         assert browser.execute_script(f"return {control}.getAttribute('aria-pressed')") == "true"
         n = next(n for n, (a, b) in enumerate(zip(path_to(id), path_to(best["id"]), strict=False)) if a != b)
         assert f"left the winner at step {n + 1}, by “{nodes[path_to(id)[n]]['token']}”" in said
-        if key == "result":
+        if key == "result":  # and the tree shows where
+            assert f"step={n + 1}" in browser.current_url
             score = f"{abs(nodes[id]['log_prob'] / len(path_to(id)) ** steps['length_penalty']):.3g}"
             assert f"= −{score}, that of the winner" in said
         if key == "node":

@@ -158,9 +158,8 @@ def attention_view(parts: Sequence[RecordedModule], sides: dict[str, Side]) -> I
         if weights is None:
             continue
         assert weights.rows is not None and weights.columns is not None
-        rows, columns = (
-            _fitted(sides[side], n) for side, n in zip((weights.rows, weights.columns), weights.shape[1:], strict=True)
-        )
+        _, n_rows, n_columns = weights.shape
+        rows, columns = _fitted(sides[weights.rows], n_rows), _fitted(sides[weights.columns], n_columns)
         is_cross = weights.rows != weights.columns and weights.columns == "src"
         stack = "relay" if part.kind.kind == "relay_attention" else "cross" if is_cross else part.stack
         yield {
@@ -336,19 +335,17 @@ _GROUPS = {
 
 def without_view(subject: Subject, text: str, sentence: Sentence, prefix: Sequence[int]) -> list[dict[str, Any]]:
     """Return the output without each group of parts, and the log-probability that the inspected output keeps."""
-    shown, target = list[dict[str, Any]](), sentence.sides[subject.predicted].text
-    known = switches(subject.model)
+    shown = list[dict[str, Any]]()
     for group, (group_title, pattern) in _GROUPS.items():
-        names = [name for name in known if re.search(pattern, name)]
+        names = [name for name in switches(subject.model) if re.search(pattern, name)]
         if not names:
             continue
         model = switched_off(subject.model, names)
         with torch.no_grad():
             kept = log_prob(subject, model, sentence)
-            output = (
-                subject.read(model, text, None, prefix).sides[subject.predicted].text if subject.reads_pairs else target
-            )
-        shown.append({"group": group, "title": group_title, "off": names, "text": output, "log_prob": kept})
+            output = subject.read(model, text, None, prefix) if subject.reads_pairs else sentence
+        written = output.sides[subject.predicted].text
+        shown.append({"group": group, "title": group_title, "off": names, "text": written, "log_prob": kept})
     return shown
 
 
@@ -379,15 +376,12 @@ def lens_view(subject: Subject, model: Any, recording: Recording, sentence: Sent
         shown.append({"title": name, "top": pairs, "probability": pack(probabilities[rows, sentence.targets])})
     changes = []
     for name in recording:
-        if (
-            name.endswith("_residual")
-            and name.startswith(f"{subject.stack}.")
-            and name.removesuffix("_residual") in recording
-        ):
-            added = recording.value(name.removesuffix("_residual")).float()
+        sublayer = name.removesuffix("_residual")
+        if sublayer != name and name.startswith(f"{subject.stack}.") and sublayer in recording:
+            added = recording.value(sublayer).float()
             before = recording.value(f"{name}.input").float()
             share = added.reshape(before.shape).norm(dim=-1) / before.norm(dim=-1)
-            changes.append({"title": title(name.removesuffix("_residual")), "values": pack(share[0])})
+            changes.append({"title": title(sublayer), "values": pack(share[0])})
     read = "x" if isinstance(stack.norm, nn.Identity) else "norm(x)"
     read = read if head is None else f"head({read})"
     return {"hidden": read, "layers": shown, "changes": changes, "rows": subject.predicted}

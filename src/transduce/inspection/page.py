@@ -16,7 +16,7 @@ _POLICY = (
     "script-src 'unsafe-inline'; font-src data:; img-src data:; base-uri 'none'\">"
 )
 _FONT = "source-sans-3.woff2"
-_LANGUAGES = ("en", "de")
+_TEXTS = {"en": "tour.en.json", "de": "tour.de.json"}
 _STYLE = re.compile(r'<link rel="stylesheet" href="(.+?)">')
 _DROPPED = re.compile(r"^import [^;]*;\n|^export ", re.MULTILINE)
 
@@ -27,8 +27,8 @@ def read_page_file(name: str) -> str:
 
 
 def page_files() -> list[str]:
-    texts = [f"tour.{language}.json" for language in _LANGUAGES]
-    return ["inspect.html", _FONT, *texts, *_STYLE.findall(read_page_file("inspect.html")), *_modules("inspect.js")]
+    styles = _STYLE.findall(read_page_file("inspect.html"))
+    return ["inspect.html", _FONT, *_TEXTS.values(), *styles, *_modules("inspect.js")]
 
 
 def _modules(script: str) -> list[str]:
@@ -44,7 +44,7 @@ def script_of(name: str) -> str:
 def page_of(records: Sequence[dict[str, Any]]) -> str:
     """Return the page as one file that contains the records and needs no network."""
     data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
-    texts = {language: json.loads(read_page_file(f"tour.{language}.json")) for language in _LANGUAGES}
+    texts = {language: json.loads(read_page_file(name)) for language, name in _TEXTS.items()}
     inside = data.replace("<", "\\u003c").encode("utf-8", "replace").decode("utf-8")
     font = b64encode((PAGE / _FONT).read_bytes()).decode()
     parts = {

@@ -109,7 +109,7 @@ export function drawModelMap(record, box) {
   box.replaceChildren(
     el("div.title", el("h2", "The model"), button("Close", () => {}, { className: "map-switch" })),
     figure,
-    used.length ? el("p.soft", "Heads, coloured by what they do on this sentence:") : "",
+    used.length ? el("p.soft", "Heads by what they do on this sentence:") : "",
     el("ul.legend-heads", ...legend),
   );
   rove(figure, "button");

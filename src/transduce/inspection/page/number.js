@@ -153,7 +153,8 @@ function productOf({ terms: factors, scale, bias, result, text }) {
 
 export async function fillNumber(record, part, value, index, box) {
   const title = el("h2", "This number");
-  document.getElementById("readout").textContent = value?.data ? `${cellTitle(record, value, index)} ▾` : "";
+  const readout = value?.data && `${format(cellValue(value, index))}: ${value.title}, ${cellPlace(record, value, index)} ▾`;
+  document.getElementById("readout").textContent = readout ?? "";
   if (!value?.data) {
     box.replaceChildren(title, note("Click a cell on the stage to see its formula and its line of code."));
     return;
@@ -174,16 +175,16 @@ function codeNodes(record, part, value) {
   const marked = value.line?.[1] ?? -1;
   let first = Math.max(0, marked - CONTEXT);
   const near = marked < 0 ? [] : lines.slice(first, marked + CONTEXT + 1);
-  while (near[0]?.includes('"""') || near[0]?.trim() === "") {
-    near.shift();
-    first += 1;
-  }
+  const isBefore = (line, i) => first + i < marked && (line.includes('"""') || line.trim() === "");
+  const dropped = near.findLastIndex(isBefore) + 1;
+  near.splice(0, dropped);
+  first += dropped;
   const indent = Math.min(...near.filter((line) => line.trim()).map((line) => line.search(/\S/)));
   const shown = near.map((line, i) =>
     el(first + i === marked ? "mark" : "span", { textContent: `${line.slice(indent)}\n` }),
   );
   return [
-    el("h3", "In the code"),
+    el("h3", `In the code: ${source.file}, line ${source.line + Math.max(0, marked)}`),
     marked < 0 ? null : el("pre.near", ...shown),
     sourceLink({ ...source, line: source.line + Math.max(0, marked) }),
   ].filter(Boolean);

@@ -1,6 +1,6 @@
 // The stage: one position through one part of the model, from left to right.
 import { at, choiceOf, chosen, chosenPart, format, labelsOf, lacksValues, largest, matrix } from "./record.js";
-import { page, partNamed, percent, queriesOf, rowAt, set, shapeText, view } from "./record.js";
+import { page, partNamed, percent, queriesOf, rowAt, set, shapeText, stageParts, view } from "./record.js";
 import { button, el, note, paint, svg, tokenRow } from "./draw.js";
 import { chosenCell, fillNumber, softmaxRow } from "./number.js";
 import { labelClass } from "./map.js";
@@ -358,8 +358,8 @@ export function drawStage(record, box, number) {
     box.append(tokenRow(SIDES[side] ?? side, "stage-token", tokens, row, (i) => set({ [choiceOf(side)]: i })));
   }
   if (draw !== attentionStage) {
-    const says = el("p.does", part.text);
-    box.append(el("div.card", el("h2", part.title), says));
+    const at = tokens ? [" at ", el("b.here", `“${tokens[row]}”`)] : [];
+    box.append(el("div.card", el("h2", part.title, ...at), el("p.does", part.text)));
   }
   if (lacksValues(part)) {
     const kept =
@@ -370,15 +370,19 @@ export function drawStage(record, box, number) {
   }
   const { others = [], ...first } = draw(record, part, box);
   const shown = chosenCell(record, first, others);
-  const opened = [...part.values, ...others].find((one) => one.name === view.open);
+  const opened = [...stageParts(record).flatMap((one) => one.values), ...others].find((one) => one.name === view.open);
   if (opened) {
     const close = button("Close", () => set({ open: "" }), { className: "close", key: "close-whole" });
+    const size = opened.shape.at(-2);
     const whole = valueMap(record, opened, view.head, {
       width: box.clientWidth - 60,
+      mark: labelsOf(record, opened.rows, size) ? chosen(opened.rows, size) : undefined,
       key: `whole-${opened.name}`,
       pick: (index) => set({ cell: opened.name, index }),
     });
-    box.append(el("div.whole", { role: "dialog", "aria-label": opened.title }, close, whole));
+    const dialog = el("div.whole", { role: "dialog", "aria-label": opened.title }, close, whole);
+    Object.assign(dialog.style, { top: `${box.scrollTop + 8}px`, height: `${box.clientHeight - 16}px` });
+    box.append(dialog);
   }
   markCell(box, shown);
   const owner = record.parts.find((one) => one.values.includes(shown.value)) ?? part;

@@ -116,10 +116,12 @@ function explain({ steps: search, selected }, nodes) {
 
 function resultNodes(record, nodes) {
   const { results } = record.steps;
+  const winner = pathOf(nodes.get(results[0].id), nodes);
   const rows = results.map(({ id, text, log_prob: p, length, score }, i) => {
     const select = () => {
       record.selected = id;
-      page.render(["step"]);
+      const left = pathOf(nodes.get(id), nodes).findIndex((one, at) => one !== winner[at]);
+      set({ step: Math.max(0, left) }); // where it left the winner
     };
     const state = { className: "hypothesis", pressed: id === record.selected, key: `result-${id}` };
     const numbers = [format(p), length, format(score)].map((number) => el("td.n", number));
@@ -143,8 +145,10 @@ function pathOf(node, nodes) {
   return path;
 }
 
+// The text of a hypothesis, without the sign for its end.
 const textOf = (node, nodes) =>
   pathOf(node, nodes)
+    .filter((one) => one.fate !== "finished")
     .map((one) => one.token)
     .join("")
     .replaceAll("▁", " ")

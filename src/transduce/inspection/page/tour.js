@@ -64,6 +64,7 @@ const queryStop = (id, partOf, quiz, more = {}) => ({
 const STOPS = [
   {
     id: "pieces",
+    hides: "pieces",
     state: (record) => ({ part: find(record, "embedding")?.name ?? record.parts[0].name }),
     quiz(record) {
       const { text, tokens, word_texts: words } = Object.values(record.sides)[0];
@@ -100,7 +101,8 @@ const STOPS = [
       const { label, score, shares } = attention.labels[head];
       const answers = attention.labels.map((_, i) => paint(matrix(attention.weights, [i]), 1, false));
       const name = score === null ? shares[0][0] : label;
-      return { answers, right: head, values: { label: name, rule: record.rules[label], head: head + 1 } };
+      const rule = page.texts[view.language].rules?.[label] ?? record.rules[label];
+      return { answers, right: head, values: { label: name, rule, head: head + 1 } };
     },
   },
   {
@@ -186,7 +188,7 @@ export function drawTour(record, box) {
   if (!texts) return box.replaceChildren();
   const stops = stopsOf(record);
   const stop = stops[view.stop];
-  const { title, text, question, answers = [], answer, more = [] } = texts.stops[stop.id];
+  const { title, text, question, answers = [], reasons = [], answer, more = [] } = texts.stops[stop.id];
   const isReady = !stop.needs || record.without;
   const quiz = isReady ? stop.quiz(record) : null;
   const guess = guesses.get(entered);
@@ -207,7 +209,8 @@ export function drawTour(record, box) {
   if (quiz) box.append(paragraph("question", fill(question)), answerButtons(quiz, answers.map(fill), guess));
   if (quiz && guess !== undefined) {
     const verdict = el("b", guess === quiz.right ? texts.right : texts.wrong);
-    box.append(paragraph("answer", verdict, ` ${fill(answer)}`), ...trialControls(quiz, texts));
+    const said = [reasons[quiz.right], fill(answer)].filter(Boolean).join(" ");
+    box.append(paragraph("answer", verdict, ` ${said}`), ...trialControls(quiz, texts));
   }
   return box.append(el("div.steps-bar", go(texts.back, view.stop - 1), go(texts.next, view.stop + 1)));
 }
