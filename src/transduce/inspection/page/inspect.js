@@ -11,6 +11,14 @@ import { drawStage } from "./stage.js";
 import { drawOutput } from "./output.js";
 import { drawLab } from "./lab.js";
 import { drawTour, enterStop, leaveTour, stopNeeds } from "./tour.js";
+// What the modules above import is asked for at the same time as they are.
+import "./heatmap.js";
+import "./matrices.js";
+import "./positions.js";
+import "./tokens.js";
+import "./steps.js";
+import "./strips.js";
+import "./number.js";
 
 const byId = (id) => document.getElementById(id);
 if (navigator.language.startsWith("de")) view.language = "de";
