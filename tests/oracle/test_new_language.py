@@ -30,7 +30,7 @@ QUIET = Log(quiet=True)
 def start_of(path: Path, kind: str) -> Path:
     """An imported model with random weights."""
     write = test_t5.write_model if kind == "madlad" else seq2seqs.write_model
-    write(path / "theirs", kind, 2)
+    write(path / "theirs", kind, 5)  # NLLB has two rows without a piece, as the published models
     assert list(import_run(path / "theirs", path / "start"))
     return path / "start"
 
@@ -87,6 +87,8 @@ def test_the_new_language_is_trained_translated_and_exported(tmp_path: Path) -> 
     assert any("transformers" in line for line in export_run(tmp_path / "run", "huggingface", tmp_path / "exported"))
     again = list(import_run(tmp_path / "exported", tmp_path / "again"))
     assert any("nds_Latn" in line for line in again)
+    tokenizers, exported = (load_tokenizers(RunFolder.open(tmp_path / name)).src.framing for name in ("run", "again"))
+    assert tokenizers.languages == exported.languages
     asked[-1] = tmp_path / "no"
     for values, part in (
         ({"code": "deu_Latn", "like": "deu"}, "already has"),
@@ -96,3 +98,32 @@ def test_the_new_language_is_trained_translated_and_exported(tmp_path: Path) -> 
         refused = transduce(*asked, "--tgt-lang", "deu", *common, *sets(f"training.new_language={{ {given} }}"))
         assert refused.code == 2 and part in refused.err.splitlines()[-1], refused.err
     assert_refused(transduce(*asked, *sets("training.new_language={ code = 'nds_Latn' }")), "give code", "like")
+
+
+@pytest.mark.parametrize(
+    ("kind", "extend", "refusal"),
+    [("madlad", 0, None), ("madlad", 7, None), ("m2m", 0, "'__xx__'"), ("nllb", 7, "other pieces")],
+)
+def test_added_pieces_and_languages_are_exported_or_refused(
+    tmp_path: Path, kind: str, extend: int, refusal: str | None
+) -> None:
+    start, (code, like) = start_of(tmp_path, kind), KINDS[kind]
+    for side in ("src", "tgt"):
+        (tmp_path / side).write_text("".join(f"{line} Ŧa ŦŦ\n" for line in LINES))
+    values = {"max_updates": 2, "valid_updates": 2, "valid_bleu_sentences": 0, "lr": 0.01, "average": "'last'"}
+    succeed(
+        *("train", "--from", start, "--src", tmp_path / "src", "--tgt", tmp_path / "tgt", "--run", tmp_path / "run"),
+        *("--src-lang", "en", "--tgt-lang", code, *sets(*(f"training.{key}={value}" for key, value in values.items()))),
+        *sets(f"training.new_language={{ code = '{code}', like = '{like}' }}", f"tokenizer.extend={extend}"),
+        *sets("data.max_length=60", "decoding.max_length=10"),
+    )
+    asked = ("export", tmp_path / "run", tmp_path / "out", "--to", "huggingface")
+    if refusal:
+        assert_refused(transduce(*asked), "has no ids for", refusal)
+        return
+    assert "checked: " in succeed(*asked).out
+    assert list(import_run(tmp_path / "out", tmp_path / "again"))
+    texts, (ours, again) = [*LINES[::9], "Ŧa ŦŦ"], (Translator.load(tmp_path / name) for name in ("run", "again"))
+    assert ours.tokenizers.src.encode_batch(texts) == again.between("en", code).tokenizers.src.encode_batch(texts)
+    found = (one.between("en", code).translate(texts, beam=1, max_length=9) for one in (ours, again))
+    assert [one.ids for one in next(found)] == [one.ids for one in next(found)]

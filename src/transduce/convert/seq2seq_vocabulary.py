@@ -225,10 +225,8 @@ def read_multilingual(folder: Path, config: Mapping[str, Any], *, notes: list[st
 def _piece_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, int]:
     """The ids of pieces and of tokens for languages: M2M-100 lists the pieces; other models have fairseq's order."""
     if (folder / "vocab.json").exists():
-        ids = read_object(folder / "vocab.json")
-        codes = (_WMT21 if tokenizer_config.get("language_codes") == "wmt21" else _M2M).split()
-        return {**ids, **{f"__{code}__": len(ids) + i for i, code in enumerate(codes)}}
-    ids = _FAIRSEQ | {piece: i + 1 for i, piece in enumerate(read_pieces(folder / SPM)) if i > 2}
+        return _m2m_ids(read_object(folder / "vocab.json"), tokenizer_config)
+    ids = _fairseq_ids(read_pieces(folder / SPM))
     if (folder / hub_folder.TOKENIZER).exists():
         added = read_object(folder / hub_folder.TOKENIZER).get("added_tokens") or []
         return ids | {str(token.get("content")): token.get("id") for token in added}
@@ -242,6 +240,16 @@ def _piece_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, i
     if tokenizer_config.get("tokenizer_class") == "NllbTokenizer":
         names = [*names, "<mask>"]
     return ids | {name: len(ids) + i for i, name in enumerate(names)}
+
+
+def _m2m_ids(ids: Mapping[str, int], tokenizer_config: Mapping[str, Any]) -> dict[str, int]:
+    """The ids of vocab.json, and of the languages behind them."""
+    codes = (_WMT21 if tokenizer_config.get("language_codes") == "wmt21" else _M2M).split()
+    return {**ids, **{f"__{code}__": len(ids) + i for i, code in enumerate(codes)}}
+
+
+def _fairseq_ids(pieces: Sequence[str]) -> dict[str, int]:
+    return _FAIRSEQ | {piece: i + 1 for i, piece in enumerate(pieces) if i > 2}
 
 
 def multilingual_vocabulary(run: Outgoing, s: TransformerSettings, kind: str) -> ExportedVocabulary:
@@ -267,18 +275,36 @@ def multilingual_vocabulary(run: Outgoing, s: TransformerSettings, kind: str) ->
     rows = rows_of({"": n - 1}, [_FAIRSEQ.get(piece, -1) for piece in special], n=n, origin="")
     pieces = dict(zip(rows.index.tolist(), vocabulary.pieces(range(vocabulary.vocab_size)), strict=True))
     pieces |= {i: piece for piece, i in _FAIRSEQ.items()}
-    named = [pieces[i] for i in range(n) if not pieces[i].startswith("<unnamed")]
-    files = {SPM: vocabulary.model, "tokenizer_config.json": own}
-    if tokenizer == "M2M100Tokenizer":
-        languages = set(codes.values())
-        files["vocab.json"] = {piece: i for i, piece in enumerate(named) if piece not in languages}
+    n_named = 1 + max(i for i in range(n) if not pieces[i].startswith("<unnamed"))
+    files = _piece_files(vocabulary.model, [pieces[i] for i in range(n_named)], [*codes.values()], own)
+    return ExportedVocabulary(rows, rows, _FAIRSEQ["<pad>"], 0, tokenizer, files)
+
+
+def _piece_files(spm: bytes, named: Sequence[str], codes: Sequence[str], own: dict[str, Any]) -> dict[str, Any]:
+    """The files of a vocabulary with the pieces `named` in the order of their ids.
+
+    `own`: tokenizer_config.json, which is completed. `UserError` if a piece cannot have its id.
+    """
+    files: dict[str, Any] = {SPM: spm, "tokenizer_config.json": own}
+    if own["tokenizer_class"] == "M2M100Tokenizer":
+        first_language = min(map(named.index, codes))
+        files["vocab.json"] = {piece: i for i, piece in enumerate(named[:first_language])}
         own["language_codes"] = "m2m100" if len(codes) > 8 else "wmt21"
+        ids = _m2m_ids(files["vocab.json"], own)
     else:
-        added = {*_FAIRSEQ, *codes.values(), "<mask>"}
+        added = {*_FAIRSEQ, *codes, "<mask>"}
         own["added_tokens_decoder"] = {
             str(i): {"content": piece, "special": True, "normalized": False, "lstrip": piece == "<mask>"}
             for i, piece in enumerate(named)
-            if piece in added
+            if piece in added or piece.startswith("<unnamed")  # a row before that of a new language
         }
-        own |= {"extra_special_tokens": list(codes.values()), "mask_token": "<mask>"}
-    return ExportedVocabulary(rows, rows, _FAIRSEQ["<pad>"], 0, tokenizer, files)
+        own |= {"extra_special_tokens": [*codes], "mask_token": "<mask>"}
+        ids = _fairseq_ids([piece.piece for piece in parse_model(spm).pieces])
+        ids |= {token["content"]: int(i) for i, token in own["added_tokens_decoder"].items()}
+    missing = [piece for i, piece in enumerate(named) if ids.get(piece) != i and not piece.startswith("<unnamed")]
+    if missing:
+        raise UserError(
+            f"transformers' {own['tokenizer_class']} has no ids for {missing[0]!r} and other pieces or languages that "
+            "were added to the vocabulary; translate with transduce"
+        )
+    return files
