@@ -567,6 +567,7 @@ def test_the_heads_of_a_report_are_those_of_the_page(runs: Runs, browser: Browse
     lines = ["a man </script>", "two women"]
     found = [inspect(translator, line) for line in lines]
     _save_attention(folder, [ScoredSet("test", ("en", "de"), [(line, "") for line in lines])], translator)
+    (run / "data.json").write_text(json.dumps({"fingerprint": "0" * 64}), encoding="utf-8")
     write_report(folder)
     browser.get((run / "report.html").as_uri())
     layers = found[0].recorded["attention"]
@@ -577,6 +578,9 @@ def test_the_heads_of_a_report_are_those_of_the_page(runs: Runs, browser: Browse
     for one, shown in zip(found, browser.find_elements(By.CSS_SELECTOR, ".heads .split > figure"), strict=True):
         label = one.recorded["attention"][-1]["labels"][0]["label"]
         assert f"“{label}”: {RULES[label]}" in shown.text
+    browser.set_window_size(390, 844)
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    browser.set_window_size(1280, 1000)
     assert not browser.get_log("browser")
 
 

@@ -114,7 +114,7 @@ def _downwards(text: str) -> Text:
 
 
 def save_picture(path: Path, rows: Sequence[str], columns: Sequence[str], weights: np.ndarray) -> None:
-    """Draw weights [rows, columns] as .svg or .png, depending on the suffix.
+    """Draw averaged attention weights [rows, columns] as .svg or .png, depending on the suffix.
 
     Raises:
         UserError: The suffix is unknown, matplotlib is missing, or there are no weights.
@@ -123,15 +123,14 @@ def save_picture(path: Path, rows: Sequence[str], columns: Sequence[str], weight
         raise UserError(f"{path}: unknown picture format; use .svg or .png")
     with needing("plot", "a picture needs matplotlib (a page with --html needs nothing)"):
         from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     if not rows:
         raise UserError("this model has no attention, so there is no picture of it; leave out --svg")
     figure = Figure(figsize=(1.6 + 0.28 * len(columns), 1.6 + 0.28 * len(rows)), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.pcolormesh(weights, cmap="Blues", vmin=0, vmax=1)
-    axes.set(aspect="equal", ylim=(len(rows), 0))
+    axes.set(aspect="equal", ylim=(len(rows), 0), xlabel="key", ylabel="query")
+    axes.set_title("Attention, last layer,\nmean of its heads", fontsize="small")
     # matplotlib reads dollar signs as mathematics
     axes.set_xticks(np.arange(len(columns)) + 0.5, [c.replace("$", r"\$") for c in columns], rotation=90)
     axes.set_yticks(np.arange(len(rows)) + 0.5, [r.replace("$", r"\$") for r in rows])

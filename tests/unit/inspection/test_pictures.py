@@ -110,7 +110,8 @@ def test_an_svg_has_the_weights_and_the_tokens(tmp_path: Path) -> None:
     save_picture(tmp_path / "a.svg", rows, columns, weights)
     root = ET.parse(tmp_path / "a.svg").getroot()
     texts = ["".join(one.itertext()).strip() for one in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert sorted(texts) == sorted(rows + columns)
+    titles = ("key", "query", "Attention, last layer,", "mean of its heads")
+    assert sorted(texts) == sorted(rows + columns + titles)
     (cells,) = (one for one in root.iter() if one.get("id", "").startswith("QuadMesh"))
     fills = [re.search(r"fill: #(\w{6})", one.get("style", "")) for one in cells if one.tag.endswith("path")]
     shown = [[int(fill[1][i : i + 2], 16) for i in (0, 2, 4)] for fill in fills if fill]
