@@ -56,11 +56,11 @@ def export_model(
     """Export a model to transformers, CTranslate2 or Argos Translate.
 
     The outputs are compared with the run's. In transformers a translator trained here becomes a MarianMTModel, a
-    language model a GPT2LMHeadModel, an encoder a BERT model; an imported model becomes what it was. A setting that the
-    format cannot express is refused by name; for transformers, train a translator with model.residual=post and a
-    language model with model.positions=learned. CTranslate2 supports Transformers that translate; a package of Argos
-    Translate contains a model of CTranslate2. To peft, the adapters are exported that a run has kept
-    (training.lora.merge=false).
+    language model a GPT2LMHeadModel, an encoder a BERT model; an imported model becomes what it was, and mT5 and
+    MADLAD-400 become T5. A setting that the format cannot express is refused by name; for transformers, train a
+    translator with model.residual=post and a language model with model.positions=learned. CTranslate2 supports
+    Transformers that translate; a package of Argos Translate contains a model of CTranslate2. To peft, the adapters are
+    exported that a run has kept (training.lora.merge=false).
 
     \b
     transduce export runs/x --to huggingface x-marian

@@ -11,19 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from transduce.config.architectures import TransformerSettings
 from transduce.config.settings import Settings, TrainingSettings
-from transduce.convert import seq2seq, t5
+from transduce.convert import seq2seq, t5, weight_map
 from transduce.convert.folder import Imported, Outgoing, read_object
 from transduce.convert.weight_map import Entry, Rows, listed
 from transduce.errors import RunFolderError, SettingsError, UserError
 from transduce.runs.atomic import write_json
-from transduce.runs.folder import RunFolder, merged
-from transduce.runs.tensors import load_tensors, tensors_of, write_tensors
+from transduce.runs.folder import RunFolder
+from transduce.runs.tensors import load_tensors, write_tensors
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -115,33 +113,33 @@ def import_peft(folder: Path, base: Path | None) -> Imported:
     s, tokenizers = run.settings.model, load_tokenizers(run)
     if not isinstance(s, TransformerSettings):
         raise UserError(f"{base} has a model of kind '{s.kind}'; adapters are imported for translators only")
-    pairs = _pairs_of(load_tensors(folder / WEIGHTS))
-    adapters, modules, order = dict[str, np.ndarray](), set[str](), seq2seq.column_order(s)
-    order = None if order is None else order.argsort()
+    rank = config.get("r")
+    if type(rank) is not int or rank < 1 or not isinstance(alpha := config.get("lora_alpha"), int | float):
+        raise RunFolderError(f"{folder / CONFIG} is damaged: r and lora_alpha must be numbers")
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    pairs, weights = _pairs_of(load_tensors(folder / WEIGHTS)), run.load_model()
+    modules, order = set[str](), seq2seq.column_order(s)
     for entry in _entries(run.settings, tokenizers):
-        names = [theirs.removesuffix(".weight") for theirs in entry.theirs]
-        layer = f"{entry.ours.removesuffix('.weight')}.adapters"
-        for number, name in enumerate(names if pairs.keys() & {*names} else ()):
-            a, b = pairs.pop(name, (torch.zeros(1, entry.shape[-1]), torch.zeros(entry.shape[0], 1)))
+        adapted = [name for theirs in entry.theirs if (name := theirs.removesuffix(".weight")) in pairs]
+        if not adapted or entry.rows is not None:  # an embedding, whose rows have another order
+            continue
+        theirs = weight_map.write({entry.ours: weights[entry.ours]}, [entry], order=order)
+        for name in adapted:
+            a, b = pairs.pop(name)
             if (b.shape[0], a.shape[1]) != entry.shape or a.shape[0] != b.shape[1]:
                 raise UserError(
                     f"{folder}: adapters of another model than {base}: those of {name} are for a matrix "
                     f"{[b.shape[0], a.shape[1]]}, and it is {list(entry.shape)}"
                 )
             modules |= {name.rpartition(".")[2]} if bool(b.any()) else set()
-            a, b = _reordered(a.float(), b.float(), entry, order)
-            b = b if number else b * entry.factor
-            adapters |= {f"{layer}.{number}.{part}": x.numpy() for part, x in (("a", a), ("b", b))}
+            weight = f"{name}.weight"
+            theirs[weight] = (theirs[weight].double() + scale * (b.double() @ a.double())).float()
+        weights |= weight_map.read(theirs, [entry], origin=folder, order=order)
     if pairs:
         raise UserError(f"{folder}: adapters of another model than {base}, which lacks {listed([*pairs], 5)}")
-    rank = config.get("r")
-    if type(rank) is not int or rank < 1 or not isinstance(alpha := config.get("lora_alpha"), int | float):
-        raise RunFolderError(f"{folder / CONFIG} is damaged: r and lora_alpha must be numbers")
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    weights = merged(run.load_arrays(), adapters, scale=scale)
     notes = [f"found: adapters of rank {rank} on {', '.join(sorted(modules))}, merged into the weights of {base.name}"]
     settings = run.settings.model_copy(update={"training": TrainingSettings()})
-    return Imported(settings, tokenizers, tensors_of(weights), tuple(notes))
+    return Imported(settings, tokenizers, weights, tuple(notes))
 
 
 def _pairs_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -37,7 +37,6 @@ from transduce.errors import UserError
 from transduce.nn.positions import halves
 from transduce.runs.atomic import write_json, write_text
 from transduce.runs.tensors import write_tensors
-from transduce.text.hub import HubTokenizer
 from transduce.text.special import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizers
 
@@ -291,7 +290,7 @@ def translator_settings(
     rules = _ignored_rules({**config, **generation}, never_generated, tgt, tokenizers.tgt.framing.ids)
     if rules:
         notes.append(f"not taken over, as the search here has no such rule: {', '.join(rules)}")
-    kept: Any = "hub" if isinstance(tokenizers.src, HubTokenizer) else "marian"
+    kept: Any = tokenizers.src.kind
     return Settings(
         data=DataSettings(**languages, max_length=model.max_positions),
         tokenizer=TokenizerSettings(kind=kept, vocab_size=max(tokenizers.n_src, 8), joint=model.ties_inputs),
