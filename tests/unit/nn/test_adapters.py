@@ -62,6 +62,7 @@ def with_products(model: nn.Module, plain: nn.Module) -> list[tuple[Any, Tensor,
     "options",
     [
         {"tie": "three_way"},
+        {"tie": "inputs"},
         {"tie": "two_way", "n_kv_heads": 2, "feed_forward": "gated", "output_bias": True},
         {"tie": "none", "d_key": 3, "d_value": 5, "residual": "pre", "positions": "t5"},
         {"kind": "gpt", "residual": "pre"},
