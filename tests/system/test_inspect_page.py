@@ -329,6 +329,11 @@ def test_positions_on_the_stage_are_chosen_and_opened(runs: Runs, browser: Brows
     table = unpack(inspect(runs["transformer"], marians.LINES[0]).views["positions"][0]["table"])
     shown = shown_number(browser.find_element(By.CSS_SELECTOR, "#number .big").text)
     assert shown == pytest.approx(table[0, 1], rel=5e-3, abs=1e-3)
+    browser.find_element(By.CSS_SELECTOR, "[data-value='src_embedding']").send_keys(Keys.ARROW_RIGHT)
+    *terms, result = re.findall(r"−?[\d.]+(?=$| )", browser.find_element(By.CSS_SELECTOR, "#number .formula b").text)
+    expected = inspect(runs["transformer"], marians.LINES[0])["src_embedding"].array[0, 0]
+    assert shown_number(result) == pytest.approx(expected, rel=1e-2, abs=1e-3)
+    assert sum(map(shown_number, terms)) == pytest.approx(expected, abs=2e-2) and len(terms) == 2
     browser.execute_script("document.querySelector('[data-key=open-position]').click()")
     assert browser.find_element(By.CSS_SELECTOR, ".whole").get_attribute("aria-label") == "position"
     assert not logged_problems(browser)

@@ -24,7 +24,8 @@ function cellPlace(record, value, index) {
 // {text, terms: [{text, value, share, signed, on}], end, result} of a cell; null if it has no formula.
 async function formulaOf(record, part, value, index) {
   if (value.softmax.length) return softmaxOf(record, part, value, index);
-  const sum = part.kind === "residual" && residualSum(record, part, value, index);
+  const sums = { residual: residualSum, embedding: embeddingSum };
+  const sum = sums[part.kind]?.(record, part, value, index);
   if (sum) return sum;
   if (!value.is_product) return null;
   const product = page.live ? await page.cell(record, value.name, index) : recordedProduct(part, value, index);
@@ -105,19 +106,31 @@ function residualSum(record, part, value, index) {
   const before = part.values[0];
   const isSum = value.title.startsWith("x + ");
   if (!isSum || !added?.data || !before.data) return null;
-  const [a, b] = [before, added].map((one) => cellValue(one, index));
-  const most = Math.max(Math.abs(a), Math.abs(b));
-  const terms = [
-    ["x", a],
-    ["added", b],
-  ].map(([text, x]) => ({ text: `${text} ${format(x)}`, value: x, share: x / most }));
-  return {
-    text: value.title,
-    terms,
-    end: `${format(a)} + ${format(b)} = ${format(a + b)}`,
-    result: a + b,
-    signed: true,
-  };
+  return sumOf(value.title, ["x", cellValue(before, index)], ["added", cellValue(added, index)]);
+}
+
+// The scaled vector of the token and that of its position, if x is their sum.
+function embeddingSum(record, part, value, index) {
+  const [before] = part.values;
+  const scheme = schemeOf(record, part);
+  if (!scheme?.table || value !== part.values.at(-1) || !before.data) return null;
+  const scale = hasScale(part) ? Math.sqrt(part.shape.at(-1)) : 1;
+  const a = scale * cellValue(before, index);
+  const sum = sumOf(part.equation, ["scaled token", a], ["position", at(matrix(scheme.table), ...index)]);
+  return Math.abs(sum.result - cellValue(value, index)) < 0.01 * (1 + Math.abs(a)) ? sum : null;
+}
+
+// The positional scheme that is added to an embedding, and whether the embedding is scaled before.
+export const schemeOf = (record, part) =>
+  record.positions?.find((one) => one.stack === part.stack && one.text.startsWith("added to the emb"));
+export const hasScale = (part) => part.equation.includes("s E[token]");
+
+function sumOf(text, ...named) {
+  const most = Math.max(...named.map(([, x]) => Math.abs(x)));
+  const terms = named.map(([name, x]) => ({ text: `${name} ${format(x)}`, value: x, share: x / most }));
+  const result = total(named.map(([, x]) => x));
+  const end = `${named.map(([, x]) => format(x)).join(" + ")} = ${format(result)}`;
+  return { text, terms, end, result, signed: true };
 }
 
 // The dot product behind a cell, if both its operands are in the record.

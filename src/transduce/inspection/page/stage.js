@@ -2,7 +2,7 @@
 import { at, choiceOf, chosen, chosenPart, format, labelsOf, lacksValues, largest, matrix } from "./record.js";
 import { page, partNamed, percent, queriesOf, rowAt, set, shapeText, stageParts, view } from "./record.js";
 import { button, el, note, paint, svg, tokenRow } from "./draw.js";
-import { chosenCell, fillNumber, softmaxRow } from "./number.js";
+import { chosenCell, fillNumber, hasScale, schemeOf, softmaxRow } from "./number.js";
 import { labelClass } from "./map.js";
 import { markCell, strip, weightPicture } from "./strips.js";
 import { valueMap } from "./heatmap.js";
@@ -270,10 +270,10 @@ function feedForwardStage(record, part, box) {
 function embeddingStage(record, part, box) {
   const { row, tokens } = positionOf(record, part);
   const out = part.values.at(-1);
-  const scheme = record.positions.find((one) => one.stack === part.stack && one.text.startsWith("added to the emb"));
+  const scheme = schemeOf(record, part);
   const nodes = part.values.slice(0, -1).map((value) => named(record, value, [row], value.title));
   const others = scheme?.table ? [positionValue(scheme)] : [];
-  const plus = part.equation.includes("s E[token]") ? "× s +" : "+";
+  const plus = hasScale(part) ? "× √d +" : "+";
   for (const position of others) nodes.push(sign(plus), named(record, position, [row], `position ${row + 1}`));
   const elsewhere = record.absent.positions ?? "Here, the positions enter the scores of attention.";
   box.append(
