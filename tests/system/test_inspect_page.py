@@ -310,6 +310,22 @@ def test_a_matrix_opens_where_the_stage_is_scrolled_to(runs: Runs, browser: Brow
         browser.set_window_size(1280, 1000)
 
 
+def test_the_lines_of_the_map_follow_its_size(runs: Runs, browser: Browser, write_page: WritePage) -> None:
+    """Their arrows end at the boxes of cross-attention, also after the page above the map has become higher."""
+    open_stage(browser, write_page(runs["transformer"], marians.LINES[0]), "")
+    wait(lambda: browser.execute_script(GAPS) == 0)
+    browser.execute_script("document.querySelector('#map').style.width = '180px'")
+    wait(lambda: browser.execute_script(GAPS) == 0)
+    assert browser.execute_script("return document.querySelectorAll('#map .memory-lines').length") == 1
+
+
+GAPS = """
+const places = (name) => [...document.querySelectorAll(`#map ${name}`)].map((one) => one.getBoundingClientRect());
+const [ends, boxes] = [places(".memory-lines path").slice(1), places(".cross_attention")];
+return ends.length && ends.filter((end, i) => Math.abs(end.right + 1 - boxes[i].left) > 2).length;
+"""
+
+
 def is_in_view(browser: Browser, element: Any) -> bool:
     """Whether nothing covers the middle of an element, and the window shows it."""
     return bool(browser.execute_script(IN_VIEW, element))

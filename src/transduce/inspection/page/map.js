@@ -113,7 +113,12 @@ export function drawModelMap(record, box) {
     el("ul.legend-heads", ...legend),
   );
   rove(figure, "button");
-  if (stacks.length === 2) figure.prepend(memoryLines(figure));
+  if (stacks.length === 2) new ResizeObserver(() => drawMemoryLines(figure)).observe(figure); // also draws them first
+}
+
+function drawMemoryLines(figure) {
+  figure.querySelector(".memory-lines")?.remove();
+  figure.prepend(memoryLines(figure));
 }
 
 // Lines from the end of the encoder to each cross-attention.

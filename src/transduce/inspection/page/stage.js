@@ -200,7 +200,9 @@ function keyTable(record, part, { head, row, key: chosenKey, shares, tokens, get
   const result = heads ?? out;
   const output = result ? named(record, result, leadOf(result, head, row), "output z", { kind: "v", numbers }) : "";
   const parts = [grid, ribbons(shares), el("div.sink", output)];
-  const title = "is compared with every key, and reads the values";
+  const read = part.kind === "cross_attention" ? "memory" : "x";
+  const made = (value, name) => (value?.is_product ? ` (${read} ${name})` : "");
+  const title = `is compared with every key${made(keys, "W_K")}, and reads the values${made(values, "W_V")}`;
   return section("keys", title, el("div.keys-and-output", ...parts));
 }
 
