@@ -137,6 +137,7 @@ def test_the_live_page(live: Server, browser: Browser) -> None:
     box.clear()
     box.send_keys(marians.LINES[0])
     wait(lambda: text_of(browser, "models").find(f"{marians.LINES[0]} →") >= 0)
+    wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#matrices canvas"))  # its values may be in a later answer
     assert not problems(browser)
     for section in SECTIONS:
         drawn = ", ".join(f"#{section} {one}" for one in ("canvas", "svg", "table", "input"))
