@@ -55,7 +55,9 @@ _POP_EMBEDDING, _POP_ISOLATE = "\u202c", "\u2069"
 _DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069]")
 """Marks that begin or end a part of a text with another direction."""
 _BEHIND_NAME = re.compile(r"[\s:：.!?–—-]*")
-_ENDS = ".!?,;:"
+_ENDS = ".!?,;:։।॥؟۔،؛።፧"
+_TOUCHING = re.compile(rf"{_ANY.pattern}|[{_ENDS}]|[^\W_]")
+_KEYCAP = re.compile("[0-9]\ufe0f?\u20e3")  # an emoji such as 1️⃣
 _APOSTROPHE = re.compile(rf"(?<=[^\W\d_])[{APOSTROPHES}](?=[^\W\d_])")
 _KEPT = re.compile(f"[{chr(KEPT_WORDS[0])}-{chr(KEPT_SIGNS[-1])}]")
 
@@ -251,14 +253,16 @@ def restore_pieces(pieces: Iterable[str], source: Masked) -> list[str]:
 def _parts_by_placeholder(source: Masked) -> defaultdict[str, deque[tuple[str, str, str]]]:
     """The parts of each placeholder, in order, each with its sides in the source.
 
-    A side is "<" or ">" if the part touches a word there, a space if there is one, or the edge of the text.
+    A side is "<" or ">" if the part touches a word there, and empty if it touches another part, a punctuation mark or a
+    word of a script without spaces. Otherwise, as beside a bracket, it is a space: no word of the translation may touch
+    the part.
     """
     waiting = defaultdict[str, deque[tuple[str, str, str]]](deque)
     # The text itself may contain private-use characters, which a vocabulary without placeholders reads.
     joints = source.joints or [""] * len(source.parts)
     for match, part, joint in zip(_ANY.finditer(source.text), source.parts, joints, strict=False):
         sides = source.text[max(0, match.start() - 1) : match.start()], source.text[match.end() : match.end() + 1]
-        before, behind = ("" if side.strip() else " " for side in sides)
+        before, behind = ("" if _TOUCHING.match(side) else " " for side in sides)
         waiting[match[0]].append((part, "<" if "<" in joint else before, ">" if ">" in joint else behind))
     return waiting
 
@@ -308,12 +312,12 @@ def _edges(text: str, unreadable: Sequence[Span], *, keeps_spaces: bool) -> Span
     for start, stop in unreadable:
         end = _BEHIND_NAME.match(text, stop).end()  # type: ignore[union-attr]
         is_letter = str.isalnum if text[end : end + 1].isupper() else _is_letter
-        if any(map(is_letter, text[start:stop])) or text[first:start].strip():
+        if any(map(is_letter, _KEYCAP.sub("", text[start:stop]))) or text[first:start].strip():
             break
         first = end
     for start, stop in reversed(unreadable):
         is_footnote = all(map(is_other_sign, text[start:stop].replace(" ", ""))) and text[start - 1] in FINAL_SIGNS
-        is_word = any(map(_is_letter, text[start:stop])) and not is_footnote
+        is_word = any(map(_is_letter, _KEYCAP.sub("", text[start:stop]))) and not is_footnote
         if start < first or is_word or text[stop:last].strip():
             break
         last = len(text[:start].rstrip())

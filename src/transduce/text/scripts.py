@@ -17,14 +17,18 @@ _NAMED = {
     "MASCULINE": "Latin",
     "MICRO": "Greek",
 }
-_SPACELESS = (
-    r"\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\u2e80-\ua4cf\ua980-\ua9df\uaa60-\uaadf"
-    r"\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
-)
+_UNSPACED_SYLLABLES = r"\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\ua980-\ua9df\uaa60-\uaadf"
+_SPACELESS = _UNSPACED_SYLLABLES + r"\u2e80-\ua4cf\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 LETTER = rf"[^\W{_SPACELESS}]"
 """A pattern for letters and digits, but not those of scripts that put no spaces between words: Han, Kana, Yi, Thai,
 Lao, Tibetan, Khmer, Myanmar, Tai, Balinese and Javanese.
 """
+
+_VOWELS_BEFORE = "เแโใไເແໂໃໄᦵᦶᦷᦺꪵꪶꪹꪻꪼ"
+_VOWELS_BEHIND = "ะาำๅະາຳຽ"
+"""Letters for vowels, before and behind the consonant that they follow in speech: Thai, Lao, New Tai Lue, Tai Viet."""
+_STACKING = "\u1039\u1a60\u1b44\u17d2\ua9c0"
+"""Signs that put the next consonant below the one before: Myanmar, Tai Tham, Balinese, Khmer, Javanese."""
 
 LETTER_WITHOUT_SPACES = rf"(?=\w)[{_SPACELESS}]"
 """A pattern for letters of those scripts."""
@@ -37,13 +41,18 @@ word.
 LONG_WORD = rf"[^\s{_SPACELESS}]{{101,}}"
 """A pattern for what is too long to be a word, such as encoded data."""
 
-ENTITY = r"&(?:#\w{1,8}|[A-Za-z]\w{1,31});|\x1b\[[\d;]{0,20}m"
-"""A pattern for the names of characters in HTML, such as &nbsp;, and the colors of a terminal."""
+INLINE = (
+    r"&(?:#\w{1,8}|[A-Za-z]\w{1,31});|\x1b\[[\d;]{0,20}m"
+    r"|\]\([^\s()]{1,2000}(?:\([^\s()]{0,100}\)[^\s()]{0,100})?(?:[ ]\"[^\"\n]{0,300}\")?\)"
+)
+"""A pattern for parts that may touch a word without being part of it: names of characters in HTML, such as &nbsp;, the
+colors of a terminal, and targets of links in Markdown with the bracket before them.
+"""
 
 CODE = (
     r"`+[^`\n]+`+|\{\{[^{}\n]*\}\}|\{%[^\n]*?%\}|\{\s*[\w.]+\s*\}"  # `x`, {{ x }}, {% x %}, {x}
     r"|\{\s*\w+\s*,\s*(?:plural|select|selectordinal|number|date|time)\b(?:[^{}\n]|\{[^{}\n]*\})*\}"
-    rf"|{ENTITY}|(?<![\w:]):[a-z][\w+-]*:(?![\w:])"  # :smile:
+    rf"|{INLINE}|(?<![\w:]):[a-z][\w+-]*:(?![\w:])"  # :smile:
     r"|(?<!\S)(?:(?:~|\.\.)/|\*?\.(?=[a-z]))[\w./*-]*\w"  # ../name, *.py
     r"|(?<!\S)--[a-z][a-z\d]*(?:-[a-z\d]+)*(?:=\S*\w)?(?![\w-])|(?<!\w)[A-Za-z_][\w.]*\(\)"  # --help, f()
     r"|(?<!\S)[:;=][-'^o]?[()\[\]DPpOo/\\|*3](?![^\s.,!?])"  # :-)
@@ -66,7 +75,7 @@ WHOLE = re.compile(
     rf"(?:(?<!{LETTER})(?:[-+−±~≈≠≤≥<>√]|[№§]\s?))?[$¢-¥₠-⃀＄￠-￦]?"
     rf"{DIGITS}(?:[eE][-+]?\d+)?"
     rf"(?:\s?(?:{UNIT})(?!{LETTER})|(?:(?!\d){LETTER}){{1,3}}(?!{LETTER}))?"
-    r"|(?<!\S)[-!:<>=+*/~|&^%]{2,}(?!\S)|(?<!\w)[^\W\d_][+#]{1,2}(?!\w)|\[\d+\]"  # !=, C++, [1]
+    r"|(?<!\S)[-!:<>=+*/~|&^%]{2,}(?!\S)|(?<!\w)[^\W\d_][+#]{1,2}(?!\w)|\[(?:\d+|\^\w{1,40})\]"  # !=, C++, [1]
 )
 """Numbers with their sign and unit, dates, times, operators and footnotes: if a part cannot be read, all is kept."""
 
@@ -96,6 +105,24 @@ def is_spaced(character: str) -> bool:
 def is_without_spaces(character: str) -> bool:
     """Whether a character belongs to a script without spaces between words, including full-width signs."""
     return re.match(rf"[{_SPACELESS}\uff00-\uffef]", character) is not None
+
+
+def spells_words_without_spaces(character: str) -> bool:
+    """Whether a character is a letter or mark of a script such as Thai, whose words have several letters but no spaces.
+
+    Han and kana are words or syllables.
+    """
+    return unicodedata.category(character)[0] in "LM" and re.match(f"[{_UNSPACED_SYLLABLES}]", character) is not None
+
+
+def is_inside_syllable(text: str, i: int) -> bool:
+    """Whether a character is part of the same written syllable as the one before it.
+
+    >>> [is_inside_syllable(text, 1) for text in ("ໂຮ", "ນະ", "ນົ", "ມໃ")]
+    [True, True, True, False]
+    """
+    joins = unicodedata.category(text[i])[0] == "M" or text[i] in _VOWELS_BEHIND
+    return joins or text[i - 1] in _VOWELS_BEFORE + _STACKING
 
 
 def is_other_sign(character: str) -> bool:

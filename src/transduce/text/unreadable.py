@@ -11,23 +11,30 @@ import numpy as np
 
 from transduce.text.scripts import (
     CODE,
-    ENTITY,
     FINAL_SIGNS,
     IN_TOKEN,
+    INLINE,
     LETTER,
     LONG_WORD,
     WHOLE,
+    is_inside_syllable,
     is_other_sign,
     is_spaced,
     is_without_spaces,
+    spells_words_without_spaces,
 )
 from transduce.text.special import SPACE, Span, Vocabulary, bare
 
 _INSIDE_WORDS = "-.@_/,:'’+&"
 _TECHNICAL = "%$#&@\\/:=<>{}|^~_*+?"
 _TECHNICAL_STARTS = "%$#@{<\\"
-_TAG = re.compile(r"</?[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*\s*/?>" + f"|{ENTITY}")
+_TAG = re.compile(r"</?[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*\s*/?>" + f"|{INLINE}")
 _TOKEN = re.compile(f"{IN_TOKEN}+")
+_ARGUMENTS = re.compile(rf"\((?:(?![()]){IN_TOKEN}){{0,100}}\)")
+_EMPHASIS = re.compile(r"(?<!\w)(_{1,3})(?![\s_])(?:[^_\n]|(?<=\w)_(?=\w)){1,300}?(?<!\s)(\1)(?!\w)")
+"""Words between underscores, as Markdown writes emphasis."""
+_LONGEST_UNSPACED = 20
+"""Letters of the longest word, in a script whose words have no spaces between them."""
 _SPACES = re.compile(r"[\s\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]*")
 """Spaces, and characters without a width."""
 _VARIATION = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
@@ -44,11 +51,12 @@ APOSTROPHES = "'’‘ʼ´`"
 _END_OF_QUOTE = re.compile(rf"(?<=\S)[{APOSTROPHES}](?!\w)")
 _BEGIN_OF_QUOTE = re.compile(rf"(?<!\S)[{APOSTROPHES}]")
 _UNUSUAL = re.compile(
-    rf"{CODE}|(?P<run>[{FINAL_SIGNS}]{{2,}}|[…‥]|(?P<sign>[^\w\s])(?P=sign)+)"
+    rf"{CODE}|!?\[(?=[^][\n]{{1,500}}\]\([^\s()])|(?P<run>[{FINAL_SIGNS}]{{2,}}|[…‥]|(?P<sign>[^\w\s])(?P=sign)+)"
     rf"|[{SPACE}\ufffd]|(?<!\S)(?P<first>[^\w\s])(?=\s|{LETTER}|$)|{LONG_WORD}"
 )
-"""Parts that a model may misread although their characters are known: code; runs of signs; signs that stand alone or
-begin a word; U+2581 and U+FFFD, which SentencePiece takes for spaces; and what is too long to be a word.
+"""Parts that a model may misread although their characters are known: code; links of Markdown; runs of signs; signs
+that stand alone or begin a word; U+2581 and U+FFFD, which SentencePiece takes for spaces; and what is too long to be a
+word.
 """
 _MAY_BE_UNUSUAL = re.compile(rf"[^\w\s]{{2}}|(?<!\S)[^\w\s]|[`…‥{{&\x1b{SPACE}\ufffd]"), re.compile(r"\S{101}")
 _SIGN = re.compile(r"[^\s…‥]")
@@ -59,8 +67,8 @@ _SMALL = 1024
 def unreadable_spans(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.ndarray) -> list[Span]:
     """Spans of words with characters that are not in the vocabulary, or that were too rare to learn.
 
-    In scripts without spaces, a span has only such characters. Spans with only spaces between them are joined. `ids`:
-    those of the text.
+    In Chinese and Japanese, a span has only such characters; see `_unspaced_word` for other scripts without spaces.
+    Spans with only spaces between them are joined. `ids`: those of the text.
     """
     spans = list[Span]()
     if not vocabulary.unreadable_ids.isdisjoint(ids):
@@ -75,9 +83,10 @@ def unreadable_spans(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.
             spans += [m.span() for m in _SIGN.finditer(text) if is_other_sign(m[0]) and vocabulary.rewritten(m[0])]
     if not spans:
         return []  # nearly all sentences
-    tags = [tag.span() for tag in _TAG.finditer(text)]
-    widened = [around(span, tags) or _widened(text, span) for span in joined_spans(text, spans, across_spaces=False)]
-    spans = joined_spans(text, widened)
+    fixed = [match.span(group) for match in _EMPHASIS.finditer(text) for group in (1, 2)]
+    fixed += [tag.span() for tag in _TAG.finditer(text)]
+    separate = joined_spans(text, spans, across_spaces=False)
+    spans = joined_spans(text, [around(span, fixed) or _with_brackets(text, _widened(text, span)) for span in separate])
     capitals = sum(stop - start for start, stop in spans if text[start:stop].isupper())
     is_in_capitals = text.isupper() and 2 * sum(map(str.isupper, text)) > sum(map(str.isalpha, text))
     if is_in_capitals and 2 * capitals >= len(text):  # other words in capitals are as unfamiliar to the model
@@ -144,6 +153,8 @@ def joined_spans(text: str, spans: Iterable[Span], *, across_spaces: bool = True
 def _widened(text: str, span: Span) -> Span:
     """Widen a span of unreadable letters to the word, and of a sign to the address or code; other signs stay alone."""
     start, stop = span
+    if any(map(spells_words_without_spaces, text[start:stop])):
+        start, stop = _unspaced_word(text, span)
     is_part = _is_part_of_word(text, span)
     if is_invisible(text[start:stop]) or (not is_part and all(map(is_other_sign, text[start:stop]))):
         return span
@@ -157,15 +168,45 @@ def _widened(text: str, span: Span) -> Span:
         if not (before.isnumeric() or behind.isnumeric()) and all(map(_is_between_words, text[start:stop])):
             return span
     elif not is_part and not any(map(in_word, text[start:stop])):
-        return span
+        return start, stop
     while start and _continues(text, start - 1):
         start -= 1
     while stop < len(text) and _continues(text, stop):
         stop += 1
-    while start and unicodedata.category(text[start])[0] == "M":  # in scripts without spaces
+    return start, stop
+
+
+def _unspaced_word(text: str, span: Span) -> Span:
+    """The letters around a span, in a script whose words have no spaces between them.
+
+    They are a word or a name if they are few between spaces and signs. Otherwise, widen the span to whole syllables.
+    """
+    start, stop = span
+    while start and stop - start <= _LONGEST_UNSPACED and spells_words_without_spaces(text[start - 1]):
         start -= 1
-    while stop < len(text) and unicodedata.category(text[stop])[0] == "M":
+    while stop < len(text) and stop - start <= _LONGEST_UNSPACED and spells_words_without_spaces(text[stop]):
         stop += 1
+    if stop - start <= _LONGEST_UNSPACED:
+        return start, stop
+    start, stop = span
+    while start and is_inside_syllable(text, start):
+        start -= 1
+    while stop < len(text) and is_inside_syllable(text, stop):
+        stop += 1
+    return start, stop
+
+
+def _with_brackets(text: str, span: Span) -> Span:
+    """Add the arguments of a call, such as (1), and the other bracket of a pair if it touches the span."""
+    start, stop = span
+    if is_spaced(text[stop - 1]) and (call := _ARGUMENTS.match(text, stop)):
+        stop = call.end()
+    for opening, closing in ("()", "[]", "{}"):
+        n_open = text.count(opening, start, stop) - text.count(closing, start, stop)
+        if n_open > 0 and text.startswith(closing, stop):
+            stop += 1
+        elif n_open < 0 and text.endswith(opening, 0, start):
+            start -= 1
     return start, stop
 
 
@@ -191,7 +232,7 @@ def _continues(text: str, i: int) -> bool:
     """
     if text[i] in _INSIDE_WORDS:
         return 0 < i < len(text) - 1 and in_word(text[i - 1]) and in_word(text[i + 1])
-    return is_spaced(text[i]) or unicodedata.category(text[i]) == "Cf"
+    return is_spaced(text[i]) or (unicodedata.category(text[i]) == "Cf" and not _is_word_border(text, i))
 
 
 def in_word(character: str) -> bool:

@@ -313,6 +313,11 @@ def test_text_without_spaces_beside_a_part_is_read(text: str, parts: list[str]) 
     assert list(masked.parts) == parts and masked.text
 
 
+def test_a_number_in_a_box_at_the_start_stays_there() -> None:
+    masked = prepared("1️⃣ The dog runs")
+    assert (masked.text, masked.before) == ("The dog runs", "1️⃣ ")
+
+
 def spans_of(parts: list[str]) -> list[tuple[int, int]]:
     ends = list(accumulate(len(part) + 1 for part in parts))
     return [(end - len(part) - 1, end - 1) for end, part in zip(ends, parts, strict=True)]
@@ -338,6 +343,15 @@ FORMS = [
     *("{} @anna {}", "{} https://a.b/c?d=e {}", "{} Ødegård {}", "{} -5 {}", " {} {}\t ", "{}/{}", "{} & {}", "{}*{}*"),
     *("{} ½ {}", "{} ㎏ {}", "{}、{}", "{} ① {}", "{} 5,000.50 {}", "{} $5 {}", "{} 50% {}", "{} 漢字 {}", "{} ไทย {}"),
     *("{} Русский {}", "«{}» {}", "{} 'x' {}", "{} #tag {}", "{} %s {{0}} {}", "{} <b>x</b> {}", "({}) {}", "{} ≤ {}"),
+    *(
+        "_{}_ {}",
+        "{} __{}__",
+        "[{}](https://a.b/c_(d)) {}",
+        "{} [x](a.b) {}",
+        "{} f(1) {}",
+        "{} [^1] {}",
+        "{} a_b() {}",
+    ),
     *("{}. . . {}", "{} 1⁄2 {}", "{} m² {}", "{} H₂O {}", "{} ′ ″ {}", "{} ℃ {}", "{} Ⅳ {}", "{} ´ ` {}"),
 ]
 
@@ -403,6 +417,15 @@ def test_parts_that_stood_alone_are_not_joined_to_words() -> None:
     assert restore(f"der {A}-Hund", Masked(f"({A}) dog", ("é",))) == "der é-Hund"
     assert restore(f"叫{A}{B}。", Masked(f"a {A} b {B}", ("é", "$4"))) == "叫é $4。"
     assert restore(f"“{A}” sagt er", Masked(f"“{A}”", ("é",))) == "“é” sagt er"
+
+
+@pytest.mark.parametrize("form", ["a ({}) b", "a “{}” b", 'a "{}" b', "a [{}] b", "a *{}* b", "（{}）"])
+def test_parts_between_signs_are_not_joined_to_words(form: str) -> None:
+    between = Masked(form.format(A), ("Zürich",))
+    assert restore(f"Hund{A}und", between) == "Hund Zürich und"
+    assert restore(f"Ende.{A}und", between) == "Ende. Zürich und"
+    assert restore(f"({A}) und «{A}»", between) == "(Zürich) und «»"
+    assert restore(f"狗{A}跑", between) == "狗Zürich跑"
 
 
 @pytest.mark.parametrize(
