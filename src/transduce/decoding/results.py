@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -12,11 +14,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from transduce.logging import Log
+from transduce.text.placeholders import Masked
+from transduce.text.scripts import DIGITS
 from transduce.text.sentences import joined_parts
+from transduce.text.special import Vocabulary
 
 Style = Literal["text", "scores", "nbest", "json"]
 MAX_NOTES = 5
 """Notes about single lines that are printed before only their number is counted."""
+_SHOWN = 8  # parts in a note
+_NUMBER, _LONG_NUMBER = re.compile(DIGITS), re.compile(r"\d{3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,41 @@ def note_on(style: Style, number: int, src: str, translation: Translation) -> No
         return None
     noted = [sentence.translation for sentence in translation.sentences] or [translation]
     return Note(number, translation.note, bool(src.strip()) and not all(part.text for part in noted if part.note))
+
+
+def notes_on_source(masked: Masked, vocabulary: Vocabulary) -> list[str]:
+    """Notes that name the words of a source that the vocabulary cannot read, and the characters that are dropped."""
+    kept = ", kept as written" if vocabulary.has_placeholders or not masked.text else ""
+    dropped = [f"U+{ord(character):04X}" for character in masked.dropped]
+    parts_of_note = {f"not in the vocabulary{kept}": list(dict.fromkeys(masked.unreadable)), "dropped": dropped}
+    return [f"{problem}: {listed(parts)}" for problem, parts in parts_of_note.items() if parts]
+
+
+def listed(parts: Sequence[str]) -> str:
+    """The first parts, as a note shows them."""
+    return f"{', '.join(parts[:_SHOWN])}{', ...' * (len(parts) > _SHOWN)}"
+
+
+def lost_numbers(src: str, tgt: str) -> list[str]:
+    """Numbers of three or more digits that a translation lacks, whatever their separators and the script of the digits.
+
+    The parts of a date may be in another order.
+    """
+    if not _LONG_NUMBER.search(src):
+        return []
+    written = {digits for number in _NUMBER.findall(tgt) for digits in _digits_of(number)}
+    lost = list[str]()
+    for number in _NUMBER.findall(src):
+        digits, *groups = _digits_of(number)
+        if digits not in written and any(len(group) > 2 and group not in written for group in groups):
+            lost.append(number)
+    return lost
+
+
+def _digits_of(number: str) -> list[str]:
+    """All digits of a number, then those between its separators, as digits of ASCII."""
+    groups = ["".join(str(unicodedata.decimal(digit)) for digit in group) for group in re.findall(r"\d+", number)]
+    return ["".join(groups), *groups]
 
 
 class Notes:

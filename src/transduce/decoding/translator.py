@@ -26,12 +26,19 @@ from transduce.decoding.open_run import (
     open_engine,
 )
 from transduce.decoding.prefix import encode_prefix, prefixes_of, require_beginning, spell_last_word
-from transduce.decoding.results import Candidate, TextLogProbs, Translation, distinct
+from transduce.decoding.results import (
+    Candidate,
+    TextLogProbs,
+    Translation,
+    distinct,
+    listed,
+    lost_numbers,
+    notes_on_source,
+)
 from transduce.errors import DataError, TransduceError
-from transduce.text.languages import Languages
+from transduce.text.languages import Languages, is_language
 from transduce.text.placeholders import Masked, placeholder_ids, prepare, restore
 from transduce.text.sentences import split_sentences
-from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 MAX_SOURCE = 4096  # most tokens of a source; the memory of attention grows with the square
@@ -40,7 +47,6 @@ _ALIGNED_AT_ONCE = 64  # pairs
 
 _DEFAULT, _NO_DATA = DecodingOptions(), DataSettings()
 _SPACES = re.compile(r"\s\s")
-_SHOWN = 8  # unknown words in a note
 _EMPTY = Translation((Candidate("", (), 0.0, 0.0),))
 
 
@@ -394,8 +400,11 @@ class Translator(EngineModel):
         """
         src, ids_of = self.tokenizers.src, self.tokenizers.src.encode_batch(texts)
         keys = keys or [(number,) for number in range(len(texts))]
+        is_language_pair = src.reads_text and all(is_language(code or "") for code in self.languages)
         for text, key, ids, start in zip(texts, keys, ids_of, prefixes or [""] * len(texts), strict=True):
-            masked = prepare(text, src, ids)
+            # Between languages, a text without letters, such as 1,234, stays; other tasks may be about digits.
+            has_words = not is_language_pair or any(map(str.isalpha, text))
+            masked = prepare(text, src, ids) if has_words else Masked("", before=text)
             if start and masked.text and not start.startswith(masked.before):
                 masked = prepare(text, src, ids, whole=True)  # the output begins with the prefix
             if masked.text != text:
@@ -405,7 +414,7 @@ class Translator(EngineModel):
                 yield replace(_EMPTY, note=note)
             elif not len(ids):
                 require_beginning(masked.before, start, f"line {key[0] + 1}: ")
-                note = "; ".join(_notes_on_source(masked, src))
+                note = "; ".join(notes_on_source(masked, src))
                 yield Translation((replace(_EMPTY.candidates[0], text=masked.before),), note)
             else:
                 asked = options.most_output(len(ids))
@@ -432,7 +441,7 @@ class Translator(EngineModel):
         if not hypotheses:
             raise TransduceError("the model gives no output a finite probability: its weights are not usable")
         source, masked = encoded
-        notes = _notes_on_source(masked, self.tokenizers.src)
+        notes = notes_on_source(masked, self.tokenizers.src)
         if _SPACES.search(masked.text) and not self.tokenizers.src.keeps_spaces:
             notes.append("runs of spaces became single ones")
         if self.data is not None and len(source.ids) > self.data.max_length:
@@ -445,19 +454,11 @@ class Translator(EngineModel):
             )
             for h in hypotheses
         ]
+        if not candidates[0].text.strip():
+            notes.append("the translation is empty")
+        elif numbers := lost_numbers(masked.text, candidates[0].text):
+            notes.append(f"numbers that the translation lacks: {listed(numbers)}")
         return Translation(tuple(candidates if options.sample else distinct(candidates)), "; ".join(notes))
-
-
-def _notes_on_source(masked: Masked, vocabulary: Vocabulary) -> list[str]:
-    """Notes that name the words of a source that the vocabulary cannot read, and the characters that are dropped."""
-    kept = ", kept as written" if vocabulary.has_placeholders or not masked.text else ""
-    dropped = [f"U+{ord(character):04X}" for character in masked.dropped]
-    parts_of_note = {f"not in the vocabulary{kept}": list(dict.fromkeys(masked.unreadable)), "dropped": dropped}
-    return [
-        f"{problem}: {', '.join(parts[:_SHOWN])}{', ...' * (len(parts) > _SHOWN)}"
-        for problem, parts in parts_of_note.items()
-        if parts
-    ]
 
 
 def _require_pairs(srcs: Sized, tgts: Sized, use: str) -> None:

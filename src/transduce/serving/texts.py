@@ -298,7 +298,7 @@ def _transfer(segment: Segment, result: TextTranslation, escape: Callable[[str],
     gaps = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *kept, (len(segment.text), -1)])]
     texts, links = [sentence.text for sentence in result.sentences], dict(enumerate(result.links))
     for number, (first, last) in enumerate(spans[::2]):
-        if not any(any(map(str.isalnum, segment.text[max(a, first) : min(b, last)])) for a, b in gaps):
+        if not any(any(map(str.isalpha, segment.text[max(a, first) : min(b, last)])) for a, b in gaps):
             texts[number] = result.parts[2 * number]
             links.pop(number, None)
     parts = joined_parts(texts, result.parts)

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from transduce.config.decoding import DecodingOptions
+from transduce.config.settings import DataSettings
 from transduce.decoding import translator as translator_module
 from transduce.decoding.engine import Hypothesis
-from transduce.decoding.results import Translation
+from transduce.decoding.results import Translation, lost_numbers
 from transduce.decoding.torch_engine import TorchEngine, make_batches
 from transduce.decoding.translator import EncodedSource, Translator, chunks
 from transduce.errors import DataError, RunFolderError, SettingsError
@@ -48,6 +49,46 @@ def test_blank_lines_stay_as_they_are_without_the_model(translator: Translator) 
     assert untouched.score([""], [""])[0].log_prob == 0.0
     lines = translator.translate(["", "A dog.", ""])
     assert [bool(t.ids) for t in lines] == [False, bool(translator.translate(["A dog."])[0].ids), False]
+
+
+def test_a_text_without_letters_stays_as_it_is_between_languages_only(translator: Translator) -> None:
+    untouched = TorchEngine(Untouched(1, 1).eval())
+    texts = ["1,234", "២០២៦ – 5.", " (12) ", "* 7 *\n| 3 |"]
+    between = Translator(untouched, translator.tokenizers, data=DataSettings(src_lang="en", tgt_lang="de"))
+    assert [(t.text, t.note) for t in between.translate(texts)] == [(text, "") for text in texts]
+    for data in (None, DataSettings(src_lang="en", tgt_lang="words")):  # such as a model that spells numbers
+        with pytest.raises(AssertionError, match="asked to start"):
+            Translator(untouched, translator.tokenizers, data=data).translate("1,234")
+
+
+def test_an_empty_translation_and_lost_numbers_are_noted(translator: Translator) -> None:
+    def note_on_output(text: str, output: str) -> str:
+        (source,) = translator.encode([text], DecodingOptions())
+        assert isinstance(source, EncodedSource)
+        hypothesis = Hypothesis(tuple(translator.tokenizers.tgt.encode(output)), -1.0, -1.0)
+        return translator.decode(source, [hypothesis], DecodingOptions()).note
+
+    assert note_on_output("A dog.", "") == "the translation is empty"
+    assert note_on_output("A dog.", "Ein Hund.") == ""
+    assert note_on_output("A dog 123.", "Ein Hund.").endswith("numbers that the translation lacks: 123")
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "lost"),
+    [
+        ("in 2026", "im Jahr 206", ["2026"]),
+        ("1,234 or 1 234 or 1234", "1.234", []),
+        ("1,00,000 fish", "100,000 Fische", []),
+        ("on 2026-11-30", "am 30.11.2026", []),
+        ("on 2026-11-30", "am 30.11.2025", ["2026-11-30"]),
+        ("12 of 34", "nichts", []),
+        ("២០២៦ and ૧૨૩", "2026 und 123", []),
+        ("2026", "٢٠٢٦", []),
+        ("100 and 1000", "1000", ["100"]),
+    ],
+)
+def test_numbers_are_compared_without_separators_and_scripts(src: str, tgt: str, lost: list[str]) -> None:
+    assert lost_numbers(src, tgt) == lost
 
 
 def test_scores_equal_those_of_the_same_output(translator: Translator, texts: list[str]) -> None:
