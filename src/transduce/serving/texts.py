@@ -139,10 +139,10 @@ async def choose_routes(
         return [route] * len(texts), [{"language": route.source, "confidence": 100}] * len(texts)
     goal = service.route(None, target).target
     known = {route.source: service.route(route.source, target) for route in service.routes if route.target == goal}
-    if unknown := [code for code in known if not is_detectable(code)]:
+    if not any(map(is_detectable, known)):
         if len(known) > 1:
-            raise SettingsError(f"the language '{unknown[0]}' cannot be detected; name the source language")
-        return [*known.values()] * len(texts), [{"language": unknown[0], "confidence": 0}] * len(texts)
+            raise SettingsError(f"{', '.join(known)}: these languages cannot be detected; name the source language")
+        return [*known.values()] * len(texts), [{"language": code, "confidence": 0} for code in known] * len(texts)
     guesses = [best for best, *_ in await detect(texts, {**dict.fromkeys(known, 1.0), goal: 0.5}, end=end)]
     return [known.get(best["language"]) if best["confidence"] else None for best in guesses], guesses
 

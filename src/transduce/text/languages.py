@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from transduce.errors import SettingsError, nearest, needing
+from transduce.text.scripts import script
 
 Languages = tuple[str | None, str | None]
 """Codes of the source's and the target's language; None: not named."""
@@ -55,6 +56,11 @@ _SHORT = 20
 """Letters of a text in which an expected language counts twice as much as others; the shorter the text, the more."""
 _ALONE = 0.2
 """Weight of a text's own evidence, relative to that of the texts beside it."""
+_BY_SCRIPT = {
+    "Khmer": "km", "Lao": "lo", "Sinhala": "si", "Myanmar": "my", "Ethiopic": "am ti", "Kannada": "kn",
+    "Malayalam": "ml", "Oriya": "or", "Tibetan": "bo dz", "Thaana": "dv",
+}  # fmt: skip
+"""Scripts of which lingua knows no language, and their languages, the most frequent first."""
 _NO_LANGUAGE = re.compile(r"<[^<>]*>|https?://\S+|(?<!\S)\S+@\S+")
 """Tags and addresses, whose words are no evidence."""
 
@@ -150,19 +156,23 @@ def find_language(code: str, known: Collection[str], *, name: str) -> str:
 
 def is_detectable(code: str) -> bool:
     """Whether `guess_languages` knows the language of a code. Raises `SettingsError`: lingua is not installed."""
-    return hasattr(_lingua().IsoCode639_1, base_language(code).upper())
+    language = base_language(code)
+    return hasattr(_lingua().IsoCode639_1, language.upper()) or language in " ".join(_BY_SCRIPT.values()).split()
 
 
 def guess_languages(texts: Sequence[str], expected: Mapping[str, float]) -> list[dict[str, float]]:
     """The probabilities of the languages of each text, the most probable first; none for a text such as 123.
 
-    All languages of lingua are considered. Each text is evidence for the others. `expected`: codes of languages that
-    count more in short texts, with weights from 0 to 1. Raises `SettingsError`: lingua is not installed.
+    All languages of lingua are considered, and those of other scripts. Each text is evidence for the others.
+    `expected`: codes of languages that count more in short texts, with weights from 0 to 1. Raises `SettingsError`:
+    lingua is not installed.
     """
     iso = _lingua().IsoCode639_1
     # If two codes name one language, the first counts.
-    codes = {getattr(iso, base_language(code).upper()): code for code in reversed([*expected]) if is_detectable(code)}
-    guesses = [_guess(_NO_LANGUAGE.sub(" ", text)[:_ENOUGH], codes, expected) for text in texts]
+    names = {code: base_language(code).upper() for code in reversed([*expected])}
+    codes = {getattr(iso, name): code for code, name in names.items() if hasattr(iso, name)}
+    words = [_NO_LANGUAGE.sub(" ", text)[:_ENOUGH] for text in texts]
+    guesses = [_guess_by_script(text, expected) or _guess(text, codes, expected) for text in words]
     sizes = [len(text) if guess else 0 for text, guess in zip(texts, guesses, strict=True)]
     characters = Counter[str]()  # of each language
     for size, guess in zip(sizes, guesses, strict=True):
@@ -174,6 +184,14 @@ def guess_languages(texts: Sequence[str], expected: Mapping[str, float]) -> list
         return _probabilities({code: p * (_ALONE + shares[code]) for code, p in guess.items()})
 
     return list(map(agreed, sizes, guesses))
+
+
+def _guess_by_script(text: str, expected: Mapping[str, float]) -> dict[str, float]:
+    """The language of most letters of a text, if lingua knows no language of their script; otherwise none."""
+    letters = Counter(filter(None, map(script, text)))
+    languages = _BY_SCRIPT.get(max(letters, key=letters.__getitem__, default=""), "").split()
+    codes = [code for code in expected if base_language(code) in languages] + languages
+    return {codes[0]: 1.0} if codes else {}
 
 
 def _guess(text: str, codes: Mapping[Any, str], expected: Mapping[str, float]) -> dict[str, float]:

@@ -32,7 +32,7 @@ from transduce.serving.limits import DrainingError, Limits, OverloadedError
 from transduce.serving.server import _reload_when_asked
 from transduce.serving.service import RunSpec, ServedRun, Service
 from transduce.serving.tags.markup import MarkupRules
-from transduce.serving.texts import TextFormat, choose_routes, translate_formatted, translate_texts
+from transduce.serving.texts import TextFormat, choose_routes, translate_formatted, translate_or_keep, translate_texts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("unchecked")]
 LINES = marians.LINES[:20]
@@ -172,9 +172,19 @@ async def test_languages_that_cannot_be_detected(run: Path) -> None:
     async with served(str(run)) as service:  # src-tgt
         (route,), (guess,) = await choose_routes(service, ["123"], "auto", "tgt", end=math.inf)
         assert route is not None and guess["language"] == route.source == "src"
-    async with served(f"si-en={run}", f"de-en={copy_of(run)}") as service:
-        with pytest.raises(SettingsError, match="'si' cannot be detected; name the source language"):
+    async with served(f"fo-en={run}", f"ht-en={copy_of(run)}") as service:
+        with pytest.raises(SettingsError, match="fo, ht: these languages cannot be detected; name the source language"):
             await choose_routes(service, ["Der Hund schläft."], "auto", "en", end=math.inf)
+
+
+async def test_other_languages_are_detected_beside_one_that_cannot_be(run: Path) -> None:
+    texts = ["Der Hund schläft.", "ໝາໃຫຍ່ເຫັນ ປຶ້ມໃໝ່", "ឆ្កែធំឃើញសៀវភៅ iPhone"]
+    async with served(f"fo-en={run}", f"de-en={copy_of(run)}", f"lo-en={copy_of(run, 'z')}") as service:
+        routes, guesses = await choose_routes(service, texts, "auto", "en", end=math.inf)
+        assert [route and route.source for route in routes] == ["de", "lo", None]
+        assert [guess["language"] for guess in guesses] == ["de", "lo", "km"]
+        *_, other = await translate_or_keep(service, texts, routes, guesses, None, end=math.inf)
+        assert other.text == texts[2] and "not translated: detected as 'km'" in other.note["note"]
 
 
 async def test_languages_have_aliases(run: Path) -> None:
@@ -285,8 +295,8 @@ def test_a_folder_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
     assert RunSpec.parse(f"en-de={path}+x") == RunSpec(path, "en", "de", (Path("x"),))
 
 
-def copy_of(run: Path) -> Path:
-    second = run.parent / "y"
+def copy_of(run: Path, name: str = "y") -> Path:
+    second = run.parent / name
     if not second.exists():
         shutil.copytree(run, second)
     return second

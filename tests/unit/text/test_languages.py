@@ -54,6 +54,8 @@ def test_sentences_end_alike_under_long_codes() -> None:
         ("Der alte Arzt schläft.", "de"), ("Guten Tag", "de"), ("Nein", "de"),
         ("Le vieux médecin dort.", "fr"), ("Bonjour le monde", "fr"), ("¿Cómo estás?", "es"), ("你好", "zh"),
         ("猫が走る。", "ja"), ("Старый врач спит.", "ru"), ("Ο γιατρός κοιμάται.", "el"), ("הרופא ישן.", "he"),
+        ("ឆ្កែធំឃើញសៀវភៅ", "km"), ("ໝາໃຫຍ່", "lo"), ("ලොකු බල්ලා", "si"), ("ခွေးကြီး", "my"), ("ትልቅ ውሻ", "am"),
+        ("ദൊക", "ml"), ("iPhone ಮತ್ತು ಪುಸ್ತಕ 5", "kn"), ("The dog ឆ្កែ runs.", "en"),
         ('<p class="the quick container"><b>Der alte Arzt schläft.</b></p> https://the.example/has/words', "de"),
     ],
 )  # fmt: skip
@@ -78,6 +80,11 @@ def test_texts_are_evidence_for_each_other() -> None:
 
 
 def test_languages_that_cannot_be_detected() -> None:
-    assert [is_detectable(code) for code in ("no", "zh_Hant", "si", "src")] == [True, True, False, False]
-    (guess,) = guess_languages(["The old doctor sleeps."], {"si": 1.0})
+    assert [is_detectable(code) for code in ("no", "zh_Hant", "fo", "src")] == [True, True, False, False]
+    (guess,) = guess_languages(["The old doctor sleeps."], {"fo": 1.0})
     assert next(iter(guess)) == "en"
+
+
+def test_a_script_that_the_detector_lacks_tells_the_language() -> None:
+    assert is_detectable("lao_Laoo") and is_detectable("tir") and not is_detectable("")
+    assert guess_languages(["ትልቅ ውሻ", "A dog runs."], {"en": 1.0, "ti_ET": 1.0})[0] == {"ti_ET": 1.0}
