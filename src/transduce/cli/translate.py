@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -140,7 +141,8 @@ def input_of(argument: str) -> Path | list[str]:
         return Path(argument)
     is_word = argument.isascii() and argument.isprintable() and " " not in argument and argument[-1:] not in ".!?"
     if is_word or _FILE_NAME.fullmatch(argument):
-        raise SettingsError(f"there is no file {argument}; check the name, or give a text that is not like a file name")
+        pipe = f"echo {shlex.quote(argument)} | transduce translate RUN"
+        raise SettingsError(f"there is no file {argument}; check the name, or translate it as a text: {pipe}")
     return argument.split("\n")
 
 

@@ -79,6 +79,7 @@ _BOM = b"\xef\xbb\xbf"
 _OTHER_MARKS = {"UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-16": (b"\xff\xfe", b"\xfe\xff")}
 """Byte order marks of other encodings; the mark of UTF-32 begins with that of UTF-16."""
 _BLOCK = 1 << 16  # bytes read per call
+_SAMPLE = 1024  # bytes of a text that tell UTF-16 from UTF-8
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
 COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
@@ -300,10 +301,9 @@ def _decode(file: io.BufferedIOBase, name: str, max_record: int | None) -> Itera
     """Decode the lines of an open file. Raises `DataError` if the file is UTF-16 or UTF-32."""
     is_start, longest = True, max_record or MAX_LINE
     for lines in _blocks(file, longest):
-        for encoding, marks in _OTHER_MARKS.items() if is_start else ():
-            if lines.startswith(marks):
-                fix = f"convert it, for instance with iconv -f {encoding} -t UTF-8"
-                raise DataError(f"{name}, line 1: this is {encoding}, not UTF-8; {fix}")
+        if is_start and (encoding := _other_encoding(lines)):
+            fix = f"convert it, for instance with iconv -f {encoding} -t UTF-8"
+            raise DataError(f"{name}, line 1: this is {encoding}, not UTF-8; {fix}")
         is_start, text = False, None
         if len(lines) < longest:
             with contextlib.suppress(UnicodeDecodeError):
@@ -312,6 +312,16 @@ def _decode(file: io.BufferedIOBase, name: str, max_record: int | None) -> Itera
             yield from text.split("\n")
         else:
             yield from (_decode_line(line, max_record) for line in lines.split(b"\n"))
+
+
+def _other_encoding(start: bytes) -> str | None:
+    """UTF-16 or UTF-32, by the byte order mark; also UTF-16 without one, by the control bytes of most letters."""
+    marked = (encoding for encoding, marks in _OTHER_MARKS.items() if start.startswith(marks))
+    if (encoding := next(marked, None)) or b"\0" not in start[:_SAMPLE]:
+        return encoding
+    even, odd = (start[first:_SAMPLE:2] for first in (0, 1))
+    is_high, is_low = (2 * sum(byte < 9 for byte in half) > len(half) for half in (even, odd))
+    return None if is_high == is_low else "UTF-16BE" if is_high else "UTF-16LE"
 
 
 def _decode_line(line: bytes, max_record: int | None) -> str | Unreadable:

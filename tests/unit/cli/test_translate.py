@@ -106,6 +106,13 @@ def test_a_mistyped_file_name_is_refused(name: str) -> None:
         input_of(name)
 
 
+@pytest.mark.parametrize(("word", "quoted"), [("Ani", "Ani"), ("123", "123"), ("$x", "'$x'")])
+def test_the_error_for_a_single_word_names_the_pipe_that_translates_it(word: str, quoted: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        input_of(word)
+    assert str(error.value).endswith(f"echo {quoted} | transduce translate RUN")
+
+
 @pytest.mark.parametrize("name", ["-", "https://example.org/in.en", __file__])
 def test_an_argument_is_a_file(name: str) -> None:
     assert input_of(name) == Path(name)

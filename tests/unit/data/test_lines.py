@@ -108,6 +108,23 @@ def test_other_encodings_of_unicode_are_recognised(tmp_path: Path, encoding: str
     )
 
 
+@pytest.mark.parametrize(
+    "text", ["The big dog sees.", "A\nB\nC", "Старый врач спит.\n" * 99, "Ծառը մեծ է։", "Στρ.\nα β"]
+)
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE"])
+def test_utf_16_without_a_byte_order_mark_is_recognised(tmp_path: Path, text: str, encoding: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode(encoding))
+    assert f"this is {encoding}, not UTF-8" in problem(path)
+
+
+@pytest.mark.parametrize("text", ["The\0dog\0sees", "\x01a\x02b\x03c", "\0\0\0\0", "a\0\0b" * 99])
+def test_text_with_control_characters_is_no_utf_16(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(text, encoding="utf-8")
+    assert list(read_lines(path)) == [text]
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("keep", [-1, 0.5])
 def test_a_truncated_compressed_file_is_an_error(tmp_path: Path, suffix: str, keep: float) -> None:
