@@ -253,16 +253,20 @@ def restore_pieces(pieces: Iterable[str], source: Masked) -> list[str]:
 def _parts_by_placeholder(source: Masked) -> defaultdict[str, deque[tuple[str, str, str]]]:
     """The parts of each placeholder, in order, each with its sides in the source.
 
-    A side is "<" or ">" if the part touches a word there, and empty if it touches another part, a punctuation mark or a
-    word of a script without spaces. Otherwise, as beside a bracket, it is a space: no word of the translation may touch
-    the part.
+    A side is "<" or ">" if the part touches a word there, and empty if it touches another part, a word of a script
+    without spaces, or punctuation before it. Otherwise, as beside a bracket, it is a space: no word of the translation
+    may touch the part.
     """
     waiting = defaultdict[str, deque[tuple[str, str, str]]](deque)
     # The text itself may contain private-use characters, which a vocabulary without placeholders reads.
     joints = source.joints or [""] * len(source.parts)
     for match, part, joint in zip(_ANY.finditer(source.text), source.parts, joints, strict=False):
-        sides = source.text[max(0, match.start() - 1) : match.start()], source.text[match.end() : match.end() + 1]
-        before, behind = ("" if _TOUCHING.match(side) else " " for side in sides)
+        before, behind = (
+            source.text[max(0, match.start() - 1) : match.start()],
+            source.text[match.end() : match.end() + 1],
+        )
+        before = "" if _TOUCHING.match(before) else " "
+        behind = "" if _TOUCHING.match(behind) and behind not in _ENDS else " "
         waiting[match[0]].append((part, "<" if "<" in joint else before, ">" if ">" in joint else behind))
     return waiting
 

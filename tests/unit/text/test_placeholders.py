@@ -426,6 +426,8 @@ def test_parts_between_signs_are_not_joined_to_words(form: str) -> None:
     assert restore(f"Ende.{A}und", between) == "Ende. Zürich und"
     assert restore(f"({A}) und «{A}»", between) == "(Zürich) und «»"
     assert restore(f"狗{A}跑", between) == "狗Zürich跑"
+    assert restore(f"{A}und", Masked(f"({A}, b)", ("Zürich",))) == "Zürich und"
+    assert restore(f"a:{A}, b", Masked(f"a:{A}, b", ("Zürich",))) == "a:Zürich, b"
 
 
 @pytest.mark.parametrize(
