@@ -1,5 +1,4 @@
-// What is kept of the tokens of sentences: keys and values, in blocks that are handed out and taken back and never moved; or states of
-// recurrent units.
+// State that is kept for the tokens of sentences: blocks of keys and values, which never move, or states of recurrent units.
 #pragma once
 
 #include <algorithm>

@@ -6,8 +6,8 @@
 namespace transduce {
 namespace {
 
-// That of a key `distance` places behind its query. Small distances have a bucket each; the width of the others grows logarithmically up to a
-// distance of 128. In float32, as the reference does.
+// The bucket of a key `distance` positions after its query. Small distances have a bucket each; larger ones share buckets whose width grows
+// exponentially, up to 128. In float32, as the reference does.
 int bucket(int distance, bool causal) {
     const int n = causal ? kBuckets : kBuckets / 2, n_exact = n / 2, first = !causal && distance > 0 ? n : 0;
     distance = causal ? std::max(0, -distance) : std::abs(distance);

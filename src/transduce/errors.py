@@ -108,8 +108,8 @@ def needing(extra: str, problem: str) -> Iterator[None]:
     """Context of imports. If a package is missing, a `SettingsError` says `problem` and names the extra."""
     try:
         yield
-    except ImportError:
-        raise SettingsError(f"{problem}: pip install 'transduce[{extra}]'") from None
+    except ImportError as error:
+        raise SettingsError(f"{problem}: pip install 'transduce[{extra}]'") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -82,7 +82,7 @@ def push(
     records: Annotated[bool, Option("--records", help="Also send the report, scores, samples and metrics.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="List the files, and send nothing.")] = False,
 ) -> None:
-    """Publish a run folder on the Hugging Face Hub, from where other commands load it by its name.
+    """Publish a run folder on the Hugging Face Hub; other commands then load it by its name.
 
     The files of the model, recipe.toml and the model card are sent. The settings among them name the files of the
     training text. A token comes from hf auth login, or from HF_TOKEN.

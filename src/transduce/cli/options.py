@@ -34,7 +34,7 @@ def option(help: str, *names: str, metavar: str | None = None, min: float | None
 
 
 def find_run(path: str) -> Path:
-    """`runs.hub.find_run`, which names the commit of a downloaded model on stderr."""
+    """Call `runs.hub.find_run`, and print the commit of a downloaded model on stderr."""
     from transduce.runs import hub
 
     folder = hub.find_run(path)

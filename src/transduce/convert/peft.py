@@ -120,9 +120,11 @@ def import_peft(folder: Path, base: Path | None) -> Imported:
     pairs, weights = _pairs_of(load_tensors(folder / WEIGHTS)), run.load_model()
     modules, order = set[str](), seq2seq.column_order(s)
     for entry in _entries(run.settings, tokenizers):
-        adapted = [name for theirs in entry.theirs if (name := theirs.removesuffix(".weight")) in pairs]
-        if not adapted or entry.rows is not None:  # an embedding, whose rows have another order
+        adapted = [layer for name in entry.theirs if (layer := name.removesuffix(".weight")) in pairs]
+        if not adapted:
             continue
+        if entry.rows is not None:  # which have another order
+            raise UserError(f"{folder}: adapters of an embedding ({listed(adapted)}): merge them with PEFT")
         theirs = weight_map.write({entry.ours: weights[entry.ours]}, [entry], order=order)
         for name in adapted:
             a, b = pairs.pop(name)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from transduce.errors import SettingsError, UserError
+from transduce.errors import RunFolderError, SettingsError, UserError
 from transduce.evaluation.wording import WORDINGS
 from transduce.runs.atomic import expecting, read_json
 from transduce.runs.folder import RunFolder
@@ -72,8 +72,11 @@ def _files_to_send(folder: RunFolder, name: str, *, license: str | None, records
             "FOLDER --to peft writes them for the Hub"
         )
     listed = {file: was for file, was in manifest.records.items() if records and file != _CARD}
-    unlisted = {WEIGHTS: dict[str, str]()}  # during their replacement, which a kill may have cut short
-    for file, expected in (unlisted | manifest.files | listed).items():
+    if WEIGHTS not in manifest.files:
+        raise RunFolderError(
+            f"{run}: {NAME} does not list {WEIGHTS}: their replacement was cut short; resume the training"
+        )
+    for file, expected in (manifest.files | listed).items():
         check_file(run / file, expected)
     card = _card(folder, name, license).encode()
     fingerprint = {"sha256": hashlib.sha256(card).hexdigest(), "size": len(card)}
@@ -83,7 +86,7 @@ def _files_to_send(folder: RunFolder, name: str, *, license: str | None, records
 
 
 def _card(folder: RunFolder, name: str, license: str | None) -> str:
-    """The model card with metadata for the Hub. Those that its author has written stay."""
+    """The model card with metadata for the Hub. What its author has written stays."""
     from huggingface_hub import ModelCard
     from yaml import YAMLError
 

@@ -124,7 +124,8 @@ class Entry:
     `also`: other names of a single tensor. At least one name must exist; all that exist must be equal; the first is
     written. `tied`: our other names of it. `rows`: for a vocabulary, the file's row for each of our rows, or -1 for
     none, which is filled with `filler`. `stream`: our axis that lies on the residual stream, whose order may differ.
-    `transposed`: theirs are [in, out]. `factor`: our part for the first of `theirs` is so much larger.
+    `transposed`: theirs are [in, out]. `factor`: our tensor, or its first part, is the first of `theirs`
+    times this number.
     """
 
     ours: str

@@ -315,7 +315,7 @@ def _decode(file: io.BufferedIOBase, name: str, max_record: int | None) -> Itera
 
 
 def _other_encoding(start: bytes) -> str | None:
-    """UTF-16 or UTF-32, by the byte order mark; also UTF-16 without one, by the control bytes of most letters."""
+    """UTF-16 or UTF-32, by the byte order mark; or UTF-16, if most bytes at even or odd places are control bytes."""
     marked = (encoding for encoding, marks in _OTHER_MARKS.items() if start.startswith(marks))
     if (encoding := next(marked, None)) or b"\0" not in start[:_SAMPLE]:
         return encoding

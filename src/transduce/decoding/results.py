@@ -154,10 +154,10 @@ def notes_on_source(masked: Masked, vocabulary: Vocabulary) -> list[str]:
     kept = ", kept as written" if vocabulary.has_placeholders or not masked.text else ""
     dropped = [f"U+{ord(character):04X}" for character in masked.dropped]
     parts_of_note = {f"not in the vocabulary{kept}": list(dict.fromkeys(masked.unreadable)), "dropped": dropped}
-    return [f"{problem}: {listed(parts)}" for problem, parts in parts_of_note.items() if parts]
+    return [f"{problem}: {abridged(parts)}" for problem, parts in parts_of_note.items() if parts]
 
 
-def listed(parts: Sequence[str]) -> str:
+def abridged(parts: Sequence[str]) -> str:
     """The first parts, as a note shows them."""
     return f"{', '.join(parts[:_SHOWN])}{', ...' * (len(parts) > _SHOWN)}"
 

@@ -30,8 +30,8 @@ from transduce.decoding.results import (
     Candidate,
     TextLogProbs,
     Translation,
+    abridged,
     distinct,
-    listed,
     lost_numbers,
     notes_on_source,
 )
@@ -403,7 +403,7 @@ class Translator(EngineModel):
         is_language_pair = src.reads_text and all(is_language(code or "") for code in self.languages)
         for text, key, ids, start in zip(texts, keys, ids_of, prefixes or [""] * len(texts), strict=True):
             # Between languages, a text without letters, such as 1,234, stays; other tasks may be about digits.
-            has_words = not is_language_pair or any(map(str.isalpha, text))
+            has_words = bool(start) or not is_language_pair or any(map(str.isalpha, text))
             masked = prepare(text, src, ids) if has_words else Masked("", before=text)
             if start and masked.text and not start.startswith(masked.before):
                 masked = prepare(text, src, ids, whole=True)  # the output begins with the prefix
@@ -457,7 +457,7 @@ class Translator(EngineModel):
         if not candidates[0].text.strip():
             notes.append("the translation is empty")
         elif numbers := lost_numbers(masked.text, candidates[0].text):
-            notes.append(f"numbers that the translation lacks: {listed(numbers)}")
+            notes.append(f"numbers that the translation lacks: {abridged(numbers)}")
         return Translation(tuple(candidates if options.sample else distinct(candidates)), "; ".join(notes))
 
 

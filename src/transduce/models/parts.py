@@ -245,7 +245,9 @@ class EncoderDecoder(TokenPredictor, ABC, Generic[StateT]):
         """Share embeddings according to `settings.tie`, and create the output."""
         if settings.ties_inputs:
             if not isinstance(self.src_embedding, TokenEmbedding):
-                raise SettingsError(f"model.tie = '{settings.tie}': vectors share no embedding; use 'two_way'")
+                raise SettingsError(
+                    f"model.tie = '{settings.tie}': vectors share no embedding; use 'two_way' or 'none'"
+                )
             self.src_embedding.table.weight = self.tgt_embedding.table.weight
         self.add_output(settings, n_tgt, tied=self.tgt_embedding.table)
 

@@ -104,7 +104,7 @@ def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module
     is_pair = architecture.shape == "encoder-decoder" and n_src != n_tgt
     if is_pair and isinstance(settings, OutputSettings) and settings.ties_inputs:
         raise SettingsError(
-            f"model.tie = '{settings.tie}' needs tokenizer.joint = true; use 'two_way' for separate vocabularies"
+            f"model.tie = '{settings.tie}' needs tokenizer.joint = true; separate vocabularies need 'two_way' or 'none'"
         )
     return architecture.build(settings, n_src=n_src, n_tgt=n_tgt)
 

@@ -52,13 +52,13 @@ def download(name: str, *patterns: str, revision: str | None = None, quiet: bool
     """
     api = hub_api(f"there is no folder {name}; a model on the Hugging Face Hub", quiet=quiet)
     try:
-        found = api.snapshot_download(name, revision=revision, allow_patterns=[*patterns], ignore_patterns="*/*")
+        folder = api.snapshot_download(name, revision=revision, allow_patterns=[*patterns], ignore_patterns="*/*")
     except Exception as error:  # errors of the library, of its HTTP client, or caused by the server's answer
         raise UserError(
             f"there is no folder {name}, and {api.endpoint} does not provide this model: {reason_of(error)}; try "
             f"again, or give a folder that was downloaded elsewhere (hf download {name} --local-dir FOLDER)"
         ) from None
-    return Path(found)
+    return Path(folder)
 
 
 def hub_api(what: str, *, quiet: bool = False) -> Any:

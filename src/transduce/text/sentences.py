@@ -37,7 +37,7 @@ _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _WIDE_POINT = re.compile(r"(?<=\d)．(?=\d)")
 _ARMENIAN_ENDS = {";": ",", "․": ",", ":": ",", ".": "։"}
 """Signs that sentencex misreads in Armenian: it ends sentences at the first three, but not at the full stop."""
-_ARMENIAN_END = re.compile(r"[;․]|:(?!\s+[Ա-Ֆ])|(?<=\d)\.(?=\s+[Ա-Ֆ])")
+_ARMENIAN_END = re.compile(r"[;․]|:(?!//|\s+[Ա-Ֆ])|(?<=\d)\.(?=\s+[Ա-Ֆ])")
 _MAY_DIFFER = re.compile(
     r"[。！？][0-9a-z]|[\U0001f600-\U0001f97a…‥@`{&:;=¹²³⁰⁴-⁹\x1b។៕፡৷།෴׃\"“„«‹]|\.\.\.|://|www\.|(?<!\w)['‘]"
     rf"|{_OTHER_DIGIT.pattern}"
@@ -246,8 +246,10 @@ def _is_abbreviated(text: str, end: int, code: str) -> bool:
     *before, word = match[0].split(".")
     following = text[end : end + 1]
     if all(before) and before:  # z.B., but not "..."
-        is_group = max(sum(map(str.isalpha, part)) for part in (*before, word)) <= 2
-        return _is_small(following) or following.isdigit() or (is_group and word == word.swapcase())
+        longest = max(sum(map(str.isalpha, part)) for part in (*before, word))
+        is_group = longest <= 1 + (code in ("si", "ta")) and script(word[0]) not in _SYLLABLES
+        is_before_number = following.isdigit() and code != "en"  # at 5 p.m. 10 people came
+        return _is_small(following) or is_before_number or (is_group and word == word.swapcase())
     if len(word) == 1:
         # A syllable can be a word, and the initial of a name is in the script of the name.
         is_name = script(word) not in _SYLLABLES and (not following.isalpha() or script(following) == script(word))

@@ -31,8 +31,8 @@ _TECHNICAL_STARTS = "%$#@{<\\"
 _TAG = re.compile(r"</?[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*\s*/?>" + f"|{INLINE}")
 _TOKEN = re.compile(f"{IN_TOKEN}+")
 _ARGUMENTS = re.compile(rf"\((?:(?![()]){IN_TOKEN}){{0,100}}\)")
-_EMPHASIS = re.compile(r"(?<!\w)(_{1,3})(?![\s_])(?:[^_\n]|(?<=\w)_(?=\w)){1,300}?(?<!\s)(\1)(?!\w)")
-"""Words between underscores, as Markdown writes emphasis."""
+_EMPHASIS = re.compile(r"(?<!\w)(_{1,3})(?![\s_])(?:[^_\n]|(?<=\w)_(?=\w)){1,300}?(?<!\s)(\1)(?!\w|\.\w|\()")
+"""Words between underscores, as Markdown writes emphasis; but not __init__.py."""
 _LONGEST_UNSPACED = 20
 """Letters of the longest word, in a script whose words have no spaces between them."""
 _SPACES = re.compile(r"[\s\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]*")
@@ -87,6 +87,7 @@ def unreadable_spans(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.
     fixed += [tag.span() for tag in _TAG.finditer(text)]
     separate = joined_spans(text, spans, across_spaces=False)
     spans = joined_spans(text, [around(span, fixed) or _with_brackets(text, _widened(text, span)) for span in separate])
+    spans = joined_spans(text, [_with_brackets(text, span) for span in spans])  # joined with a run such as ))
     capitals = sum(stop - start for start, stop in spans if text[start:stop].isupper())
     is_in_capitals = text.isupper() and 2 * sum(map(str.isupper, text)) > sum(map(str.isalpha, text))
     if is_in_capitals and 2 * capitals >= len(text):  # other words in capitals are as unfamiliar to the model
@@ -207,6 +208,8 @@ def _with_brackets(text: str, span: Span) -> Span:
             stop += 1
         elif n_open < 0 and text.endswith(opening, 0, start):
             start -= 1
+        elif n_open == -1 and re.search(rf"[\w{closing}]\{closing}$", text[start:stop]):  # but not :)
+            stop -= 1
     return start, stop
 
 

@@ -56,6 +56,8 @@ def test_a_text_without_letters_stays_as_it_is_between_languages_only(translator
     texts = ["1,234", "២០២៦ – 5.", " (12) ", "* 7 *\n| 3 |"]
     between = Translator(untouched, translator.tokenizers, data=DataSettings(src_lang="en", tgt_lang="de"))
     assert [(t.text, t.note) for t in between.translate(texts)] == [(text, "") for text in texts]
+    with pytest.raises(AssertionError, match="asked to start"):  # with a prefix, the model continues it
+        between.translate(["1990"], prefixes=["Ein Hund"])
     for data in (None, DataSettings(src_lang="en", tgt_lang="words")):  # such as a model that spells numbers
         with pytest.raises(AssertionError, match="asked to start"):
             Translator(untouched, translator.tokenizers, data=data).translate("1,234")

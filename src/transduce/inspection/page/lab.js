@@ -57,8 +57,8 @@ export function drawLab(record, box) {
     el("h3", "The output with ..."),
     withoutTable(record),
     note(
-      "log p says how probable the output at the top is to the model of the row: the smaller it is, the more this " +
-        "output needs the part.",
+      "log p is the log-probability of the output above under the model of the row: the lower it is, the more the " +
+        "output depends on the part.",
     ),
     el("details", { open: record.off.length > 0 }, el("summary", "Single parts"), panel),
   );
