@@ -39,7 +39,7 @@ LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 MATH = re.compile(r"(\$\$?)([^$]+)\1")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXCERPT = re.compile(r"^```py (\S+)$", re.MULTILINE)
-IMAGES = (".svg", ".png")
+COPIED = (".svg", ".png", ".woff2")
 LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".h": "cpp", ".html": "html", ".css": "css", ".js": "js"}
 
 
@@ -49,7 +49,7 @@ def page_of(path: Path) -> Path:
     page = inside.relative_to("docs") if inside.parts[:1] == ("docs",) else Path("repository") / inside
     if path.is_dir():
         return page / "index.md"
-    if path.suffix in IMAGES:
+    if path.suffix in COPIED:
         return page
     return (
         page.with_name("index.md")
@@ -177,7 +177,7 @@ def main(*, run: bool) -> None:
         done.add(path)
         page = PAGES / page_of(path)
         page.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix in IMAGES:
+        if path.suffix in COPIED:
             shutil.copy(path, page)
         elif (readme := path / "README.md").exists():
             todo.append(readme)
