@@ -124,7 +124,7 @@ def model_from(section: type[SettingsT], values: Mapping[str, Any], *, origin: P
 def check_expressible(s: AttentionSettings, expressible: Expressible, program: str) -> None:
     """Raise `UserError` that lists each setting that a program does not support, with the supported values."""
     refused, usual = [], {"n_kv_heads": s.n_heads, "d_key": s.d_head, "d_value": s.d_head}
-    for key, allowed in {**EXPRESSIBLE_ANYWHERE, **expressible}.items():
+    for key, allowed in {**expressible, **EXPRESSIBLE_ANYWHERE, **expressible}.items():
         if key not in type(s).model_fields:
             continue
         value = getattr(s, key)

@@ -79,7 +79,7 @@ _BOM = b"\xef\xbb\xbf"
 _OTHER_MARKS = {"UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-16": (b"\xff\xfe", b"\xfe\xff")}
 """Byte order marks of other encodings; the mark of UTF-32 begins with that of UTF-16."""
 _BLOCK = 1 << 16  # bytes read per call
-_SAMPLE = 1024  # bytes of a text that tell UTF-16 from UTF-8
+_FEWEST, _SAMPLE = 6, 1024  # bytes of a text that tell UTF-16 from UTF-8
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
 COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
@@ -315,9 +315,12 @@ def _decode(file: io.BufferedIOBase, name: str, max_record: int | None) -> Itera
 
 
 def _other_encoding(start: bytes) -> str | None:
-    """UTF-16 or UTF-32, by the byte order mark; or UTF-16, if most bytes at even or odd places are control bytes."""
+    """UTF-16 or UTF-32, by the byte order mark; or UTF-16, if most bytes at even or odd places are control bytes.
+
+    A few control characters in a short text do not make it UTF-16.
+    """
     marked = (encoding for encoding, marks in _OTHER_MARKS.items() if start.startswith(marks))
-    if (encoding := next(marked, None)) or b"\0" not in start[:_SAMPLE]:
+    if (encoding := next(marked, None)) or b"\0" not in start[:_SAMPLE] or len(start) < _FEWEST:
         return encoding
     even, odd = (start[first:_SAMPLE:2] for first in (0, 1))
     is_high, is_low = (2 * sum(byte < 9 for byte in half) > len(half) for half in (even, odd))

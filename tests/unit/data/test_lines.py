@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from transduce.data import lines
@@ -68,6 +68,7 @@ def test_a_last_line_needs_no_end_and_a_byte_order_mark_is_dropped(tmp_path: Pat
 @given(st.lists(st.text().filter(lambda s: "\n" not in s and not s.endswith("\r")), max_size=6))
 def test_any_lines_are_read_as_written(wanted: list[str]) -> None:
     content = "".join(line + "\n" for line in wanted).encode()
+    assume(len(content) < 6 or 4 * sum(byte < 9 for byte in content) < len(content))  # as UTF-16 has
     first = [line.removeprefix("\ufeff") if n == 0 else line for n, line in enumerate(wanted)]
     assert list(decode_lines(io.BytesIO(content), "text")) == first
 
@@ -118,7 +119,7 @@ def test_utf_16_without_a_byte_order_mark_is_recognised(tmp_path: Path, text: st
     assert f"this is {encoding}, not UTF-8" in problem(path)
 
 
-@pytest.mark.parametrize("text", ["The\0dog\0sees", "\x01a\x02b\x03c", "\0\0\0\0", "a\0\0b" * 99])
+@pytest.mark.parametrize("text", ["\0", "a\0b\0", "The\0dog\0sees", "\x01a\x02b\x03c", "\0\0\0\0", "a\0\0b" * 99])
 def test_text_with_control_characters_is_no_utf_16(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.txt"
     path.write_text(text, encoding="utf-8")
