@@ -47,8 +47,8 @@ _DICE = 0.6
 together. Precision matters, not recall: few pairs are needed, and a wrong one teaches a wrong place.
 """
 _SIGNS = 0.3
-"""Share of these pairs whose word stays and gets placeholders beside it, as unseen signs, such as quotation marks,
-stand beside known words.
+"""Share of these pairs whose word stays and gets placeholders beside it, as unseen signs, such as quotation marks, are
+next to known words.
 """
 _FORMS = ("{first} {part} {second}", "{part} {first}", "{first} {part}")
 

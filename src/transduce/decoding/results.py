@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -15,7 +14,7 @@ import numpy as np
 
 from transduce.logging import Log
 from transduce.text.placeholders import Masked
-from transduce.text.scripts import DIGITS
+from transduce.text.scripts import DIGITS, with_ascii_digits
 from transduce.text.sentences import joined_parts
 from transduce.text.special import Vocabulary
 
@@ -180,7 +179,7 @@ def lost_numbers(src: str, tgt: str) -> list[str]:
 
 def _digits_of(number: str) -> list[str]:
     """All digits of a number, then those between its separators, as digits of ASCII."""
-    groups = ["".join(str(unicodedata.decimal(digit)) for digit in group) for group in re.findall(r"\d+", number)]
+    groups = re.findall(r"\d+", with_ascii_digits(number))
     return ["".join(groups), *groups]
 
 

@@ -5,7 +5,7 @@ position in the data, and random numbers follow from the number of the update. S
 limit would have computed, if the learning rate does not depend on the limit. The encoded text was deleted at the end
 and is prepared again; it must not have changed.
 
-Changes are stored in the manifest of the run before the training goes on, and applied by `training.session` when the
+Changes are stored in the manifest of the run before the training continues, and applied by `training.session` when the
 last checkpoint is restored, so that a killed process loses none.
 """
 
@@ -181,7 +181,7 @@ def _prepare_again(task: AnyTask, folder: RunFolder, advice: str, log: Log) -> N
         mark = fingerprint(settings, tokenizers, [source.mark() for source in sources.train])
         if mark != folder.read_record("data.json").get("fingerprint"):
             raise RunFolderError(f"the training text of {folder.path} has changed since; restore it, or {advice}")
-        # In a folder of its own, because the vocabulary and data.json of the finished run must not be replaced. If the
+        # In a separate folder, because the vocabulary and data.json of the finished run must not be replaced. If the
         # process is killed, the next start removes the folder by its name.
         with TemporaryDirectory(dir=folder.path, prefix=".continued.", suffix=".aside") as name:
             aside = RunFolder(Path(name), settings, Manifest(Path(name), folder.manifest.asked))

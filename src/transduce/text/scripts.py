@@ -79,6 +79,7 @@ WHOLE = re.compile(
 )
 """Numbers with their sign and unit, dates, times, operators and footnotes: if a part cannot be read, all is kept."""
 
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _SAME_SIGNS = ("<wide>", "<narrow>", "<small>", "<vertical>", "<font>", "<noBreak>")
 
 
@@ -94,6 +95,15 @@ def script(character: str) -> str:
     name = unicodedata.name(character, "").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
     first = name.partition(" ")[0]
     return _NAMED.get(first, first.title())
+
+
+def with_ascii_digits(text: str) -> str:
+    """The text with the digits of all scripts as those of ASCII.
+
+    >>> with_ascii_digits("៣.१४")
+    '3.14'
+    """
+    return _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
 
 
 def is_spaced(character: str) -> bool:

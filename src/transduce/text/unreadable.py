@@ -86,15 +86,15 @@ def unreadable_spans(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.
     fixed = [match.span(group) for match in _EMPHASIS.finditer(text) for group in (1, 2)]
     fixed += [tag.span() for tag in _TAG.finditer(text)]
     separate = joined_spans(text, spans, across_spaces=False)
-    spans = joined_spans(text, [around(span, fixed) or _with_brackets(text, _widened(text, span)) for span in separate])
-    spans = joined_spans(text, [_with_brackets(text, span) for span in spans])  # joined with a run such as ))
+    widened = [around(span, fixed) or _with_arguments(text, _widened(text, span)) for span in separate]
+    spans = joined_spans(text, widened)
     capitals = sum(stop - start for start, stop in spans if text[start:stop].isupper())
     is_in_capitals = text.isupper() and 2 * sum(map(str.isupper, text)) > sum(map(str.isalpha, text))
     if is_in_capitals and 2 * capitals >= len(text):  # other words in capitals are as unfamiliar to the model
         return [(0, len(text))]
     wholes = [match.span() for match in WHOLE.finditer(text)]
     touched = [(a, b) for a, b in wholes if any(start < b and a < stop for start, stop in spans)]
-    return joined_spans(text, spans + touched)
+    return joined_spans(text, [_with_brackets(text, span) for span in joined_spans(text, spans + touched)])
 
 
 def _is_word_border(text: str, i: int) -> bool:
@@ -197,19 +197,25 @@ def _unspaced_word(text: str, span: Span) -> Span:
     return start, stop
 
 
-def _with_brackets(text: str, span: Span) -> Span:
-    """Add the arguments of a call, such as (1), and the other bracket of a pair if it touches the span."""
+def _with_arguments(text: str, span: Span) -> Span:
+    """Add the arguments of a call, such as (1)."""
     start, stop = span
-    if is_spaced(text[stop - 1]) and (call := _ARGUMENTS.match(text, stop)):
-        stop = call.end()
+    call = _ARGUMENTS.match(text, stop) if is_spaced(text[stop - 1]) else None
+    return start, call.end() if call else stop
+
+
+def _with_brackets(text: str, span: Span) -> Span:
+    """Add the other bracket of a pair if it touches the span, or leave out a closing one without its partner."""
+    start, stop = span
     for opening, closing in ("()", "[]", "{}"):
         n_open = text.count(opening, start, stop) - text.count(closing, start, stop)
         if n_open > 0 and text.startswith(closing, stop):
             stop += 1
         elif n_open < 0 and text.endswith(opening, 0, start):
             start -= 1
-        elif n_open == -1 and re.search(rf"[\w{closing}]\{closing}$", text[start:stop]):  # but not :)
-            stop -= 1
+        elif n_open == -1 and text.endswith(closing, start + 1, stop):
+            before = text[stop - 2]
+            stop -= before == closing or in_word(before)  # but not :)
     return start, stop
 
 

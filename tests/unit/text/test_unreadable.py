@@ -58,6 +58,7 @@ def test_words_of_scripts_without_spaces_are_kept_whole(language: str, text: str
         ("The old Ødegård(1) runs", f"The old {A} runs", ["Ødegård(1)"]),
         ("The old (Ødegård) runs", f"The old ({A}) runs", ["Ødegård"]),
         ("The dog_man() runs", f"The {A} runs", ["dog_man()"]),
+        ("The old [dog Ødegård[1]] runs", f"The old [dog {A}] runs", ["Ødegård[1]"]),
         ("The dog (Ødegård()) runs", f"The dog {A} runs", ["(Ødegård())"]),
         ("The __dog__.py runs", f"The {A} runs", ["__dog__.py"]),
         ("The (https://a.b/c_(d)) runs", f"The {A} runs", ["(https://a.b/c_(d))"]),
