@@ -1,16 +1,28 @@
-"""The layout: imports go down the list of packages, and heavy packages are imported when they are needed."""
+"""The layout of the package, shapes of all calls in tests, and regular expressions in linear time."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import pkgutil
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from jaxtyping import TypeCheckError
 
+import transduce
 from import_graph import import_cycles, longest_chain, read_modules
+from transduce.data.batch import Batch
+from transduce.nn import pooling
+from transduce.nn.masks import attention_bias, is_real
 
 SRC = Path(__file__).parents[2] / "src" / "transduce"
 MODULES = read_modules(SRC)
@@ -147,3 +159,79 @@ def test_base_classes_are_abstract() -> None:
     assert all(map(inspect.isabstract, (Attention, Average, MultiHeadAttention)))
     methods = {name for name, value in vars(Ranks).items() if inspect.isfunction(value) and name[0] != "_"}
     assert methods and methods <= vars(GroupRanks).keys()  # one of several ranks must not act as if it were alone
+
+
+X, IDS = torch.zeros(2, 3, 4), torch.ones(1, 3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        (is_real, ["a list"]),
+        (attention_bias, [X]),  # not bool
+        (pooling.mean, [X, torch.ones(2, 5, dtype=torch.bool)]),  # S is 3, then 5
+        (Batch, [IDS, IDS.float(), IDS, 3]),
+    ],
+)
+def test_calls_with_wrong_types_or_shapes_fail(function: Any, wrong: list[Any]) -> None:
+    with pytest.raises(TypeCheckError):
+        function(*wrong)
+
+
+SIZE = 1 << 18
+UNITS = " \t\n\ra1<&.-'_\"(%\u00c3\u4e00"
+WORST = [*(("", unit) for unit in (*UNITS, "<a", "<a ", "&#1")), ("<", "a"), ("</a", " "), ("&#", "1"), (">>", "a")]
+"""A beginning and what is repeated behind it: almost a match, everywhere."""
+
+
+def patterns() -> Iterator[tuple[str, re.Pattern[Any]]]:
+    """The compiled patterns among the global names of all modules, inside containers too."""
+    for module in pkgutil.walk_packages(transduce.__path__, "transduce."):
+        if module.name.endswith("__main__"):
+            continue
+        try:
+            names = vars(importlib.import_module(module.name))
+        except ImportError:  # an optional dependency is missing
+            continue
+        for name, value in list(names.items()):
+            for pattern in inside(value):
+                yield f"{module.name}.{name}: {pattern.pattern!r}", pattern
+
+
+def inside(value: object) -> Iterator[re.Pattern[Any]]:
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, dict):
+        yield from inside(tuple(value.values()))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for one in value:
+            yield from inside(one)
+
+
+FOUND = sorted({pattern: name for name, pattern in patterns()}.items(), key=lambda found: found[1])
+
+
+def test_patterns_are_found() -> None:
+    assert len(FOUND) > 10
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGVTALRM"), reason="needs a timer of CPU time")
+@pytest.mark.parametrize("pattern", [pattern for pattern, _ in FOUND], ids=[name for _, name in FOUND])
+def test_pattern_takes_linear_time(pattern: re.Pattern[Any]) -> None:
+    """Five seconds of CPU time for each text; a quadratic pattern takes a minute or more."""
+
+    def fail(*_: object) -> None:
+        raise TimeoutError("the pattern takes too long")
+
+    before = signal.signal(signal.SIGVTALRM, fail)
+    try:
+        for begin, unit in WORST:
+            text = begin + (unit * (SIZE // len(unit) + 1))[:SIZE]
+            subject = text.encode() if isinstance(pattern.pattern, bytes) else text
+            signal.setitimer(signal.ITIMER_VIRTUAL, 5)
+            for _ in pattern.finditer(subject):
+                pass
+            pattern.match(subject)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -1,19 +1,21 @@
-"""Cleaning: each rule, the report, duplicates, and the choice of held-out sources."""
+"""Cleaning: each rule, the report, duplicates, held-out sources, leaks, the sample that is checked, the spool."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.config.settings import DataSettings
+from hard_strings import HARD
+from transduce.config.settings import DataSettings, Settings
 from transduce.data.clean import (
     Cleaner,
     CleanReport,
@@ -25,11 +27,13 @@ from transduce.data.clean import (
     format_cleaning,
     hashes_of,
 )
-from transduce.data.leaks import comparable
+from transduce.data.leaks import LeakCheck, comparable, watch
 from transduce.data.lines import Unreadable
 from transduce.data.pairs import Pair
-from transduce.data.workers import LocalWorkers, ResultFile
-from transduce.errors import DataError
+from transduce.data.reading import line_sources, memory_source, pair_sources
+from transduce.data.windows import WINDOW, Windows, take_sample
+from transduce.data.workers import LocalWorkers, ResultFile, spooled
+from transduce.errors import DataError, RunFolderError
 from transduce.text.training import Reservoir
 
 
@@ -225,3 +229,109 @@ def test_deduplication_takes_at_most_16_bytes_per_pair() -> None:
     now, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert now < 8.5 * n and peak < 16 * n + 40 * chunk
+
+
+def test_a_read_error_of_the_source_is_not_reported_as_a_write_error(tmp_path: Path) -> None:
+    def records() -> Iterator[int]:
+        yield 1
+        raise OSError(5, "Input/output error", "corpus.txt")
+
+    with pytest.raises(OSError, match=r"corpus.txt"):
+        spooled(records(), tmp_path, int)
+
+
+def test_a_folder_that_cannot_be_written_is_a_one_line_error(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"cannot write temporary data in .*missing: No such file"):
+        spooled([1], tmp_path / "missing", int)
+
+
+Examples = list[tuple[str, ...]]
+
+
+def checked(train: Examples, test: Examples, **options: object) -> LeakCheck:
+    check = LeakCheck("test", test, **options)  # type: ignore[arg-type]
+    assert list(watch(train, lambda one: one, [check], lambda one: f"train:{train.index(one) + 1}")) == train
+    return check
+
+
+TRAIN: Examples = [("The  Dog", "der Hund"), ("x", "y"), ("a cat", "eine Katze"), ("x", "y"), ("x", "Y "), ("", "")]
+TEST: Examples = [("the dog ", "Der Hund"), ("A Cat", "die Katze"), ("x", "y"), ("new", "neu"), ("x", "y"), ("", "")]
+
+
+def test_leaked_pairs_and_sources_are_found_ignoring_case_and_spaces() -> None:
+    check = checked(TRAIN, TEST, places=[f"test:{i}" for i in range(1, 7)])
+    assert (check.n, check.leaked, check.met) == (6, 3, 4)
+    report = check.to_json()
+    assert (report["pairs"], report["leaked"], report["sources"]) == (6, 3, 4)
+    assert report["samples"][0] == {"src": "the dog ", "tgt": "Der Hund", "place": "test:1", "train": "train:1"}
+    assert [sample["src"] for sample in report["samples"]] == ["the dog ", "x", "x", "A Cat"]
+
+
+def test_warning_names_the_numbers_and_the_first_example() -> None:
+    both = checked(TRAIN, TEST, places=[f"test:{i}" for i in range(1, 7)]).warning()
+    for part in ("test: ", "3 of 6 pairs", "1 of 6 sources", "test:1 = train:1"):
+        assert part in both
+    other, same = checked(TRAIN, TEST[1:2] + TEST[3:4]).warning(), checked(TRAIN, TEST[:1]).warning()
+    assert "1 of 2 sources" in other and "another translation" in other
+    assert "1 of 1 pairs" in same and "another translation" not in same
+    nothing = checked(TRAIN, TEST[3:4])
+    assert nothing.warning() == "" and nothing.to_json()["samples"] == []
+
+
+def test_short_lines_are_not_compared() -> None:
+    train: Examples = [("a short line",), ("A line that is long enough to be compared",)]
+    test: Examples = [
+        ("A short line",),
+        ("a line that is  long enough to be compared\n",),
+        ("another one, long enough too",),
+    ]
+    check = checked(train, test, unit="lines")
+    assert (check.n, check.leaked) == (2, 1) and check.to_json()["unit"] == "lines"
+    assert check.to_json()["samples"] == [{"text": test[1][0].strip()}]
+    assert "1 of 2 lines" in check.warning() and "20 characters" in check.warning()
+
+
+def test_comparable_texts_have_single_spaces() -> None:
+    for text in (*HARD, "one two", "one  two", " a", "a ", "\u3000a", "A\x1cb"):
+        assert comparable(text) == " ".join(text.casefold().split()), text
+
+
+def test_comparable() -> None:
+    assert comparable("\tGROẞE  Straße\u00a0x ") == comparable("grosse strasse x")
+
+
+@pytest.mark.parametrize("n", [0, 1, WINDOW, 7 * WINDOW + 3, 1000 * WINDOW])
+def test_windows_are_evenly_spaced_and_bounded(n: int) -> None:
+    windows = Windows(memory_source("numbers", range(n)), most=8)
+    assert list(windows.read()) == list(range(n)) and windows.total == n
+    assert all(window == list(range(window[0], window[0] + len(window))) for window in windows.kept)
+    starts = [window[0] for window in windows.kept]
+    assert len(starts) <= 8 and len(set(np.diff(starts))) <= 1
+    assert windows.is_whole == (n <= 8 * WINDOW)
+    if n > 8 * WINDOW:
+        assert len(starts) >= 4 and starts[-1] > 0.7 * n
+
+
+def test_some_are_drawn_from_everywhere() -> None:
+    windows = Windows(memory_source("numbers", range(10_000)), most=100)
+    assert list(windows.read())
+    some = list(windows.some(1000).read())
+    assert len(some) == 1000 and some[0] == 0 and max(some) > 8000
+    assert list(Windows(memory_source("nothing", [])).some(10).read()) == []
+
+
+def test_a_fault_ends_its_corpus_only(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
+    good.write_text("line\n" * 500)
+    bad.write_bytes(b"line\n" * 500 + b"\xff\n" + b"line\n" * 500)
+    train = [{"path": str(bad)}, {"path": str(good)}]
+    sample = take_sample(line_sources(Settings.from_mapping({"task": "causal", "data": {"train": train}})))
+    assert [one.total for one in sample.train] == [400, 500] and not sample.is_whole
+    assert f"{bad}, line 501: not valid UTF-8" in sample.train[0].fault and not sample.train[1].fault
+
+
+def test_records_of_pairs_name_their_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("".join(f"a {i}\tb {i}\n" for i in range(50)))
+    sample = take_sample(pair_sources(Settings.from_mapping({"data": {"train": [{"path": str(tmp_path / "a.tsv")}]}})))
+    pair = sample.train[0].kept[0][7]
+    assert (pair.src, pair.tgt, pair.file, pair.line) == ("a 7", "b 7", str(tmp_path / "a.tsv"), 8)

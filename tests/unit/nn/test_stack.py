@@ -1,4 +1,4 @@
-"""Norms compared with the oracle; the place of dropout in residual connections; convolutional feed-forwards."""
+"""Norms compared with the oracle; dropout in residual connections; convolutional feed-forwards; states."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from oracle import numpy_transformer as oracle
 from oracle.adapter import EPSILON, randomize
 from transduce.nn.feedforward import FEED_FORWARDS, FeedForward
 from transduce.nn.stack import NORMS, RESIDUALS
+from transduce.nn.state import RowState
 
 D = 12
 
@@ -91,3 +92,22 @@ def test_dropout_inside_in_training_only(kind: str) -> None:
     assert not torch.equal(module(x), module(x))
     module.eval()
     assert torch.equal(module(x), module(x))
+
+
+def test_rows_and_sentences_follow_a_search() -> None:
+    numbers = torch.arange(3)[:, None]
+    state = RowState({"hidden": numbers.repeat_interleave(2, 0) * 10}, {"memory": numbers}, n_beams=2)
+    assert (state.n_rows, state.n_beams) == (6, 2)
+    state.rows["hidden"] += torch.tensor([0, 1, 0, 1, 0, 1])[:, None]
+    state.reorder(torch.tensor([1, 1, 3, 2, 4, 4]))
+    assert state.rows["hidden"].flatten().tolist() == [1, 1, 11, 10, 20, 20]
+    state.select(torch.tensor([2, 0]))
+    assert state.rows["hidden"].flatten().tolist() == [20, 20, 1, 1]
+    assert state.sentences["memory"].flatten().tolist() == [2, 0] and state.n_rows == 4
+
+
+def test_changes_copy_what_another_state_may_share() -> None:
+    hidden = torch.arange(4.0)[:, None]
+    state = RowState({"hidden": hidden}, n_beams=2)
+    state.reorder(torch.tensor([1, 0, 2, 2]))
+    assert hidden.flatten().tolist() == [0, 1, 2, 3]
