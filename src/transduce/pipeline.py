@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from transduce.bulk.back_translation import with_back_translations
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.data.preparation import Texts
@@ -227,6 +228,10 @@ def _resolved(
     if start is not None:
         asked = start.settings
         log.say(start.summary)
+    if asked.data.monolingual and workplace.keep:
+        assert workplace.folder is not None
+        run = workplace.folder.parent
+        asked = with_back_translations(asked, run.with_name(f"{run.name}.back-translated"), log)
     asked = name_languages(asked, task, log)
     texts = task.form.read_texts(asked, log, workplace=workplace)
     extended = None if start is None else extend_vocabulary(start, texts.lines(), log)

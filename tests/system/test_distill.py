@@ -113,10 +113,39 @@ def test_a_student_learns_from_several_teachers(folder: Path, plain: Done) -> No
         assert lines(text / of_teacher / "train-2.txt") == [translation.text for translation in expected]
 
 
-def test_teachers_of_the_other_direction_translate_the_references(folder: Path, plain: Done) -> None:
+@pytest.fixture(scope="module")
+def back(folder: Path) -> Path:
+    """A translator for the other direction."""
     texts = ("--src", folder / "train.de", "--tgt", folder / "train.en", "--src-lang", "de", "--tgt-lang", "en")
     succeed("train", *texts, "--run", folder / "back", *small(*TEACHER), "--set", "training.max_updates=60")
-    succeed(*command(folder, "diverse", "--backward", folder / "back", "--beam", 2, "--rerank", "--mix", 1))
+    return folder / "back"
+
+
+def test_monolingual_text_is_translated_back_and_trained_on(folder: Path, back: Path) -> None:
+    def train(name: str, model: Path, *options: object) -> Done:
+        text = f'data.monolingual=[{{tgt="{folder / "more.de"}",model="{model}",weight=0.5,beam=2}}]'
+        texts = ("--src", folder / "train.en", "--tgt", folder / "train.de", "--src-lang", "en", "--tgt-lang", "de")
+        return transduce("train", *texts, *options, "--run", folder / name, *small(*TEACHER, text), *SET)
+
+    valid = ("--valid-src", folder / "test.en", "--valid-tgt", folder / "test.de")
+    done = train("enriched", back, *valid)
+    assert done.code == 0, done.err
+    written = folder / "enriched.back-translated" / "1" / "more.de"
+    expected = Translator.load(back, device="cpu").translate(lines(folder / "more.de"), beam=2)
+    assert lines(written) == [translation.text for translation in expected] and any(lines(written))
+    corpus = RunFolder.open(folder / "enriched").settings.data.train[-1]
+    assert (corpus.src, corpus.tgt, corpus.weight) == (written, folder / "more.de", 0.5)
+    written.unlink()  # the same command needs no translations of a finished run
+    again = train("enriched", back, *valid)
+    assert again.code == 0 and "is finished" in again.err and not written.exists()
+    wrong = train("wrong", folder / "teacher", *valid)
+    assert wrong.code == 2 and "en" in wrong.err and not (folder / "wrong").exists()
+    without = train("without", back)
+    assert without.code == 2 and "monolingual text needs valid" in without.err
+
+
+def test_teachers_of_the_other_direction_translate_the_references(folder: Path, plain: Done, back: Path) -> None:
+    succeed(*command(folder, "diverse", "--backward", back, "--beam", 2, "--rerank", "--mix", 1))
     text, settings = folder / "diverse.distilled", RunFolder.open(folder / "diverse").settings
     assert settings.data.deduplicate
     assert [(c.src.parent.name, c.tgt.parent.name, c.src.name) for c in settings.data.train if c.src and c.tgt] == [
@@ -124,9 +153,7 @@ def test_teachers_of_the_other_direction_translate_the_references(folder: Path, 
         for src, tgt in (("sources", "reranked"), ("backward", "references"), ("sources", "references"))
         for name in ("train-1.txt", "train-2.txt")
     ]
-    expected = Translator.load(folder / "back", device="cpu").translate(
-        lines(text / "references" / "train-2.txt"), beam=2
-    )
+    expected = Translator.load(back, device="cpu").translate(lines(text / "references" / "train-2.txt"), beam=2)
     assert lines(text / "backward" / "train-2.txt") == [translation.text for translation in expected]
     assert len({translation.text for translation in expected}) > 1
     refused = transduce(*command(folder, "other", "--backward", folder / "teacher"))

@@ -19,6 +19,7 @@ from transduce.config.decoding import DecodingSettings
 from transduce.config.recipe import apply_overrides, read_recipe
 from transduce.config.section import (
     MAX_BATCH,
+    MAX_BEAM,
     MAX_SEED,
     MAX_STEPS,
     MAX_VOCAB,
@@ -83,6 +84,22 @@ class Corpus(Section):
         return self
 
 
+class Monolingual(Section):
+    """Text of the target language, whose source a translator of the other direction writes (back-translation)."""
+
+    tgt: Path = setting(Path(), "Text file of the target language, one sentence per line.")
+    model: Path = setting(Path(), "Run folder of a translator from the target language to the source language.")
+    weight: float = setting(1.0, "Passes over its pairs per epoch.", gt=0, le=1e6)
+    beam: int = setting(5, "Number of beams of the translator.", ge=1, le=MAX_BEAM)
+    sample: bool = setting(False, "Draw the sources at random instead (Edunov et al. 2018).")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Monolingual:
+        if missing := {"tgt", "model"} - self.model_fields_set:
+            raise ValueError(f"monolingual text needs tgt and model; {' and '.join(sorted(missing))} is missing")
+        return self
+
+
 class DataSettings(Section):
     """The text of a run, and the rules of its cleaning."""
 
@@ -99,6 +116,9 @@ class DataSettings(Section):
         1.0, "Balance corpora: shares of an epoch grow with size^(1/temperature).", _OF_PAIRS, ge=1, le=100
     )
     train: tuple[Corpus, ...] = setting((), "Training corpora.")
+    monolingual: tuple[Monolingual, ...] = setting(
+        (), "Text of the target language to translate back: { tgt, model }; `valid` must be given.", _OF_PAIRS
+    )
     valid: tuple[Corpus, ...] = setting((), "Validation corpora (default: a held-out part of train).")
     test: tuple[Corpus, ...] = setting((), "Test corpora: evaluated, and checked for overlap with train.")
     max_length: Tokens = setting(
@@ -133,6 +153,12 @@ class DataSettings(Section):
         False, "Restrict attention to the document that a token belongs to.", Traits(tasks=("causal",))
     )
 
+    @model_validator(mode="after")
+    def _without_synthetic_validation(self) -> DataSettings:
+        if self.monolingual and not self.valid:
+            raise ValueError("monolingual text needs valid: no translation by a model is held out to validate on")
+        return self
+
     @property
     def corpora(self) -> tuple[Corpus, ...]:
         return (*self.train, *self.valid, *self.test)
@@ -157,13 +183,15 @@ class DataSettings(Section):
     def below(self, root: Path) -> DataSettings:
         """Return the settings with absolute paths of local files; relative paths start from `root`."""
 
-        def changed(corpus: Corpus) -> Corpus:
-            paths = {key: path for key in ("src", "tgt", "path") if (path := getattr(corpus, key)) is not None}
+        def changed(corpus: Section) -> Section:
+            paths = {key: path for key, path in corpus if key != "model" and isinstance(path, Path)}
             absolute = {key: Path(os.path.realpath(root / path)) for key, path in paths.items() if not is_remote(path)}
             return corpus.model_copy(update=absolute)
 
         return self.model_copy(
-            update={name: tuple(map(changed, getattr(self, name))) for name in ("train", "valid", "test")}
+            update={
+                name: tuple(map(changed, getattr(self, name))) for name in ("train", "monolingual", "valid", "test")
+            }
         )
 
 
@@ -404,7 +432,9 @@ class Settings(Section):
     def resolve_paths(self, folder: Path) -> Settings:
         """Return the settings with absolute paths; data paths start from `data.root`, which is relative to `folder`."""
         root = folder / (self.data.root or "")
-        update: dict[str, Any] = {"data": self.data.below(root)}
+        data = self.data.below(root)
+        texts = (t.model_copy(update={"model": Path(os.path.realpath(folder / t.model))}) for t in data.monolingual)
+        update: dict[str, Any] = {"data": data.model_copy(update={"monolingual": tuple(texts)})}
         if self.extensions:
             update["extensions"] = tuple(Path(os.path.realpath(folder / path)) for path in self.extensions)
         for name in ("tokenizer", "training"):
