@@ -1,7 +1,5 @@
 """The attention weights of all layers of a model, recorded."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Folders of small random BERT and GPT-2 models, written by transformers."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

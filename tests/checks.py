@@ -1,7 +1,5 @@
 """Check the arguments and the results of every function of a package that takes or returns tensors, with shapes."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

@@ -4,8 +4,6 @@ No test uses the network: see `offline/sitecustomize.py`. Tests with a server on
 processes, are marked `loopback`.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

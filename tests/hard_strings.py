@@ -1,8 +1,6 @@
 # ruff: noqa: E501
 """Strings on which tokenizers are most likely to disagree."""
 
-from __future__ import annotations
-
 HARD = [
     # empty, and all kinds of white space
     "", " ", "   ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u2028\u2029", "\u200b", "\u200b\u00a0\u3000", "\u1680\u180e",

@@ -1,7 +1,5 @@
 """A local server with the part of the Hub's API that downloads and uploads use, and with faults that tests set."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -12,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -40,7 +38,7 @@ class Hub:
     invalid: str = ""
     large: dict[str, bytes] = field(default_factory=dict)  # uploaded content by its sha256
 
-    def __enter__(self) -> Hub:
+    def __enter__(self) -> Self:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)

@@ -1,7 +1,5 @@
 """Imports between the modules of a package, in functions and type-checking blocks too."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Container, Iterator
 from dataclasses import dataclass

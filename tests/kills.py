@@ -13,8 +13,6 @@ when a run finishes: log and weights equal those of the uninterrupted run bit fo
 and the log contains the restarts.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Malformed HTTP requests and byte streams for the service, each a function of its number."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

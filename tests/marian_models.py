@@ -1,7 +1,5 @@
 """Small random models in Marian's own files, written without Marian, and their outputs in float64."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

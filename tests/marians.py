@@ -1,7 +1,5 @@
 """Small translation runs, and the same in the format of transformers' Marian, written without transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

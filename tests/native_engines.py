@@ -1,7 +1,5 @@
 """The native engine for a PyTorch model in memory, models to test it with, and no library at all."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

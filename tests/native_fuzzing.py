@@ -1,7 +1,5 @@
 """Random requests to the C interface of the native library, damaged ones, and a queue that takes them."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

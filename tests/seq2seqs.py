@@ -1,7 +1,5 @@
 """Folders of small random encoder-decoders with tokens for languages, written by transformers."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

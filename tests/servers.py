@@ -1,7 +1,5 @@
 """Servers for tests: a process of `transduce serve`, and an HTTP server in the event loop of a test."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

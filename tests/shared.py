@@ -1,7 +1,5 @@
 """Runs that are trained once and used by the tests of all xdist workers, none of which changes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small runs with random weights, for every task except translation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

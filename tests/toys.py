@@ -1,7 +1,5 @@
 """Complete training runs that are small enough for a test, also in a separate process that can be killed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Files of vectors for tests: noisy vectors of random symbols, with the symbols as text and the commonest as label."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

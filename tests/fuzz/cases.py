@@ -1,8 +1,6 @@
 """Fuzz case number N: a file of an original, a mutation, whether the checksum is updated, and the command that reads it."""
 
 # ruff: noqa: E501  (long tables of strange values)
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

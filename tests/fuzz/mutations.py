@@ -4,8 +4,6 @@ Each returns the damaged content and a word for the table. A mutation may leave 
 """
 
 # ruff: noqa: E501  (long tables of strange values)
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,8 +1,6 @@
 """The originals: small run folders of every task, finished and interrupted, imported folders, recipes and texts."""
 
 # ruff: noqa: E501  (long tables of strange values)
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

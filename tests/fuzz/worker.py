@@ -4,8 +4,6 @@ python -m fuzz.worker ORIGINALS SCRATCH SEED QUICK < numbers
 """
 
 # ruff: noqa: E501  (long tables of strange values)
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

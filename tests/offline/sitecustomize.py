@@ -6,8 +6,6 @@ Python code. Loopback is allowed in tests marked `loopback`; Unix sockets are al
 `.ci/run` therefore runs the suite in a network namespace if the system allows one.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import platform

@@ -1,7 +1,5 @@
 """Convert a model of the project for the oracle: its settings to `Options`, its weights to the oracle's names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

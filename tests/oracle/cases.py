@@ -1,7 +1,5 @@
 """Models small enough for the oracle, with every option of every table, and batches for them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixtures of the comparisons with other libraries."""
 
-from __future__ import annotations
-
 import pytest
 
 from transduce.convert import seq2seq_vocabulary

@@ -1,7 +1,5 @@
 """Gradients compared with finite differences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import pytest

@@ -5,8 +5,6 @@ Run it in its own environment, from tests/: `pip install "transformers==4.35.2" 
 contains only token ids and outputs.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from pathlib import Path

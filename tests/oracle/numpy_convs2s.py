@@ -13,8 +13,6 @@ Weights are a flat mapping; a matrix is [out, in] as in y = W x + b.
     decoder.N.{query,context}.{weight,bias}     W_d [D, C] of equation 1; [C, D] back to the convolutions' width
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -5,8 +5,6 @@ cuDNN. Attention: Bahdanau et al. 2015, appendix A; Luong et al. 2015, section 3
 parameters. The gates of a matrix are in the order i, f, g, o or r, z, n, as in PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

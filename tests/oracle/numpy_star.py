@@ -7,8 +7,6 @@ of *Star-Transformer*. Weights are a flat mapping; a matrix is [out, in] as in y
     N.{satellite,relay}_norm.{weight,bias}
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -20,8 +20,6 @@ Weights are a flat mapping. `encoder.0.self.query.weight` is `[out, in]` as in `
 Numbers in brackets are sections of Vaswani et al. 2017, *Attention Is All You Need*.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Independent of the package: it shares only the names of weights, as `weights_of` makes them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

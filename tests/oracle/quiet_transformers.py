@@ -1,7 +1,5 @@
 """transformers without its messages. Modules of tests that import it are skipped if it is not installed."""
 
-from __future__ import annotations
-
 import pytest
 
 transformers = pytest.importorskip("transformers")

@@ -3,8 +3,6 @@
 The model is a function `next_log_probs(src_ids, prefix) -> list of V log-probabilities`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

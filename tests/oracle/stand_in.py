@@ -1,7 +1,5 @@
 """Models for tests of search: a table of random logits, and networks with random weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """A run whose texts begin with tokens of languages, in everything that reads, scores, aligns or serves texts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

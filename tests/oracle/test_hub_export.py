@@ -3,8 +3,6 @@
 More random configurations: TRANSDUCE_HUB_MODELS=100.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ Needs transformers and ctranslate2 (`pip install -e .[interchange]`). A real mod
 gradients are compared in test_random_models.py. TRANSDUCE_MODELS=N: the searches of that many models.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 TRANSDUCE_MODELS=N: that many models with random settings.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

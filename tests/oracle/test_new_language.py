@@ -1,7 +1,5 @@
 """A language that an imported model lacks, added when fine-tuning."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts of the oracle compared with PyTorch in float64. The whole: both equal our model in tests/unit/models."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Adapters in PEFT's format against transformers' weights plus the products, computed here in float64."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

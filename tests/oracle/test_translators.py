@@ -3,8 +3,6 @@
 They are small random models, written by the libraries that they belong to; other tests compare their outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple

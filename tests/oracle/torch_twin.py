@@ -1,7 +1,5 @@
 """Which parameter of PyTorch's layers corresponds to which of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -5,8 +5,6 @@ batch. Everything that an import supports is drawn: activations, tied matrices o
 a round number or not, several kinds of heads, odd sizes, one to six layers, rows of one token to the longest.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

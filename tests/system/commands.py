@@ -1,7 +1,5 @@
 """Run commands in this process and capture output and exit code; small text to run them on."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

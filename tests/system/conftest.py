@@ -1,7 +1,5 @@
 """Runs that tests of the service share, and processes from a server that has already imported PyTorch."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

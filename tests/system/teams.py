@@ -1,7 +1,5 @@
 """Trainings in processes that tests kill."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import socket

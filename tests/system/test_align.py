@@ -1,7 +1,5 @@
 """`transduce align` and guided alignment, on text whose words are known to belong together."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext

@@ -1,7 +1,5 @@
 """Bulk translations that are killed or stopped by signals end with the output of an uninterrupted one."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import os

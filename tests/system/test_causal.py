@@ -1,7 +1,5 @@
 """Language models from the command line: train on plain text, generate, evaluate, resume."""
 
-from __future__ import annotations
-
 import json
 import math
 from multiprocessing.context import ForkServerContext

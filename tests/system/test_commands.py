@@ -1,7 +1,5 @@
 """The commands end to end: from text to a run folder, and every use of it."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

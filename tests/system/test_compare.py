@@ -1,7 +1,5 @@
 """`transduce compare`: translators, language models and classifiers; kills, later recipes and seeds, mistakes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A finished training is continued, and settings change at a resume: the same commands as a user's, on small text."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

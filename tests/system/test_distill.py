@@ -1,7 +1,5 @@
 """`transduce distill`: a student learns from its teachers' translations; kills and changed options."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

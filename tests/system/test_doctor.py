@@ -1,7 +1,5 @@
 """`transduce doctor`: ready, or a line for each obstacle and exit code 2. It leaves no files behind."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Encoders from the command line: masked language models, classifiers, fine-tuning, resume."""
 
-from __future__ import annotations
-
 import json
 import random
 from multiprocessing.context import ForkServerContext

@@ -1,7 +1,5 @@
 """The examples of docs/vision.md and docs/speech.md on a small scale; skipped where their programs are missing."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A positional scheme of a researcher's own file trains, translates and moves with its run, with --allow-code only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fine-tuning from the command line, from our own runs and from imported models."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

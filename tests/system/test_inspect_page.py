@@ -1,7 +1,5 @@
 """The page that shows the inside of a model, in a headless browser: every view is clicked through, live and kept."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

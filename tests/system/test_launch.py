@@ -1,7 +1,5 @@
 """`--processes 2` and torchrun as a user runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

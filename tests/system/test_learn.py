@@ -1,7 +1,5 @@
 """Training and search together learn to copy and to reverse strings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fine-tuning by low-rank adapters: what is learned, what stays, and what a run consists of."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Transformer-XL: it learns what needs a memory, and the commands of language models work with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

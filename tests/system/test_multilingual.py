@@ -1,7 +1,5 @@
 """One model of several languages, trained from text: a token for the target language decides what is written."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

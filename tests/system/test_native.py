@@ -1,7 +1,5 @@
 """The native library from the command line."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The network is blocked in tests and in the processes that they start; loopback needs a mark."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

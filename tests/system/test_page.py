@@ -1,7 +1,5 @@
 """The web page in headless Chromium, against a real server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

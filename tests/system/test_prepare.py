@@ -1,7 +1,5 @@
 """`transduce prepare`: the same store from any workers, and what a kill leaves."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

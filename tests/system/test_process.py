@@ -1,7 +1,5 @@
 """`doctor` leaves no process and no folder behind after a signal."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

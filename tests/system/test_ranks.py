@@ -1,7 +1,5 @@
 """Several processes train one model, with the samples and losses of one process and exact resumes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

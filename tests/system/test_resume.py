@@ -1,7 +1,5 @@
 """A killed run resumes from its last checkpoint and ends with the same weights: real SIGKILLs in child processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 from multiprocessing.context import ForkServerContext

@@ -1,7 +1,5 @@
 """`transduce serve`: a real server on loopback, with the clients that people use."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Clients that do not send, do not read, or leave; in this process, as the command's limits are long."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """OpenAI's client with `transduce serve` of a translator and a language model: completions, and chats with both."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

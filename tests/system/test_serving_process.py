@@ -1,7 +1,5 @@
 """The process of `transduce serve`: signals, its log, TLS, load."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Refusals under overload: what clients see, and that connections stay usable."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Several processes learn and score with models of several architectures what one process does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext

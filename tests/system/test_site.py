@@ -1,7 +1,5 @@
 """The site of the documentation is complete, links resolve, nothing is loaded from elsewhere; the tutorial works."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A small translator into Chinese: nothing is rewritten, lost or invented."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Two machines, as network namespaces with a cable between them, one of which is cut off."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Vectors in place of source text, through the commands: training, resume, translation, evaluation, labels, reports."""
 
-from __future__ import annotations
-
 import json
 from multiprocessing.context import ForkServerContext
 from pathlib import Path

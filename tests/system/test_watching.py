@@ -1,7 +1,5 @@
 """Trackers get what metrics.jsonl contains, and the report of a running training."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

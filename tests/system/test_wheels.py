@@ -1,7 +1,5 @@
 """Installing: the sdist, wheels with and without the native library, and other processors."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Commands without PyTorch, which `pip install transduce` does not install."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """An untrained translator in a run folder, with a real vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The public Python API: typed for checkers and editors, and with the calls that people try first."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,8 +1,7 @@
 """The layout of the package, shapes of all calls in tests, and regular expressions in linear time."""
 
-from __future__ import annotations
-
 import ast
+import doctest
 import importlib
 import inspect
 import pkgutil
@@ -235,3 +234,16 @@ def test_pattern_takes_linear_time(pattern: re.Pattern[Any]) -> None:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+PACKAGE = Path(__file__).parents[2] / "src"
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_examples_run(path: Path) -> None:
+    module = importlib.import_module(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+    failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    n_examples = sum(len(found.examples) for found in doctest.DocTestFinder().find(module))  # skipped ones too
+    assert n_examples > 0, "the examples were not found"
+    assert failed == 0, "see the differences above"

@@ -1,7 +1,5 @@
 """Metrics, progress lines and errors: one line each, without what a terminal obeys."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

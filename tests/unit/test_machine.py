@@ -1,7 +1,5 @@
 """Free memory and threads, with the memory limits of containers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

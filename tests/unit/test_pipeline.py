@@ -1,7 +1,5 @@
 """Runs that are interrupted or damaged and continued; contradictions that are refused before any work."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

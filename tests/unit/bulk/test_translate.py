@@ -1,7 +1,5 @@
 """Bulk translation: the output of a file, its journal, and what is refused. Kills of real processes: tests/system."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

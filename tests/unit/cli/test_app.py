@@ -1,7 +1,5 @@
 """The command line itself: help, exit codes, one-line errors, output. tests/system has the commands' work."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

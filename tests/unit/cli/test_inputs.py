@@ -1,7 +1,5 @@
 """What a command line names: options become settings, arguments are files or texts, notes and errors go to stderr."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Comparisons: what recipes share and may not differ in; scores and tests compared with sacreBLEU."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Import of BERT compared with transformers: numbers, gradients and pieces."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

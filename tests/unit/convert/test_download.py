@@ -1,7 +1,5 @@
 """Import of a model by its name on the Hub, from a local server: what is requested, and every kind of error."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Import of GPT-2 compared with transformers: numbers, pieces and continuations."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,11 +1,8 @@
 """Import of damaged and hostile folders by the command: one line, exit code 2, no code run, no files left."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
-import random
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -102,16 +99,6 @@ def test_every_unexpected_tensor_is_listed(place: Path) -> None:
 # Weights as safetensors; more damaged headers are in tests/unit/runs/test_tensors.py
 
 
-def _entries(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    content = path.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    header.pop("__metadata__", None)
-    edit(header)
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
-
-
 def _sparse(path: Path) -> None:
     with path.open("wb") as file:
         file.write((1 << 33).to_bytes(8, "little"))
@@ -120,11 +107,6 @@ def _sparse(path: Path) -> None:
 
 SAFE: dict[str, Callable[[Path], object]] = {
     "header of 8 GB": _sparse,
-    "an unknown type": lambda path: _entries(path, lambda h: h["model.shared.weight"].update(dtype="F99")),
-    "numbers that are whole": lambda path: _entries(path, lambda h: h["model.shared.weight"].update(dtype="I32")),
-    "a place behind the file": lambda path: _entries(
-        path, lambda h: h["final_logits_bias"].update(data_offsets=[1 << 50, (1 << 50) + 360])
-    ),
     "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "a link to a device": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
 }
@@ -244,7 +226,7 @@ def test_absurd_labels_are_refused(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json"])
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, b"7"])
+@pytest.mark.parametrize("content", [b"\xff", b"[" * 100_000])
 def test_broken_json(place: Path, name: str, content: bytes) -> None:
     (Path("marian") / name).write_bytes(content)
     refused(place, "marian", name)
@@ -314,19 +296,6 @@ TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
         "cannot be used",
     ),
     "a decoder that is a list": (lambda: _tokenizer(decoder=[[]]), "cannot be used"),
-    "a list of no pieces": (lambda: _tokenizer(model={"type": "Unigram", "vocab": [["a"], 3]}), "cannot be used"),
-    "scores that are none": (
-        lambda: _tokenizer(model={"type": "Unigram", "unk_id": 0, "vocab": _scored({"a": True})}),
-        "cannot be used",
-    ),
-    "scores without end": (
-        lambda: _tokenizer(model={"type": "Unigram", "unk_id": 0, "vocab": _scored({"a": float("inf")})}),
-        "cannot be used",
-    ),
-    "an unknown beyond the pieces": (
-        lambda: _tokenizer(model={"type": "Unigram", "unk_id": 99, "vocab": _scored({})}),
-        "cannot be used",
-    ),
     "no model": (lambda: _tokenizer(model=None), "cannot be used"),
     "ids that are none": (lambda: _tokenizer(model={"type": "WordPiece", "vocab": {"a": "b"}}), "one id per piece"),
     "ids below zero": (lambda: _tokenizer(model={"type": "WordPiece", "vocab": {"a": -1}}), "one id per piece"),
@@ -343,13 +312,6 @@ TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
         "cannot be used",
     ),
 }
-
-
-def _scored(odd: dict[str, object]) -> list[list[object]]:
-    """The folder's own pieces, each with a score, and `odd` ones."""
-    own = json.loads(Path("bert/tokenizer.json").read_text())["model"]["vocab"]
-    pieces: list[list[object]] = [[piece, -1.0] for piece in sorted(own, key=own.__getitem__)]
-    return [*pieces[: len(pieces) - len(odd)], *([piece, score] for piece, score in odd.items())]
 
 
 def _pieces(vocab: dict[str, int]) -> None:
@@ -385,27 +347,6 @@ def test_vocabulary_of_another_size_is_refused(place: Path) -> None:
     save_file(tensors, "bert/model.safetensors")
     change(Path("bert/config.json"), vocab_size=35)
     refused(place, "bert", "has 32 pieces, and the embedding has 35 rows")
-
-
-ODD = [None, -1, 0, 2, 2**70, 1e308, 0.5, "x", "", [], [1], {}, {"0": None}, True, float("nan")]
-
-
-@pytest.mark.parametrize("kind", ["marian", "bert", "gpt2"])
-def test_odd_value_of_any_key_is_accepted_or_refused_in_one_line(place: Path, kind: str) -> None:
-    """A sample of keys and values."""
-    draw = random.Random(kind)
-    names = ("config.json", "generation_config.json", "tokenizer_config.json")
-    files = {name: path.read_text() for name in names if (path := Path(kind) / name).exists()}
-    pairs = [(name, key) for name, text in files.items() for key in json.loads(text)]
-    for name, key in [("config.json", "max_length"), *draw.sample(pairs, 20)]:
-        value = draw.choice(ODD)
-        change(Path(kind) / name, **{key: value})
-        done = transduce("import", kind, "run")
-        assert done.code in (0, 2), (name, key, value, done.err)
-        if done.code == 2:
-            _refused(place, done)
-        shutil.rmtree("run", ignore_errors=True)
-        (Path(kind) / name).write_text(files[name])
 
 
 @pytest.mark.parametrize("key", ["max_length", "num_beams", "length_penalty"])

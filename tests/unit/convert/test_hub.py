@@ -1,7 +1,5 @@
 """Run folders on the Hub, from a local server: published, loaded by name, and every kind of error."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

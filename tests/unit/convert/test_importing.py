@@ -1,7 +1,5 @@
 """Import and export of Marian folders without transformers: round trips, refusals and their messages."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Parquet, saved datasets, and remote files on a server on loopback."""
 
-from __future__ import annotations
-
 import builtins
 import functools
 import gzip

@@ -1,7 +1,5 @@
 """Plans of batches (every sentence once, within the budget, little padding), and their padded, shifted tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import pairwise
 

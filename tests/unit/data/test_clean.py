@@ -1,7 +1,5 @@
 """Cleaning: each rule, the report, duplicates, held-out sources, leaks, the sample that is checked, the spool."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import tracemalloc

@@ -1,7 +1,5 @@
 """Copies of training text: with placeholders for words of both sides, and in other capitals."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

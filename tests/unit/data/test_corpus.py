@@ -1,7 +1,5 @@
 """Pairs from every format, with file and line; malformed files are refused with file and line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import deque

@@ -1,7 +1,5 @@
 """Labelled texts, pairs of sentences and documents: files, their errors, and stores."""
 
-from __future__ import annotations
-
 import gzip
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lines of files: where they end, what they may contain, and a one-line error for each problem."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import lzma

@@ -1,7 +1,5 @@
 """Masking as a function of (seed, epoch, row), and rows of an epoch."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The token store: ids are read back, a damaged or foreign store is never used, memory stays bounded."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator

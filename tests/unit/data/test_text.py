@@ -1,7 +1,5 @@
 """Documents from plain text, held-out text, and the store of documents."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Translation memories: units become pairs, malformed files are refused."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pharaoh files, and links between tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

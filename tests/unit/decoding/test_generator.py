@@ -1,7 +1,5 @@
 """Text generation: prompts of any length, text longer than the context, independence of the batch, text in parts."""
 
-from __future__ import annotations
-
 import math
 import random
 import threading

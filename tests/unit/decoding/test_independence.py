@@ -4,8 +4,6 @@ This needs heads of width 32 or more. PyTorch has another algorithm for very sma
 the padding decides which one is used, so that the last bits differ.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The native library against PyTorch: random models, every instruction set of this CPU, any batch, any input."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

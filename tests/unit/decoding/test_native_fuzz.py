@@ -4,8 +4,6 @@ Arrays always have the sizes that the library is given; everything else may be w
 this with AddressSanitizer; TRANSDUCE_NATIVE_FUZZ sets the number of inputs of each kind.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

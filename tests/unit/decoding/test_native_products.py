@@ -1,7 +1,5 @@
 """The products of every instruction set against plain sums: compiled alone, on this CPU or emulated."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

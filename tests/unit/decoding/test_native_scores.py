@@ -1,7 +1,5 @@
 """Scores and samples of the native library against PyTorch: random models, any batch, any input."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """The loss and the gain of each precision, measured and reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prefixes: what every output of a sentence starts with. test_search.py compares forced ones with a search on lists."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

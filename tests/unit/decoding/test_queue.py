@@ -1,7 +1,5 @@
 """The queue in front of an engine: results in any company, cancelling, deadlines, fair order, the lives of threads."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import math

@@ -1,7 +1,5 @@
 """Beam search against exhaustive search; samples follow the model's distribution and do not depend on their batch."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """`Translator`: translation, scoring, options, notes, streams."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`transduce align`: symmetrization by hand, words and characters from attention, links of translations."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The built-in corpus: correct German, unambiguous English, disjoint splits."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator

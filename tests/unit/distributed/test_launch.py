@@ -1,7 +1,5 @@
 """The launcher, with small scripts as processes."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Gradients that are summed during the backward pass, in a group of one process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Small corpora as files, and samples of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of the text before training; memory, time and advice from a trial."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

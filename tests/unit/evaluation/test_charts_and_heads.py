@@ -1,7 +1,5 @@
 """Charts draw points at their values; translations without single heads."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

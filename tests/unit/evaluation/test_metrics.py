@@ -1,7 +1,5 @@
 """Scores compared with sacreBLEU's command line and with equations: BLEU, labels, alignments."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The report and the card show the content of the run's files, as text, and load nothing from elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Captured weights are those that the model used; analyses of them and pictures."""
 
-from __future__ import annotations
-
 import copy
 import re
 import threading

@@ -1,7 +1,5 @@
 """The views of an inspection: every one against an independent computation, for every architecture."""
 
-from __future__ import annotations
-
 import copy
 import json
 from functools import cache

@@ -1,7 +1,5 @@
 """The whole model compared with the NumPy oracle: every option, random combinations, forward and gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The whole model against `torch.nn.Transformer` with the same weights: forward, gradients, padding, a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

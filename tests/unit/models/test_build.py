@@ -1,7 +1,5 @@
 """From settings to a model: sizes and parameter counts of the paper, ties, refusals, fresh weights."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

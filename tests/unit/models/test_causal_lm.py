@@ -1,7 +1,5 @@
 """The decoder-only model compared with the NumPy oracle and with cached steps; documents are independent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

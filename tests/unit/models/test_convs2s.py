@@ -1,7 +1,5 @@
 """The convolutional encoder-decoder compared with the NumPy oracle, and its fresh weights. Gradients: tests/unit/nn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

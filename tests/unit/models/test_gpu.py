@@ -1,7 +1,5 @@
 """On a GPU, where attention, dropout and the loss have other implementations: the oracle, and a resumed update."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Any

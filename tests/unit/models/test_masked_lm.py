@@ -1,7 +1,5 @@
 """The encoder-only model compared with the oracle; padding, masked positions, names shared with the classifier."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

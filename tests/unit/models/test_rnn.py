@@ -1,7 +1,5 @@
 """Recurrent encoder-decoders against the papers' equations in NumPy; padding, steps, settings."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

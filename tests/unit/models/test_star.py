@@ -1,7 +1,5 @@
 """The Star-Transformer as a classifier and as an encoder, compared with the NumPy oracle."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

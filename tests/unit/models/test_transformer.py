@@ -3,8 +3,6 @@
 Tests against the oracle show that neither padding nor other sentences of the batch have an effect.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Transformer-XL compared with its equations, with Hugging Face's numbers, and with cached steps."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

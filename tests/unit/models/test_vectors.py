@@ -1,7 +1,5 @@
 """Models of vectors compared with the oracle; padding, batches and their parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

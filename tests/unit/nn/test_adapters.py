@@ -1,7 +1,5 @@
 """Adapters against the model whose weights they are added to, in float64, and recomputed activations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

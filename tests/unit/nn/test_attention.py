@@ -1,7 +1,5 @@
 """Attention: any mask compared with the oracle, rotations, empty rows, dropout, sizes; positions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ConvS2S's layers compared with the NumPy oracle: any sizes and lengths, padding on either side, steps, gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The linear layer on CPUs compared with float64, in training and evaluation, and row by row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention patterns: their masks, and blocked computations compared with dense ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Recorded values are the model's own, replaced ones have their effect, and what is switched off is off."""
 
-from __future__ import annotations
-
 import math
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Norms compared with the oracle; dropout in residual connections; convolutional feed-forwards; states."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The star's layers compared with the NumPy oracle: any sizes and lengths, padding on either side, gradients."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Triton kernels compared with float64: on a GPU, or with TRITON_INTERPRET=1 and the package triton on a CPU."""
 
-from __future__ import annotations
-
 import math
 import os
 from itertools import product

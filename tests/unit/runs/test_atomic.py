@@ -1,7 +1,5 @@
 """Atomic writes, completely or not at all, with a one-line error if the disk fails; locks of folders."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

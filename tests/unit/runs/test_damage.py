@@ -1,8 +1,6 @@
 """Damage found by fuzzing (`benchmarks/fuzz.py`): a one-line error names the file even if the checksums match."""
 
 # ruff: noqa: E501  (tables of strange values)
-from __future__ import annotations
-
 import json
 import os
 import pickle

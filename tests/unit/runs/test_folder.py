@@ -1,7 +1,5 @@
 """The run folder survives kills, damage and full disks."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Files of sharded tensors, in a group of one process."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from itertools import pairwise

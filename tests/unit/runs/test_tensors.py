@@ -1,7 +1,5 @@
 """Tensor files: loading returns what was saved, or names the damaged file."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`verify_files` distinguishes damaged, missing, changed and unchecked files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

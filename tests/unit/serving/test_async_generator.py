@@ -1,7 +1,5 @@
 """Language models in a service: the texts are those of `Generator`, alone and together, up to a stop string."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """API keys and glossaries of a service."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict
 from pathlib import Path

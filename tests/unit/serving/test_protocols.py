@@ -1,7 +1,5 @@
 """Common parts of the service's protocols, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

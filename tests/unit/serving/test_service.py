@@ -1,7 +1,5 @@
 """The service without HTTP: many callers, deadlines, cancelling, pivots, replaced runs."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

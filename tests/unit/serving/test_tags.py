@@ -1,7 +1,5 @@
 """Tags and kept parts in the right places of a translation."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

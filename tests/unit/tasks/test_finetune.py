@@ -1,7 +1,5 @@
 """Fine-tuning: inherited settings, contradictions, and the rows of new pieces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Behaviour common to all tasks: settings without effect are refused, sets have distinct names, leaks are reported."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any, get_type_hints

@@ -1,7 +1,5 @@
 """Codes of languages as people write them, and the languages of texts."""
 
-from __future__ import annotations
-
 import pytest
 
 from transduce.config.settings import TokenizerSettings

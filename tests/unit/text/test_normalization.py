@@ -1,7 +1,5 @@
 """What people wrote survives a vocabulary: composed (NFC), otherwise as it was, or kept as a whole word."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 

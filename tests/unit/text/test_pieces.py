@@ -1,15 +1,15 @@
-"""The tokenizer with a separate list of ids: language codes, damaged files."""
-
-from __future__ import annotations
+"""The tokenizer with a separate list of ids, and the one with <mask>."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from transduce.config.settings import TokenizerSettings
 from transduce.errors import RunFolderError, SettingsError
-from transduce.text.tokenizer import BOS, EOS, PAD, UNK, PieceTokenizer, Tokenizer, Tokenizers, load_vocabulary
+from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, PAD, UNK, encode_with_masks
+from transduce.text.tokenizer import PieceTokenizer, Tokenizer, Tokenizers, load_vocabulary
 from transduce.text.training import train_tokenizer
 
 LINES = [f"{who} {does} {what} ." for who in ("a man", "ein Hund") for does in ("reads", "läuft") for what in "xyz"]
@@ -93,3 +93,39 @@ def test_errors_name_damaged_files(tmp_path: Path, tokenizer: PieceTokenizer, na
 def test_piece_lists_cannot_be_trained() -> None:
     with pytest.raises(SettingsError, match="imported"):
         train_tokenizer(LINES, TokenizerSettings(kind="marian"), vocab_size=60)
+
+
+MASKED_LINES = ["the capital of France is Paris.", "the capital of Spain is Madrid.", "is the dog of France here?"] * 20
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe", "char"])
+def with_mask(request: pytest.FixtureRequest) -> Tokenizer:
+    return train_tokenizer(MASKED_LINES, TokenizerSettings(kind=request.param, mask=True), vocab_size=60)
+
+
+def test_the_mask_token_has_its_own_id(with_mask: Tokenizer) -> None:
+    assert with_mask.pieces([PAD, UNK, BOS, EOS, MASK]) == ["<pad>", "<unk>", "<s>", "</s>", MASK_PIECE]
+    exact = train_tokenizer(MASKED_LINES, TokenizerSettings(mask=True, exact=True), vocab_size=340)
+    assert exact.pieces([MASK]) == [MASK_PIECE] and exact.decode(exact.encode("a\n <b>")) == "a\n <b>"
+    plain = train_tokenizer(MASKED_LINES, TokenizerSettings(), vocab_size=60)
+    assert plain.pieces([MASK]) != [MASK_PIECE]
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("the capital of France is <mask>.", "the capital of France is Paris."),
+        ("<mask> capital of France", "the capital of France"),
+        ("the <mask> of <mask>", None),
+        ("the<mask>of", None),
+    ],
+)
+def test_a_mask_replaces_a_word_and_its_space(with_mask: Tokenizer, text: str, filled: str | None) -> None:
+    ids = encode_with_masks(with_mask, text)
+    pieces = with_mask.pieces(ids)
+    assert ids.count(MASK) == text.count(MASK_PIECE)
+    assert not any(a == "\u2581" and b == MASK_PIECE for a, b in pairwise(pieces))
+    if filled is not None:  # the text around the mask is the text around the word
+        whole = with_mask.encode(filled)
+        place = ids.index(MASK)
+        assert whole[:place] == ids[:place] and whole[len(whole) - (len(ids) - place - 1) :] == ids[place + 1 :]

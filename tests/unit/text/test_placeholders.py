@@ -1,7 +1,5 @@
 """Parts of a sentence that a vocabulary cannot read, or that must stay, come back as they were."""
 
-from __future__ import annotations
-
 from itertools import accumulate, product
 
 import pytest

@@ -1,7 +1,5 @@
 """Running text in sentences, and back."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Vocabularies: round trips, special ids, sampling that resumes, files that are damaged."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Files of vectors, the names of their sequences, and the reader that turns names into vectors."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Averages of weights, and validation."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

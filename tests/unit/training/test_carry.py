@@ -1,7 +1,5 @@
 """State that flows from one batch to the next: an RNN and Transformer-XL's memory, trained by the real loop."""
 
-from __future__ import annotations
-
 import math
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Which models the native library trains with all threads: those whose stacks it computes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The padding of batches for CUDA graphs; tests/unit/models/test_gpu.py has the graphs themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

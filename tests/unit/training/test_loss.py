@@ -1,7 +1,5 @@
 """The chunked loss compared with the oracle: value, gradients, sums and counts, for any split of the batch."""
 
-from __future__ import annotations
-
 import os
 from unittest import mock
 

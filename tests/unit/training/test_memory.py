@@ -1,7 +1,5 @@
 """Out of memory in a child process with a limited address space; the repeated update is bit-identical."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

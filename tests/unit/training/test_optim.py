@@ -1,7 +1,5 @@
 """Optimizers compared with PyTorch's and with their equations; parameter groups; saved states."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

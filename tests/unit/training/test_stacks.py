@@ -1,7 +1,5 @@
 """Stacks, embeddings and losses of the C++ library compared with their modules in PyTorch."""
 
-from __future__ import annotations
-
 import gc
 import statistics
 import weakref

@@ -1,7 +1,5 @@
 """The update: mean over all targets for any micro-batches, clipping, precision, state; consistency and word dropout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A limit in minutes becomes a limit in updates, so that runs do not depend on the clock."""
 
-from __future__ import annotations
-
 import json
 from itertools import count
 from pathlib import Path

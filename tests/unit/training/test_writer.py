@@ -1,7 +1,5 @@
 """Checkpoints that another thread writes while training continues, as with weights on a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

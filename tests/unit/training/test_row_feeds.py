@@ -1,6 +1,4 @@
-"""Masked rows and labelled rows: every token once per epoch, exact resume, gradients independent of micro-batches."""
-
-from __future__ import annotations
+"""Rows of text, masked rows and labelled rows: every token once per epoch, exact resume, any micro-batches."""
 
 from functools import partial
 from itertools import islice
@@ -14,12 +12,12 @@ import torch
 from toys import CPU, assert_ranks_share_the_update, same_feed, settings
 from transduce.config.architectures import BertSettings, model_settings
 from transduce.data.batch import LabelBatch, MaskedBatch, TrainingBatch, mask
-from transduce.data.store import LabelStore, SentenceStore
+from transduce.data.store import LabelStore, SentenceStore, TextStore
 from transduce.errors import DataError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, MASK, PAD
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.feed import DataPosition, LabelFeeder, LengthFeeder, MaskedFeeder
+from transduce.training.feed import DataPosition, LabelFeeder, LengthFeeder, MaskedFeeder, RowFeeder
 from transduce.training.loss import predict_labels, predict_masked_tokens
 from transduce.training.step import Updater
 
@@ -63,9 +61,10 @@ def with_labels(**more: Any) -> LabelFeeder:
 
 
 FEEDERS = {"masked": masked, "pairs": lambda **more: masked(True, **more), "labels": with_labels}
+ALL_FEEDERS = FEEDERS | {"rows": lambda **more: row_feeder(store(), **more)}
 
 
-@pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
+@pytest.mark.parametrize("make", ALL_FEEDERS.values(), ids=ALL_FEEDERS)
 def test_a_resumed_feeder_yields_identical_batches(make: Any) -> None:
     whole = list(islice(make().feeds(DataPosition()), 25))
     assert max(feed.after.epoch for feed in whole) > 1
@@ -74,7 +73,7 @@ def test_a_resumed_feeder_yields_identical_batches(make: Any) -> None:
     assert not same_feed(next(make(seed=9).feeds(DataPosition())), whole[0])
 
 
-@pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
+@pytest.mark.parametrize("make", ALL_FEEDERS.values(), ids=ALL_FEEDERS)
 def test_two_ranks_share_the_update_of_one_process(make: Any) -> None:
     assert_ranks_share_the_update(make, 2)
 
@@ -194,5 +193,73 @@ def test_the_losses_equal_their_definitions() -> None:
 
 def test_missing_text_is_an_error() -> None:
     empty = LabelStore(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64), {})
-    with pytest.raises(DataError, match="no text"):
-        LabelFeeder(empty, settings().training, device=CPU).plan(0)
+    no_text = TextStore(np.zeros(0, dtype=np.uint16), {"documents": 0, "bytes": 0})
+    for feeder in (LabelFeeder(empty, settings().training, device=CPU), row_feeder(no_text)):
+        with pytest.raises(DataError, match="no text"):
+            feeder.plan(0)
+
+
+TEXT_CONTEXT = 8
+
+
+def store(n_documents: int = 5, longest: int = 30) -> TextStore:
+    draw = np.random.default_rng(1)
+    ids: list[int] = []
+    for _ in range(n_documents):
+        ids += [BOS, *draw.integers(4, 24, size=draw.integers(1, longest)).tolist(), EOS]
+    return TextStore(np.array(ids, dtype=np.uint16), {"documents": n_documents, "bytes": 100})
+
+
+def row_feeder(text: TextStore, *, separate: bool = False, **training: object) -> RowFeeder:
+    asked = settings(**{"batch_tokens": 32, "micro_batch_tokens": 16, **training}).training
+    return RowFeeder(text, asked, device=CPU, context=TEXT_CONTEXT, separate=separate)
+
+
+def test_every_token_but_the_first_is_a_target_once_per_epoch() -> None:
+    text = store()
+    feeds = list(islice(row_feeder(text).feeds(DataPosition()), 60))
+    for epoch in (0, 1, 2):
+        mine = [f for f in feeds if (f.after.epoch - (f.after.index == 0)) == epoch]
+        asked: list[tuple[int, ...]] = []
+        for batch in (batch for feed in mine for batch in feed.batches):
+            assert isinstance(batch, TrainingBatch)
+            (ids,) = batch.inputs
+            assert batch.n_targets == int((batch.targets != PAD).sum())
+            for row, targets in zip(ids.tolist(), batch.targets.tolist(), strict=True):
+                asked += [(*row[: t + 1][-2:], target) for t, target in enumerate(targets) if target != PAD]
+        targets = sorted(token for *_, token in asked)
+        assert targets == sorted(int(i) for i in text.ids if i != BOS)
+        bigrams = {(int(a), int(b)) for a, b in zip(text.ids[:-1], text.ids[1:], strict=True)}
+        assert {(known[-2], known[-1]) for known in asked} <= bigrams
+        assert sum(feed.n_targets for feed in mine) == text.n_tokens
+        assert mine[-1].epochs == epoch + 1
+
+
+def test_micro_batches_add_up_to_the_update() -> None:
+    text = store()
+    for feed, whole in zip(
+        islice(row_feeder(text).feeds(DataPosition()), 9),
+        islice(row_feeder(text, micro_batch_tokens=32).feeds(DataPosition()), 9),
+        strict=True,
+    ):
+        assert len(feed.batches) >= len(whole.batches) == 1
+        assert all(batch.targets.numel() <= 16 for batch in feed.batches)
+        assert sum(batch.n_targets for batch in feed.batches) == whole.n_targets
+        assert sorted(t for b in feed.batches for t in b.targets.flatten().tolist() if t) == sorted(
+            t for t in whole.batches[0].targets.flatten().tolist() if t
+        )
+
+
+def test_validation_reads_all_in_order() -> None:
+    text = store()
+    rows = [row for batch in row_feeder(text).in_order() for row in batch.targets.tolist()]
+    targets = [token for row in rows for token in row if token != PAD]
+    assert targets == [int(i) for i in text.ids if i != BOS]
+    assert all(len(row) <= TEXT_CONTEXT for row in rows)
+
+
+def test_documents_are_numbered_within_their_row() -> None:
+    for feed in islice(row_feeder(store(), separate=True).feeds(DataPosition()), 9):
+        for batch in feed.batches:
+            ids, documents = batch.inputs
+            assert torch.equal(documents, (ids == BOS).cumsum(1))
