@@ -32,7 +32,7 @@ from transduce.evaluation.report import write_report
 from transduce.evaluation.run_record import save_set
 from transduce.inspection.analyses import RULES
 from transduce.inspection.arrays import unpack
-from transduce.inspection.inspection import inspect, kept_page
+from transduce.inspection.inspection import Inspection, inspect, kept_page
 from transduce.inspection.page import PAGE
 from transduce.runs.folder import RunFolder
 from transduce.serving.inspection_page import InspectionPage, LookRequest
@@ -79,6 +79,20 @@ def live(runs: Runs, browser: Browser) -> Iterator[Server]:
     yield server
     browser.get("about:blank")
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def seen(runs: Runs) -> Inspection:
+    """What the page of the first sentence shows."""
+    return inspect(runs["transformer"], marians.LINES[0])
+
+
+@pytest.fixture(scope="module")
+def page(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the first sentence, by `transduce inspect RUN TEXT`."""
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    succeed("inspect", runs["transformer"], marians.LINES[0], "--html", path)
+    return path
 
 
 @pytest.fixture
@@ -219,10 +233,9 @@ def open_stage(browser: Browser, page: Path, link: str) -> None:
     wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#number .near, #number .code"))
 
 
-def test_the_stage_shows_a_query_on_its_way_through_a_head(runs: Runs, browser: Browser, write_page: WritePage) -> None:
+def test_the_stage_shows_a_query_on_its_way_through_a_head(seen: Inspection, browser: Browser, page: Path) -> None:
     """Scores, e^s with its sum, and weights are the recorded ones; the number names its terms and its line of code."""
-    page = write_page(runs["transformer"], marians.LINES[0])
-    values, part = inspect(runs["transformer"], marians.LINES[0]), "decoder.blocks.0.cross_attention"
+    values, part = seen, "decoder.blocks.0.cross_attention"
     scores = values[f"{part}.scores"].array[1, 2].astype(float)
     open_stage(browser, page, "part=dec.1.cross&head=2&q=3")
     for column, expected in (
@@ -258,11 +271,11 @@ def test_the_stage_shows_every_part_of_every_architecture(
     kind: str, runs: Runs, browser: Browser, tmp_path: Path
 ) -> None:
     run = runs.get(kind) or make_run(tmp_path / kind, kind=kind)
-    page = tmp_path / "page.html"
-    page.write_text(kept_page([inspect(run, "the cat sat")]), encoding="utf-8")
+    page, found = tmp_path / "page.html", inspect(run, "the cat sat")
+    page.write_text(kept_page([found]), encoding="utf-8")
     open_stage(browser, page, "")
     parts = browser.execute_script("return [...document.querySelectorAll('#map .name')].map((box) => box.dataset.key)")
-    assert len(parts) == len(inspect(run, "the cat sat").parts)
+    assert len(parts) == len(found.parts)
     for name in parts:
         browser.execute_script(f"document.querySelector('[data-key=\"{name}\"]').click()")
         assert browser.find_elements(By.CSS_SELECTOR, "#centre .strip"), name
@@ -273,9 +286,8 @@ def test_the_stage_shows_every_part_of_every_architecture(
     assert not logged_problems(browser)
 
 
-def test_a_phone_shows_the_chosen_number_at_the_bottom(runs: Runs, browser: Browser, write_page: WritePage) -> None:
+def test_a_phone_shows_the_chosen_number_at_the_bottom(browser: Browser, page: Path) -> None:
     """The panel of the number is screens below; a tap leads there. The map, opened and closed, covers the stage."""
-    page = write_page(runs["transformer"], marians.LINES[0])
     browser.set_window_size(390, 844)
     try:
         open_stage(browser, page, "part=enc.1.self&q=3")
@@ -295,9 +307,9 @@ def test_a_phone_shows_the_chosen_number_at_the_bottom(runs: Runs, browser: Brow
         browser.set_window_size(1280, 1000)
 
 
-def test_a_matrix_opens_where_the_stage_is_scrolled_to(runs: Runs, browser: Browser, write_page: WritePage) -> None:
+def test_a_matrix_opens_where_the_stage_is_scrolled_to(browser: Browser, page: Path) -> None:
     """The row of the chosen position is marked in it."""
-    open_stage(browser, write_page(runs["transformer"], marians.LINES[0]), "part=enc.1.self&q=3")
+    open_stage(browser, page, "part=enc.1.self&q=3")
     browser.set_window_size(1280, 500)
     try:
         browser.execute_script("document.querySelector('#centre').scrollTop = 1e4")
@@ -309,9 +321,9 @@ def test_a_matrix_opens_where_the_stage_is_scrolled_to(runs: Runs, browser: Brow
         browser.set_window_size(1280, 1000)
 
 
-def test_the_lines_of_the_map_follow_its_size(runs: Runs, browser: Browser, write_page: WritePage) -> None:
+def test_the_lines_of_the_map_follow_its_size(browser: Browser, page: Path) -> None:
     """Their arrows end at the boxes of cross-attention, also after the page above the map has become higher."""
-    open_stage(browser, write_page(runs["transformer"], marians.LINES[0]), "")
+    open_stage(browser, page, "")
     wait(lambda: browser.execute_script(GAPS) == 0)
     browser.execute_script("document.querySelector('#map').style.width = '180px'")
     wait(lambda: browser.execute_script(GAPS) == 0)
@@ -336,17 +348,16 @@ return arguments[0].contains(document.elementFromPoint(x + width / 2, y + height
 """
 
 
-def test_positions_on_the_stage_are_chosen_and_opened(runs: Runs, browser: Browser, write_page: WritePage) -> None:
-    page = write_page(runs["transformer"], marians.LINES[0])
+def test_positions_on_the_stage_are_chosen_and_opened(seen: Inspection, browser: Browser, page: Path) -> None:
     open_stage(browser, page, "part=src_embedding")
     browser.find_element(By.CSS_SELECTOR, "[data-value='position']").send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert "cell=position" in browser.current_url
-    table = unpack(inspect(runs["transformer"], marians.LINES[0]).views["positions"][0]["table"])
+    table = unpack(seen.views["positions"][0]["table"])
     shown = shown_number(browser.find_element(By.CSS_SELECTOR, "#number .big").text)
     assert shown == pytest.approx(table[0, 1], rel=5e-3, abs=1e-3)
     browser.find_element(By.CSS_SELECTOR, "[data-value='src_embedding']").send_keys(Keys.ARROW_RIGHT)
     *terms, result = re.findall(r"−?[\d.]+(?=$| )", browser.find_element(By.CSS_SELECTOR, "#number .formula b").text)
-    expected = inspect(runs["transformer"], marians.LINES[0])["src_embedding"].array[0, 0]
+    expected = seen["src_embedding"].array[0, 0]
     assert shown_number(result) == pytest.approx(expected, rel=1e-2, abs=1e-3)
     assert sum(map(shown_number, terms)) == pytest.approx(expected, abs=2e-2) and len(terms) == 2
     browser.execute_script("document.querySelector('[data-key=open-position]').click()")
@@ -402,10 +413,9 @@ return true;
 """
 
 
-def test_a_query_of_the_tour_and_a_trial_of_its_scores(runs: Runs, browser: Browser, write_page: WritePage) -> None:
+def test_a_query_of_the_tour_and_a_trial_of_its_scores(seen: Inspection, browser: Browser, page: Path) -> None:
     """The right key has the largest weight; after a score is raised by 2, the weights are the softmax of the others."""
-    page = write_page(runs["transformer"], marians.LINES[0])
-    found, part = inspect(runs["transformer"], marians.LINES[0]), "encoder.blocks.0.self_attention"
+    found, part = seen, "encoder.blocks.0.self_attention"
     scores = found[f"{part}.scores"].array[0]
     query = len(scores) // 2
     open_stage(browser, page, "mode=tour&stop=3&lang=en")
@@ -424,13 +434,13 @@ def test_a_query_of_the_tour_and_a_trial_of_its_scores(runs: Runs, browser: Brow
 
 
 def test_the_lab_changes_the_beam_and_shows_the_output_without_parts(
-    live: Server, runs: Runs, browser: Browser
+    live: Server, seen: Inspection, browser: Browser
 ) -> None:
     open_live(browser, live, urlencode({"s": marians.LINES[0], "mode": "lab"}))
     wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#lesson .without li"))
-    expected = inspect(runs["transformer"], marians.LINES[0]).views["without"]
+    expected = seen.views["without"]
     shown = browser.find_elements(By.CSS_SELECTOR, "#lesson .without .text")
-    complete = {"text": inspect(runs["transformer"], marians.LINES[0]).sentence.sides["tgt_out"].text}
+    complete = {"text": seen.sentence.sides["tgt_out"].text}
     assert [one.get_attribute("title") for one in shown] == [one["text"] for one in [complete, *expected]]
     set_control(browser, "[data-key=lab-beam]", 3)
     wait(lambda: "Beam of 3" in text_of(browser, "output"))
@@ -563,12 +573,12 @@ def test_a_selected_hypothesis_says_why_it_lost(runs: Runs, browser: Browser, wr
     assert not problems(browser)
 
 
-def test_a_cell_is_named_as_the_page_counts(runs: Runs, browser: Browser, write_page: WritePage) -> None:
+def test_a_cell_is_named_as_the_page_counts(runs: Runs, browser: Browser, page: Path) -> None:
     """Head, position and width from 1: the readout and the title of its product name the cell of the array."""
     record = json.loads(transduce("inspect", runs["transformer"], marians.LINES[0], "--json").out)
     part = next(one for one in record["parts"] if one["kind"] == "self_attention")
     query = next(value for value in part["values"] if value["title"] == "Q")
-    open_kept(browser, write_page(runs["transformer"], marians.LINES[0]), "mode=all&part=enc.1.self")
+    open_kept(browser, page, "mode=all&part=enc.1.self")
     cells = browser.find_element(By.CSS_SELECTOR, f"[data-key='value-{query['name']}']")
     cells.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN, *[Keys.ARROW_RIGHT] * 2, Keys.ENTER)
     token, value = record["sides"]["src"]["tokens"][2], f"{unpack(query['data'])[0, 2, 2]:#.3g}".replace("-", "−")
