@@ -145,7 +145,6 @@ class Request:
     def _check_data(self, data: DataSettings) -> None:
         """Raise an error if there is no training text, or a file does not exist."""
         from transduce.data.lines import check_is_file, is_missing
-        from transduce.data.pairs import is_dataset
         from transduce.runs.folder import has_read_text
 
         if not data.train and not data.demo:
@@ -164,8 +163,7 @@ class Request:
                 if is_missing(path):
                     hint = "; name the folder of the data with --data FOLDER" if self.recipe and not self.data else ""
                     raise DataError(f"there is no file {path}{hint}")
-                if not is_dataset(path):
-                    check_is_file(path)
+                check_is_file(path)
 
 
 def _absolute(path: Path) -> str:

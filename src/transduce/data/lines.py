@@ -133,8 +133,7 @@ def is_missing(path: Path) -> bool:
 
 def _refuse_folder(path: Path) -> None:
     if path.is_dir():
-        sets = sorted(format_path(file.parent) for file in path.glob("*/state.json"))  # of a saved DatasetDict
-        raise DataError(f"{path} is a folder; name {'one of ' + ', '.join(sets) if sets else 'a text file'}")
+        raise DataError(f"{path} is a folder; name a text file")
 
 
 def check_is_file(path: Path) -> None:

@@ -1,11 +1,10 @@
-"""Sentence pairs, and their file formats: two text files, TSV, JSON lines, parquet, Arrow and translation memories."""
+"""Sentence pairs, and their file formats: two text files, TSV, JSON lines, parquet and translation memories."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,15 +67,14 @@ def read_pairs(corpus: Corpus, settings: DataSettings, *, held_out: bool = False
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
         pairs = read_two_files(corpus.src, corpus.tgt, settings)
     else:
-        suffix = ".arrow" if is_dataset(corpus.path) else bare_suffix(corpus.path)
+        suffix = bare_suffix(corpus.path)
         if suffix not in PAIR_FORMATS:
             known, packed = ", ".join(PAIR_FORMATS), ", ".join(COMPRESSIONS)
             raise SettingsError(
-                f"{format_path(corpus.path)}: unknown format; known: {known} (also {packed}), a saved dataset, or two "
-                "files src and tgt"
+                f"{format_path(corpus.path)}: unknown format; known: {known} (also {packed}), or two files src and tgt"
             )
         pairs = PAIR_FORMATS[suffix](corpus.path, settings)
-    unit = "row" if suffix in (".parquet", ".arrow") else "line"
+    unit = "row" if suffix == ".parquet" else "line"
     stops, advice = settings.on_error == "stop", "; data.on_error = 'skip' leaves out records that cannot be read"
 
     def checked() -> Iterator[Pair]:
@@ -94,8 +92,7 @@ def read_pairs(corpus: Corpus, settings: DataSettings, *, held_out: bool = False
 
 
 def corpus_files(corpus: Corpus) -> list[Path]:
-    paths = (path for path in (corpus.src, corpus.tgt, corpus.path) if path is not None)
-    return [file for path in paths for file in arrow_files(path)]
+    return [path for path in (corpus.src, corpus.tgt, corpus.path) if path is not None]
 
 
 def read_two_files(src: Path, tgt: Path, settings: DataSettings) -> Iterator[Pair]:
@@ -212,80 +209,32 @@ _ROWS, _BYTES = 1000, 1 << 25  # largest number of rows, and approximate number 
 def read_parquet(path: Path, settings: DataSettings) -> Iterator[Pair]:
     """Yield the pair of each row. The columns are named like the keys of JSON lines."""
     wanted = ("src", "tgt", settings.src_lang, settings.tgt_lang, "translation")
-    return _pairs(path, _rows(path, lambda arrow, file: _parquet_batches(arrow, file, wanted)), settings)
+    file, limit = format_path(path), settings.max_record
+    for number, row in enumerate(_parquet_rows(path, wanted), 1):
+        pair = pair_of(row, file, number, settings)
+        is_too_long = max(n_bytes(pair.src), n_bytes(pair.tgt)) >= limit
+        yield _unreadable(file, number, too_long(limit)) if is_too_long else pair
 
 
-def read_arrow(path: Path, settings: DataSettings) -> Iterator[Pair]:
-    """Yield the pairs of an Arrow stream, or of a folder that `Dataset.save_to_disk` has written."""
-    each = (_rows(file_path, lambda arrow, file: arrow.ipc.open_stream(file)) for file_path in arrow_files(path))
-    return _pairs(path, chain.from_iterable(each), settings)
-
-
-def _parquet_batches(arrow: Any, file: Any, wanted: Sequence[str]) -> Iterator[Any]:
-    """The wanted columns, or all if there are none, in batches of bounded size.
-
-    Many rows can share a long text in the file, where it takes no space, but each has its own when it is decoded.
-    """
-    parquet = arrow.parquet.ParquetFile(file)
-    leaves = [parquet.schema.column(i) for i in range(len(parquet.schema))]
-    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    shared = arrow.parquet.ParquetFile(file, metadata=parquet.metadata, read_dictionary=texts)
-    columns = [name for name in parquet.schema_arrow.names if name in wanted] or None
-    for group in range(parquet.num_row_groups):
-        size = parquet.metadata.row_group(group).total_byte_size // max(1, parquet.metadata.row_group(group).num_rows)
-        for first in shared.iter_batches(1, row_groups=[group], columns=columns):
-            for column in arrow.Table.from_batches([first]).flatten().columns:
-                if arrow.types.is_dictionary(column.type) and len(values := column.chunk(0).dictionary):
-                    size += arrow.compute.max(arrow.compute.binary_length(values)).as_py() or 0
-            break
-        rows = max(1, min(_ROWS, _BYTES // max(1, size)))
-        yield from parquet.iter_batches(rows, row_groups=[group], columns=columns)
-
-
-def is_dataset(path: Path) -> bool:
-    """Whether a path is a folder that `Dataset.save_to_disk` has written."""
-    return (path / "state.json").is_file()
-
-
-def arrow_files(path: Path) -> list[Path]:
-    """The files of a saved dataset, in order; for any other path, the path itself."""
-    if not is_dataset(path):
-        return [path]
-    try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        selected, names = state.get("_indices_data_files"), [str(file["filename"]) for file in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path / 'state.json'}: not that of a saved dataset: {error!r}") from None
-    if selected:
-        raise DataError(f"{path}: its rows were selected or shuffled; call flatten_indices() before save_to_disk")
-    return [path / Path(name).name for name in names]
-
-
-def _rows(path: Path, read: Callable[[Any, Any], Iterable[Any]]) -> Iterator[Any]:
-    """Yield the rows of the batches that `read` returns for pyarrow and an open file."""
+def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[Any]:
+    """Yield the wanted columns of each row, or all columns if there are none of these."""
     with needing("formats", f"{format_path(path)}: this format needs pyarrow"):
         import pyarrow
-        import pyarrow.compute
-        import pyarrow.ipc
         import pyarrow.parquet
-    with open_bytes(path, in_order=bare_suffix(path) != ".parquet") as (file, _):
+    with open_bytes(path, in_order=False) as (file, _):
         try:
-            for batch in read(pyarrow, file):
-                for start in range(0, len(batch), _ROWS):
-                    yield from batch.slice(start, _ROWS).to_pylist()
+            parquet = pyarrow.parquet.ParquetFile(file)
+            columns = [name for name in parquet.schema_arrow.names if name in wanted] or None
+            for number in range(parquet.num_row_groups):
+                group = parquet.metadata.row_group(number)
+                rows = _BYTES * max(1, group.num_rows) // max(1, group.total_byte_size)
+                for batch in parquet.iter_batches(max(1, min(_ROWS, rows)), row_groups=[number], columns=columns):
+                    yield from batch.to_pylist()
         except (pyarrow.ArrowException, ValueError, OverflowError) as error:
             if "range requests" in str(error) or "Cannot seek streaming" in str(error):  # fsspec's
                 reason = "its server sends no parts of files, which this format needs; download the file first"
                 raise DataError(f"{format_path(path)}: {reason}") from None
-            raise DataError(f"{format_path(path)}: not a valid {path.suffix[1:]} file: {error}") from None
-
-
-def _pairs(path: Path, rows: Iterable[Any], settings: DataSettings) -> Iterator[Pair]:
-    file, limit = format_path(path), settings.max_record
-    for number, row in enumerate(rows, 1):
-        pair = pair_of(row, file, number, settings)
-        is_too_long = max(n_bytes(pair.src), n_bytes(pair.tgt)) >= limit
-        yield _unreadable(file, number, too_long(limit)) if is_too_long else pair
+            raise DataError(f"{format_path(path)}: not a valid parquet file: {error}") from None
 
 
 def read_tmx(path: Path, settings: DataSettings) -> Iterator[Pair]:
@@ -319,6 +268,5 @@ PAIR_FORMATS: dict[str, PairReader] = {
     ".jsonl": read_json_lines,
     ".tmx": read_tmx,
     ".parquet": read_parquet,
-    ".arrow": read_arrow,
 }
 """The readers by suffix."""

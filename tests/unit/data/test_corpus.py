@@ -178,7 +178,7 @@ def test_an_unknown_format_lists_the_known_ones(tmp_path: Path, name: str) -> No
     with pytest.raises(SettingsError) as caught:
         read_pairs(Corpus(path=tmp_path / name), DataSettings())  # at once, before any pair is drawn
     assert str(caught.value).startswith(
-        f"{tmp_path / name}: unknown format; known: .tsv, .jsonl, .tmx, .parquet, .arrow (also .gz, .xz, .zst)"
+        f"{tmp_path / name}: unknown format; known: .tsv, .jsonl, .tmx, .parquet (also .gz, .xz, .zst)"
     )
 
 

@@ -1,12 +1,10 @@
-"""Parquet, saved datasets, and remote files on a server on loopback."""
+"""Parquet, and remote files on a server on loopback."""
 
 import builtins
 import functools
 import gzip
 import http.server
-import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 
 from transduce.config.settings import Corpus, DataSettings, Settings
-from transduce.data.lines import check_is_file, content_mark
+from transduce.data.lines import content_mark
 from transduce.data.pairs import Pair, read_pairs
 from transduce.data.reading import pair_sources
 from transduce.errors import DataError, SettingsError
@@ -42,17 +40,6 @@ def texts(path: Path | str) -> list[tuple[str, str]]:
     return [(pair.src, pair.tgt) for pair in pairs(path)]
 
 
-def save_dataset(folder: Path, **more: Any) -> Path:
-    """As `datasets.Dataset.save_to_disk` does, in two files."""
-    folder.mkdir()
-    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
-    for name, part in zip(names, (table().slice(0, 2), table().slice(2)), strict=True):
-        with pa.ipc.new_stream(folder / name, part.schema) as writer:
-            writer.write_table(part)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names], **more}))
-    return folder
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_parquet(tmp_path: Path, nested: bool) -> None:
     pa.parquet.write_table(table(nested=nested), tmp_path / "a.parquet")
@@ -60,25 +47,10 @@ def test_parquet(tmp_path: Path, nested: bool) -> None:
     assert pairs(tmp_path / "a.parquet")[1].where == f"{tmp_path}/a.parquet:2"
 
 
-def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
-    folder = save_dataset(tmp_path / "saved")
-    assert texts(folder) == READ
-    (source,) = pair_sources(
-        Settings.from_mapping({"data": {"train": [{"path": str(folder)}], "src_lang": "en", "tgt_lang": "de"}})
-    ).train
-    before = source.mark()
-    assert source.files == ("data-00000-of-00002.arrow", "data-00001-of-00002.arrow") and len(before) > 32
-    with pytest.raises(DataError, match="flatten_indices"):
-        texts(save_dataset(tmp_path / "shuffled", _indices_data_files=[{"filename": "x.arrow"}]))
-
-
 def test_damaged_files_and_other_columns_are_one_line_errors(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing")
     with pytest.raises(DataError, match=r"a\.parquet: not a valid parquet file"):
         texts(tmp_path / "a.parquet")
-    (tmp_path / "a.arrow").write_bytes(b"\xff" * 20)
-    with pytest.raises(DataError, match=r"a\.arrow: .*IPC"):
-        texts(tmp_path / "a.arrow")
     pa.parquet.write_table(table().rename_columns(["en", "fr", "id"]), tmp_path / "b.parquet")
     with pytest.raises(
         DataError, match=r'b\.parquet, row 1: no source and target: expected .*\{"en": "...", "de": "..."\}'
@@ -233,47 +205,9 @@ def test_large_files_of_a_server_that_sends_no_parts(
         texts(f"{server}/a.parquet")
 
 
-def test_a_folder_of_saved_datasets_names_them(tmp_path: Path) -> None:
-    for name in ("train", "test"):
-        (tmp_path / "both" / name).mkdir(parents=True)
-        (tmp_path / "both" / name / "state.json").write_text("{}")
-    with pytest.raises(DataError, match=r"both is a folder; name one of .*/both/test, .*/both/train"):
-        check_is_file(tmp_path / "both")
-
-
 def test_an_unknown_protocol_is_a_one_line_error() -> None:
     with pytest.raises(SettingsError, match="nonsense"):
         texts("nonsense://host/a.tsv")
-
-
-@pytest.mark.slow
-def test_a_small_parquet_file_of_large_cells_takes_little_memory(tmp_path: Path) -> None:
-    """500 rows share one text of 4 MB. Decoded together they would take 2 GB."""
-    path = tmp_path / "a.parquet"
-    pa.parquet.write_table(
-        pa.table({"translation": [{"en": "x" * 4_000_000, "de": "y"}] * 499 + [{"en": "a", "de": "b"}]}),
-        path,
-        compression="zstd",
-    )
-    assert path.stat().st_size < 50_000
-    code = f"""
-import tracemalloc
-from pathlib import Path
-import pyarrow
-from transduce.config.settings import Corpus, DataSettings
-from transduce.data.pairs import read_pairs
-tracemalloc.start()
-settings = DataSettings(src_lang="en", tgt_lang="de", on_error="skip")
-pairs = list(read_pairs(Corpus(path=Path({str(path)!r})), settings))
-assert [pair[:2] for pair in pairs if not pair.fault] == [("a", "b")]
-assert {{pair.fault.kind for pair in pairs[:-1]}} == {{"longer than data.max_record"}}
-print(tracemalloc.get_traced_memory()[1] + pyarrow.default_memory_pool().max_memory())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-    assert int(done.stdout) < 200 << 20
-    with pytest.raises(DataError, match=r"a\.parquet, row 1: longer than data\.max_record = 1,048,576 bytes$"):
-        list(read_pairs(Corpus(path=path), DataSettings(src_lang="en", tgt_lang="de"), held_out=True))
 
 
 def test_columns_of_parquet_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
