@@ -19,6 +19,7 @@ from transduce.config.settings import Settings
 from transduce.data.preparation import Texts
 from transduce.data.windows import Sample
 from transduce.data.workers import Workers, Workplace
+from transduce.decoding.translator import Translator
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.distributed.launch import this_process
 from transduce.doctor.checks import warn_of_data
@@ -34,8 +35,10 @@ from transduce.errors import (
     TransduceError,
     UserError,
 )
+from transduce.evaluation.evaluate import in_direction
 from transduce.evaluation.report import render_report, write_card, write_report
 from transduce.evaluation.wording import wording_of
+from transduce.inspection.inspection import inspect
 from transduce.logging import Log, print_error
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile, end_of
@@ -44,7 +47,7 @@ from transduce.process import keep_freed_memory, limit_kernel_cache
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.runs.manifest import check_sealed
-from transduce.tasks.base import AnyTask, find_prepared, open_prepared
+from transduce.tasks.base import AnyTask, ToDraw, find_prepared, open_prepared
 from transduce.tasks.continuation import More, change_settings, continue_run, stored_settings
 from transduce.tasks.finetune import (
     Start,
@@ -217,7 +220,8 @@ def _train_in(
             log.warn("no validation was better than the one before the first update: the run keeps the initial weights")
         if settings.training.lora is not None and settings.training.lora.merge:
             folder.merge_adapters()
-        task.finish(folder, update=best_update, log=log)
+        if to_draw := task.finish(folder, update=best_update, log=log):
+            save_attention(folder, to_draw)
         finalize(folder, log)
 
 
@@ -341,6 +345,14 @@ def run_worker() -> int:
         process = this_process()
         print_error(f"process {process.rank + 1} of {process.size}: {error}")
         return error.exit_code
+
+
+def save_attention(folder: RunFolder, sentences: ToDraw) -> None:
+    """Save the attention of sentences for the report."""
+    translator = Translator.load(folder.path, device=folder.settings.training.device)
+    inspections = [inspect(in_direction(translator, direction), src) for src, direction in sentences]
+    records = [inspection.to_json(views=["sides", "attention", "rules"]) for inspection in inspections]
+    folder.write_record("attention.json", {"sentences": [record for record in records if record["attention"]]})
 
 
 def finalize(folder: RunFolder, log: Log) -> None:

@@ -34,9 +34,10 @@ from transduce.inspection.analyses import RULES
 from transduce.inspection.arrays import unpack
 from transduce.inspection.inspection import Inspection, inspect, kept_page
 from transduce.inspection.page import PAGE
+from transduce.pipeline import save_attention
 from transduce.runs.folder import RunFolder
 from transduce.serving.inspection_page import InspectionPage, LookRequest
-from transduce.tasks.translation import _save_attention
+from transduce.tasks.translation import _sentences_to_draw
 
 pytestmark = MARKS
 Runs = dict[str, Path]
@@ -596,7 +597,8 @@ def test_the_heads_of_a_report_are_those_of_the_page(runs: Runs, browser: Browse
     translator, folder = Translator.load(run), RunFolder.open(run)
     lines = ["a man </script>", "two women"]
     found = [inspect(translator, line) for line in lines]
-    _save_attention(folder, [ScoredSet("test", ("en", "de"), [(line, "") for line in lines])], translator)
+    held_out = ScoredSet("test", ("en", "de"), [(line, "") for line in lines])
+    save_attention(folder, _sentences_to_draw([held_out], translator))
     (run / "data.json").write_text(json.dumps({"fingerprint": "0" * 64}), encoding="utf-8")
     write_report(folder)
     browser.get((run / "report.html").as_uri())

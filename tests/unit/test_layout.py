@@ -34,7 +34,7 @@ ORDER = (
     *("tasks", "doctor", "pipeline", "distillation", "comparison", "convert", "serving", "cli"),
     "__main__",
 )
-LONGEST_CHAIN = 23
+LONGEST_CHAIN = 22
 """Modules in the longest chain of imports. This number may only become smaller; the goal is 20."""
 
 

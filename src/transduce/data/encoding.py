@@ -21,15 +21,13 @@ from transduce.data.pairs import Pair
 from transduce.data.reading import Labelled, Piece, number_of
 from transduce.data.store import (
     AlignedStore,
-    Ids,
     LabelStore,
-    Packed,
     SentenceStore,
     StoreWriter,
     TextStore,
     TokenStore,
     join_sequences,
-    pack,
+    pack_texts,
 )
 from transduce.data.word_links import links_of_tokens, parse_links, whitespace_words
 from transduce.data.workers import Arrays, LocalWorkers, Workplace, batched, compressed, compute, decompressed
@@ -266,24 +264,6 @@ def encode_labelled(
 
     dtypes = {"ids": vocabulary.stored_as, "offsets": np.int64, "seconds": np.int32, "labels": np.int32}
     return LabelStore.create(folder, dtypes, fill)
-
-
-def pack_texts(texts: Sequence[tuple[str, ...]], vocabulary: Vocabulary, *, longest: int) -> list[Packed]:
-    """Encode texts, or pairs of texts, as a model reads them, cut to `longest` tokens, the longer text first.
-
-    Sequences of vectors get no special tokens.
-    """
-    sides = [vocabulary.encode_batch(list(side)) for side in zip(*texts, strict=True)]
-    return [_cut(ids, longest) for ids in zip(*sides, strict=True)]
-
-
-def _cut(sides: Sequence[Ids], longest: int) -> Packed:
-    lengths = [len(side) for side in sides]
-    room = longest - len(pack(*(side[:0] for side in sides)).ids)  # without the special tokens
-    while sum(lengths) > room:  # half of the excess at a time, so that long texts are cut quickly
-        longer = max(range(len(lengths)), key=lambda i: lengths[i])
-        lengths[longer] -= max(1, (sum(lengths) - room) // 2)
-    return pack(*(side[:n] for side, n in zip(sides, lengths, strict=True)))
 
 
 def counted(

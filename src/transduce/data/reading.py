@@ -6,14 +6,15 @@ A `Source` is the text of one corpus, in files or in memory. Tasks read sources,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from transduce.config.settings import Corpus, DataSettings, Direction, Settings
-from transduce.data.lines import content_mark, format_path, read_inputs, read_lines
+from transduce.data.lines import aligned, content_mark, format_path, read_inputs, read_lines
 from transduce.data.pairs import Pair, corpus_files, read_pairs
+from transduce.data.word_links import checked_links
 from transduce.errors import DataError, nearest
 from transduce.text.special import Vocabulary
 
@@ -135,6 +136,19 @@ class Sources(Generic[T]):
     train: tuple[Source[T], ...]
     valid: tuple[Source[T], ...] = ()
     tests: tuple[Source[T], ...] = ()
+
+
+def with_links(source: Source[Pair], path: Path) -> Source[Pair]:
+    """Give each pair its links, from a file in Pharaoh format."""
+
+    def read() -> Iterator[Pair]:
+        for number, pair, line in aligned(source.read(), read_lines(path), (source.name, path)):
+            if not pair.fault:
+                checked_links(line, pair.src, pair.tgt, f"{path}, line {number}")
+            yield pair._replace(links=line)
+
+    files = (*source.files, path.name)
+    return replace(source, read=read, files=files, mark=lambda: source.mark() + content_mark(path))
 
 
 def memory_source(name: str, records: Sequence[T], files: tuple[str, ...] = ()) -> Source[T]:

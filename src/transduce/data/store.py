@@ -28,7 +28,7 @@ import numpy as np
 
 from transduce.errors import RunFolderError, message_of
 from transduce.runs.atomic import read_json, write_aside, write_json
-from transduce.text.special import BOS, EOS
+from transduce.text.special import BOS, EOS, Vocabulary
 
 Ids = Sequence[int] | np.ndarray
 
@@ -75,6 +75,24 @@ def pack(a: Ids, b: Ids | None = None) -> Packed:
     segments = np.zeros(len(ids), dtype=np.int64)
     segments[len(a) + 2 :] = 1
     return Packed(ids, segments)
+
+
+def pack_texts(texts: Sequence[tuple[str, ...]], vocabulary: Vocabulary, *, longest: int) -> list[Packed]:
+    """Encode texts, or pairs of texts, as a model reads them, cut to `longest` tokens, the longer text first.
+
+    Sequences of vectors get no special tokens.
+    """
+    sides = [vocabulary.encode_batch(list(side)) for side in zip(*texts, strict=True)]
+    return [_cut(ids, longest) for ids in zip(*sides, strict=True)]
+
+
+def _cut(sides: Sequence[Ids], longest: int) -> Packed:
+    lengths = [len(side) for side in sides]
+    room = longest - len(pack(*(side[:0] for side in sides)).ids)  # without the special tokens
+    while sum(lengths) > room:  # half of the excess at a time, so that long texts are cut quickly
+        longer = max(range(len(lengths)), key=lambda i: lengths[i])
+        lengths[longer] -= max(1, (sum(lengths) - room) // 2)
+    return pack(*(side[:n] for side, n in zip(sides, lengths, strict=True)))
 
 
 StoreT = TypeVar("StoreT", bound="Store")

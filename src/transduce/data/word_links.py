@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from transduce.data.lines import aligned, content_mark, read_lines
-from transduce.data.pairs import Pair
-from transduce.data.reading import Source
+from transduce.data.lines import aligned, read_lines
 from transduce.errors import DataError
 from transduce.text.special import Span
 
@@ -68,21 +65,11 @@ def format_links(links: Iterable[WordLink]) -> str:
 def read_links(path: Path | str, srcs: Sequence[str], tgts: Sequence[str]) -> list[GoldLinks]:
     """The links of each pair of texts. Raises `DataError` for a faulty line or different numbers of lines."""
     rows = aligned(read_lines(path), zip(srcs, tgts, strict=True), (path, "the text"))
-    return [_checked(line, src, tgt, f"{path}, line {number}") for number, line, (src, tgt) in rows]
+    return [checked_links(line, src, tgt, f"{path}, line {number}") for number, line, (src, tgt) in rows]
 
 
-def with_links(source: Source[Pair], path: Path) -> Source[Pair]:
-    def read() -> Iterator[Pair]:
-        for number, pair, line in aligned(source.read(), read_lines(path), (source.name, path)):
-            if not pair.fault:
-                _checked(line, pair.src, pair.tgt, f"{path}, line {number}")
-            yield pair._replace(links=line)
-
-    files = (*source.files, path.name)
-    return replace(source, read=read, files=files, mark=lambda: source.mark() + content_mark(path))
-
-
-def _checked(line: str, src: str, tgt: str, place: str) -> GoldLinks:
+def checked_links(line: str, src: str, tgt: str, place: str) -> GoldLinks:
+    """Parse the links of a pair. Raises `DataError`, which names the place, unless they belong to its words."""
     try:
         links = parse_links(line)
     except ValueError as error:

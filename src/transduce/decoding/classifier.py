@@ -14,8 +14,7 @@ from torch import nn
 from transduce.config.section import resolved
 from transduce.data.batch import collate_labelled
 from transduce.data.batching import plan
-from transduce.data.encoding import pack_texts
-from transduce.data.store import LabelStore, Packed
+from transduce.data.store import LabelStore, Packed, pack_texts
 from transduce.decoding.open_run import open_model
 from transduce.errors import DataError
 from transduce.text.special import Vocabulary

@@ -298,20 +298,15 @@ PrecisionScores = Mapping[str, Mapping[str, float]]
 """`bleu` and `sentences_per_second` of a translator by precision, float32 first."""
 
 
-def compare_with_float32(scores: PrecisionScores) -> list[tuple[str, float, float, float, float]]:
-    """Return rows of name, BLEU, difference of BLEU, sentences per second, and speed relative to float32."""
-    rows = [(name, row["bleu"], row["sentences_per_second"]) for name, row in scores.items()]
-    base, base_speed = scores["float32"]["bleu"], scores["float32"]["sentences_per_second"]
-    return [(name, bleu, bleu - base, speed, speed / base_speed) for name, bleu, speed in rows]
-
-
 def format_precisions(scores: PrecisionScores) -> list[str]:
-    """Format a line for each precision except float32."""
-    return [
-        f"precision {name}: {bleu:.2f} BLEU ({difference:+.2f}), {times:.1f} times as fast as float32"
-        for name, bleu, difference, _, times in compare_with_float32(scores)
-        if name != "float32"
-    ]
+    """Format a line for each precision except float32, compared with float32."""
+    base, lines = scores["float32"], list[str]()
+    for name, row in scores.items():
+        times, difference = row["sentences_per_second"] / base["sentences_per_second"], row["bleu"] - base["bleu"]
+        if name != "float32":
+            compared = f"{row['bleu']:.2f} BLEU ({difference:+.2f}), {times:.1f} times as fast as float32"
+            lines.append(f"precision {name}: {compared}")
+    return lines
 
 
 @dataclass(frozen=True, slots=True)

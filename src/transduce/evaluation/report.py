@@ -13,7 +13,6 @@ from markupsafe import Markup, escape
 
 import transduce
 from transduce.evaluation.html import Curve, compact, environment, line_chart, render, smooth
-from transduce.evaluation.metrics import compare_with_float32
 from transduce.evaluation.run_record import RunRecord, SetScores, render_record
 from transduce.evaluation.wording import wording_of
 from transduce.inspection.page import script_of
@@ -282,18 +281,7 @@ def score_tables(record: RunRecord) -> list[Table]:
         ]
         if rows:
             tables.append(Table(("set", *columns), rows))
-    if record.precisions:
-        tables.append(_precision_table(record.precisions))
     return tables
-
-
-def _precision_table(measured: Mapping[str, Any]) -> Table:
-    rows = [
-        [name, f"{bleu:.2f}", f"{difference:+.2f}", f"{speed:,.0f}", f"{times:.1f}"]
-        for name, bleu, difference, speed, times in compare_with_float32(measured["precisions"])
-    ]
-    header = f"precision, {measured['sentences']:,} validation sentences"
-    return Table((header, "BLEU", "difference", "sentences per second", "times as fast"), rows)
 
 
 def unscored(record: RunRecord) -> str:

@@ -6,8 +6,6 @@ label_scores.json {"sets": [{"name", **LabelScores.to_json()}]}
 masked_scores.json {"sets": [{"name", "loss", "nll", "perplexity", "masked_accuracy", "next_sentence_accuracy"}]}
 samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"} or {"prompt", "text"}]}]}
 attention.json  {"sentences": [{"sides", "attention", "rules"}]}, views of `Inspection`
-precision_scores.json
-                {"sentences", "precisions": {"float32": {"bleu", "sentences_per_second"}, ...}}, of validation text
 data.json       {"fingerprint",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
                            "cleaning": CleanReport.to_json()} or {"name", "files", "documents", "bytes", "tokens"}],
@@ -59,7 +57,6 @@ class RunRecord:
     text_scores: Sequence[Mapping[str, Any]] = ()
     label_scores: Sequence[Mapping[str, Any]] = ()
     masked_scores: Sequence[Mapping[str, Any]] = ()
-    precisions: Mapping[str, Any] = field(default_factory=dict)
     samples: Sequence[Mapping[str, Any]] = ()
     attention: Sequence[Mapping[str, Any]] = ()
 
@@ -116,7 +113,6 @@ def _read_record(run: RunFolder) -> RunRecord:
         text_scores=read("text_scores.json").get("sets", ()),
         label_scores=read("label_scores.json").get("sets", ()),
         masked_scores=read("masked_scores.json").get("sets", ()),
-        precisions=read("precision_scores.json"),
         samples=samples.get("sets", ()),
         attention=attention.get("sentences", ()),
     )

@@ -24,16 +24,15 @@ from torch import nn
 
 from transduce.config.architectures import BertSettings
 from transduce.config.section import traits_of
-from transduce.config.settings import DataSettings, Settings
+from transduce.config.settings import DataSettings, Direction, Settings
 from transduce.data.clean import reverse_pair
 from transduce.data.encoding import counted
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.lines import n_bytes
 from transduce.data.pairs import Pair, corpus_files
 from transduce.data.preparation import Texts, located, read_labelled_texts, read_pair_texts, read_plain_texts
-from transduce.data.reading import Piece, Source, Sources, labelled_sources, line_sources, pair_sources
+from transduce.data.reading import Piece, Source, Sources, labelled_sources, line_sources, pair_sources, with_links
 from transduce.data.store import AlignedStore, Store
-from transduce.data.word_links import with_links
 from transduce.data.workers import Workplace
 from transduce.demo.corpus import demo_sources
 from transduce.errors import DataError, RunFolderError
@@ -47,6 +46,8 @@ from transduce.training.loss import Criterion
 from transduce.training.validate import Validator
 
 FormName = Literal["pairs", "text", "labelled"]
+ToDraw = Sequence[tuple[str, Direction]]
+"""Source sentences with their languages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +171,10 @@ class Task(ABC, Generic[TextsT, StoreT]):
         """Return the validation on held-out text. Its judge's scores are logged, and used for early stopping."""
 
     @abstractmethod
-    def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
+    def finish(self, folder: RunFolder, *, update: int, log: Log) -> ToDraw:
         """Save scores and samples after training. Called again if it was killed.
 
-        `update`: the update that the final weights are from.
+        `update`: the update that the final weights are from. Returns the sentences whose attention the report draws.
         """
 
     @abstractmethod

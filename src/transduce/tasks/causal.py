@@ -23,7 +23,7 @@ from transduce.decoding.results import TextScore
 from transduce.evaluation.run_record import save_generated, save_set
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import PLAIN, Prepared, Task, held_out_stores, prepare_sets
+from transduce.tasks.base import PLAIN, Prepared, Task, ToDraw, held_out_stores, prepare_sets
 from transduce.text.special import BOS, EOS
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import RowFeeder, StreamFeeder
@@ -80,7 +80,7 @@ class CausalTask(Task[Texts[Piece], TextStore]):
             in_order=memory is not None,
         )
 
-    def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
+    def finish(self, folder: RunFolder, *, update: int, log: Log) -> ToDraw:
         generator = Generator.load(folder.path, device=folder.settings.training.device)
         stores = dict(held_out_stores(folder, self.store))
         for name, store in stores.items():
@@ -90,6 +90,7 @@ class CausalTask(Task[Texts[Piece], TextStore]):
         options = DecodingOptions(sample=True, temperature=0.8)
         texts = generator.generate(_beginnings(stores["valid"], generator), options, cut_prompt=True)
         save_generated(folder, "temperature 0.8", [(text.prompt, text.text) for text in texts], update=update)
+        return ()
 
     def evaluate(self, run: Path, options: TextEvaluation, *, device: str = "auto") -> TextScore:
         generator = Generator.load(run, device=device, memory=options.memory)

@@ -26,7 +26,7 @@ from transduce.evaluation.run_record import save_generated, save_set
 from transduce.logging import Log
 from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import LABELLED, Prepared, Task, held_out_stores, prepare_sets
+from transduce.tasks.base import LABELLED, Prepared, Task, ToDraw, held_out_stores, prepare_sets
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import LabelFeeder
 from transduce.training.loss import Criterion, predict_labels
@@ -93,7 +93,7 @@ class ClassificationTask(Task[LabelledTexts, LabelStore]):
             criterion=predict_labels,
         )
 
-    def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
+    def finish(self, folder: RunFolder, *, update: int, log: Log) -> ToDraw:
         classifier = TextClassifier.load(folder.path, device=folder.settings.training.device)
         for name, store in held_out_stores(folder, self.store):
             scores = score_labels(store.labels.tolist(), classifier.predict(store), classifier.labels)
@@ -111,6 +111,7 @@ class ClassificationTask(Task[LabelledTexts, LabelStore]):
             for (label, _), predicted in zip(samples, predictions, strict=True)
         ]
         save_generated(folder, "valid", shown, update=update)
+        return ()
 
     def evaluate(self, run: Path, options: LabelEvaluation, *, device: str = "auto") -> LabelScores:
         classifier = TextClassifier.load(run, device=device)

@@ -26,7 +26,7 @@ from transduce.errors import DataError, SettingsError
 from transduce.evaluation.run_record import save_generated, save_set
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import PLAIN, Prepared, Task, held_out_stores, prepare_sets
+from transduce.tasks.base import PLAIN, Prepared, Task, ToDraw, held_out_stores, prepare_sets
 from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import MaskedFeeder
@@ -88,7 +88,7 @@ class MaskedTask(Task[Texts[Piece], SentenceStore]):
             criterion=predict_masked_tokens,
         )
 
-    def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
+    def finish(self, folder: RunFolder, *, update: int, log: Log) -> ToDraw:
         settings, stores = folder.settings, dict(held_out_stores(folder, self.store))
         filler = MaskFiller.load(folder.path, device=settings.training.device)
         for name, store in stores.items():
@@ -101,6 +101,7 @@ class MaskedTask(Task[Texts[Piece], SentenceStore]):
             predictions = ", ".join(f"{c.token} {c.probability:.0%}" for c in filled.masks[0])
             shown.append((filled.text, f" → {predictions}"))
         save_generated(folder, "valid", shown, update=update)
+        return ()
 
     def evaluate(self, run: Path, options: MaskedTextEvaluation, *, device: str = "auto") -> MaskedScore:
         """Score the predictions of masked tokens of a text, which is split as in training.

@@ -30,16 +30,15 @@ from transduce.evaluation.evaluate import (
     TranslationEvaluation,
     evaluate_translations,
     in_direction,
-    measure_precisions,
     score_translator,
 )
-from transduce.evaluation.metrics import Scoring, TranslationScores, evaluate, format_precisions
+from transduce.evaluation.metrics import Scoring, TranslationScores, evaluate
 from transduce.evaluation.run_record import save_set
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import seal_folder
-from transduce.tasks.base import PAIRS, Prepared, Task, fingerprint, report_leaks
+from transduce.tasks.base import PAIRS, Prepared, Task, ToDraw, fingerprint, report_leaks
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
 from transduce.training.loss import Criterion, PredictConsistently, predict_tokens, predict_tokens_and_links
@@ -47,6 +46,7 @@ from transduce.training.validate import Judge, Validator
 
 N_SAMPLES = 24  # translations per set in the report
 N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences with attention maps in the report, and their fewest and most words
+MOST_DRAWN_TOKENS = 256  # which can be inspected
 
 
 class TranslationTask(Task[PairTexts, TokenStore]):
@@ -146,7 +146,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
             precision=training.precision,
         )
 
-    def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
+    def finish(self, folder: RunFolder, *, update: int, log: Log) -> ToDraw:
         tokens = folder.path / "tokens"
         scored = _read_scored(tokens / "scored_pairs.json", folder.settings.training.valid_bleu_sentences)
         sets = _read_scored(tokens / "tests.json") or scored
@@ -158,17 +158,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         if not sets:
             log.say("nothing was scored: no test text, and training.valid_bleu_sentences = 0")
             log.say(f"to score the run later, evaluate {folder.path} on a source and a reference text")
-        else:
-            _save_attention(folder, sets, translator)
-        if scored:
-            first = scored[0]
-            languages = first.direction if translator.tokenizers.src.framing.needed else (None, None)
-            precisions = measure_precisions(folder, first.pairs, log, languages=languages)
-            if not isinstance(precisions, str):
-                record = {"sentences": len(first.pairs), "precisions": precisions}
-                folder.write_record("precision_scores.json", record)
-                for line in format_precisions(precisions):
-                    log.say(f"{first.name}, {line}")
+        return _sentences_to_draw(sets, translator)
 
     def evaluate(self, run: Path, options: TranslationEvaluation, *, device: str = "auto") -> Evaluation:
         return evaluate_translations(run, options, device=device)
@@ -220,22 +210,18 @@ def _score(folder: RunFolder, held: ScoredSet, *, translator: Translator, update
     return scores
 
 
-def _save_attention(folder: RunFolder, sets: Sequence[ScoredSet], translator: Translator) -> None:
-    """Save the attention of the first readable sentences, of a length that suits a picture if possible."""
-    from transduce.inspection.inspected_models import MOST_TOKENS
-    from transduce.inspection.inspection import inspect  # not needed before the end of a training
-
+def _sentences_to_draw(sets: Sequence[ScoredSet], translator: Translator) -> ToDraw:
+    """Choose the first readable sentences, of a length that suits a picture if possible."""
     fewest, most = DRAWN_WORDS
-    sources = [(in_direction(translator, held.direction), src) for held in sets for src, _ in held.pairs if src.strip()]
-    fitting = [(translator, src) for translator, src in sources if fewest <= len(src.split()) <= most]
+    sources = [(src, held.direction) for held in sets for src, _ in held.pairs if src.strip()]
+    fitting = [(src, direction) for src, direction in sources if fewest <= len(src.split()) <= most]
+    limit, drawn = min(translator.longest, MOST_DRAWN_TOKENS), fitting or sources
     readable = (
-        (translator, src)
-        for translator, src in fitting or sources
-        if len(translator.tokenizers.src.encode(src)) <= min(translator.longest, MOST_TOKENS)
+        (src, direction)
+        for src, direction in drawn
+        if len(in_direction(translator, direction).tokenizers.src.encode(src)) <= limit
     )
-    inspections = [inspect(translator, src) for translator, src in islice(readable, N_DRAWN)]
-    records = [inspection.to_json(views=["sides", "attention", "rules"]) for inspection in inspections]
-    folder.write_record("attention.json", {"sentences": [record for record in records if record["attention"]]})
+    return list(islice(readable, N_DRAWN))
 
 
 def _read_scored(path: Path, n: int | None = None) -> list[ScoredSet]:

@@ -8,7 +8,7 @@ how a batch was split.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,6 +25,15 @@ from transduce.nn.recording import recorded_heads
 from transduce.nn.state import Carry
 
 _UNDERFLOW = 1e-30  # below this, a float32 probability loses precision, and then becomes 0
+
+
+PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """The context in which matrix products have `precision`; weights stay float32."""
+    dtype = PRECISIONS[precision]
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 @runtime_checkable

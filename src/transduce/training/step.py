@@ -37,11 +37,9 @@ from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Stack
 from transduce.nn.star import SatelliteAttention
 from transduce.training.graphs import GraphedPasses
-from transduce.training.loss import Carry, Criterion, PredictConsistently, predict_tokens
+from transduce.training.loss import PRECISIONS, Carry, Criterion, PredictConsistently, autocast, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed
-
-PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +69,6 @@ class DoesNotFit(Exception):
 def slots_of(batch: TrainingBatch) -> int:
     """Number of input and target tokens of a batch with padding, as a measure of its memory."""
     return sum(tensor.numel() for tensor in (*batch.inputs, batch.targets))
-
-
-def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
-    """The context in which matrix products have `precision`; weights stay float32."""
-    dtype = PRECISIONS[precision]
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def _drop_words(module: nn.Module, _: Any, vectors: Float[Tensor, "B T D"], *, p: float) -> Float[Tensor, "B T D"]:

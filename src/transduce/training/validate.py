@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.data.batch import TrainingBatch
-from transduce.training.loss import Carry, Criterion, predict_tokens
+from transduce.training.loss import Carry, Criterion, autocast, predict_tokens
 from transduce.training.ranks import SINGLE_RANK, Ranks
-from transduce.training.step import autocast
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from transduce.config.settings import TokenizerSettings
 from transduce.data.batching import FOLLOWS, RANDOM, PairPlan, fit, plan_pairs
-from transduce.data.encoding import encode_labelled, encode_sentences, pack_texts
+from transduce.data.encoding import encode_labelled, encode_sentences
 from transduce.data.reading import Labelled, number_of, read_labelled, read_pieces, sorted_labels
-from transduce.data.store import LabelStore, SentenceStore, pack
+from transduce.data.store import LabelStore, SentenceStore, pack, pack_texts
 from transduce.errors import DataError, RunFolderError
 from transduce.text.special import BOS, EOS
 from transduce.text.tokenizer import Tokenizer

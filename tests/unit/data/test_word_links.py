@@ -11,7 +11,7 @@ from transduce.data.batch import collate
 from transduce.data.clean import Cleaner, CleanReport, pack_pairs
 from transduce.data.encoding import EncodePairs, encode_pairs
 from transduce.data.pairs import Pair
-from transduce.data.reading import memory_source
+from transduce.data.reading import memory_source, with_links
 from transduce.data.store import AlignedStore, Example
 from transduce.data.word_links import (
     WordLink,
@@ -21,7 +21,6 @@ from transduce.data.word_links import (
     parse_links,
     read_links,
     whitespace_words,
-    with_links,
 )
 from transduce.errors import DataError
 from transduce.text.tokenizer import Tokenizers

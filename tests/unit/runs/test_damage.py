@@ -274,7 +274,7 @@ def test_invalid_array_files(tmp_path: Path, content: bytes) -> None:
 
 
 RECORDS = (
-    *("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "precision_scores.json"),
+    *("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json"),
     *("samples.json", "attention.json", "data.json"),
 )
 

@@ -24,8 +24,8 @@ from transduce.models.registry import build_model
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.positions import POSITIONS, Positions
 from transduce.nn.recording import recorded_heads
-from transduce.training.loss import predict_tokens
-from transduce.training.step import Updater, autocast
+from transduce.training.loss import autocast, predict_tokens
+from transduce.training.step import Updater
 
 pytestmark = needs_training_kernels
 CPU = torch.device("cpu")
