@@ -1,19 +1,20 @@
 """Read translation memories (TMX 1.1 to 1.4) unit by unit.
 
-The DTD that most files name is not loaded. External entities are refused, and expat (2.4 and later) limits the
-expansion of others.
+The DTD that most files name is not loaded, and entities that a file declares are not known to its units.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from functools import cache
 from html.entities import html5
 from itertools import islice
 from pathlib import Path
 from typing import cast
+from xml.etree import ElementTree
 from xml.parsers import expat
 
 from transduce.config.settings import DataSettings
@@ -25,11 +26,12 @@ from transduce.text.scripts import LETTER
 _CHUNK, _TAG = 1 << 16, 8  # bytes read at once; at least the longest beginning of a tag that `_PART` matches
 _PAIRED, _ALONE = frozenset({"bpt", "ept"}), frozenset({"it", "ph", "ut"})
 """Elements inside a segment that contain markup of the original document, not text: in pairs around text, and alone."""
-_MARKUP = _PAIRED | _ALONE
+_MOST_SEGMENTS = 64  # length of the longest unit that is read, relative to the longest segment
 _UNITS_SEEN = 1000  # number of units from which languages are inferred
 
 _DECLARED = re.compile(rb"""^\s*<\?xml[^>]*?\sencoding\s*=\s*["']([\w.-]+)""")
-_PART = re.compile(rb"(?=<tu[\s>]|</body)")
+_END = b"</body"
+_PART = re.compile(rb"(?=<tu[\s/>]|%b)" % _END)
 _GAP = re.compile(r"(?<![ \t\n])[ \t\n]*\0[ \t\n\0]*")  # the lookbehind makes the search linear
 _LETTER = re.compile(LETTER)
 
@@ -37,154 +39,106 @@ Unit = tuple[int, dict[str, str] | Unreadable]
 """The line of a `<tu>`, and its segments by language code as written (`en-US`), or the reason that it is left out."""
 
 
-class _Malformed(Exception):
-    """A unit that is well-formed XML but not TMX."""
-
-
 class Memory:
     """A TMX file. `srclang`: the source language that its header names; empty before `units` has passed the header."""
 
     def __init__(self, path: Path, max_record: int) -> None:
         """`max_record`: bytes of the longest segment that is read."""
-        self.path, self.srclang = path, ""
-        self._max_record = max_record
-        self._done = list[Unit]()
-        self._root = ""
-        self._start_parser()
+        self.path, self.srclang, self._max_record = path, "", max_record
 
     def units(self) -> Iterator[Unit]:
-        """Yield all units. A file that is malformed before its first unit is a `DataError`."""
-        n_lines, has_units, skips = 0, False, False
-        with open_bytes(self.path) as (file, _):
+        """Yield all units, each parsed alone, so that a malformed one does not affect others.
+
+        A file that is malformed before its first unit is a `DataError`.
+        """
+        most = _MOST_SEGMENTS * self._max_record
+        with open_bytes(self.path) as (file, _), closing(_parts(cast(io.BufferedReader, file), most)) as parts:
             try:
-                for part in _parts(cast(io.BufferedReader, file)):
-                    is_whole = _PART.match(part) is not None
-                    has_units |= is_whole
-                    if is_whole or not skips:  # otherwise: the rest of a malformed unit
-                        skips = not self._parse(part, n_lines, may_skip=has_units, is_whole=is_whole)
-                    yield from self._done
-                    self._done.clear()
-                    n_lines += part.count(b"\n")
-                self._parse(b"", n_lines, may_skip=has_units)
+                head = next(parts, b"")
+                self._read_header(head)
+                line, part = 1 + head.count(b"\n"), b""
+                for part in parts:
+                    if part.startswith(b"<tu"):
+                        yield self._unit(part, line)
+                    line += part.count(b"\n")
+                if not part.startswith(_END) and _END not in head:
+                    yield line, Unreadable("not valid TMX", ": no element found")
             except (LookupError, ValueError) as error:  # unknown encoding, or text that is invalid in its encoding
                 raise DataError(f"{format_path(self.path)}, line 1: not valid TMX: {error}") from None
-        yield from self._done
 
-    def _start_parser(self) -> None:
-        self._n_lines: int | None = None  # lines before the text that the parser reads
-        self._unit_line, self._language = 0, ""
-        self._segments, self._is_too_long = dict[str, str](), False
-        self._text: list[str] | None = None  # the segment being read
-        # bytes of the segment so far; open markup elements; pieces of text before the last element
-        self._size = self._codes = self._opened = 0
-        self._parser = expat.ParserCreate("utf-8")
-        self._parser.buffer_text = True
-        self._parser.UseForeignDTD()  # entities that are not declared reach `_skip_entity`, as if there were a DTD
-        self._parser.StartElementHandler = self._start
-        self._parser.EndElementHandler = self._end
-        self._parser.CharacterDataHandler = self._characters
-        self._parser.SkippedEntityHandler = self._skip_entity
-        self._parser.ExternalEntityRefHandler = self._refuse
-
-    @property
-    def _line(self) -> int:
-        return (self._n_lines or 0) + self._parser.CurrentLineNumber
-
-    def _parse(self, part: bytes, n_lines: int, *, may_skip: bool, is_whole: bool = False) -> bool:
-        """Whether a part of the file is well-formed. If not, a new parser reads the next part.
-
-        is_whole: the part starts with a unit. If the unit before it has no end, only that unit is left out.
-        """
-        was_open = bool(self._unit_line)
-        if self._n_lines is None:
-            self._n_lines = n_lines
+    def _read_header(self, head: bytes) -> None:
+        elements = dict[str, dict[str, str]]()
+        parser = _parser()
+        parser.StartElementHandler = elements.setdefault
         try:
-            self._parser.Parse(part, not part)
-            return True
-        except _Malformed as error:
-            fault = Unreadable("not valid TMX", str(error))
+            parser.Parse(head, not head)
+        except expat.ExpatError as error:
+            problem = f"not valid TMX: {expat.ErrorString(error.code)}"
+            raise DataError(f"{format_path(self.path)}, line {error.lineno}: {problem}") from None
+        if (root := next(iter(elements), "tmx")) != "tmx":
+            raise DataError(f"{self.path}: the root element is <{root}>, not <tmx>")
+        self.srclang = elements.get("header", {}).get("srclang", "")
+
+    def _unit(self, part: bytes, line: int) -> Unit:
+        """Parse the unit that begins on this line."""
+        if len(part) > _MOST_SEGMENTS * self._max_record:
+            return line, too_long(self._max_record)
+        parser, builder = _parser(), ElementTree.TreeBuilder()
+        parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
+        parser.CharacterDataHandler = builder.data
+
+        def skip_entity(name: str, is_parameter: bool) -> None:
+            """Read an entity that the file does not define, such as `&nbsp;`, as HTML does."""
+            if f"{name};" not in html5:
+                raise ValueError(f"undefined entity &{name};")
+            builder.data(html5[f"{name};"])
+
+        parser.SkippedEntityHandler = skip_entity
+        try:
+            parser.Parse(part, True)
+            variants = [(tuv, _text(seg)) for tuv in builder.close().iter("tuv") for seg in tuv.iter("seg")]
         except expat.ExpatError as error:
             fault = Unreadable("not valid TMX", f": {expat.ErrorString(error.code)}")
-        if not may_skip:
-            raise DataError(f"{format_path(self.path)}, line {self._line}: {fault}")
-        self._done.append((self._line, fault))
-        self._start_parser()
-        self._parser.Parse(b"<tmx><body>")
-        return was_open and is_whole and self._parse(part, n_lines, may_skip=True)
-
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
-        if not self._root:
-            self._root = name
-            if name != "tmx":
-                raise DataError(f"{self.path}: the root element is <{name}>, not <tmx>")
-        if self._text is not None:
-            self._codes += name in _MARKUP
-            self._opened = len(self._text)
-        elif name == "header":
-            self.srclang = attributes.get("srclang", "")
-        elif name == "tu":
-            if self._unit_line:
-                raise _Malformed(": <tu> inside another one")
-            self._unit_line, self._segments, self._is_too_long = self._line, {}, False
-        elif name == "tuv":
-            self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
-            if not self._unit_line:
-                self._done.append((self._line, Unreadable("<tuv> outside a <tu>", has_text=False)))
-        elif name == "seg" and self._unit_line:
-            self._text, self._size, self._codes = [], 0, 0
-
-    def _characters(self, content: str) -> None:
-        if self._text is None or self._codes:
-            return
-        self._size += n_bytes(content)
-        if self._size < self._max_record:
-            self._text.append(content)
-
-    def _end(self, name: str) -> None:
-        if name == "tu":
-            self._done.append((self._unit_line, self._finished_unit()))
-            self._unit_line = 0
-        elif self._text is None:
-            return
-        elif name == "seg":
-            text = "".join(self._text)
-            text = one_line(_GAP.sub(_filled, text) if "\0" in text else text)
-            if not self._segments.get(self._language, "").strip():
-                self._segments[self._language] = text
-            self._is_too_long |= self._size >= self._max_record
-            self._text = None
-        else:
-            self._codes -= name in _MARKUP
-            if not self._codes and (name in _ALONE or (name not in _PAIRED and self._opened == len(self._text))):
-                self._text.append("\0")  # which XML cannot contain
-
-    def _finished_unit(self) -> dict[str, str] | Unreadable:
-        if self._is_too_long:
-            return too_long(self._max_record)
-        return self._segments or Unreadable("<tu> without <seg>", has_text=False)
-
-    def _skip_entity(self, name: str, is_parameter: bool) -> None:
-        """Read an entity that is not declared in the file, such as `&nbsp;`, as HTML does."""
-        if not is_parameter:
-            if f"{name};" not in html5:
-                raise _Malformed(f": undefined entity &{name};")
-            self._characters(html5[f"{name};"])
-
-    def _refuse(self, *_: object) -> int:
-        raise DataError(
-            f"{self.path}, line {self._line}: the text contains an external XML entity, which is not loaded"
-        )
+            return line + error.lineno - 1, fault
+        except (ValueError, RecursionError) as error:
+            return line + parser.CurrentLineNumber - 1, Unreadable("not valid TMX", f": {error}")
+        segments = dict[str, str]()
+        for tuv, text in variants:
+            if n_bytes(text) >= self._max_record:
+                return line, too_long(self._max_record)
+            language = tuv.get("xml:lang") or tuv.get("lang") or ""
+            if not segments.get(language, "").strip():
+                segments[language] = one_line(_GAP.sub(_filled, text) if "\0" in text else text)
+        return line, segments or Unreadable("<tu> without <seg>", has_text=False)
 
 
-def _parts(file: io.BufferedReader) -> Iterator[bytes]:
-    """The file in UTF-8, cut before each unit and before the end of the body. A long unit yields several parts."""
+def _parser() -> expat.XMLParserType:
+    parser = expat.ParserCreate("utf-8")
+    parser.buffer_text = True
+    parser.UseForeignDTD()  # entities that are not declared reach `SkippedEntityHandler`, as if there were a DTD
+    return parser
+
+
+def _text(element: ElementTree.Element) -> str:
+    """The text of a segment, without markup of the original document; NUL, which XML cannot contain, for an element."""
+    parts = [element.text or ""]
+    for inner in element:
+        text = "" if inner.tag in _PAIRED else "\0" if inner.tag in _ALONE else _text(inner) or "\0"
+        parts += [text, inner.tail or ""]
+    return "".join(parts)
+
+
+def _parts(file: io.BufferedReader, most: int) -> Generator[bytes, None, None]:
+    """The file in UTF-8, cut before each unit and before the end of the body.
+
+    Of a unit of more than `most` bytes, only a beginning of more bytes is kept, and the line ends.
+    """
     rest = b""
     for chunk in _utf8(file):
         *parts, rest = _PART.split(rest + chunk)
         yield from filter(None, parts)
-        if len(rest) > _CHUNK:
-            yield rest[:-_TAG]
-            rest = rest[-_TAG:]
+        if len(rest) > most + _CHUNK:
+            rest = rest[: most + 1] + b"\n" * rest.count(b"\n", most + 1, -_TAG) + rest[-_TAG:]
     if rest:
         yield rest
 
