@@ -1,4 +1,4 @@
-// The C interface of decoding: checks what it is given, and calls the engine.
+// The C interface of decoding: checks the arguments and calls the engine.
 
 #include <algorithm>
 #include <cfloat>
@@ -74,7 +74,7 @@ transduce::Request with_options(const transduce_option* options, int64_t n) {
     return request;
 }
 
-// Item i of arrays that lie one behind another.
+// Item i of a concatenation of arrays; item i begins at offsets[i].
 std::vector<int32_t> part(const int32_t* ids, const int64_t* offsets, int64_t i, int64_t least, int64_t most) {
     require(offsets[0] == 0 && offsets[i] >= 0 && offsets[i + 1] >= offsets[i], "offsets: must start with 0 and must not fall");
     require(least <= offsets[i + 1] - offsets[i] && offsets[i + 1] - offsets[i] <= most,
@@ -123,7 +123,7 @@ std::shared_ptr<transduce::Request> request_of(const transduce::Request& options
     return request;
 }
 
-// Takes the numbers of a request's samples; returns those that are left.
+// Stores the random numbers of a request's samples in it; returns a pointer to the remaining numbers.
 const double* take_numbers(transduce::Request& request, const double* numbers) {
     request.numbers.assign(numbers, numbers + size_t(request.options.n_best) * request.limit);
     for (const double number : request.numbers) require(0 <= number && number < 1, "numbers: must be of [0, 1)");
@@ -136,7 +136,7 @@ transduce::Time time_after(double seconds) {
     return transduce::Clock::now() + std::chrono::microseconds(int64_t(std::max(seconds, 0.0) * 1e6));
 }
 
-// The lengths of a list of items that lie one behind another, and their ids.
+// Checks the lengths and the ids of the items of a concatenation.
 void check_items(const int32_t* ids, const int64_t* offsets, int64_t n, int64_t most, int32_t n_ids) {
     require(ids && offsets && offsets[0] == 0, "ids and offsets must not be null, and offsets must start with 0");
     for (int64_t i = 0; i < n; i++) {

@@ -1,4 +1,4 @@
-// What the functions of the C interface share: checks, and exceptions as codes and messages.
+// Common parts of the C interface: checks, and the conversion of exceptions to codes and messages.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace transduce::abi {
 constexpr int kMaxThreads = 1024;
 constexpr int32_t kMaxSource = 1 << 16;
 
-// Keeps the reason for `transduce_last_error` of this thread; returns the code.
+// Stores the message that `transduce_last_error` returns in this thread; returns the code.
 int fail(int code, const char* reason) noexcept;
 
 template <class Work>

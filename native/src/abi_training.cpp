@@ -1,4 +1,4 @@
-// The C interface of training: checks what it is given, and calls the kernels.
+// The C interface of training: checks the arguments and calls the kernels.
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,7 @@ void require_kernels(int32_t n_threads) {
     require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
 }
 
-// Calls `take` for each tensor that has numbers; it returns whether these are there.
+// Calls `take` for each tensor with n > 0; `take` returns false if one of the tensor's pointers is null.
 template <class Tensor, class Take>
 void for_each_tensor(const Tensor* tensors, int64_t n, int32_t n_threads, Take take) {
     require_kernels<float>(n_threads);

@@ -6,7 +6,7 @@ using transduce::Activation;
 
 inline Vec sigmoid(Vec x) { return splat(1.f) / (splat(1.f) + exp(zero() - x)); }
 
-// A result, and its derivative: where that is not used, the compiler leaves it out.
+// The value of an activation and its derivative. The compiler removes the derivative where it is not used.
 struct Activated {
     Vec value, slope;
 };
@@ -45,7 +45,7 @@ inline Activated activated(Vec x) {
     return {x, zero()};
 }
 
-// Calls `work` with a constant for an activation.
+// Calls `work` with the activation as a compile-time constant.
 template <class Work>
 void with_activation(Activation kind, Work work) {
     switch (kind) {

@@ -24,7 +24,7 @@ constexpr int kKeysOfVec = W / 4;
 constexpr unsigned kVecKeys = (1u << kKeysOfVec) - 1;
 constexpr float kHidden = -1e30f;
 
-// How numbers of keys and values are stored.
+// Types of stored keys and values.
 struct Float32Cache {
     using Number = float;
     static constexpr bool kScaled = false;
@@ -99,7 +99,7 @@ void score_quad(const AttentionCall& call, int quad, const uint16_t* any, float*
     for (int i = 0; i < Q; i++) largest[i] = max_over_keys(largest[i]);
 }
 
-// Turns scores into weights, times the scales of int8 values; returns one over the sum of the weights for each head.
+// Replaces scores by unnormalized weights, times the scales of int8 values. `inverse`: 1 / the sum of the weights of each head.
 template <class Cache>
 void softmax_quad(const AttentionCall& call, int quad, const uint16_t* mask, float* scores, Vec largest, float* inverse) {
     Vec sum = zero();

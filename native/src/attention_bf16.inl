@@ -1,6 +1,8 @@
-// The operands of attention's products in bfloat16; attention_float32.inl has the same in float32. Included after training.inl's products.
+// The operands of attention's products in bfloat16; attention_float32.inl has the float32 version.
+// Included after the products of training.inl.
 //
-// A left operand is rows of numbers, a right one pairs of rows [rows / 2][columns][2]. What a product sums over is padded with zeros.
+// A left operand is stored as rows of numbers, a right operand as pairs of rows [rows / 2][columns][2]. The axis that a product sums over is
+// padded with zeros.
 
 namespace {
 
@@ -13,13 +15,13 @@ struct Right {
     size_t stride;  // in columns
 };
 
-// c [rows, columns] = a b, added to c if `add`; each W columns of it are `c_next` after those before. Columns: a multiple of
-// 16. On tiles, rows are written up to a multiple of 16.
+// c [rows, columns] = a b, added to c if `add`. In c, each vector of W columns is `c_next` floats after the previous vector. `columns` is a
+// multiple of 16. On tiles, rows are written up to a multiple of 16.
 void multiply(const Left& a, int rows, const Right& b, int depth, int columns, float* c, size_t c_stride, bool add = false, size_t c_next = W) {
     multiply_pairs(a.at, a.stride, rows, b.at, b.stride, (depth + 31) / 32 * 32, columns, c, c_stride, add, c_next);
 }
 
-// Rows of one head as operands of products over rows, over the numbers of a row, or both: the others are null.
+// The rows of one head as operands. `pairs` is null unless products sum over rows, `columns` unless they sum over the numbers of a row.
 struct HeadRows {
     int height, width;  // padded
     Number *rows, *pairs = nullptr, *columns = nullptr;
@@ -55,7 +57,7 @@ struct HeadRows {
     Right over_numbers() const { return {columns, size_t(height)}; }
 };
 
-// Weights of a block, or gradients of its scores.
+// The attention weights of a block, or the gradients of its scores.
 struct Weights {
     int keys, queries;  // padded
     Number *by_key, *by_query, *pairs;
@@ -64,12 +66,12 @@ struct Weights {
         : keys(keys), queries(queries), by_key(memory.take<Number>(size_t(keys) * queries)), by_query(memory.take<Number>(size_t(keys) * queries)),
           pairs(memory.take<Number>(size_t(keys) * queries)) {}
 
-    // Of keys s and s + 1, and queries from `at` on.
+    // Stores the values of keys s (a) and s + 1 (b) for the queries at, ..., at + W - 1.
     void put(int s, int at, Vec a, Vec b) const {
         Number* row = by_key + size_t(s) * queries + at;
         store_rows(row, row + queries, pairs + size_t(s) * queries + 2 * at, a, b);
     }
-    // After all have been put. `over_keys`: for products over keys, too.
+    // Call this after all calls of `put`. `over_keys`: also prepare the operand of products that sum over keys.
     void finish(int n_keys, int n_queries, bool over_keys) const {
         const int known = (n_keys + 1) / 2 * 2, end = (n_keys + 31) / 32 * 32, lanes = padded(n_queries);
         std::memset(by_key + size_t(known) * queries, 0, size_t(end - known) * queries * sizeof(Number));

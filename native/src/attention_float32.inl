@@ -1,4 +1,4 @@
-// The operands of attention's products in float32; attention_bf16.inl has the same in bfloat16.
+// The operands of attention's products in float32; attention_bf16.inl has the bfloat16 version.
 
 namespace {
 
@@ -11,12 +11,13 @@ struct Right {
     size_t stride;
 };
 
-// c [rows, columns] = a b, added to c if `add`; each W columns of it are `c_next` after those before. Columns: a multiple of W.
+// c [rows, columns] = a b, added to c if `add`. In c, each vector of W columns is `c_next` floats after the previous vector. `columns` is a
+// multiple of W.
 void multiply(const Left& a, int rows, const Right& b, int depth, int columns, float* c, size_t c_stride, bool add = false, size_t c_next = W) {
     product_float32(a.at, a.row, a.next, rows, b.at, b.stride, depth, columns, c, c_stride, add, c_next);
 }
 
-// Rows of one head, and as columns, for products over the numbers of a row (null: not wanted).
+// The rows of one head, and their transpose for products that sum over the numbers of a row (null: not needed).
 struct HeadRows {
     int height, width;  // padded
     float *rows, *columns = nullptr;
@@ -36,14 +37,14 @@ struct HeadRows {
     Right over_numbers() const { return {columns, size_t(height)}; }
 };
 
-// Weights of a block, or gradients of its scores.
+// The attention weights of a block, or the gradients of its scores.
 struct Weights {
     size_t queries;  // padded
     float* numbers;
 
     Weights(Memory& memory, int keys, int queries) : queries(queries), numbers(memory.take<float>(size_t(keys) * queries)) {}
 
-    // Of keys s and s + 1, and queries from `at` on.
+    // Stores the values of keys s (a) and s + 1 (b) for the queries at, ..., at + W - 1.
     void put(int s, int at, Vec a, Vec b) const {
         store(numbers + s * queries + at, a);
         store(numbers + (s + 1) * queries + at, b);

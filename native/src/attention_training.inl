@@ -1,7 +1,8 @@
 // Attention and its gradients for training. Included after dropout.inl.
 //
-// The heads of one group, which share keys and values, at a time, and of each head a block of queries, whose scores stay in the cache. They
-// are computed as [queries / W, keys, W]: a vector has a key's scores for W queries, and nothing is summed over lanes.
+// A group is the heads of one sequence that share keys and values. Groups are processed one at a time, and each head in blocks of queries, so
+// that the scores of a block stay in the cache. Scores have the layout [queries / W, keys, W]: a vector contains the scores of one key for W
+// queries, so that nothing is summed over the lanes of a vector.
 
 namespace {
 
@@ -17,7 +18,7 @@ void narrow(const float* from, size_t stride, int rows, int n, Number* to, int64
     }
 }
 
-// to [n, stride] = from [rows, from_stride] transposed, with zeros up to a multiple of W in both.
+// Transposes `from` [rows, from_stride] into `to` [n, stride]; both axes are padded with zeros to a multiple of W.
 void flip(const float* from, size_t from_stride, int rows, int n, float* to, size_t stride) {
     for (int r = 0; r < rows; r += W)
         for (int k = 0; k < n; k += W) {
@@ -51,7 +52,7 @@ struct Memory {
 
 namespace {
 
-// Queries [first, first + rows) of a head. `keys`: those before the last that one of them sees.
+// Queries [first, first + rows) of a head. `keys`: the number of keys that the block reads; later keys are hidden from all its queries.
 struct QueryBlock {
     int64_t batch;
     int head, first, rows, keys;
@@ -60,10 +61,10 @@ struct QueryBlock {
         : batch(batch), head(head), first(first), rows(call.queries - first < call.block() ? call.queries - first : call.block()),
           keys(call.causal ? first + rows : call.keys) {}
 
-    // Rows of the block in numbers with these strides.
+    // The address of the block's first row in a tensor with these strides.
     template <class T>
     T* of(T* numbers, const int64_t* strides) const { return numbers + batch * strides[0] + head * strides[1] + first * strides[2]; }
-    // The number of the weight of key 0 and query `at`; the next key's is `queries` further.
+    // The index, for dropout, of the weight of key 0 and query `at`. The index of the next key is larger by `queries`.
     uint64_t weight(const HeadsCall& call, int at) const {
         return (batch * call.heads + head) * uint64_t(call.keys) * call.queries + first + at;
     }
@@ -86,7 +87,7 @@ struct HeadScratch {
     }
 };
 
-// Begins to load what a group of short sequences reads. The rows of a head are far apart: one after the other, they would be waited for.
+// Prefetches the inputs of a group of short sequences. The rows of a head are far apart in memory, so each would be a cache miss.
 void fetch_group(const HeadsCall& call, int64_t i) {
     const int64_t batch = i / call.kv_heads, group = i % call.kv_heads;
     const auto fetch = [](const Number* from, const int64_t* strides, int64_t batch, int64_t head, int rows, int n) {
@@ -112,7 +113,7 @@ void read_group(const HeadsCall& call, const HeadScratch& h, int64_t batch, int 
 // Whether all queries have the same bias.
 bool is_shared(const HeadsCall& call) { return !call.bias_strides[2]; }
 
-// The scores of a block, and the bias in the same order.
+// Compute the scores of a block, and bring the bias into the layout of the scores.
 void score_block(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block) {
     h.query.read(block.of(call.query, call.query_strides), call.query_strides[2], block.rows, call.width);
     multiply(h.key.left(), block.keys, h.query.over_numbers(), call.width, padded(block.rows), h.scores, W, false, h.keys * W);
@@ -122,13 +123,13 @@ void score_block(const HeadsCall& call, const HeadScratch& h, const QueryBlock& 
         flip(bias + at * call.bias_strides[2], call.bias_strides[2], std::min(block.rows - at, W), block.keys, h.bias + size_t(at) * h.keys, W);
 }
 
-// W queries of a block. Its functions have copies of what they read: as far as the compiler knows, each store may change all else.
+// W queries of a block. Functions take it by value: otherwise the compiler would reload its members after each store, which may alias them.
 struct QueryVector {
-    int keys, clear;  // `clear`: those that all of these queries see
+    int keys, clear;  // `clear`: number of keys that all W queries may attend to
     float* scores;
     const float* bias;  // null: none. One for each key if `shares_bias`
     bool shares_bias;
-    uint64_t weight;  // the number of that of key 0, from which its dropout follows
+    uint64_t weight;  // the index of the weight of key 0, which determines its dropout
     int queries;
 
     QueryVector(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block, int at)
@@ -136,12 +137,12 @@ struct QueryVector {
           bias(!call.bias ? nullptr : is_shared(call) ? block.of(call.bias, call.bias_strides) : h.bias + size_t(at) * h.keys),
           shares_bias(is_shared(call)), weight(block.weight(call, at)), queries(call.queries) {}
 
-    // x, or `hidden` for queries that do not see key s.
+    // x, with `hidden` in the lanes of queries that may not attend to key s.
     Vec seen(int s, Vec x, Vec hidden) const { return s < clear ? x : first_lanes(hidden, s - clear + 1, x); }
     uint64_t number(int s) const { return weight + uint64_t(s) * queries; }
 };
 
-// Replaces the scores by exponentials, and returns 1 / their sum. Those of hidden keys are zero.
+// Replaces the scores by their exponentials, zero for hidden keys; returns 1 / the sum of the exponentials of each query.
 Vec exponentials(const QueryVector query, float score_scale) {
     const Vec scale = splat(score_scale * kLog2E), log2_e = splat(kLog2E), hidden = splat(-HUGE_VALF);
     Vec largest = hidden, sum = zero();
@@ -162,7 +163,7 @@ Vec exponentials(const QueryVector query, float score_scale) {
     return splat(1.f) / sum;
 }
 
-// Puts work(s) for each key s, two keys at a time.
+// Stores work(s) in `to` for each key s, two keys at a time.
 template <class Work>
 void put_keys(const Weights to, int keys, int at, Work work) {
     int s = 0;
@@ -197,7 +198,7 @@ void attend_group(const HeadsCall& call, const HeadScratch& h, int64_t batch, in
         }
 }
 
-// From scores and gradients of the weights after dropout: these weights, and gradients of the scores.
+// Computes the weights after dropout, and the gradients of the scores from the gradients of these weights.
 void weigh_block_backward(const HeadsCall& call, const HeadScratch& h, const QueryBlock& block) {
     for (int at = 0; at < block.rows; at += W) {
         const QueryVector query(call, h, block, at);
@@ -221,7 +222,7 @@ void weigh_block_backward(const HeadsCall& call, const HeadScratch& h, const Que
     h.grad_scores.finish(block.keys, block.rows, true);
 }
 
-// The gradients of queries, keys and values, from that of the output; weights are computed again.
+// Computes the gradients of queries, keys and values from the gradient of the output. The weights are recomputed.
 void attend_group_backward(const HeadsCall& call, const HeadScratch& h, int64_t batch, int group) {
     read_group(call, h, batch, group);
     const int n = call.heads / call.kv_heads, width = padded(call.width), value_width = padded(call.value_width);
@@ -246,7 +247,7 @@ void attend_group_backward(const HeadsCall& call, const HeadScratch& h, int64_t 
     narrow(h.grad_value, h.value.width, call.keys, call.value_width, call.grad_value + batch * value[0] + group * value[1], value[2]);
 }
 
-// Groups [first, last), counted through all sequences.
+// Process groups [first, last). Groups are numbered across sequences: group g of sequence b has the number b * kv_heads + g.
 void attend_groups(const HeadsCall& call, int64_t first, int64_t last, float* memory) {
     const Products products;
     const HeadScratch h(call, Memory{memory});

@@ -52,14 +52,14 @@ void rotate_rows(const RotateCall& call, int64_t first, int64_t last) {
     }
 }
 
-// One step of the unit for a vector of columns; `hidden` has their gates, and their values `width` numbers later.
+// One step of the unit for a vector of columns. `hidden` points to the gates of the columns; their values are `width` numbers further.
 struct Recurrence {
     Vec value, factor;
     Recurrence(const Number* hidden, int width, int n) : value(load_part(hidden + width, n)), factor(sigmoid(load_part(hidden, n))) {}
     Vec after(Vec state) const { return fma(factor, state - value, value); }
 };
 
-// Columns [first, first + kRecurrentColumns) of one sequence. states: [positions, kRecurrentColumns], for the backward pass.
+// Processes columns [first, first + kRecurrentColumns) of one sequence. `states` [positions, kRecurrentColumns] is memory for the backward pass.
 void recur_columns(const RecurrentCall& call, int64_t sequence, int first, float* states) {
     constexpr int n = transduce::kRecurrentColumns;
     const int width = call.width, columns = width - first < n ? width - first : n;

@@ -28,7 +28,7 @@ public:
         return *this;
     }
 
-    // Zeros; what was there before is lost.
+    // Resizes to zeros; earlier contents are lost.
     void reset(size_t size) {
         free();
         if (!size) return;

@@ -1,4 +1,4 @@
-// State that is kept for the tokens of sentences: blocks of keys and values, which never move, or states of recurrent units.
+// The decoding state of sentences: blocks of keys and values, which never move, or states of recurrent units.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 
 namespace transduce {
 
-// A block: kBlockKeys keys and values of every decoder layer, those of a layer side by side.
+// Allocates blocks. A block has room for kBlockKeys keys and values of every decoder layer: first the keys and values of layer 0, then of layer 1.
 class BlockPool {
 public:
-    // `part`: bytes of a layer's keys in a block.
+    // `part`: bytes of the keys of one layer in a block.
     BlockPool(int n_layers, size_t part) : part_(part), block_(part * 2 * n_layers) {}
 
     char* take() {
@@ -42,18 +42,18 @@ private:
     std::vector<char*> free_;
 };
 
-// One bit for each of n keys.
+// Makes a mask with a one bit for each of n keys.
 inline void fill_mask(std::vector<uint16_t>& mask, int n) {
     mask.assign((n + kBlockKeys - 1) / kBlockKeys, 0xffff);
     if (n % kBlockKeys) mask.back() = uint16_t((1 << n % kBlockKeys) - 1);
 }
 
-// Which keys belong to which hypothesis of a sentence. Every token has a place in the sentence's blocks; a hypothesis is the set
-// of the places of its tokens, one bit each. Continuing a hypothesis twice copies the set, not the keys. Places that are in no
-// set any more are used again.
+// Which keys belong to which hypothesis of a sentence. The keys and values of every token have a place in the sentence's blocks. A
+// hypothesis is the set of the places of its tokens, a bit mask. If two hypotheses continue one, its set is copied and its keys are not.
+// Places that no set contains any more are reused.
 class Ancestors {
 public:
-    // One hypothesis, whose first `n_known` tokens have the places from 0 on.
+    // Starts with one hypothesis of `n_known` tokens, in the places from 0 on.
     void start(int n_known = 0) {
         n_rows_ = 1;
         if (masks_.empty()) masks_.resize(1);
@@ -81,7 +81,7 @@ public:
         }
         for (int r = 0; r < n_rows_; r++) masks_[r].resize(n_blocks_);
     }
-    // From now on hypothesis i continues what was hypothesis parent(i).
+    // Makes `n_rows` hypotheses; hypothesis i continues the earlier hypothesis parent(i).
     template <class Parent>
     void reorder(int n_rows, Parent parent) {
         if (int(next_.size()) < n_rows) next_.resize(n_rows);
@@ -96,10 +96,10 @@ private:
     std::vector<uint16_t> used_;
 };
 
-// Masks of tokens that attend to themselves and to all before them, for up to some number of blocks.
+// Masks of tokens that attend to themselves and to all earlier tokens, for up to `n_blocks` blocks.
 //
-// The masks of places that are equal modulo kBlockKeys are the same strip of ones, then some bits, then zeros, from another
-// beginning on.
+// A mask is ones for full blocks, then the bits of one partly visible block, then zeros. All places with the same remainder modulo
+// kBlockKeys share one strip of this form; their masks begin at different offsets in it.
 class CausalMasks {
 public:
     void reserve(int n_blocks) {
@@ -122,13 +122,14 @@ private:
     std::vector<uint16_t> strips_;
 };
 
-// The states of recurrent units (SSRU) of one sentence: one vector per hypothesis and layer. Unlike keys and values, states are copied when hypotheses are reordered.
+// The states of recurrent units (SSRU) of one sentence: one vector per hypothesis and layer. Unlike keys and values, states are copied when
+// hypotheses are reordered.
 class RecurrentStates {
 public:
-    // One hypothesis whose states are zeros.
+    // Starts with one hypothesis, whose states are zeros.
     void start(int n_layers, size_t width) { width_ = width, row_ = n_layers * width, now_.assign(row_, 0.f); }
     float* at(int row, int layer) { return &now_[row * row_ + layer * width_]; }
-    // From now on hypothesis i continues what was hypothesis parent(i).
+    // Makes `n_rows` hypotheses; hypothesis i continues the earlier hypothesis parent(i).
     template <class Parent>
     void reorder(int n_rows, Parent parent) {
         next_.resize(n_rows * row_);

@@ -6,7 +6,7 @@
 
 #if defined(__GLIBCXX__) && __GNUC__ >= 11
 namespace std {
-// The headers of GCC 11 and later call it.
+// Called by the headers of GCC 11 and later.
 HIDDEN void __throw_bad_array_new_length() { throw std::bad_array_new_length(); }
 }  // namespace std
 #endif
@@ -28,7 +28,7 @@ HIDDEN extern char __libc_single_threaded;
 char __libc_single_threaded = false;
 
 #if defined(SINCE_2_0)
-// The same functions under the version of their symbols that older systems have too: glibc 2.29 and 2.34 gave them new ones.
+// glibc 2.29 and 2.34 gave these functions new symbol versions. Link to the old versions, which older systems have too.
 __asm__(".symver old_exp, exp@" SINCE_2_0);
 __asm__(".symver old_log, log@" SINCE_2_0);
 __asm__(".symver old_pow, pow@" SINCE_2_0);

@@ -1,4 +1,4 @@
-// The instruction set that this process uses, found out once.
+// The instruction set that this process uses, detected once.
 #pragma once
 
 namespace transduce {

@@ -6,7 +6,7 @@
 
 namespace transduce {
 
-// Denormal numbers, which do not matter here, cost a hundred cycles each: they count as zero while this lives.
+// Treats denormal numbers as zero while the object exists: each costs about a hundred cycles, and results do not need them.
 class [[maybe_unused]] FlushDenormals {
 #if defined(__SSE2__)
 public:

@@ -5,7 +5,7 @@ namespace {
 using transduce::Dropout;
 typedef uint32_t Bits __attribute__((vector_size(4 * W)));
 
-// One number of 32 random bits for each of W elements from number `first` on: a hash of the seed and the number (MurmurHash3's mixing).
+// 32 random bits for each of the elements first, ..., first + W - 1: a hash of the seed and of the element's index (mixing of MurmurHash3).
 inline Bits random_bits(uint64_t seed, uint64_t first) {
     Bits lanes;
     for (int i = 0; i < W; i++) lanes[i] = uint32_t(i);
@@ -17,7 +17,7 @@ inline Bits random_bits(uint64_t seed, uint64_t first) {
     return x ^ (x >> 16);
 }
 
-// What is left of the W numbers from number `at` on.
+// Applies dropout to x, the elements at, ..., at + W - 1.
 inline Vec dropped(const Dropout& dropout, Vec x, uint64_t at) {
     if (!dropout.below) return x;
     return random_bits(dropout.seed, at) >= dropout.below ? x * splat(dropout.scale) : zero();

@@ -19,7 +19,7 @@ void embedding_rows(const EmbeddingCall& call, int64_t first, int64_t last) {
     }
 }
 
-// to [width] += factor times the gradient of row r before dropout.
+// to [width] += factor * gradient of row r of the embeddings before dropout.
 void add_gradient(const EmbeddingCall& call, int64_t r, Vec factor, float* to) {
     const int n = call.width;
     for (int k = 0; k < n; k += W) {
@@ -28,7 +28,7 @@ void add_gradient(const EmbeddingCall& call, int64_t r, Vec factor, float* to) {
     }
 }
 
-// The gradients of the tokens whose id is `rest` modulo kEmbeddingShares: the most frequent tokens often have the lowest ids.
+// Computes the gradients of all tokens with id % kEmbeddingShares == rest. This spreads frequent tokens, which often have low ids, over the threads.
 void embedding_gradient(const EmbeddingCall& call, int rest) {
     for (int64_t v = rest; v < call.vocabulary && !call.adds; v += transduce::kEmbeddingShares)
         std::memset(call.grad_table + v * call.width, 0, call.width * sizeof(float));

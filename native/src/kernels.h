@@ -1,4 +1,4 @@
-// The functions that exist once per instruction set, and how to get those of this CPU.
+// The functions that are compiled once per instruction set, and access to the functions for this CPU.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct HeadShape {
     int key_width() const { return kv_heads * head_width; }
 };
 
-// One attention call: a few queries that share keys and values, of all heads.
+// One attention call: all heads of a few queries that share keys and values.
 //
 // Keys and values are stored in blocks of kBlockKeys. Keys: [4 groups][key_width / 4][4 keys][4 numbers], so that a vector
 // register has the same four numbers of several keys, and the scores of four heads come out side by side. Values:
@@ -44,7 +44,7 @@ struct AttentionCall {
     size_t bias_stride = 0;                  // in floats, from those of four heads, [keys][4 heads], to the next
     float* const* outputs = nullptr;
     float* scratch = nullptr;  // attention_scratch(n_blocks, n_queries) floats
-    // Heads whose scores of the first n_scores keys are wanted too: those of a head go to `scores` of each query, plus its `place`.
+    // Heads whose scores of the first n_scores keys are stored: the scores of query q and head h are written from scores[q] + place of h on.
     struct WantedHead {
         int head;
         size_t place;
@@ -59,13 +59,13 @@ inline size_t attention_scratch(int n_blocks, int n_queries) {
 
 // Attention over keys and values of one type.
 struct AttentionKernels {
-    size_t (*bytes)(const HeadShape& heads);  // of the keys of a block, and of its values; a multiple of 64
+    size_t (*bytes)(const HeadShape& heads);  // size of the keys of a block, and size of its values; a multiple of 64
     void (*attend)(const AttentionCall& call);
     // Writes a key and a value to place `at` of a block.
     void (*store)(const HeadShape& heads, char* keys, char* values, int at, const float* key, const float* value);
 };
 
-// What is known of a row of logits after some of its columns: the best `k`, best first, and the sum of exponentials.
+// The running result of a search through the columns of a row of logits: the best `k`, best first, and the sum of exponentials.
 struct RowBest {
     int k = 0, n = 0;
     float* values = nullptr;  // k of each
@@ -76,7 +76,7 @@ struct RowBest {
     bool started = false;
 };
 
-// A row of activations whose best column is searched for with int8 products: the tokens that may be the best one.
+// The search for the best column (token) of a row of logits with int8 products: the columns that may still be the best.
 //
 // |w x - w' x'| <= |w - w'| |x| + |w'| |x - x'|, where w' and x' are the int8 forms. A column may be the best if its upper bound
 // reaches the largest lower bound.
@@ -96,39 +96,41 @@ struct Kernels {
     int max_queries;                       // of one attention call
     int screened_rows;                     // most rows of float32 models whose best tokens int8 products find faster
 
-    // x + pending (if any) normalised into `out`, which may be x; `keep`: x itself also gets `pending` added.
+    // Writes the norm of x + pending (null: of x) to `out`, which may be x; `keep`: also adds `pending` to x.
     void (*norm)(const NormWeights& w, float* x, size_t stride, int rows, const float* pending, bool keep, float* out);
-    // In place; gated: activate(x[0:width]) * x[width:2 width].
+    // Applies an activation in place; gated: x[0:width] = activate(x[0:width]) * x[width:2 width].
     void (*activate)(Activation kind, bool gated, float* x, size_t stride, int rows, int width);
     // out = scale * embedding + position (null: none).
     void (*embed)(const float* embedding, float scale, const float* position, int width, float* out);
     // Rotates the planes (i, i + half) of each head by angles [half].
     void (*rotate)(float* x, int heads, int head_width, int half, const float* cos, const float* sin);
-    // A step of a recurrent unit, from `width` logits of gates and as many values side by side: f = sigmoid(gate),
+    // A step of a recurrent unit. `gate_value`: `width` logits of gates, then `width` values. f = sigmoid(gate),
     // state = f * state + (1 - f) * value, x += max(state, 0).
     void (*recur)(const float* gate_value, float* state, int width, float* x);
     AttentionKernels attention_float32, attention_int8;
-    // Takes the next `n` logits of a row, columns from `first` on; `scores`: sums exponentials too. Columns in `banned` count in
-    // the sum but are never chosen; changes `logits`.
+    // Adds the next `n` logits, of the columns from `first` on, to the result for a row; `scores`: also sums their exponentials. Columns in
+    // `banned` count in the sum but are never chosen. Changes `logits`.
     void (*take_logits)(RowBest& row, float* logits, int n, int first, const int32_t* banned, int n_banned, bool scores);
-    // Starts with a row of activations and the scale of its int8 form; takes int8 logits of columns [first, first + n), with the
-    // norms of the errors and of the int8 form of these columns of the weights; drops columns that cannot be the best any more.
+    // start_screen: begins a search for a row of activations x whose int8 form has this scale. take_bounds: adds int8 logits of columns
+    // [first, first + n); `error`, `norm`: norms of the quantization errors and of the int8 form of these columns of the weights.
+    // drop: removes columns that can no longer be the best.
     void (*start_screen)(Screen& screen, const float* x, int width, float scale);
     void (*take_bounds)(Screen& screen, const float* logits, int n, int first, const float* error, const float* norm);
     void (*drop)(Screen& screen);
-    // sum + a b, in the order of float32 products: the same bits.
+    // sum + a b, summed in the order of the float32 products, so that the result has the same bits.
     float (*dot)(float sum, const float* a, const float* b, int n);
-    // Of each kGroupColumns of n logits, the largest; weights e^(scale (logit - largest)), and the sum of each kGroupColumns of them.
+    // group_maxima: the largest logit of each group of kGroupColumns columns. weigh: the weights e^(scale (logit - largest)), and the sum of the
+    // weights of each group.
     void (*group_maxima)(const float* logits, int n, float* maxima);
     void (*weigh)(const float* logits, int n, float scale, float largest, float* weights, float* sums);
-    // At the end of a thread's work.
+    // Call this at the end of a thread's work.
     void (*release)();
 };
 
-// log(sum of e^logit) of all columns taken.
+// log(sum of e^logit) over all columns that `take_logits` was given.
 float log_sum_exp(const RowBest& row);
 
-// Of the instruction set, which must be available.
+// The kernels for an instruction set, which must be available.
 const Kernels& kernels_for(Isa isa);
 
 extern const Kernels kPortableKernels;

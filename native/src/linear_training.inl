@@ -2,7 +2,7 @@
 
 namespace {
 
-// Rows of numbers of either type, rounded, `width` apart, with zeros behind them.
+// Copies `rows` rows of n numbers of either type to rows of `width` numbers: rounded to `Number`, and padded with zeros.
 void round_rows(const void* from, bool is_number, int64_t first, int rows, int n, int width, Number* to) {
     for (int r = 0; r < rows; r++, to += width) {
         if (is_number) {
@@ -14,7 +14,7 @@ void round_rows(const void* from, bool is_number, int64_t first, int rows, int n
     }
 }
 
-// Rows of a product, plus `bias` (null: none), written or added.
+// Writes the rows of a product plus `bias` (null: none), or adds them to `to` if `adds`.
 template <class To>
 void write_rows(const float* from, size_t stride, int rows, int n, const float* bias, To* to, size_t to_stride, bool adds = false) {
     for (int r = 0; r < rows; r++, from += stride, to += to_stride)
@@ -26,10 +26,10 @@ void write_rows(const float* from, size_t stride, int rows, int n, const float* 
         }
 }
 
-// What follows the product for `n` columns of a block of rows: bias, activation and dropout.
+// Applies bias, activation and dropout to `n` columns of a block of rows of the product.
 template <Activation KIND>
 void activate_rows(const LinearCall& call, int64_t first, int rows, int column, int n, const float* product) {
-    const Dropout dropout = call.dropout;  // as far as the compiler knows, a store could change the call's
+    const Dropout dropout = call.dropout;  // a copy, because the compiler must assume that a store changes the call's
     const float* const bias = call.bias ? call.bias + column : nullptr;
     Number *const output = call.output, *const slope = call.slope;
     for (int r = 0; r < rows; r++, product += kPanelColumns) {
@@ -45,7 +45,7 @@ void activate_rows(const LinearCall& call, int64_t first, int rows, int column, 
     }
 }
 
-// The gradient of what has been activated, in rows `width` apart, from that of the result.
+// Computes the gradient before the activation, in rows of `width` numbers, from the gradient of the layer's output.
 template <Activation KIND>
 void activation_gradient(const LinearCall& call, int64_t first, int rows, int width, Number* to) {
     const Vec scale = splat(call.dropout.scale);
@@ -61,7 +61,7 @@ void activation_gradient(const LinearCall& call, int64_t first, int rows, int wi
     }
 }
 
-// The sum of rows of `width` numbers, a multiple of 32.
+// The sum over rows of `width` numbers; `width` is a multiple of 32.
 void add_rows(const Number* from, int width, int rows, float* sum) {
     for (int n = 0; n < width; n += 2 * W) {
         Vec even[2] = {zero(), zero()}, odd[2] = {zero(), zero()};
@@ -73,7 +73,7 @@ void add_rows(const Number* from, int width, int rows, float* sum) {
     }
 }
 
-// Output rows [first, first + rows). scratch: [rows, padded inputs] and [rows, 64] floats.
+// Computes output rows [first, first + rows). Scratch memory: `rounded` [rows, padded inputs] and `product` [rows, 64].
 void linear_rows(const LinearCall& call, int64_t first, int rows, const Number* columns, Number* rounded, float* product) {
     const Products products;
     const int width = (call.inputs + 31) / 32 * 32;
@@ -88,7 +88,7 @@ void linear_rows(const LinearCall& call, int64_t first, int rows, const Number* 
     }
 }
 
-// A panel of the weights' rows for inputs [first, first + 64).
+// Packs the rows of the weights for inputs [first, first + 64) as a panel.
 void pack_weight_rows(const LinearCall& call, int first, Number* to) {
     pack_rows(call.weight + first, call.inputs, call.outputs, call.padded_outputs, call.inputs - first, to);
 }
@@ -98,8 +98,8 @@ void pack_weight_columns(const LinearCall& call, int panel, Number* to) {
     pack_transposed(call.weight + size_t(first) * call.inputs, call.inputs, n, call.inputs, (call.inputs + 31) / 32 * 32, to);
 }
 
-// Rows [first, first + rows), at most `padded`, a multiple of 32: the gradient of x, and the operands of that of the weights. In float32 `left`
-// is not packed: it has the rows of the gradient before the activation, if there is one.
+// For rows [first, first + rows), computes the gradient of x, and packs the operands of the gradient of the weights. `padded`: at least
+// `rows`, a multiple of 32. In float32 `left` is not packed: it contains the gradient before the activation, if there is an activation.
 void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int padded, const Number* weight_rows, Number* left, Number* right,
                           float* grad_bias, Number* rounded, float* product) {
     const Products products;
@@ -120,7 +120,7 @@ void linear_rows_backward(const LinearCall& call, int64_t first, int rows, int p
     }
 }
 
-// The part of the weights' gradient that some rows contribute: of `rows` outputs from `first` on, and of `columns` inputs from `column` on.
+// Computes the contribution of some rows to the gradient of the weights, for `rows` outputs from `first` on and `columns` inputs from `column` on.
 void weight_rows_gradient(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, int columns, float* product,
                           float* grad_weight) {
     const Products products;

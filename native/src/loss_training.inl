@@ -1,15 +1,15 @@
 // The output layer with cross-entropy, in parts that training_loss.cpp divides among threads. Included after product_bf16.inl or
 // panels_float32.inl.
 //
-// Of a row with logits l, largest logit m and z = sum e^(l - m), the gradient of the logits is e^(l - m) / z - (1 - s) onehot - s / V. The
-// products take E = e^(l - m) with zero in the place of the gold token; that token and the constant are added afterwards in float32.
+// For a row with logits l, largest logit m and z = sum e^(l - m), the gradient of the logits is e^(l - m) / z - (1 - s) onehot - s / V. The
+// products use E = e^(l - m) with zero at the gold token. The terms of the gold token and of the constant s / V are added afterwards, in float32.
 
 namespace {
 
 using LossBlock = transduce::LossBlock<Number>;
 using transduce::LossSizes;
 
-constexpr int kLossColumns = 512;  // of the vocabulary, whose exponentials are multiplied at once
+constexpr int kLossColumns = 512;  // columns of the vocabulary whose exponentials are multiplied at once
 
 float square_of(const float* x, int n) {
     Vec sum = zero();
@@ -17,7 +17,7 @@ float square_of(const float* x, int n) {
     return sum_of(sum);
 }
 
-// A panel of the weights: as columns, as rows, and their sum. Returns the largest square of a token's norm.
+// Packs the weights of a panel of tokens as columns and as rows, and sums them over tokens. Returns the largest squared norm of a token's weights.
 float pack_panel(const LossSizes& s, const float* weight, int panel, Number* columns, Number* rows, float* sum) {
     const int first = panel * kPanelColumns, n = s.vocabulary - first < kPanelColumns ? s.vocabulary - first : kPanelColumns;
     weight += size_t(first) * s.width;
@@ -36,7 +36,7 @@ float pack_panel(const LossSizes& s, const float* weight, int panel, Number* col
     return most;
 }
 
-// Logits of a block and the panel whose first column is v, [rows, 64].
+// Computes the logits [rows, 64] of a block for the panel whose first column is v.
 void panel_logits(const LossSizes& s, const LossBlock& b, int v, float* logits, size_t stride) {
     multiply_panel(b.hidden, s.padded_width(), b.rows, b.columns + size_t(v) * s.padded_width(), s.padded_width(), logits, stride, false);
     if (!b.bias && s.vocabulary - v >= kPanelColumns) return;
@@ -48,7 +48,7 @@ void panel_logits(const LossSizes& s, const LossBlock& b, int v, float* logits, 
         }
 }
 
-// The largest logit of each row. All logits [rows, padded vocabulary] are kept, or none: see kKeepsLogits.
+// Finds the largest logit of each row. Keeps all logits [rows, padded vocabulary] if kKeepsLogits.
 void find_largest(const LossSizes& s, const LossBlock& b) {
     const size_t stride = kKeepsLogits ? s.padded_vocabulary() : kPanelColumns;
     for (int r = 0; r < b.rows * W; r += W) store(b.largest + r, splat(-HUGE_VALF));
@@ -64,13 +64,13 @@ void find_largest(const LossSizes& s, const LossBlock& b) {
     for (int r = 0; r < b.rows; r++) b.largest[r] = max_of(load(b.largest + r * W));
 }
 
-// The exponential of an even row and a column in the panels of the chunk; the other row's: see place_in_rows.
+// The address, in the panels of the chunk, of the exponential of an even row r and a column; for row r + 1 see place_in_rows.
 Number* place(const LossBlock& b, int r, int column) {
     const size_t panel = size_t(column / kPanelColumns) * b.chunk_rows * kPanelColumns;
     return b.panels + panel + size_t(b.first + r) * kPanelColumns + place_in_rows(0, column % kPanelColumns);
 }
 
-// The exponentials of a panel whose first column is v: rounded, as rows (`to`) and in panels, and their sums.
+// Computes the exponentials of the panel whose first column is v, rounded, as rows (`to`) and in panels; adds them to the rows' sums.
 void exponentials(const LossBlock& b, int v, const float* logits, size_t stride, Number* to) {
     const Vec scale = splat(kLog2E);
     Number* panel = to ? place(b, 0, v) : nullptr;
@@ -99,8 +99,8 @@ void remove_gold(const LossBlock& b, int r, int first, int last) {
 
 constexpr float kLeast = 0x1p-60f;  // sums below this lose precision: exponentials are at least 2^-126
 
-// Normalizers, exponentials, and the products of these with the weights. Stops and returns false if the sums of the first columns are too
-// small and `checks`.
+// Computes the normalizers, the exponentials, and the products of the exponentials with the weights. If `checks`, stops and returns false if the
+// sums over the first columns are too small.
 bool weigh_tokens(const LossSizes& s, const LossBlock& b, bool checks) {
     const size_t stride = kKeepsLogits ? s.padded_vocabulary() : kPanelColumns;
     for (int r = 0; r < b.rows * W; r += W) store(b.sums + r, zero());
@@ -128,8 +128,8 @@ bool weigh_tokens(const LossSizes& s, const LossBlock& b, bool checks) {
     return true;
 }
 
-// A block of rows. In bfloat16, exponentials are of the differences from a bound of the logits, and only if the bound is far too high
-// of those from the largest logit: so the logits are looked at once, while they are in the cache.
+// Computes a block of rows. In bfloat16, exponentials are e^(logit - bound), with an upper bound of the row's logits, so that each logit is used
+// once, while it is in the cache. Only if the bound is far too high, the largest logit is found first and used instead.
 void loss_block(const LossSizes& s, const LossBlock& b) {
     const Products products;
     if (!kKeepsLogits && weigh_tokens(s, b, true)) return;
@@ -154,7 +154,7 @@ void weight_gradient(const Number* hidden, size_t stride, int width, const Numbe
     multiply_panel(hidden, stride, width, exponentials, rows, grad, kPanelColumns, add);
 }
 
-// Of a panel: rows of the gradient of the weights, minus `less` [width].
+// Writes the rows of the gradient of the weights of a panel, minus `less` [width].
 void unpack_gradient(const LossSizes& s, const float* grad, int panel, const float* less, float* to) {
     const int first = panel * kPanelColumns, n = s.vocabulary - first < kPanelColumns ? s.vocabulary - first : kPanelColumns;
     for (int k = 0; k < s.width; k += W) {

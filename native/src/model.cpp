@@ -87,7 +87,7 @@ public:
         return data;
     }
 
-    // A tensor that no one asked for: the weights are of another model.
+    // Throws if a tensor was not used: then the weights belong to another model.
     void check_all_used() const {
         for (const auto& [name, tensor] : by_name_) {
             if (!used_.count(tensor)) throw Error(name + " is not part of the model");
@@ -99,7 +99,7 @@ private:
     mutable std::set<const transduce_tensor*> used_;
 };
 
-// Where the outputs or inputs of a matrix are: `n` parts of `used` numbers, each padded to `width`.
+// The padding of the outputs or inputs of a matrix: `n` parts (such as heads) of `used` numbers, each padded to `width`.
 struct Parts {
     int n, used, width;
     int at(int i) const { return i / used * width + i % used; }
@@ -135,7 +135,7 @@ public:
         return table;
     }
 
-    // Outputs [from, from + outputs.total()) of a matrix with so many rows, placed from column `to` on.
+    // Places outputs [from, from + outputs.total()) of a matrix with `n_rows` rows in `dense`, from column `to` on.
     void place(DenseMatrix& dense, const std::string& name, int n_rows, int from, Parts outputs, Parts inputs, int to = 0, float scale = 1) const {
         const float* weight = weights_.get(name + ".weight", n_rows, inputs.total()) + size_t(from) * inputs.total();
         const float* bias = weights_.find(name + ".bias", 1, n_rows);

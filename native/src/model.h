@@ -55,8 +55,9 @@ struct Model {
     Stack encoder, decoder;
     PackedMatrix memory;  // keys and values of all decoder layers' cross-attention, from the encoder's output
     PackedMatrix logits;
-    // Greedy search without scores: int8 products with bounds find the few tokens that may be the best, and float32 products with
-    // the rows of `output` decide. Same tokens, a quarter of the bytes. For at most so many rows at once; 0: never.
+    // Screening, for greedy search without scores: int8 products with error bounds find the few tokens that may be the best, and float32
+    // products with rows of `output` decide among these. The tokens are the same, and a quarter of the bytes is read. `screened_rows`: the
+    // largest number of rows at once for which screening is faster; 0: never.
     int screened_rows = 0;
     PackedMatrix screen;
     Buffer<float> output_rows;  // [tokens, width]; empty: those of the decoder's embedding

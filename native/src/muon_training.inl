@@ -6,14 +6,14 @@ namespace {
 using transduce::MuonCall;
 using transduce::MuonMatrix;
 
-// Columns from `first` on of a symmetric product [rows, rows], of which those before are known: only rows from `first` on are multiplied.
+// Computes a panel of columns, from `first` on, of a symmetric product [rows, rows]. Rows before `first` are copied from earlier columns.
 void symmetric_panel(const Number* left, int depth, int rows, const Number* panel, int first, float* to, size_t stride) {
     multiply_panel(left + size_t(first) * depth, depth, rows - first, panel, depth, to + first * stride + first, stride, false);
     for (int r = 0; r < first; r++)
         for (int c = first; c < rows && c < first + kPanelColumns; c++) to[r * stride + c] = to[c * stride + r];
 }
 
-// Nesterov's momentum, which gives the update [rows, columns].
+// Updates the running mean of the gradient, and computes the update [rows, columns] with Nesterov momentum.
 void muon_momentum(const MuonCall& call, const MuonMatrix& matrix, float* update) {
     const Vec kept = splat(matrix.momentum), scale = splat(call.scale);
     const int64_t n = int64_t(matrix.rows) * matrix.columns;
@@ -26,7 +26,7 @@ void muon_momentum(const MuonCall& call, const MuonMatrix& matrix, float* update
     }
 }
 
-// All of a matrix's step. A tall one is transposed. `memory`: its size is in training_optimizer.cpp.
+// Makes the whole step for a matrix; a tall matrix is transposed. The size of `memory` is in training_optimizer.cpp.
 void muon_step(const MuonCall& call, const MuonMatrix& matrix, float* memory) {
     const Products products;
     const bool is_tall = matrix.rows > matrix.columns;

@@ -10,9 +10,9 @@ namespace {
 constexpr int kLogitColumns = 512;  // logits of a row that are computed and searched at once, in the L2 cache
 constexpr size_t kLogitStride = row_stride(kLogitColumns);
 constexpr int kReadAtOnce = 512;    // tokens of a prompt
-constexpr int kLogitsAtOnce = 1 << 19;  // of rows that are drawn from: 2 MB
+constexpr int kLogitsAtOnce = 1 << 19;  // logits in memory at once when tokens are drawn: 2 MB
 
-// The softmax of scores that have a factor of log2(e).
+// The softmax, in place, of scores that are already multiplied by log2(e).
 void normalize(float* scores, int n) {
     const float largest = *std::max_element(scores, scores + n);
     double sum = 0;
@@ -85,8 +85,8 @@ void Network::feed_forward(const Layer& layer, int rows) {
 
 // ---- attention
 
-// Queries in `wide_`, rows [first_row, first_row + n_rows), over keys_ and values_; masks_ and biases_ of each row. `recorded`: the sentence of
-// the rows, if it wants the weights of heads.
+// Attention of the queries in rows [first_row, first_row + n_rows) of `wide_` over keys_ and values_, with masks_ and biases_ for each row.
+// `recorded`: the sentence that the rows belong to, if the weights of some heads are stored in it.
 void Network::attend(const AttentionKernels& kernels, int first_row, int n_rows, int n_blocks, const Sentence* recorded) {
     queries_.resize(n_rows), outputs_.resize(n_rows);
     for (int r = 0; r < n_rows; r++) {
@@ -135,7 +135,7 @@ void Network::attend_within(const std::vector<int>& starts) {
     }
 }
 
-// Keys and values of a layer in these blocks.
+// Points keys_ and values_ to the keys and values of a layer in these blocks.
 void Network::point_at(const std::vector<char*>& blocks, int layer) {
     keys_.clear(), values_.clear();
     for (char* block : blocks) keys_.push_back(pool_.keys(block, layer)), values_.push_back(pool_.values(block, layer));
@@ -158,7 +158,7 @@ void Network::attend_to_history(Sentence* const* sentences, int n, int layer) {
     }
 }
 
-// In place of self-attention: one step of each hypothesis, or several of one, whose output is added to x.
+// The recurrent unit that replaces self-attention: one step of each hypothesis, or several steps of a single one. Adds the output to x.
 void Network::recur(Sentence* const* sentences, int n, int layer, int rows) {
     const Layer& l = model_.decoder.layers[layer];
     multiplier_.multiply(l.gate_value, before_sublayer(l.self_norm, rows), width_, rows, wide_.data(), wide_stride_);
@@ -270,7 +270,7 @@ void Network::read(const Source* targets, Sentence* const* sentences, int n, con
     decode(sentences, n, rows, heads);
 }
 
-// All hypotheses have their next token at one position.
+// The next tokens of all hypotheses have the same position.
 void Network::set_biases(Sentence& s) {
     const size_t n = size_t(s.ancestors.n_blocks()) * kBlockKeys;
     s.positions.resize(n);
@@ -343,7 +343,7 @@ void Network::start_best(const std::vector<BestWanted>& parts) {
     logits_.reserve(size_t(kRowsAtOnce + kSpareRows) * kLogitStride);
 }
 
-// Columns behind the last token have such logits anyway, unless the hidden states are not finite.
+// The bias of padding columns is kNever, which hides them unless the hidden states are not finite.
 void Network::hide_padding(const PackedMatrix& matrix, float* logits, int column, int last) {
     for (int i = std::max(column, matrix.outputs); i < last; i++) logits[i - column] = kNever;
 }
@@ -353,7 +353,7 @@ const std::vector<int32_t>& Network::banned(int row) const {
     return banned_ && !banned_[row].empty() ? banned_[row] : never_;
 }
 
-// Rows [first, first + rows), at most kRowsAtOnce, over the whole vocabulary.
+// Finds the best tokens of rows [first, first + rows), at most kRowsAtOnce, with exact products over the whole vocabulary.
 void Network::take_exact(int first, int rows, bool scores) {
     const PackedMatrix& matrix = model_.logits;
     multiplier_.convert(matrix, hidden_ + first * width_, width_, rows);
@@ -371,7 +371,7 @@ void Network::take_exact(int first, int rows, bool scores) {
     }
 }
 
-// The same by int8 bounds: one token a row, no scores.
+// Finds the best token of each row by int8 bounds (see `Screen`), without scores.
 void Network::take_screened(int first, int rows) {
     screens_.resize(std::max(screens_.size(), size_t(rows)));
     const float* hidden = hidden_ + first * width_;
@@ -419,7 +419,7 @@ void Network::decide(Screen& screen, int row) {
     }
 }
 
-// A few rows at a time, whose logits are kept.
+// Computes and keeps the logits of a few rows at a time.
 void Network::draw(std::vector<Draw>& draws) {
     const int columns = model_.logits.columns, most = std::clamp(kLogitsAtOnce / columns, 1, 64);
     drawn_hidden_.reserve((size_t(most) + kSpareRows) * width_), drawn_logits_.reserve((size_t(most) + kSpareRows) * columns);

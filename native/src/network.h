@@ -10,7 +10,7 @@
 
 namespace transduce {
 
-// What the network keeps of a sentence.
+// The state of a sentence in the network.
 struct Sentence {
     std::vector<char*> memory_blocks, blocks;  // keys and values of the source; of the hypotheses
     std::vector<uint16_t> memory_mask;
@@ -18,8 +18,8 @@ struct Sentence {
     Ancestors ancestors;
     RecurrentStates states;
     std::vector<int> places;             // of the tokens of this pass
-    std::vector<const uint16_t*> masks;  // of each of them: the places that it attends to
-    std::vector<const float*> biases;    // of each of them, as AttentionCall has them
+    std::vector<const uint16_t*> masks;  // of each of these tokens: the places that it attends to
+    std::vector<const float*> biases;    // of each of these tokens, in the layout of AttentionCall
     size_t bias_stride = 0;
     std::vector<int> positions;          // of the token of each place
     std::vector<float> place_biases;     // of all tokens of a step, whose keys have any places
@@ -27,7 +27,7 @@ struct Sentence {
     int position = 0;                    // of the next token
     int n_rows = 1;                      // live hypotheses
 
-    // From now on hypothesis i continues what was hypothesis parent(i).
+    // Makes `rows` hypotheses; hypothesis i continues the earlier hypothesis parent(i).
     template <class Parent>
     void reorder(int rows, Parent parent) {
         n_rows = rows;
@@ -41,19 +41,19 @@ struct Source {
     int n;
 };
 
-// What is wanted of some rows of a step, side by side: the `k` best tokens and, for `scores`, the sum of exponentials. The best
-// token without scores is found by `Model::screen`.
+// The results needed for some consecutive rows of a step: the `k` best tokens and, if `scores`, the sum of exponentials. A single best token
+// without scores is found with `Model::screen`.
 struct BestWanted {
     int rows, k;
     bool scores;
 };
 
-// A token to draw from a row of a step; `number`, of [0, 1), decides.
+// A token to draw from a row of a step. `number`: a random number in [0, 1).
 struct Draw {
     int row;
     const Sampling* sampling;
     double number;
-    uint64_t missing;    // placeholders, as `Search::missing` has them
+    uint64_t missing;    // missing placeholders, in the form of `Search::missing`
     int32_t token = -1;  // -1: logits are not numbers
     float log_prob = 0;
 };
@@ -62,24 +62,24 @@ class Network {
 public:
     explicit Network(const Model& model);
 
-    // Starts `n` sentences: fills in the memory of each or, without an encoder, reads its source as the beginning of its target.
+    // Starts `n` sentences: encodes each source or, in a model without an encoder, reads it as the beginning of the target.
     void start(const Source* sources, Sentence* const* sentences, int n);
-    // The next tokens of sentences of one hypothesis each, all at once. Rows are tokens, sentence by sentence. The attention of
-    // `heads` goes to `weights` of each sentence.
+    // Reads all given tokens of each sentence, which has a single hypothesis, in one pass. Rows are tokens, sentence by sentence. The attention
+    // weights of `heads` are written to `weights` of each sentence.
     void read(const Source* targets, Sentence* const* sentences, int n, const std::vector<Head>& heads = {});
-    // One token of each live hypothesis: rows are hypotheses, sentence by sentence. Takes tokens [rows]. The attention of the model's
-    // guided head goes to `weights` of each sentence.
+    // Reads the next token of each live hypothesis, tokens [rows]. Rows are hypotheses, sentence by sentence. The attention weights of the
+    // model's guided head are written to `weights` of each sentence.
     void step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens);
-    // After `step` or `read`: the best tokens of each row. `forced`: for each row a token whose logit is wanted too, or -1; null: for none.
-    // Valid until the next call.
+    // After `step` or `read`: the best tokens of each row, valid until the next call. `forced`: for each row a token whose logit is returned
+    // too, or -1; null: no row has one.
     const RowBest* best_tokens(const std::vector<BestWanted>& parts, const int32_t* forced);
-    // Tokens of each row of this step that are not chosen; those of `never` where there are none, and for null.
+    // Sets the tokens that must not be chosen in each row of this step. `never` applies to rows with an empty list, and to all rows if null.
     void ban(const std::vector<int32_t>* tokens) { banned_ = tokens; }
     // Padding, unknown, start and placeholders.
     const std::vector<int32_t>& never() const { return never_; }
     // After `step`: fills in tokens and log-probabilities.
     void draw(std::vector<Draw>& draws);
-    // Takes back the blocks of a sentence.
+    // Returns the blocks of a sentence to the pool.
     void forget(Sentence& sentence);
 
 private:

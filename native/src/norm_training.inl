@@ -36,13 +36,13 @@ void residual_rows(const ResidualCall& call, int64_t first, int64_t last) {
     }
 }
 
-// The gradient of the norm and of its rounded copy: up to `n` numbers from number `at` on.
+// The sum of the gradients of the norm's output and of its rounded copy, for up to `n` elements from `at` on.
 Vec norm_gradient(const ResidualCall& call, uint64_t at, int n) {
     const Vec grad = call.grad_output ? load_part(call.grad_output + at, n) : zero();
     return call.grad_rounded ? grad + load_part(call.grad_rounded + at, n) : grad;
 }
 
-// grad_gain, grad_shift [width, padded]: of these rows.
+// Adds the contributions of these rows to grad_gain and grad_shift [padded width].
 void residual_rows_backward(const ResidualCall& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift) {
     const int n = call.width;
     for (int64_t r = first; r < last; r++) {
@@ -66,7 +66,7 @@ void residual_rows_backward(const ResidualCall& call, int64_t first, int64_t las
     }
 }
 
-// Without a norm: the gradient of the update alone.
+// Computes the gradient of the update, for a residual connection without a norm.
 void dropout_rows_backward(const ResidualCall& call, int64_t first, int64_t last) {
     for (uint64_t at = uint64_t(first) * call.width, end = uint64_t(last) * call.width; at < end; at += W)
         store_part(call.grad_update + at, int(end - at < uint64_t(W) ? end - at : W), dropped(call.dropout, load_part(call.grad_output + at, int(end - at < uint64_t(W) ? end - at : W)), at));

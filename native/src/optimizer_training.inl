@@ -5,7 +5,7 @@ namespace {
 using transduce::AdamFactors;
 using transduce::AdamTensor;
 
-// Numbers [first, last) of a tensor.
+// Updates elements [first, last) of a tensor.
 void adam_numbers(const AdamTensor& tensor, const AdamFactors& f, int64_t first, int64_t last) {
     const Vec mean_kept = splat(f.beta1), mean_new = splat(1 - f.beta1), square_kept = splat(f.beta2), square_new = splat(1 - f.beta2);
     const Vec weight_kept = splat(f.weight_kept), rate = splat(-f.rate), root = splat(f.root), epsilon = splat(f.epsilon), scale = splat(f.scale);

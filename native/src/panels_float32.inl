@@ -1,4 +1,4 @@
-// The operands of products in training where these are of float32 numbers; product_bf16.inl has the same functions for bfloat16.
+// The operands of float32 products in training; product_bf16.inl has the same functions for bfloat16.
 // Included after product_strided.inl.
 //
 // C [rows, 64] = A B. A: rows of numbers. B, packed: panels of 64 columns [rows][64].
@@ -32,27 +32,27 @@ void multiply_panel(const float* a, size_t stride, int rows, const float* b, int
     }
 }
 
-// A row of n numbers, with zeros up to `width`.
+// Copies a row of n numbers, and pads it with zeros to `width`.
 void round_row(const float* from, int n, int width, float* to) {
     std::memcpy(to, from, size_t(n) * sizeof(float));
     std::memset(to + n, 0, size_t(width - n) * sizeof(float));
 }
 
-// Rows of at most 64 numbers as `padded` rows of a panel; those from `rows` on are zero.
+// Packs rows of at most 64 numbers as `padded` rows of a panel; the rows from `rows` on are zero.
 void pack_rows(const float* from, size_t stride, int rows, int padded, int n, float* to) {
     for (int r = 0; r < padded; r++, to += kPanelColumns)
         round_row(from + size_t(r) * stride, r < rows ? (n < kPanelColumns ? n : kPanelColumns) : 0, kPanelColumns, to);
 }
 
-// Parts of two rows, and the same in a panel, of which `in_panel` is the first number in the first row.
+// Stores W numbers of two rows (a, b) twice: as rows, and in a panel, where `in_panel` is the address of the first number of a.
 inline void store_rows(float* row, float* next, float* in_panel, Vec a, Vec b) {
     store(row, a), store(next, b);
     store(in_panel, a), store(in_panel + kPanelColumns, b);
 }
-// The place of a number of two such rows.
+// The offset from `in_panel` of the number in a row (0 or 1) and a column.
 inline size_t place_in_rows(int row, int column) { return size_t(row) * kPanelColumns + column; }
 
-// Rows of `n` numbers become columns of a panel: `rows` of at most 64, the others zero. to: [width][64].
+// Packs `rows` rows (at most 64) of n numbers as columns of a panel, to [width][64]; the remaining columns are zero.
 void pack_transposed(const float* from, size_t stride, int rows, int n, int width, float* to) {
     for (int k = 0; k < width; k += W)
         for (int c = 0; c < kPanelColumns; c += W) {
@@ -82,7 +82,7 @@ void pack_operands(const LinearCall& call, const float*, int, int64_t first, int
     }
 }
 
-// product [rows, kGradientColumns]: `rows` outputs from `first` on, and `columns` inputs from `column` on.
+// Computes product [rows, kGradientColumns], for `rows` outputs from `first` on and `columns` inputs from `column` on.
 void multiply_operands(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, int columns,
                        float* product) {
     alignas(64) float some[kPackedRows * kGradientRows];  // of A, close together

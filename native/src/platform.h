@@ -17,10 +17,10 @@ namespace transduce {
 void* allocate_aligned(size_t bytes);
 void free_aligned(void* memory);
 
-// The number of this process, which a fork changes.
+// The id of this process, which differs in a fork.
 int process_id();
 
-// What the operating system knows or allows.
+// Capabilities that the operating system reports or permits.
 bool has_arm_dot_product();   // the processor's instructions for products of 8-bit integers: `sdot`
 bool has_arm_i8mm();          // `smmla`
 bool request_amx_tiles();     // Linux gives a process the tile registers only on request

@@ -18,7 +18,7 @@ inline void pause() {
 constexpr auto kSpin = std::chrono::microseconds(300);
 constexpr auto kTurn = std::chrono::milliseconds(1);  // after which a thread gives its core away for a moment
 
-// Waits a moment for what usually comes soon: to fall asleep and wake up takes longer.
+// Spins until `ready` or for `kSpin`: an event that comes soon takes less time than sleeping and waking up.
 template <class Ready>
 void await(Ready ready) {
     const auto end = std::chrono::steady_clock::now() + kSpin;
@@ -26,8 +26,8 @@ void await(Ready ready) {
         for (int i = 0; i < 16; i++) pause();
 }
 
-// Between two pieces of a thread: now and then lets another process have this core. If the system took it
-// in the middle of a piece, the other threads would wait for that piece; now they take the next ones.
+// Called between two pieces: after each `kTurn`, offers this core to other processes. If the system took the core in the middle of a piece,
+// the other threads would have to wait for that piece; between pieces they can go on with the next ones.
 void yield(std::unique_lock<std::mutex>& lock) {
     thread_local auto began = std::chrono::steady_clock::now();
     if (std::chrono::steady_clock::now() - began < kTurn) return;
@@ -49,7 +49,7 @@ Pool& Pool::get() {
     return *pool;
 }
 
-// The next of the thread's own pieces, or the last one of the thread that has most left.
+// The next piece of the thread's own range, or else the last piece of the longest remaining range.
 int Pool::next_piece(int thread) {
     Range& own = ranges_[thread];
     if (own.first < own.end) return own.first++;
@@ -75,7 +75,7 @@ bool Pool::take(int thread, std::unique_lock<std::mutex>& lock) {
     return true;
 }
 
-// Waits a moment for a run after `seen`.
+// Spins for a moment until a run after the run number `seen` begins.
 void Pool::spin(unsigned seen, std::unique_lock<std::mutex>& lock) {
     if (n_runs_ != seen) return;
     lock.unlock();

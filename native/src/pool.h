@@ -1,6 +1,6 @@
-// Threads that share the pieces of a task. Each has a range of them, the same one in every call with as many pieces, so that it
-// reads what its own core has written; then it takes pieces of others. So a thread that is slow, or whose core another process uses, takes
-// fewer. Which thread takes a piece must not change a result.
+// Threads that share the pieces of a task. Each thread has a range of pieces, the same in every call with that number of pieces, so that it
+// finds data of the previous call in the cache of its core. After its own range, it takes pieces of other threads. A thread that is slow, or
+// whose core another process uses, therefore computes fewer pieces. Results must not depend on which thread computes a piece.
 #pragma once
 
 #include <atomic>
@@ -16,11 +16,11 @@ namespace transduce {
 
 class Pool {
 public:
-    // That of this process; a fork gets its own.
+    // The pool of this process; a fork gets its own.
     static Pool& get();
 
     // Calls `work(piece)` for the pieces 0 to n_pieces - 1 in `n_threads` threads, the calling one among them; returns when all are
-    // done. One caller at a time: others wait. What a piece throws is thrown again at the end.
+    // done. One caller at a time: others wait. An exception in a piece is rethrown at the end.
     template <class Work>
     void run(int n_threads, int n_pieces, Work&& work) {
         run(n_threads, n_pieces, [](void* w, int piece) { (*static_cast<std::remove_reference_t<Work>*>(w))(piece); }, &work);
@@ -35,7 +35,7 @@ public:
         });
     }
 
-    // Memory of each thread that is kept from call to call.
+    // An object of each thread that keeps its memory from call to call.
     template <class Kept>
     static Kept& kept() {
         static thread_local Kept own;

@@ -16,7 +16,7 @@ int bucket(int distance, bool causal) {
     return first + std::min(n - 1, n_exact + int(std::log(float(distance) / float(n_exact)) * scale));
 }
 
-// The slopes of a power of two of heads, then every other one of the next power.
+// The slopes for the largest power of two of heads, then every other slope for the next power of two.
 float alibi_slope(int head, int n_heads) {
     int lower = 1;
     while (2 * lower <= n_heads) lower *= 2;
@@ -40,7 +40,7 @@ void Positions::compute(int position, float* row) const {
         }
         return;
     }
-    // The wavelengths are a geometric series that ends just before 10000 * 2 pi or, as Marian's and fairseq's, there.
+    // The wavelengths are a geometric series. It ends just before 10000 * 2 pi, or exactly there for Marian's and fairseq's sinusoids.
     const int kind = model_.config.positions, first = kind == kFairseq ? 2 : 0;
     const bool reaches_end = kind >= kFairseq, halves = kind != kSinusoidal;
     const int n_sines = reaches_end ? d_model / 2 : (d_model + 1) / 2;

@@ -15,7 +15,7 @@ public:
     const float* cosines(int position);
     const float* sines(int position) { return cosines(position) + half_; }
     int half() const { return half_; }  // planes of a head that are rotated; 0: none
-    // The biases of a query, as AttentionCall has them, for keys from position 0 on; null: none. Both positions must be reserved.
+    // The biases of a query, in the layout of AttentionCall, for keys from position 0 on; null: none. Both positions must be reserved.
     const float* biases(int query) const { return reach_ ? &biases_[size_t(reach_ - query) * 4] : nullptr; }
     size_t bias_stride() const { return size_t(reach_) * 8; }
     // Makes room for positions below n; changes the addresses of all biases.

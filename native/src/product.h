@@ -1,8 +1,8 @@
 // Matrix products of activations with packed weights: C = A W + I.
 //
 // A has one row per token. I is the bias (one row for all) or the residual stream (a row each): products start from it, so
-// neither needs a pass of its own. Row r of C depends only on row r of A and I, and its sums have one order, whatever the
-// number of rows is: that is what makes a sentence's result independent of its batch.
+// neither needs a pass of its own. Row r of C depends only on row r of A and I, and the order of its sums does not depend on the
+// number of rows. Therefore a sentence's result does not depend on its batch.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ enum class Precision { float32, bf16x3, int8 };
 constexpr int kPad = 64;          // widths of weights and activations are padded to a multiple of this with zeros
 constexpr int kSpareRows = 32;    // AMX reads and writes whole tiles: matrices have this many more rows than are used
 constexpr int kRowsAtOnce = 192;  // rows that are converted at once; their converted form stays in the L2 cache
-// Floats from a row of activations to the next: an odd number of cache lines. With a multiple of a power of two, the rows of a
+// The stride of rows of activations, in floats: an odd number of cache lines. With a multiple of a large power of two, the rows of a
 // block would compete for a few sets of the L1 cache.
 constexpr size_t row_stride(size_t columns) { return (columns + kPad - 1) / kPad * kPad + 16; }
 constexpr float kNever = -1e30f;  // the logit of columns that are only padding
@@ -39,7 +39,7 @@ struct PackedMatrix {
     Buffer<float> error, norm;  // int8: of each column, the norm of what quantization changed and of the quantized column
 };
 
-// Weights before packing, [columns, depth] row by row as in PyTorch, with zeros where nothing was placed.
+// Weights before packing, [columns, depth] in row-major order as in PyTorch, initially zeros.
 struct DenseMatrix {
     DenseMatrix(int outputs, int inputs);
 
@@ -51,7 +51,7 @@ struct DenseMatrix {
 
 PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel);
 
-// Rows of activations, and where their converted form is.
+// Rows of activations, and pointers to their converted form.
 struct Activations {
     int rows = 0;
     const float* values = nullptr;
@@ -59,7 +59,7 @@ struct Activations {
     uint16_t *high = nullptr, *low = nullptr;  // bf16x3: tiles [rows / 16][depth / 32][16][32]
     int8_t* quantized = nullptr;               // int8: tiles [rows / 16][depth / 64][16][64], or rows of one or two times `depth`
     float* scale = nullptr;                    // int8: of each row
-    int32_t* start = nullptr;                  // int8, AVX2: of each row, from what its sums start
+    int32_t* start = nullptr;                  // int8, AVX2: initial value of the sums of each row
 };
 
 // The products of one precision for one instruction set.
@@ -72,7 +72,7 @@ struct ProductKernels {
                      size_t init_stride);
 };
 
-// What a thread needs to multiply: the kernels, and memory for converted activations.
+// The kernels that a thread multiplies with, and its memory for converted activations.
 class Multiplier {
 public:
     Multiplier(const ProductKernels& kernels, int max_depth);
@@ -81,7 +81,7 @@ public:
     void multiply(const PackedMatrix& w, const float* a, size_t a_stride, int rows, float* c, size_t stride, const float* init = nullptr,
                   size_t init_stride = 0);
 
-    // In two steps, for products that are used a few columns at a time: at most kRowsAtOnce rows.
+    // A product in two steps, for at most kRowsAtOnce rows, if its columns are needed a few at a time.
     void convert(const PackedMatrix& w, const float* a, size_t a_stride, int rows);
     void columns(const PackedMatrix& w, int first, int last, float* c, size_t stride) const;
     // int8, after `convert`: the scale of each row.

@@ -24,14 +24,14 @@ inline void store_part(Number* p, int n, Vec a) { _mm256_mask_storeu_epi16(p, la
 
 #if defined(__AMX_BF16__)
 
-// While one exists, its thread can multiply.
+// Configures the AMX tiles of this thread; products need an object of this class in scope.
 struct Products {
     Products() { configure_tiles(16, 16); }
     ~Products() { _tile_release(); }
 };
 
-// C [32 or 16 rows, 32 or 16 columns] = A B, of B [pairs][b_stride][2]. The next 32 numbers of each row of A are `step` further, and the second
-// 16 columns of C `c_next`.
+// C [32 or 16 rows, 32 or 16 columns] = A B, with B [pairs][b_stride][2]. The next 32 numbers of each row of A are `step` numbers further, and
+// the second 16 columns of C are at c + c_next.
 template <bool TWO, bool WIDE>
 void tile_block(const Number* a, size_t stride, size_t step, const Number* b, size_t b_stride, int pairs, float* c, size_t c_stride, bool add,
                 size_t c_next = 16) {
@@ -91,7 +91,7 @@ void multiply_panel(const Number* a, size_t stride, int rows, const Number* b, i
     multiply_tiles(a, stride, 32, rows, b, depth, c, c_stride, add);
 }
 
-// C [rows, columns] = A B, of B [depth / 2][b_stride][2]. Rows, of A as well, up to a multiple of 16, of which columns are one and depth is one of 32.
+// C [rows, columns] = A B, with B [depth / 2][b_stride][2]. Reads and writes rows up to a multiple of 16. `columns` is a multiple of 16, `depth` of 32.
 void multiply_pairs(const Number* a, size_t stride, int rows, const Number* b, size_t b_stride, int depth, int columns, float* c, size_t c_stride,
                     bool add, size_t c_next) {
     for (int n = 0; n < columns; n += 32)
@@ -110,7 +110,7 @@ struct Products {
 };
 constexpr int kMostVecs = kPanelColumns / W, kMostRows = 6;  // 24 sums in registers
 
-// C [ROWS, VECS vectors] = A B, of B [pairs][b_stride][2]. Pair p of row r of A is at r * stride + p * next. A row's vectors in C are `c_next` apart.
+// C [ROWS, VECS vectors] = A B, with B [pairs][b_stride][2]. Pair p of row r of A is at r * stride + p * next. A row's vectors in C are `c_next` apart.
 template <int ROWS, int VECS>
 void product_rows(const Number* a, size_t stride, size_t next, const Number* b, size_t b_stride, int pairs, float* c, size_t c_stride, bool add,
                   size_t c_next) {
@@ -148,7 +148,7 @@ void multiply_panel(const Number* a, size_t stride, int rows, const Number* b, i
     product_pairs<kMostVecs>(a, stride, 2, rows, b, kPanelColumns, depth / 2, c, c_stride, add);
 }
 
-// C [rows, columns] = A B, of B [depth / 2][b_stride][2]. Columns are a multiple of 16.
+// C [rows, columns] = A B, with B [depth / 2][b_stride][2]. `columns` is a multiple of 16.
 void multiply_pairs(const Number* a, size_t stride, int rows, const Number* b, size_t b_stride, int depth, int columns, float* c, size_t c_stride,
                     bool add, size_t c_next) {
     int n = 0;
@@ -159,7 +159,7 @@ void multiply_pairs(const Number* a, size_t stride, int rows, const Number* b, s
 
 #endif
 
-// A row of n numbers, with zeros up to `width`, which is even.
+// Rounds a row of n numbers, and pads it with zeros to `width`, which is even.
 void round_row(const float* from, int n, int width, Number* to) {
     int k = 0;
     for (; k + W <= n; k += W) store(to + k, load(from + k));
@@ -171,7 +171,7 @@ void round_row(const float* from, int n, int width, Number* to) {
     std::memset(to + n, 0, size_t(width - n) * sizeof(Number));
 }
 
-// Two rows of at most 64 numbers as one row of pairs of a panel.
+// Rounds and interleaves two rows of at most 64 numbers into one row of pairs of a panel.
 void interleave_rows(const float* a, const float* b, int n, Number* to) {
     for (int c = 0; c < kPanelColumns; c += W) {
         const Vec next = b ? load_part(b + c, n - c) : zero();
@@ -179,7 +179,7 @@ void interleave_rows(const float* a, const float* b, int n, Number* to) {
     }
 }
 
-// Numbers of two rows side by side: the first 16 of at most 32, and the rest. b: null: zeros.
+// Interleaves up to 32 numbers of two rows: `low` has the first 16 pairs, `high` the others. If b is null, its numbers are zeros.
 struct RowPair {
     __m512i low, high;
     RowPair(const Number* a, const Number* b, int n) {
@@ -192,7 +192,7 @@ struct RowPair {
     }
 };
 
-// Rows as a panel: two rows of at most 64 numbers become one of its pairs.
+// Interleaves two rows of at most 64 numbers into one row of pairs of a panel.
 inline void interleave_rows(const Number* a, const Number* b, int n, Number* to) {
     for (int c = 0; c < kPanelColumns; c += 2 * W) {
         const RowPair pair(a + c, b ? b + c : nullptr, n > c ? n - c : 0);
@@ -201,24 +201,24 @@ inline void interleave_rows(const Number* a, const Number* b, int n, Number* to)
     }
 }
 
-// Rows of at most 64 numbers of either type as `padded` rows of a panel, an even number; those from `rows` on are zero.
+// Packs rows of at most 64 numbers of either type as `padded` (an even number of) rows of a panel; the rows from `rows` on are zero.
 template <class T>
 void pack_rows(const T* from, size_t stride, int rows, int padded, int n, Number* to) {
     for (int r = 0; r < padded; r += 2, to += 2 * kPanelColumns)
         interleave_rows(from + size_t(r) * stride, r + 1 < rows ? from + size_t(r + 1) * stride : nullptr, r < rows ? n : 0, to);
 }
 
-// Parts of two rows, and the same in a panel, of which `in_panel` is the first number in the first row.
+// Stores W numbers of two rows (a, b) twice: as rows, and in a panel, where `in_panel` is the address of the first number of a.
 inline void store_rows(Number* row, Number* next, Number* in_panel, Vec a, Vec b) {
     const __m512bh both = pairs_of(a, b);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), _mm512_castsi512_si256((__m512i)both));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(next), _mm512_extracti64x4_epi64((__m512i)both, 1));
     _mm512_storeu_si512(in_panel, interleaved(both));
 }
-// The place of a number of two such rows.
+// The offset from `in_panel` of the number in a row (0 or 1) and a column.
 inline size_t place_in_rows(int row, int column) { return size_t(column) * 2 + row; }
 
-// Rows of `n` numbers become columns of a panel: `rows` of at most 64, the others zero. to: [width / 2][64][2].
+// Packs `rows` rows (at most 64) of n numbers as columns of a panel, to [width / 2][64][2]; the remaining columns are zero.
 void pack_transposed(const float* from, size_t stride, int rows, int n, int width, Number* to) {
     alignas(64) Number row[W][2 * W];
     for (int k = 0; k < width; k += 2 * W) {
@@ -240,8 +240,8 @@ constexpr int kGradientRows = 256, kGradientColumns = 128, kGradientStep = kPane
 using LinearCall = transduce::LinearCall<Number>;
 using OperandRows = transduce::OperandRows<Number>;
 
-// The left operand of a product A^T B over `all` rows of A, in parts: rows [first, first + padded) of `columns` numbers, of which `rows`
-// are known and the others zero. `padded` is a multiple of 32.
+// pack_left packs the left operand of a product A^T B over `all` rows of A, a part at a time: rows [first, first + padded) of `columns` numbers.
+// The first `rows` of these are read, the others are zero. `padded` is a multiple of 32.
 #if defined(__AMX_BF16__)
 
 // Panels of 64 columns, [all / 32][64][32]: rows of A^T in the order in which tiles are read.
@@ -264,7 +264,7 @@ void pack_left(const Number* from, size_t stride, int rows, int padded, int colu
         }
 }
 
-// C [columns, 64] = A^T B for columns of A from `column` on, of one panel, and `rows` rows from row `first` on, which b begins with.
+// C [columns, 64] = A^T B, summed over rows [first, first + rows). The columns of A begin at `column` and are in one panel; b points to row `first`.
 void product_over_rows(const LinearCall& call, const Number* left, int column, int columns, int64_t first, const Number* b, int rows, float* c,
                        bool add) {
     const int in_panel = column % kPanelColumns;
@@ -279,7 +279,7 @@ void pack_left(const Number* from, size_t stride, int rows, int padded, int colu
     for (int k = 0; k < columns; k += kPanelColumns) pack_rows(from + k, stride, rows, padded, columns - k, to + size_t(k) * all + first * kPanelColumns);
 }
 
-// C [columns, 64] = A^T B for columns of A from `column` on, of one panel, and `rows` rows from row `first` on, which b begins with.
+// C [columns, 64] = A^T B, summed over rows [first, first + rows). The columns of A begin at `column` and are in one panel; b points to row `first`.
 void product_over_rows(const LinearCall& call, const Number* left, int column, int columns, int64_t first, const Number* b, int rows, float* c,
                        bool add) {
     const int in_panel = column % kPanelColumns;
@@ -289,10 +289,10 @@ void product_over_rows(const LinearCall& call, const Number* left, int column, i
 
 #endif
 
-// The gradient of a layer's weights is A^T B over all rows: of the gradient of the outputs, and of the inputs.
+// The gradient of a layer's weights is A^T B, summed over all rows. A is the gradient of the outputs, and B the inputs.
 constexpr bool kPacksLeft = true;
 
-// Rows [first, first + padded) of both, of which `rows` are known. Those of A are `width` apart.
+// Packs rows [first, first + padded) of A and B; those from first + rows on are zero. Rows of A have the stride `width`.
 void pack_operands(const LinearCall& call, const Number* a, int width, int64_t first, int rows, int padded, Number* left,
                    Number* right) {
     pack_left(a, width, rows, padded, call.outputs, first, call.padded_rows, left);
@@ -304,7 +304,7 @@ void pack_operands(const LinearCall& call, const Number* a, int width, int64_t f
     }
 }
 
-// product [rows, kGradientColumns]: `rows` outputs from `first` on, and `columns` inputs from `column` on.
+// Computes product [rows, kGradientColumns], for `rows` outputs from `first` on and `columns` inputs from `column` on.
 void multiply_operands(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, int columns, float* product) {
     constexpr int kRows = 512;  // that stay in the cache
     const int64_t end = transduce::round_up(operands.first + operands.rows, transduce::kRowStep);

@@ -1,7 +1,7 @@
 // float32 products with vectors of any width. Included by target_*.cpp after vec.h.
 //
 // A kernel computes a few rows times one panel of columns, all in registers. Inputs are summed in their order, one
-// multiply-add each, so the number of rows that a kernel takes changes nothing.
+// multiply-add each, so the number of rows that a kernel takes does not change the result.
 
 namespace {
 
@@ -47,7 +47,7 @@ template <int ROWS>
 constexpr PanelRows kRows = panel_rows<(ROWS < kMaxRows ? ROWS : kMaxRows)>;
 constexpr PanelRows kPanelRows[] = {nullptr, kRows<1>, kRows<2>, kRows<3>, kRows<4>, kRows<5>, kRows<6>};
 
-// All rows times inputs [from, from + depth) of one panel, which starts from `init`.
+// Multiplies all rows by inputs [from, from + depth) of one panel; the sums start from `init`.
 void panel_product(const transduce::Activations& a, int from, int depth, const float* panel, float* c, size_t stride, const float* init,
                    size_t init_stride) {
     const int n_groups = (a.rows + kMaxRows - 1) / kMaxRows;

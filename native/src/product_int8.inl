@@ -21,7 +21,7 @@ inline Bytes quantize16(const float* a, Vec inverse) {
 #endif
 }
 
-// Rounds a row of numbers to q * scale with |q| <= 127: put(k, 16 of q). Returns the scale.
+// Rounds a row of numbers to q * scale with |q| <= 127; calls put(k, q[k:k + 16]). Returns the scale.
 template <class Put>
 float quantize_row(const float* a, int n, Put put) {
     Vec top = zero();
@@ -162,7 +162,7 @@ void convert_int8_rows(Activations& a, int depth) {
     }
 }
 
-// `sums` has W columns of `row` in vectors [kDotRows] of [kDotRows rows][W / kDotRows columns].
+// The sums of W columns of row `row`, from kDotRows vectors that each contain [kDotRows rows][W / kDotRows columns].
 inline Sums sums_of_row(const Sums* sums, [[maybe_unused]] int row) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
     return row ? Sums{sums[0][2], sums[0][3], sums[1][2], sums[1][3]} : Sums{sums[0][0], sums[0][1], sums[1][0], sums[1][1]};
@@ -171,7 +171,7 @@ inline Sums sums_of_row(const Sums* sums, [[maybe_unused]] int row) {
 #endif
 }
 
-// GROUPS times kDotRows rows from `row` on times kPanel columns from `column` on, all inputs.
+// Computes GROUPS * kDotRows rows from `row` on and kPanel columns from `column` on, over all inputs.
 template <int GROUPS>
 void int8_rows(const PackedMatrix& w, const Activations& a, int row, int column, float* c, size_t stride,
                const float* init, size_t init_stride) {

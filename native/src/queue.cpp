@@ -120,7 +120,7 @@ void Queue::report(Client& client, Event event) {
         if (waiter->client == &client) waiter->wake.notify_one();
 }
 
-// Wakes event loops too: not before the lock is free, which they take at once.
+// Releases the lock, then wakes event loops, which take the lock at once.
 void Queue::unlock(Lock& lock) {
     std::vector<std::shared_ptr<const Bell>> bells;
     bells.swap(bells_);
@@ -168,7 +168,7 @@ bool Queue::stays(const Client* client, Time until) const {
     return !closed_ && !(client && client->open.empty()) && Clock::now() < until;
 }
 
-// Lets threads that sleep look for work.
+// Wakes up to n sleeping threads, which look for work.
 void Queue::wake(size_t n) {
     for (; n && !idle_.empty(); n--) {
         idle_.back()->woken = true;
@@ -185,7 +185,7 @@ void Queue::sleep(Lock& lock, const Client* client, Time until) {
     if (!waiter.woken) idle_.erase(std::find(idle_.begin(), idle_.end(), &waiter));
 }
 
-// A worker that has something to do; null: none is free, or there is nothing to do.
+// A free worker that has sentences or can take waiting ones; null: no worker is free, or there is no work.
 Worker* Queue::take_worker() {
     for (size_t i = 0; i < free_workers_.size(); i++) {
         Worker* worker = free_workers_[i];

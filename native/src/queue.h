@@ -1,8 +1,8 @@
-// The sentences of all callers, and who decodes which of them when.
+// The sentences of all callers, and their assignment to threads.
 //
-// Clients submit sentences and collect what comes of them. Threads decode: a client's own thread until its sentences are done, and
-// threads that serve all. A thread drives one of a fixed number of workers; a worker keeps its sentences when its thread leaves,
-// and another thread continues with them. Where sentences are done, waiting ones take their places at the next step.
+// Clients submit sentences and collect events. Two kinds of threads decode: a client's own thread, until the client's sentences are done, and
+// threads that serve all clients. A thread drives one of a fixed number of workers. When it leaves, the worker keeps its sentences, and another
+// thread continues with them. When sentences are done, waiting sentences take their places at the next step.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ struct Event {
 
 class Queue;
 
-// Sentences of one caller. All is the queue's and under its lock, except `collected`, which is the collecting thread's.
+// The sentences of one caller. The queue's lock guards all members except `collected`, which belongs to the collecting thread.
 struct Client {
     explicit Client(std::shared_ptr<Queue> queue) : queue(std::move(queue)) {}
     const std::shared_ptr<Queue> queue;
@@ -37,7 +37,7 @@ struct Client {
     bool closed = false;
 };
 
-// What a queue is doing.
+// The workload of a queue.
 struct Load {
     int64_t n_waiting, n_waiting_tokens, n_open, n_steps, n_rows;
 };
@@ -51,20 +51,20 @@ public:
     void leave(Client& client);
     // Adds sentences, whose tickets must be new. The smallest `order` comes first. `works`: the calling thread calls `work` next.
     void submit(Client& client, std::vector<std::shared_ptr<Request>> requests, double order, bool works);
-    // The sentence ends at the next step. False if it has ended already.
+    // Ends a sentence at the next step; returns false if it has ended already.
     bool cancel(Client& client, int64_t ticket);
-    // A file descriptor that can be read when there is something to collect.
+    // A file descriptor that is readable when there are events to collect.
     int fd(Client& client);
-    // Cancels all sentences and takes no more.
+    // Cancels all sentences of the client and accepts no more.
     void close(Client& client);
     // Decodes in this thread until all sentences of the client have ended (null: until the queue is closed), or until a time.
     // Returns how many sentences of the client have not ended.
     int64_t work(const Client* client, Time until);
-    // Moves what has come of a client's sentences to `collected`; waits for it until a time.
+    // Moves the client's events to `collected`; if there are none, waits for some until a time.
     void collect(Client& client, Time until);
     // Cancels all and lets all threads leave.
     void close();
-    // And waits for those that decode.
+    // Also waits for the threads that are decoding.
     void close_and_wait();
     Load load();
 

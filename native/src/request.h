@@ -1,4 +1,4 @@
-// A sentence to translate, and what comes of it.
+// A sentence to translate, and the outcomes that it can have.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ using Time = Clock::time_point;
 
 struct Client;
 
-// What can happen to a sentence. All but `tokens` are its end.
+// The kinds of events of a sentence. All kinds but `tokens` end it.
 enum class Outcome : int32_t { done, tokens, cancelled, failed };
 
 struct Request {
@@ -31,7 +31,7 @@ struct Request {
     bool stream = false;  // tokens are reported as soon as they are certain
     int64_t ticket = 0;   // of the client
 
-    // The queue's: read and written under its lock.
+    // Members of the queue, read and written under its lock.
     Client* client = nullptr;
     double order = 0;                    // of decoding
     int64_t submission = 0, number = 0;  // the order of arrival

@@ -60,7 +60,7 @@ int32_t Sampler::draw(float* logits, int n, int columns, const std::vector<int32
     return token;
 }
 
-// The token at which the summed weights pass a part of their sum.
+// The token at which the cumulative weight passes the fraction `number` of the total weight.
 int32_t Sampler::draw_from_all(int n, double number) const {
     double left = number * std::accumulate(sums_.begin(), sums_.end(), 0.0);
     size_t group = 0;
@@ -83,7 +83,7 @@ void Sampler::take_at_least(const float* logits, int n, float least) {
     }
 }
 
-// The k best, and all that equal the last of them.
+// Takes the k best tokens, and all tokens that are equal to the k-th.
 void Sampler::take_top_k(const float* logits, int n, int k) {
     float least = kNever;
     if (k <= int(maxima_.size())) {  // at least k logits reach the k-th largest maximum of a group
@@ -100,14 +100,14 @@ void Sampler::take_top_k(const float* logits, int n, int k) {
     taken_.erase(std::remove_if(taken_.begin(), taken_.end(), [=](const Token& token) { return token.logit < least; }), taken_.end());
 }
 
-// The fewest of the best that sum to at least p, of what is `taken` or else of all: at least one.
+// Takes the fewest best tokens (at least one) whose weights sum to at least top_p of the total: of the `taken` tokens, or else of all.
 void Sampler::take_top_p(const float* logits, int n, bool taken, const Sampling& sampling) {
     double sum = std::accumulate(sums_.begin(), sums_.end(), 0.0);
     if (taken) {
         sum = 0;
         for (const Token& token : taken_) sum += double(token.weight);
     } else {
-        // Tokens of weight below (1 - p) sum / n do not sum to (1 - p) sum: none of them is needed.
+        // Tokens with a weight below (1 - p) sum / n together have less than (1 - p) sum, so none of them is needed.
         const float largest = *std::max_element(maxima_.begin(), maxima_.end());
         take_at_least(logits, n, largest + sampling.temperature * float(std::log((1 - sampling.top_p) * sum / n)) - kSlack);
     }

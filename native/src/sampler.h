@@ -9,7 +9,7 @@
 
 namespace transduce {
 
-// How to draw: logits are divided by `temperature`, then cut to the `top_k` best, then to the best that sum to `top_p`. A
+// Sampling options. Logits are divided by `temperature`, then cut to the `top_k` best, then to the best that sum to `top_p`. A
 // temperature of 0 takes the most likely token; `top_k` 0 and `top_p` 1 keep all.
 struct Sampling {
     float temperature = 1;
@@ -21,9 +21,9 @@ class Sampler {
 public:
     explicit Sampler(const Kernels& kernels) : kernels_(kernels) {}
 
-    // The first `n` of `columns` logits are tokens; the others, and those that are banned, are never drawn. `raised`: tokens with the least
-    // logits that they have when the token is drawn. `number`, of [0, 1), decides. `log_prob`: of the token, before all of this. -1: the
-    // logits are not numbers. Changes `logits`.
+    // Draws a token; returns -1 if the logits are not numbers. The first `n` of the `columns` logits belong to tokens; other columns and `banned`
+    // tokens are never drawn. `raised`: tokens, each with a minimum to which its logit is raised. `number`: a random number in [0, 1).
+    // `log_prob`: receives the token's log-probability before all of these changes. Changes `logits`.
     int32_t draw(float* logits, int n, int columns, const std::vector<int32_t>& banned, const std::vector<std::pair<int32_t, float>>& raised,
                  const Sampling& sampling, double number, float& log_prob);
 

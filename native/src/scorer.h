@@ -9,8 +9,7 @@
 
 namespace transduce {
 
-// Pairs of a source (empty in a model without an encoder) and a target, which the model reads as `inputs`: item i of each from
-// offset i on.
+// Pairs of a source (empty in a model without an encoder) and the `inputs` that the decoder reads. Item i of each list begins at offset i.
 struct Pairs {
     const int32_t* sources = nullptr;
     const int64_t* source_offsets = nullptr;
@@ -29,8 +28,8 @@ class Scorer {
 public:
     explicit Scorer(const Model& model) : model_(model) {}
 
-    // The log-probability of `tokens`, one for each input: of what follows it (-1: nothing, 0). `heads`: of cross-attention, whose
-    // weights [heads, inputs, sources] of each pair, one pair behind another, go to `weights`.
+    // Computes the log-probability of `tokens`: for each input, the token that follows it, or -1, which scores 0. `heads`: heads of
+    // cross-attention. Their weights, [heads, inputs, sources] for each pair, are written to `weights`, pair after pair.
     void score(const Pairs& pairs, const int32_t* tokens, float* log_probs, const std::vector<Head>& heads, float* weights);
 
 private:

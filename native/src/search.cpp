@@ -96,7 +96,7 @@ void Search::repeating_tokens(int row, std::vector<int32_t>& tokens) const {
         if (gram[n - 1] != options_.eos && std::equal(last, ids.end(), gram)) tokens.push_back(gram[n - 1]);  // the first token may be the end too
 }
 
-// Keeps a hypothesis of `length` tokens among the n_best; `node` is that of its last token.
+// Inserts a hypothesis of `length` tokens into the n_best results, if it is good enough; `node` is the node of its last token.
 void Search::finish(float log_prob, int node, int length, bool finished) {
     const float score = normalized(log_prob, length);
     auto place = finished_.end();
@@ -113,9 +113,9 @@ void Search::finish(float log_prob, int node, int length, bool finished) {
 bool Search::is_done() const {
     if (live_.empty()) return true;
     const float best_live = live_[0].log_prob;
-    // Enough have finished, the best of them at least as good as the current best live one.
+    // Enough hypotheses have finished, and the best of them is at least as good as the best live one is now.
     if (n_ended_ >= options_.beam && finished_[0].score >= normalized(best_live, length_)) return true;
-    // Or none that lives can still beat the last of the n_best: log-probabilities only fall.
+    // Otherwise, done if no live hypothesis can still beat the last of the n_best, because log-probabilities only fall.
     return int(finished_.size()) == options_.n_best && finished_.back().score >= normalized(best_live, limit_);
 }
 
@@ -170,7 +170,7 @@ bool Search::extend_samples(const Continuation* drawn) {
     return live_.empty();
 }
 
-// The best result is the best finished hypothesis of now, or continues one that lives: what they share is certain.
+// The final result is the best finished hypothesis so far, or it continues a live one. The tokens that all of these share are certain.
 std::vector<int32_t> Search::certain_tokens(int first) const {
     if (live_.empty()) return {};
     std::vector<int> nodes;

@@ -1,5 +1,5 @@
-// Greedy and beam search of one sentence: which hypotheses live, which have finished, and when to stop. Knows nothing of the
-// network. The rules are those of transduce/decoding/search.py.
+// Greedy and beam search of one sentence: its live and finished hypotheses, and when to stop. Independent of the network. Follows the rules of
+// transduce/decoding/search.py.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct SearchOptions {
 };
 
 constexpr int kPlaceholders = 8;
-// Logarithm of the probability of a placeholder where a model would end, as a fraction of the end's.
+// Logarithm of the smallest probability of a missing placeholder relative to the probability of the end of the sentence.
 constexpr float kMisplaced = -4.6051702f;  // log(0.01)
 
 // A live hypothesis (its row, `parent`) with one more token.
@@ -40,7 +40,7 @@ struct Finished {
     float log_prob, score;
     bool finished;  // false: cut off at the limit
     std::vector<int32_t> ids;
-    std::vector<float> attention;  // [ids, width] of `Search::take_attention`; the last token of what was cut off was not read: zeros
+    std::vector<float> attention;  // [ids, width], see `Search::take_attention`; zeros for the last token of a cut-off hypothesis, which was not read
 };
 
 // How often a token occurs in `copies` of transduce_sentences.
@@ -51,8 +51,8 @@ inline uint64_t count_of(uint64_t copies, int32_t token, int32_t placeholder) {
 
 class Search {
 public:
-    // Forgets everything; one live hypothesis without tokens. Every hypothesis continues `prompt`, whose last token is read first, and
-    // starts with `prefix` and tokens of `spelling`. All three must outlive the search. Every hypothesis that ends has the `copies` of
+    // Starts a new search with one live hypothesis without tokens. Every hypothesis continues `prompt`, whose last token is read first, and
+    // starts with `prefix` and tokens of `spelling`. All three must outlive the search. Every hypothesis that ends contains the `copies` of
     // transduce_sentences. The log-probabilities of the first `n_unscored` tokens of the prefix do not count.
     void start(const SearchOptions& options, int limit, const std::vector<int32_t>& prompt, const std::vector<int32_t>& prefix,
                const Spelling& spelling, uint64_t copies, int n_unscored);
@@ -61,34 +61,34 @@ public:
     int length() const { return length_; }
     int32_t last_token(int row) const { return live_[row].token; }
     float log_prob(int row) const { return live_[row].log_prob; }
-    // The row before the last step that this row continues.
+    // The row of the previous step that this row continues.
     int parent(int row) const { return live_[row].parent; }
-    // The placeholders that this row still needs and that may come now: 8 bits for each.
+    // The number of each placeholder that this row still needs and that may come next: 8 bits for each.
     uint64_t missing(int row) const { return is_spelling(live_[row]) ? 0 : live_[row].missing; }
     // The token of the prefix that comes next; -1: the prefix is complete.
     int32_t forced_token() const { return length_ < int(prefix_->size()) ? (*prefix_)[length_] : -1; }
 
-    // Keeps rows of `width` numbers, one for each live hypothesis, with the tokens that were read in this step; before `extend`.
+    // Stores the attention of this step, a row of `width` numbers for each live hypothesis. Call this before `extend`.
     void take_attention(const float* rows, int width);
 
-    // The tokens that must not follow in this row: `never`, except placeholders that are missing; the end while one is missing; and those
-    // after which an n-gram would occur a second time. While it spells, all but the tokens of its state. Stays empty if it is `never`, and
-    // where a token is forced.
+    // Fills `tokens` with the tokens that must not follow in this row: `never`, except missing placeholders; the end of the sentence while a
+    // placeholder is missing; and tokens that would repeat an n-gram. While a row spells the last word of a prefix: all tokens but those of
+    // its state. `tokens` stays empty if the result is `never`, or if a token is forced.
     void banned_tokens(int row, const std::vector<int32_t>& never, std::vector<int32_t>& tokens) const;
 
-    // Extends the live hypotheses by the best of all their continuations, best first: 2 * beam of them or, for a beam of 1 or in a
-    // prefix, one; fewer if there are no more. True when the search is done.
+    // Extends the live hypotheses by their best continuations, given best first: 2 * beam continuations, or one for a beam of 1 or inside a
+    // prefix; fewer if there are no more. Returns true when the search is done.
     bool extend(const Continuation* best, int n);
 
-    // Sampling: what is drawn next, for each sample that has not ended; all samples begin with the same row.
+    // Sampling: the draws of the next step, one for each sample that has not ended. All samples begin with the same row.
     int n_draws() const { return length_ ? n_live() : options_.n_best; }
     int draw_row(int draw) const { return length_ ? draw : 0; }
     int draw_sample(int draw) const { return length_ ? live_[draw].sample : draw; }
-    // Extends the samples by the tokens that were drawn, one for each draw. True when all have ended.
+    // Extends the samples by the drawn tokens, one for each draw. Returns true when all samples have ended.
     bool extend_samples(const Continuation* drawn);
 
     const std::vector<Finished>& results() const { return finished_; }
-    // The tokens from number `first` on that the best result will start with, whatever comes.
+    // The tokens, from index `first` on, that the best result will start with in any case.
     std::vector<int32_t> certain_tokens(int first) const;
 
 private:
@@ -98,7 +98,7 @@ private:
         int32_t token;
         int node;  // of the last token, in `history_`; -1: none
         int sample = 0;
-        uint64_t missing = 0;  // what is left of the copies
+        uint64_t missing = 0;  // copies that the hypothesis still lacks
         int32_t state = 0;     // of the spelling
     };
     struct Node {

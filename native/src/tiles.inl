@@ -1,8 +1,8 @@
-// AMX tiles: 0 to 3 sums (rows 0-15 and 16-31, columns 0-15 and 16-31), 4 and 5 of the left operand, 6 and 7 of the right one.
+// Use of the AMX tiles: 0 to 3 contain sums (rows 0-15 and 16-31, columns 0-15 and 16-31), 4 and 5 the left operand, 6 and 7 the right operand.
 
 namespace {
 
-// Rows of the tiles of rows 0-15, and of those of rows 16-31.
+// `rows`: rows of the tiles for rows 0-15. `more_rows`: rows of the tiles for rows 16-31.
 void configure_tiles(int rows, int more_rows) {
     struct alignas(64) {
         uint8_t palette, start_row, reserved[14];

@@ -1,4 +1,4 @@
-// Kernels of training. Their numbers are bfloat16 (uint16_t), where the CPU has products of these, or float32.
+// Kernels of training, for operands in float32 or, if the CPU has bfloat16 products, in bfloat16 (uint16_t).
 #pragma once
 
 #include <cmath>
@@ -10,13 +10,13 @@
 namespace transduce {
 
 constexpr int kPanelColumns = 64;
-constexpr int kRowStep = 32;   // products over rows take so many at a time
-constexpr int kMostRows = 96;  // that a thread takes at once
-constexpr int kPieceRows = 128;  // of what is computed row by row
-constexpr int kPackedRows = 256;  // of the input of a layer, in float32: see panels_float32.inl
+constexpr int kRowStep = 32;   // products that sum over rows take this many rows at a time
+constexpr int kMostRows = 96;  // most rows that a thread takes at once
+constexpr int kPieceRows = 128;  // rows of a piece of work without products
+constexpr int kPackedRows = 256;  // rows of a layer's input that are packed together in float32: see panels_float32.inl
 
-// Rows that a thread takes at once: fewer of few rows, so that all threads have work. No function of the number of threads, so that no
-// result depends on it.
+// Number of rows that a thread takes at once: smaller if there are few rows, so that all threads have work. It does not depend on the number of
+// threads, so that no result does.
 inline int rows_at_once(int64_t rows) { return rows <= 2 * kMostRows ? kRowStep : kMostRows; }
 
 // The output layer with label-smoothed cross-entropy, and its gradients (Vaswani et al. 2017, section 5.4).
@@ -24,7 +24,7 @@ struct LossCall {
     const float* hidden;   // [rows, width]
     const float* weight;   // [vocabulary, width]
     const float* bias;     // [vocabulary]; null: none
-    const int64_t* gold;   // [rows]; those that are `pad` have no loss
+    const int64_t* gold;   // [rows]; a row whose target is `pad` has no loss
     int64_t rows, pad;
     int width, vocabulary;
     float smoothing;
@@ -34,7 +34,7 @@ struct Loss {
     double loss = 0, nll = 0;  // sums in nats
 };
 
-// ---- parts, compiled for an instruction set
+// ---- parts of the computation that are compiled once per instruction set
 
 struct LossSizes {
     int width, vocabulary;
@@ -44,7 +44,7 @@ struct LossSizes {
     int panels() const { return padded_vocabulary() / kPanelColumns; }
 };
 
-// Rows [first, first + rows) of a chunk of `chunk_rows`; even numbers.
+// A block: rows [first, first + rows) of a chunk of `chunk_rows` rows. All three numbers are even.
 template <class Number>
 struct LossBlock {
     int first, rows, chunk_rows;
@@ -53,23 +53,23 @@ struct LossBlock {
     const Number *columns, *rows_of_weight;  // packed weights
     const float* bias;
     float* logits;                   // [rows, padded vocabulary], or [rows, 64] if the kernels keep none
-    float* largest;                  // [16 rows], of which the first `rows` are given: bounds of the logits
-    float* sums;                     // [16 rows], of which the first `rows` are the sums of exponentials in the end
+    float* largest;                  // [16 rows]; the first `rows` are inputs: bounds of the logits
+    float* sums;                     // [16 rows]; the first `rows` are results: the sums of exponentials
     float* gold_logits;              // [rows]
     Number* exponentials;            // [rows, loss_columns]; null: no gradients
     Number* panels;                  // of the chunk's exponentials
     float* products;                 // [rows, width panels * 64]: exponentials times weights
 };
 
-// Each number is a function of the seed and of its place.
+// Dropout. Whether an element is dropped is a function of the seed and of its index.
 struct Dropout {
-    uint32_t below;  // of 2^32: numbers whose random bits are below this are dropped; 0: none
-    float scale;     // of the others
+    uint32_t below;  // elements whose 32 random bits are below this are dropped; 0: no dropout
+    float scale;     // of the elements that are kept
     uint64_t seed;
 };
 inline Dropout dropout_of(float p, uint64_t seed) { return {uint32_t(std::llround(double(p) * 4294967296.0)), 1 / (1 - p), seed}; }
 
-// Attention of all heads of some sequences. The numbers of one head at one position are side by side; strides, in numbers, are of
+// Attention of all heads of some sequences. The numbers of one head at one position are contiguous. The three strides, in numbers, are those of
 // sequences, heads and positions. The output is contiguous: [batch, positions, heads, width].
 template <class Number>
 struct HeadsCall {
@@ -80,8 +80,8 @@ struct HeadsCall {
     Dropout dropout;           // of the weights
     const Number *query, *key, *value;
     int64_t query_strides[3], key_strides[3], value_strides[3];
-    const float* bias;         // added to scores; null: none. Keys are side by side
-    int64_t bias_strides[3];   // 0: the same for all
+    const float* bias;         // added to scores; contiguous along keys; null: none
+    int64_t bias_strides[3];   // 0: broadcast along this axis
     Number* output;            // forward; null: backward
     const Number* grad_output; // backward
     int64_t grad_strides[3];
@@ -91,7 +91,7 @@ struct HeadsCall {
     int block() const { return queries < 64 ? queries : 64; }  // queries at a time
 };
 
-// The output, or the gradients.
+// Computes the output or, if `output` is null, the gradients.
 template <class Number>
 void attend(const HeadsCall<Number>& call, int n_threads);
 
@@ -109,7 +109,7 @@ struct EmbeddingCall {
     bool adds;                   // to grad_table
 };
 
-constexpr int kEmbeddingShares = 32;  // of the vocabulary: pieces of work
+constexpr int kEmbeddingShares = 32;  // parts of the vocabulary, each a piece of work
 
 void embedding(const EmbeddingCall& call, int n_threads);
 void embedding_backward(const EmbeddingCall& call, int n_threads);
@@ -125,14 +125,14 @@ struct ResidualCall {
     float epsilon;
     bool rms;
     Dropout dropout;
-    float* sum;                  // x + dropout(update); null: not wanted, without an update
+    float* sum;                  // x + dropout(update); null: not needed, as without an update
     float* statistics;           // [rows, 2]: mean and 1 / deviation; null: no norm
-    float* output;               // the norm; null: not wanted
-    Number* rounded;             // the norm once more; null: not wanted
-    const float *grad_output, *normed;  // backward: `normed` is what the norm has read
-    const Number* grad_rounded;  // this or grad_output may be null
-    const float* grad_kept;      // of x where it is used beside the norm; null: it is not
-    float* grad_x;               // null: without a norm, where it is grad_output
+    float* output;               // the norm; null: not needed
+    Number* rounded;             // the norm, rounded; null: not needed
+    const float *grad_output, *normed;  // backward: `normed` is the input of the norm
+    const Number* grad_rounded;  // one of grad_rounded and grad_output may be null
+    const float* grad_kept;      // gradient of uses of x other than the norm; null: none
+    float* grad_x;               // null without a norm: then it equals grad_output
     Number* grad_update;
     float *grad_gain, *grad_shift;
     bool adds = false;           // to grad_gain and grad_shift
@@ -143,7 +143,7 @@ void residual(const ResidualCall<Number>& call, int n_threads);
 template <class Number>
 void residual_backward(const ResidualCall<Number>& call, int n_threads);
 
-// x weight^T + bias, and the activation of that with dropout.
+// A linear layer, x weight^T + bias, which may be followed by an activation and dropout.
 template <class Number>
 struct LinearCall {
     int64_t rows;
@@ -153,11 +153,11 @@ struct LinearCall {
     const float *weight, *bias;  // [outputs, inputs]; [outputs] or null
     bool activates;
     Activation activation;
-    Dropout dropout;             // of what is activated
+    Dropout dropout;             // after the activation
     Number* output;              // [rows, outputs]
-    Number* slope;               // [rows, outputs]: the derivative of the activation; null: not wanted. ReLU's follows from `output`
+    Number* slope;               // [rows, outputs]: the derivative of the activation; null: not needed, or ReLU, whose derivative follows from `output`
     const void* grad_output;     // backward
-    void* grad_x;                // of the type of x; null: not wanted
+    void* grad_x;                // of the type of x; null: not needed
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias
     bool adds;                   // to grad_x
     bool adds_weights = false;   // to grad_weight and grad_bias
@@ -168,11 +168,11 @@ struct LinearCall {
     int64_t padded_inputs() const { return round_up(inputs, kPanelColumns); }
 };
 
-// Some rows of the packed operands of a gradient of weights.
+// A range of rows of the packed operands of the gradient of the weights.
 template <class Number>
 struct OperandRows {
     int64_t first, rows;
-    const Number *left, *right;  // of all rows
+    const Number *left, *right;  // operands of all rows
 };
 
 template <class Number>
@@ -180,7 +180,7 @@ void linear(const LinearCall<Number>& call, int n_threads);
 template <class Number>
 void linear_backward(const LinearCall<Number>& call, int n_threads);
 
-// dropout(activation(gate) * value), of `hidden` [rows, 2 width] with both side by side, or the gradient of `hidden`.
+// dropout(activation(gate) * value), or its gradient. A row of `hidden` [rows, 2 width] contains the gates, then the values.
 template <class Number>
 struct GateCall {
     int width;
@@ -192,7 +192,7 @@ struct GateCall {
     Number* grad_hidden;
 };
 
-// Rotates both halves of the numbers of each head, at the beginning of rows of `row` numbers, as planes.
+// Rotary positions: rotates the planes (i, i + width / 2) of each head, in place. The heads are at the beginning of rows of `row` numbers.
 template <class Number>
 struct RotateCall {
     int positions, heads, width, row;
@@ -201,10 +201,10 @@ struct RotateCall {
     Number* numbers;
 };
 
-constexpr int kRecurrentColumns = 64;  // that a thread takes at once
+constexpr int kRecurrentColumns = 64;  // columns that a thread takes at once
 
-// relu(c_t) of the simpler simple recurrent unit: c_t = f_t c_t-1 + (1 - f_t) v_t with f = sigmoid(gates), of `hidden` [sequences, positions, 2 width]
-// with gates and values v side by side; or the gradient of `hidden`.
+// The simpler simple recurrent unit, or its gradient: relu(c_t) with c_t = f_t c_t-1 + (1 - f_t) v_t and f = sigmoid(gates). A row of `hidden`
+// [sequences, positions, 2 width] contains the gates, then the values v.
 template <class Number>
 struct RecurrentCall {
     int positions, width;
@@ -214,8 +214,8 @@ struct RecurrentCall {
     Number* grad_hidden;
 };
 
-// The nearest semi-orthogonal matrices, approximately: X becomes a X + (b G + c G G) X with G = X X^T in each step (Muon).
-// A matrix that Muon changes, and the running mean of its gradient: weight becomes weight_kept * weight - rate * (orthogonalized update).
+// A matrix that Muon changes, and the running mean of its gradient: weight becomes weight_kept * weight - rate * (orthogonalized update). The
+// update is orthogonalized approximately: each step replaces X by a X + (b G + c G G) X with G = X X^T.
 struct MuonMatrix {
     float* weight;
     const float* grad;
@@ -230,7 +230,7 @@ struct MuonCall {
     int steps;
 };
 
-// In bfloat16 where the CPU has its products.
+// Products are in bfloat16 if the CPU has instructions for them.
 void muon(const MuonMatrix* matrices, int64_t n, const MuonCall& call, int n_threads);
 
 // A tensor that Adam changes, the moments of its gradient, and the number of updates that have changed it.
@@ -260,17 +260,18 @@ template <class Number>
 struct TrainingKernels {
     bool keeps_logits;
     int loss_columns;
-    int gradient_rows, gradient_columns;  // of a layer's weights, computed at once, or half of them and so on
-    int gradient_step;           // but no fewer
+    int gradient_rows, gradient_columns;  // block of a layer's weight gradient that is computed at once; halved if there is little work
+    int gradient_step;           // smallest block
     void (*round_row)(const float* from, int n, int width, Number* to);
     float (*square_of)(const float* x, int n);
     float (*pack_panel)(const LossSizes& sizes, const float* weight, int panel, Number* columns, Number* rows, float* sum);
     void (*loss_block)(const LossSizes& sizes, const LossBlock<Number>& block);
-    // to [width + 1, stride]: rows times their factors as columns, and last the factors. `rows`, a multiple of 32, may be null: zeros.
+    // Writes each row times its factor as a column of `to` [width + 1, stride], whose last row gets the factors. Rows that are null count as zeros.
+    // `rows` is a multiple of 32.
     void (*transpose_rows)(const float* const* from, const float* factors, int rows, int width, size_t stride, Number* to);
     void (*weight_gradient)(const Number* hidden, size_t stride, int width, const Number* exponentials, int rows, float* grad, bool add);
     void (*unpack_gradient)(const LossSizes& sizes, const float* grad, int panel, const float* less, float* to);
-    // Heads that share keys and values, of all sequences; `memory`: as many floats as scratch_size in training_rows.cpp.
+    // Attention of groups [first, last) of heads that share keys and values. `memory`: see scratch_size in training_rows.cpp.
     void (*attend_groups)(const HeadsCall<Number>& call, int64_t first, int64_t last, float* memory);
     void (*pack_weight_columns)(const LinearCall<Number>& call, int panel, Number* to);
     void (*pack_weight_rows)(const LinearCall<Number>& call, int first, Number* to);
@@ -279,7 +280,7 @@ struct TrainingKernels {
                                  Number* right, float* grad_bias, Number* rounded, float* product);
     void (*weight_rows_gradient)(const LinearCall<Number>& call, const OperandRows<Number>& operands, int first, int rows, int column, int columns,
                                  float* product, float* grad_weight);
-    // Rows [first, last); the gradients of gain and shift are added to [padded width].
+    // Rows [first, last). The backward pass adds to the gradients of gain and shift, [padded width].
     void (*residual_rows)(const ResidualCall<Number>& call, int64_t first, int64_t last);
     void (*residual_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last, float* grad_gain, float* grad_shift);
     void (*dropout_rows_backward)(const ResidualCall<Number>& call, int64_t first, int64_t last);
@@ -297,7 +298,7 @@ struct TrainingKernels {
 extern const TrainingKernels<uint16_t> kBf16Kernels, kAmxBf16Kernels;
 extern const TrainingKernels<float> kAvx2TrainingKernels, kAvx512TrainingKernels;
 #endif
-// Those of this CPU; null: none.
+// The kernels for this CPU; null if there are none.
 template <class Number>
 const TrainingKernels<Number>* training_kernels();
 template <>
@@ -305,7 +306,7 @@ const TrainingKernels<uint16_t>* training_kernels();
 template <>
 const TrainingKernels<float>* training_kernels();
 
-// Calls `work` with a number of this type.
+// Calls `work` with a value of the type of the numbers.
 template <class Work>
 void with_numbers(bool is_bf16, Work work) {
     if (is_bf16) work(uint16_t());

@@ -20,7 +20,7 @@ struct Scratch {
     Buffer<Number> exponentials;
 };
 
-// One loss: the rows that count, in chunks.
+// The computation of one loss, in chunks of the rows that have a target.
 template <class Number>
 class SmoothedLoss {
 public:

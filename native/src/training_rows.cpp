@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kPieceScores = 1 << 16;  // about as many are computed by a thread at once
 
-// The floats that HeadScratch in attention_training.inl takes, at most.
+// An upper bound of the memory, in floats, that HeadScratch in attention_training.inl takes.
 template <class Call>
 size_t scratch_size(const Call& call) {
     const size_t t = round_up(call.block(), 32), s = round_up(call.keys, 32), width = round_up(call.width, 32), value = round_up(call.value_width, 32);
@@ -61,7 +61,7 @@ void residual_backward(const ResidualCall<Number>& call, int n_threads) {
     if (!call.grad_x)
         return Pool::get().run_rows(n_threads, call.rows, kPieceRows,
                                     [&](int, int64_t first, int64_t n) { kernels.dropout_rows_backward(call, first, first + n); });
-    // Sums of each piece, which are then added in their order, whichever thread they are from.
+    // The sums of each piece. They are added in the order of the pieces, whichever threads have computed them.
     const size_t width = round_up(call.width, 16), pieces = (call.rows + kPieceRows - 1) / kPieceRows;
     Buffer<float> sums(pieces * 2 * width);
     Pool::get().run_rows(n_threads, call.rows, kPieceRows, [&](int piece, int64_t first, int64_t n) {

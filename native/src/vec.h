@@ -1,5 +1,5 @@
-// One vector register of floats, as wide as the target of the including file has. Included only by target_*.cpp: everything
-// is in an unnamed namespace, so that code for one instruction set never stands in for that of another.
+// One vector register of floats, of the width of the including file's target. Included only by target_*.cpp. Everything is in an unnamed
+// namespace, so that the linker never replaces code for one instruction set by code for another.
 //
 // Multiply-add is always one call (`fma`), and the compiler may not form its own (-ffp-contract=off): then every
 // specialisation of a kernel does the same arithmetic, and a row's result does not depend on how many rows there are.
@@ -41,7 +41,7 @@ inline unsigned at_least(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE
 inline __mmask16 lanes(int n) { return __mmask16(n <= 0 ? 0 : (1u << (n < W ? n : W)) - 1); }
 inline Vec first_lanes(Vec a, int n) { return _mm512_maskz_mov_ps(lanes(n), a); }
 inline Vec first_lanes(Vec a, int n, Vec others) { return _mm512_mask_mov_ps(others, lanes(n), a); }
-// So many numbers, with zeros behind them.
+// The first n numbers, followed by zeros.
 inline Vec load_part(const float* p, int n) { return _mm512_maskz_loadu_ps(lanes(n), p); }
 inline void store_part(float* p, int n, Vec a) { _mm512_mask_storeu_ps(p, lanes(n), a); }
 

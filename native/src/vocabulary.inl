@@ -4,7 +4,7 @@ namespace {
 
 using transduce::RowBest;
 
-// Inserts behind what is at least as good: ties go to the lower id, as ids come in order.
+// Inserts a token after all that are at least as good. Ids come in ascending order, so the lower id wins a tie.
 void insert(RowBest& row, float value, int32_t id) {
     int at = row.n < row.k ? row.n++ : row.k - 1;
     for (; at > 0 && row.values[at - 1] < value; at--) row.values[at] = row.values[at - 1], row.ids[at] = row.ids[at - 1];

@@ -16,13 +16,13 @@ int best_rows(const Model& model, int beam) {
     return beam == 1 ? rows : std::max(rows, 120);
 }
 
-constexpr double kRefill = 1.0 / 6;  // the part that must be free before sentences are added
+constexpr double kRefill = 1.0 / 6;  // the fraction that must be free before sentences are added
 constexpr double kCrowded = 2;       // the most load with sentences that pass others
 constexpr size_t kLong = 512;        // tokens of a source; while a longer one is encoded, others wait for too long
 constexpr double kRounding = 1e-9;
 constexpr double kMostWeights = 1 << 24;  // of attention that is kept with the tokens of a search: 64 MiB
 
-// The number of best continuations that is wanted of each row. Samples want none but the logit of a forced token.
+// The number of best continuations that each row needs. Samples need none, except for the logit of a forced token.
 int n_best_tokens(const SearchOptions& options, const Model& model, bool forced) {
     if (options.sampled) return forced;
     return options.beam == 1 ? 1 : std::min(2 * options.beam, model.config.n_tgt);
@@ -32,18 +32,18 @@ bool same_wish(const BestWanted& part, int k, bool scores) { return part.k == k 
 
 }  // namespace
 
-// The part of a thread's rows that a sentence takes.
+// The fraction of a thread's rows that a sentence takes.
 double Worker::share_of(const Request& request) const {
     const int beam = request.options.beam;
     return 1.0 / std::max(1, best_rows(model_, beam) / beam);
 }
 
-// Whether it should be done before a sentence that is being decoded.
+// Whether the request precedes, by `order`, a sentence that is being decoded.
 bool Worker::passes(const Request& request) const {
     return std::any_of(active_.begin(), active_.end(), [&](const Slot* slot) { return request.order < slot->request->order; });
 }
 
-// Whether encoding it takes long, while a short sentence that should be done before it is being decoded.
+// Whether the source is long to encode and would delay a short sentence that is being decoded and precedes it.
 bool Worker::holds_up(const Request& request) const {
     return request.ids.size() > kLong && std::any_of(active_.begin(), active_.end(), [&](const Slot* slot) {
         return slot->request->ids.size() <= kLong && slot->request->order < request.order;
@@ -90,7 +90,7 @@ void Worker::start_new() {
         states_.push_back(&slot.state);
     }
     network_->start(sources_.data(), states_.data(), int(sources_.size()));
-    // Rows that want the same of the vocabulary are side by side.
+    // Make rows that need equal results from the vocabulary adjacent.
     std::stable_sort(active_.begin(), active_.end(), [](const Slot* a, const Slot* b) {
         const SearchOptions &x = a->request->options, &y = b->request->options;
         return x.beam != y.beam ? x.beam < y.beam : x.scores < y.scores;
@@ -200,7 +200,7 @@ void Worker::draw_samples() {
     network_->draw(draws_);
 }
 
-// Where a token is forced, what was drawn is not used; the numbers of later tokens stay the same.
+// If a token is forced, the drawn token is not used; later tokens still get the same random numbers.
 bool Worker::extend_samples(Slot& slot, const Draw* draws, const RowBest* best) {
     const int32_t forced = slot.search.forced_token();
     continuations_.clear();

@@ -20,8 +20,8 @@ public:
         Search search;
         Sentence state;
         bool done = false;             // the search has ended: its results are final
-        std::vector<int32_t> certain;  // tokens of a request that streams that were not certain before this step
-        int n_certain = 0;             // all of them
+        std::vector<int32_t> certain;  // tokens of a streaming request that became certain in this step
+        int n_certain = 0;             // number of all certain tokens
         bool attended = false;         // the attention of the guided head is kept with the tokens
         std::vector<float> attention;  // of this step: [rows, source]
     };
@@ -30,15 +30,15 @@ public:
 
     bool empty() const { return active_.empty(); }
     int n_rows() const { return int(tokens_.size()); }  // of the last step
-    // Whether there is room for some sentences, this one first: encoding a few at once is cheaper.
+    // Whether there is room for several sentences, of which this is the first: encoding several at once is cheaper.
     bool wants_more(const Request& first) const;
-    // Whether there is room for this one.
+    // Whether there is room for this sentence.
     bool fits(const Request& request) const;
     void add(std::shared_ptr<Request> request);
 
     // Advances all sentences by one token. If it throws, call `give_up`.
     void step();
-    // Calls `look` with each slot; forgets the sentences that have ended. All others have had a step.
+    // Calls `look` with each slot, then removes the sentences that have ended.
     template <class Look>
     void after_step(Look look) {
         size_t kept = 0;
@@ -48,9 +48,9 @@ public:
         }
         active_.resize(kept);
         n_started_ = kept;
-        if (!kept) load_ = 0;  // what was rounded off
+        if (!kept) load_ = 0;  // remove rounding errors
     }
-    // Calls `look` with each slot and forgets all sentences and all memory.
+    // Calls `look` with each slot, then removes all sentences and frees all memory.
     template <class Look>
     void give_up(Look look) {
         for (Slot* slot : active_) look(*slot);
@@ -75,7 +75,7 @@ private:
     std::unique_ptr<Network> network_;
     std::vector<std::unique_ptr<Slot>> slots_;
     std::vector<Slot*> free_, active_;
-    size_t n_started_ = 0;  // the first ones of active_
+    size_t n_started_ = 0;  // number of started sentences, the first of active_
     double load_ = 0;       // 1: full
     std::vector<Source> sources_;
     std::vector<Sentence*> states_;
