@@ -46,13 +46,13 @@ def assert_same_but_for_rounding(one: Path, other: Path) -> None:
     assert [name for name in a if a[name].ndim > 1 and (a[name] - b[name]).norm() > 3e-3 * a[name].norm()] == []
 
 
-@pytest.mark.parametrize(("parallel", "n"), [("replicate", 2), ("shard", 2), ("shard", 4)])
-def test_several_processes_give_the_samples_and_losses_of_one(team: Team, alone: Path, parallel: str, n: int) -> None:
-    name = f"{parallel}{n}"
-    several = team.train(name, n, f"parallel={parallel}", *PLAIN)
-    assert all(team.samples(name, rank) == team.samples("alone") for rank in range(n))
-    assert_same_but_for_rounding(alone, several)
-    assert [event["processes"] for folder in (alone, several) for event in events(folder, "start")] == [1, n]
+@both
+def test_two_processes_give_the_samples_and_losses_of_one(team: Team, alone: Path, parallel: str) -> None:
+    """More of them: the resumes below."""
+    two = team.train(parallel, 2, f"parallel={parallel}", *PLAIN)
+    assert all(team.samples(parallel, rank) == team.samples("alone") for rank in range(2))
+    assert_same_but_for_rounding(alone, two)
+    assert [event["processes"] for folder in (alone, two) for event in events(folder, "start")] == [1, 2]
 
 
 def test_shards_on_two_machines_resume_on_one(team: Team, alone: Path) -> None:
@@ -79,10 +79,9 @@ def test_machines_with_different_numbers_of_processes_share_one_set_of_shards(te
     assert_same_but_for_rounding(alone, folder)
 
 
-@pytest.mark.parametrize("average", ["none", "last"])
-def test_shards_are_averaged_like_whole_weights(team: Team, average: str) -> None:
-    asked = (*PLAIN, f"average={average}", "average_n=2")
-    whole, sharded = team.train(f"{average}1", 1, *asked), team.train(f"{average}2", 2, "parallel=shard", *asked)
+def test_shards_are_averaged_like_whole_weights(team: Team) -> None:
+    asked = (*PLAIN, "average=last", "average_n=2")
+    whole, sharded = team.train("last1", 1, *asked), team.train("last2", 2, "parallel=shard", *asked)
     assert_same_but_for_rounding(whole, sharded)
 
 
@@ -103,7 +102,7 @@ def test_resuming_with_another_number_of_processes_gives_the_same_run(
     assert_same_but_for_rounding(alone, folder)
 
 
-@both
+@pytest.mark.parametrize("parallel", ["replicate", pytest.param("shard", marks=pytest.mark.slow)])
 def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team, parallel: str) -> None:
     """With dropout; compares log, model and last checkpoint."""
     name, asked = f"cut-{parallel}", (f"parallel={parallel}", *EXACT)
@@ -171,7 +170,8 @@ def test_a_stuck_process_is_named_with_its_activity(team: Team, parallel: str) -
 
 @both
 def test_two_processes_skip_an_update_whose_loss_is_not_finite_in_one_of_them(team: Team, parallel: str) -> None:
-    asked = ("--poison", "7", *PLAIN[1:], "max_updates=10", f"parallel={parallel}")
+    """The live weights are those that are kept, without an average."""
+    asked = ("--poison", "7", *PLAIN[1:], "max_updates=10", "average=none", f"parallel={parallel}")
     one, two = team.train(f"skip1-{parallel}", 1, *asked), team.train(f"skip2-{parallel}", 2, *asked)
     assert [event["update"] for event in events(two, "skipped")] == [7]
     assert_same_but_for_rounding(one, two)

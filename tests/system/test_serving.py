@@ -245,8 +245,6 @@ def test_huggingface_client(server: Server, translator: Translator, monkeypatch:
     ("path", "body", "status", "message"),
     [
         ("/v1/translate", {}, 400, "text: Field required"),
-        ("/v1/translate", {"text": 5}, 400, "text: Input should be a text or a list of texts; given: 5"),
-        ("/v1/translate", {"text": "a", "beem": 5}, 400, "beem"),
         ("/v1/translate", {"text": "a", "beam": 10**30}, 400, "beam"),
         ("/v1/translate", {"text": "a", "beam": 17}, 400, "at most 16"),
         ("/v1/translate", {"text": "a", "protect": ["numbrs"]}, 400, "'mentions', 'placeholders' or 'numbers'"),

@@ -297,8 +297,6 @@ TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a decoder that is a list": (lambda: _tokenizer(decoder=[[]]), "cannot be used"),
     "no model": (lambda: _tokenizer(model=None), "cannot be used"),
-    "ids that are none": (lambda: _tokenizer(model={"type": "WordPiece", "vocab": {"a": "b"}}), "one id per piece"),
-    "ids below zero": (lambda: _tokenizer(model={"type": "WordPiece", "vocab": {"a": -1}}), "one id per piece"),
     "two pieces with one id": (lambda: _more_pieces({"zz": 9}), "two pieces have one id"),
     "a piece too many": (lambda: _more_pieces({"zz": 32}), "ids outside 0 .. 31, the rows of the embedding"),
     "an id far off": (lambda: _more_pieces({"zz": 4_000_000_000}), "one id per piece"),
