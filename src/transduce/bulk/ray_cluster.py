@@ -50,7 +50,7 @@ class RayCluster:
 
     @contextlib.contextmanager
     def start(self, make: Callable[[], Any], *, gpus: bool, per_core: bool = False) -> Iterator[RayNodes]:
-        """Call `make` in actors on all nodes. Its result has `how` and `notes`, and is called with chunks.
+        """Make an object in actors on all nodes, which `RayNodes.map` calls with chunks; see `ChunkTranslator`.
 
         Raises `SettingsError` if there is no such cluster.
         """
@@ -81,7 +81,7 @@ class RayCluster:
 
 
 class _Preparation:
-    """A function that prepares text, with the attributes of an object that an actor calls."""
+    """Wraps a function that prepares text, and adds the attributes `how` and `notes` that `RayNodes` needs."""
 
     def __init__(self, function: Callable[[Any], Arrays]) -> None:
         self.how, self.notes, self._function = {"transduce": transduce.__version__}, (), function
@@ -91,7 +91,7 @@ class _Preparation:
 
 
 class _Worker:
-    """An actor. Its object is created by a call, whose errors reach the caller unchanged."""
+    """An actor. `load` creates its object, not the constructor, so that errors reach the caller unchanged."""
 
     def load(self, make: Callable[[], Any]) -> tuple[dict[str, Any], Sequence[str]]:
         collect_garbage_rarely()
@@ -110,7 +110,7 @@ class _Actor(NamedTuple):
 
 
 class RayNodes:
-    """Actors on the nodes of a cluster, each with an equal object. `how` and `notes` are those of the objects."""
+    """Actors on the nodes of a cluster, each with an equal object, whose `how` and `notes` are attributes here too."""
 
     def __init__(self, ray: Any, actors: Sequence[_Actor], make: Callable[[], Any], log: Log) -> None:
         self._ray, self._log = ray, log

@@ -56,8 +56,8 @@ def export_model(
     """Export a model to transformers, CTranslate2 or Argos Translate.
 
     The outputs are compared with the run's. In transformers a translator trained here becomes a MarianMTModel, a
-    language model a GPT2LMHeadModel, an encoder a BERT model; an imported model becomes what it was, and mT5 and
-    MADLAD-400 become T5. A setting that the format cannot express is refused by name; for transformers, train a
+    language model a GPT2LMHeadModel, an encoder a BERT model; an imported model returns to its original class, and
+    mT5 and MADLAD-400 become T5. A setting that the format cannot express is refused by name; for transformers, train a
     translator with model.residual=post and a language model with model.positions=learned. CTranslate2 supports
     Transformers that translate; a package of Argos Translate contains a model of CTranslate2. To peft, the adapters are
     exported that a run has kept (training.lora.merge=false).
@@ -84,8 +84,8 @@ def push(
 ) -> None:
     """Publish a run folder on the Hugging Face Hub; other commands then load it by its name.
 
-    The files of the model, recipe.toml and the model card are sent. The settings among them name the files of the
-    training text. A token comes from hf auth login, or from HF_TOKEN.
+    Sends the files of the model, recipe.toml and the model card. The settings and recipe.toml contain the names of the
+    training files. The token is that of hf auth login, or HF_TOKEN.
 
     \b
     transduce push runs/x alice/en-de --dry-run

@@ -38,7 +38,7 @@ class Translate(opt.Command):
     """Translate text line by line. Empty lines stay empty.
 
     The sentences of a line are translated one by one, unless the run was
-    trained on paragraphs or --no-split is given. Markers of lists stay.
+    trained on paragraphs or --no-split is given. List markers are kept.
 
     --nbest prints NUMBER<TAB>SCORE<TAB>TEXT for each translation of a line.
 

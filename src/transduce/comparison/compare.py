@@ -272,8 +272,8 @@ def read_recipes(
 ) -> dict[str, Settings]:
     """Read recipes; return their settings by name, with the shared settings of the first. Arguments: see `compare`.
 
-    `limits`: limits of `training` for all recipes; empty: those of the first. Raises `SettingsError` if a recipe is
-    invalid, or gives a shared setting another value than the first.
+    `limits`: limits of `training` for all recipes; empty: the limits of the first recipe. Raises `SettingsError` if a
+    recipe is invalid, or gives a shared setting another value than the first.
     """
     if isinstance(given, Mapping):
         recipes = [(name, copy.deepcopy(dict(values)), Path()) for name, values in given.items()]
@@ -331,7 +331,7 @@ def _check_shared(name: str, settings: Settings, first: str, base: Settings) -> 
 def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, log: Log) -> dict[Path, Settings]:
     """Check the settings, and return them by run folder; all recipes with the first seed come first.
 
-    The first run is prepared, since all others get its vocabulary and its choices for unset shared settings.
+    The first run is prepared here, since all other runs take over its vocabulary and its unset shared settings.
     """
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: must be at least 1")

@@ -19,8 +19,8 @@ MAX_EXTENDS = 8
 def read_recipe(path: Path, *, depth: int = 0) -> dict[str, Any]:
     """Read the nested values of a TOML file, without validation. Raises `SettingsError` if it cannot be read.
 
-    The top-level key `extends` names another recipe, relative to this one; values of this recipe replace values of
-    that one. `depth`: recipes that extend this one.
+    The top-level key `extends` names a base recipe, relative to this one; values of this recipe replace values of the
+    base. `depth`: number of recipes that led here by `extends`.
     """
     try:
         if path.is_dir():

@@ -85,7 +85,7 @@ class Corpus(Section):
 
 
 class Monolingual(Section):
-    """Text of the target language, whose source a translator of the other direction writes (back-translation)."""
+    """Text of the target language, which a translator of the other direction translates (back-translation)."""
 
     tgt: Path = setting(Path(), "Text file of the target language, one sentence per line.")
     model: Path = setting(Path(), "Run folder of a translator from the target language to the source language.")
@@ -173,7 +173,7 @@ class DataSettings(Section):
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """The direction of each training corpus; those of reversed corpora follow."""
+        """The direction of each training corpus, then the directions of reversed corpora."""
         given = [self.direction_of(corpus) for corpus in self.train] or [(self.src_lang, self.tgt_lang)]
         return (*given, *((tgt, src) for src, tgt in given if self.both_directions))
 

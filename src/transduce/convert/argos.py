@@ -26,7 +26,7 @@ def unpacked(package: Path) -> Iterator[Path]:
     with TemporaryDirectory(prefix="transduce-") as temporary:
         try:
             with zipfile.ZipFile(package) as archive:
-                archive.extractall(temporary)  # which keeps all files within the folder
+                archive.extractall(temporary)  # never writes outside the folder
         except (zipfile.BadZipFile, OSError, RuntimeError) as error:
             raise RunFolderError(f"{package} is damaged, or not a package of Argos Translate: {error}") from None
         folders = [path.parent for path in Path(temporary).glob(f"*/{METADATA}")]
@@ -60,7 +60,7 @@ def export_argos(out: Path, run: Outgoing) -> list[str]:
         folder = Path(temporary) / f"translate-{data.src_lang}_{data.tgt_lang}"
         (folder / _MODEL).mkdir(parents=True)
         lines = export_ctranslate2(folder / _MODEL, run)
-        (folder / _MODEL / "target.spm").unlink()  # a translation is put together from its pieces alone
+        (folder / _MODEL / "target.spm").unlink()  # Argos joins the pieces of a translation without a model
         (folder / _MODEL / "source.spm").rename(folder / _PIECES)
         metadata = {
             "package_version": "1.0",

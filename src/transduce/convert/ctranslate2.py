@@ -94,7 +94,7 @@ class _Special:
 
     @classmethod
     def of(cls, files: ModelFiles) -> _Special:
-        """The pieces that config.json names, and the usual pieces for those that it does not name.
+        """The special pieces in config.json, or the usual ones if it does not name them.
 
         If the library does not append the end to a source, its caller may. Callers do so if the decoder starts with the
         end or with padding, as in transformers, but not if it starts with <s>, as in OpenNMT-py.
@@ -106,7 +106,7 @@ class _Special:
         )
         start = str(config.get("decoder_start_token") or (bos if flags.get("with_target_bos", 1) else end))
         if flags.get("decoder.start_from_zero_embedding"):
-            start = ""  # the decoder starts from a vector of zeros, without a piece, as ours does if BOS has no row
+            start = ""  # the decoder starts from a vector of zeros, without a piece; ours does if BOS has no row
         adds_end = bool(config.get("add_source_eos", flags.get("with_source_eos", 0)))
         return cls(unknown, start, end, adds_end or start != "<s>", adds_end)
 

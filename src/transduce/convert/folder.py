@@ -40,7 +40,7 @@ class Imported:
 class Outgoing:
     """A run to be exported: its model in eval mode, settings and tensors.
 
-    `adapters`: the adapters that it keeps, if any, of the run called `base_name`.
+    `adapters`: the adapters that the run keeps, if any. They belong to the run called `base_name`.
     """
 
     settings: Settings

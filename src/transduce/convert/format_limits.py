@@ -64,9 +64,9 @@ EXPRESSIBLE_IN_TRANSFORMERS: Expressible = {
 class ConfigFormat:
     """The keys of a config.json, or of Marian's settings, for both directions.
 
-    `sizes` and `values`: our setting for each key, or None; sizes are positive whole numbers. `defaults`: for keys that
-    a file may leave out. `only`: supported values of other keys, the assumed one first. `equal`: pairs of keys that
-    must agree. `activation`: the key of the activation.
+    `sizes` and `values`: our setting for each key, or None; sizes are positive whole numbers. `defaults`: values of
+    keys that a file may leave out. `only`: supported values of other keys, the assumed one first. `equal`: pairs of
+    keys that must agree. `activation`: the key of the activation.
     """
 
     sizes: Mapping[str, str | None]

@@ -71,7 +71,7 @@ BLOCK = block_layers(
     self_attention=("attn.c_attn", "attn.c_proj", "ln_1"), feed_forward=("mlp.c_fc", "mlp.c_proj", "ln_2")
 )
 
-_DEFAULT_END = 50256  # GPT-2's own end, which many smaller models keep in config.json as the default
+_DEFAULT_END = 50256  # GPT-2's own end id, which many smaller models still have in config.json
 
 
 # -- config.json and weights

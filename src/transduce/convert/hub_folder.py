@@ -77,7 +77,7 @@ def _named(piece: str, exact: bool) -> str:
 
 
 def _merges(pieces: list[Any], exact: bool) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a piece, by its score: SentencePiece merges any such pair."""
+    """All pairs of pieces that SentencePiece may merge: their concatenation is a piece. Sorted by its score."""
     score = {_named(piece.piece, exact): piece.score for piece in pieces}
     merges = []
     for piece in sorted(score, key=score.__getitem__, reverse=True):

@@ -73,7 +73,7 @@ _NORMS = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
 _NORMED_KEYS, _EXACT_GELU = (1, 10, 24), (1, 12, 3)
 """The first versions that normalize keys and values before self-attention, and that compute GELU by erf."""
 
-# A name with * is that of a weight (W) and of a bias (b), or of a norm's scale and bias.
+# * stands for the part of a layer: weight (W) and bias (b), or a norm's scale and bias.
 _SELF_ATTENTION = ("self_*q self_*k self_*v", "self_*o")
 _SSRU = Layer("self_attention.gate_value", "rnn_*f rnn_*", "stream stream")
 _CROSS_ATTENTION = ("context_*q", "context_*k context_*v", "context_*o")
@@ -245,7 +245,7 @@ def import_marian(source: Path) -> Imported:
 
 
 def find_model(source: Path) -> Path:
-    """The model that is the file `source`, or the only one, or that of decoder.yml, in the folder `source`."""
+    """The model file: `source` itself, or in a folder the file that decoder.yml names, or the only model."""
     if not source.is_dir():
         return source
     paths = models_in(source)
@@ -257,12 +257,12 @@ def find_model(source: Path) -> Path:
 
 
 def _names(decoder: Mapping[str, Any], key: str) -> list[str]:
-    """File names in settings of Marian's decoder. Their folders are those of another machine."""
+    """File names in the settings of Marian's decoder, without their folders, which exist on another machine."""
     return [Path(str(name)).name for name in decoder.get(key) or ()]
 
 
 def _decoder_settings(model: Path) -> Mapping[str, Any]:
-    """The settings of Marian's decoder in the model's folder: those for this model, or none."""
+    """The settings of Marian's decoder in the model's folder; empty if they are for another model."""
     folder = model.parent
     for path in sorted({*folder.glob("*decoder.yml"), *folder.glob("config*.yml")}):
         settings = read_yaml(path)
@@ -272,7 +272,7 @@ def _decoder_settings(model: Path) -> Mapping[str, Any]:
 
 
 def _vocabulary_paths(model: Path, decoder: Mapping[str, Any]) -> list[Path]:
-    """The source's and the target's vocabulary: those that the decoder's settings name, or the *.spm of the folder."""
+    """The vocabulary files of source and target, from the decoder's settings, or else the *.spm files of the folder."""
     folder = model.parent
     if names := _names(decoder, "vocabs"):
         paths = [folder / name for name in names]
@@ -312,7 +312,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error)
 _NUMBERS = {0x101: "i1", 0x402: "f2", 0x404: "f4", 0x408: "f8"}
 """NumPy's types by Marian's `Type`."""
 _INTGEMM = {
-    0x4101: ("i1", 0),  # those of the forks of browsermt and Mozilla
+    0x4101: ("i1", 0),  # types of the forks of browsermt and Mozilla
     0x4102: ("i2", 0),
     0x10001: ("i1", 0),
     0x10002: ("i2", 0),

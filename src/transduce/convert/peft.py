@@ -1,6 +1,6 @@
 """Adapters of encoder-decoders in the format of PEFT: adapter_config.json and adapter_model.safetensors.
 
-A layer of ours packs several matrices of theirs, and has an adapter for each of them.
+One of our layers may pack several matrices of transformers, and has an adapter for each of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _entries(settings: Settings, tokenizers: Tokenizers) -> list[Entry]:
 
 
 def _reordered(a: Tensor, b: Tensor, entry: Entry, order: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A and B with the axis of their product that lies on the residual stream in another order, if there is one."""
+    """Reorder the columns or rows of A and B that lie on the residual stream, if there are any."""
     if order is None or entry.stream is None:
         return a, b
     return (a, b.index_select(0, order)) if entry.stream == 0 else (a.index_select(1, order), b)
@@ -145,7 +145,7 @@ def import_peft(folder: Path, base: Path | None) -> Imported:
 
 
 def _pairs_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B of each of their layers."""
+    """A and B of each adapted layer in the file."""
     parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
         layer, _, part = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".lora_")

@@ -29,7 +29,7 @@ def push_to_hub(
 ) -> dict[str, int]:
     """Publish a run folder on the Hugging Face Hub; return the sizes of its files. `Translator.load(name)` loads it.
 
-    The files of the model, the recipe and the model card are sent. Other files of the model on the Hub stay there.
+    The files of the model, the recipe and the model card are sent. Other files that the model has on the Hub are kept.
 
     Args:
         run: The run folder. No training may use it.
@@ -64,7 +64,7 @@ def push_to_hub(
 
 
 def _files_to_send(folder: RunFolder, name: str, *, license: str | None, records: bool) -> dict[str, bytes | Path]:
-    """The content or the path of each file. The manifest lists only records that are sent."""
+    """The content or the path of each file. The sent manifest lists only the records that are sent."""
     run, manifest = folder.path, folder.manifest
     if folder.has_adapters:
         raise UserError(
@@ -86,7 +86,7 @@ def _files_to_send(folder: RunFolder, name: str, *, license: str | None, records
 
 
 def _card(folder: RunFolder, name: str, license: str | None) -> str:
-    """The model card with metadata for the Hub. What its author has written stays."""
+    """The model card with metadata for the Hub. Text that its author has written is kept."""
     from huggingface_hub import ModelCard
     from yaml import YAMLError
 

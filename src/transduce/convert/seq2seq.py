@@ -1,7 +1,7 @@
 """Encoder-decoders that transformers builds like BART: Marian, M2M-100 and NLLB, mBART-50, BART.
 
 They share one weight map. A family has the properties that its class in transformers fixes, whatever config.json
-says. The decoder starts with pad in Marian, and with eos in the other families: then our BOS is read as EOS
+says. The decoder starts with pad in Marian, and with eos in the other families, whose models read our BOS as EOS
 (`model.one_end`).
 """
 

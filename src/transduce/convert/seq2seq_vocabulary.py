@@ -108,7 +108,7 @@ def piece_tokenizer(
 def _check_pieces(tokenizer: PieceTokenizer, spm: str, path: Path, notes: list[str]) -> None:
     """Note pieces of a SentencePiece model without an id, which the model reads as unknown.
 
-    Raise `UserError` if more than a fifth of the pieces lack one.
+    Raise `UserError` if more than a fifth of the pieces have no id.
     """
     pieces = [piece.piece for piece in parse_model(tokenizer.model).pieces if piece.type == piece.NORMAL]
     missing = set(pieces).difference(tokenizer.pieces(range(tokenizer.vocab_size)))
@@ -243,7 +243,7 @@ def _piece_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, i
 
 
 def _m2m_ids(ids: Mapping[str, int], tokenizer_config: Mapping[str, Any]) -> dict[str, int]:
-    """The ids of vocab.json, and of the languages behind them."""
+    """The ids in vocab.json, followed by the ids of the languages."""
     codes = (_WMT21 if tokenizer_config.get("language_codes") == "wmt21" else _M2M).split()
     return {**ids, **{f"__{code}__": len(ids) + i for i, code in enumerate(codes)}}
 
@@ -296,7 +296,7 @@ def _piece_files(spm: bytes, named: Sequence[str], codes: Sequence[str], own: di
         own["added_tokens_decoder"] = {
             str(i): {"content": piece, "special": True, "normalized": False, "lstrip": piece == "<mask>"}
             for i, piece in enumerate(named)
-            if piece in added or piece.startswith("<unnamed")  # a row before that of a new language
+            if piece in added or piece.startswith("<unnamed")  # a row before the row of a new language
         }
         own |= {"extra_special_tokens": [*codes], "mask_token": "<mask>"}
         ids = _fairseq_ids([piece.piece for piece in parse_model(spm).pieces])

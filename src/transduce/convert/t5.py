@@ -1,7 +1,7 @@
 """T5 1.0 and 1.1, mT5 and MADLAD-400 as transformers stores them: config.json, weights, vocabulary, import and export.
 
-Their attention does not scale its scores, and ours does: queries are imported larger by sqrt(d_key). The decoder starts
-with pad, which becomes our beginning.
+T5 does not scale attention scores by 1 / sqrt(d_key), and our layers do, so weights of queries are imported times
+sqrt(d_key). The decoder starts with pad, which becomes our BOS.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ _SETTINGS = {
 """Our settings without a key in config.json."""
 
 _QUERIES = ("self_attention.query_key_value.weight", "cross_attention.query.weight")
-"""Ends of the names of our weights that begin with those of queries."""
+"""Suffixes of the names of our packed weights whose first rows are the weights of queries."""
 SPM = "spiece.model"
-_EXTRA_IDS = 100  # pieces <extra_id_99> to <extra_id_0> behind those of the SentencePiece model
+_EXTRA_IDS = 100  # pieces <extra_id_99> to <extra_id_0>, after the pieces of the SentencePiece model
 _LANGUAGE = re.compile(r"<2(\w+)>")  # MADLAD-400's token of a language
 
 _SPECIAL = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "</s>"}  # in the order of our ids
@@ -212,7 +212,7 @@ def _exported_vocabulary(run: Outgoing) -> ExportedVocabulary:
 
 
 def _model_of(pieces: Sequence[str], old: bytes) -> bytes:
-    """A SentencePiece model with these pieces in this order. In a text, those that `old` lacks are read as wholes."""
+    """A SentencePiece model with these pieces in this order. Pieces that `old` lacks are never split in a text."""
     proto, known = parse_model(old), {piece.piece: piece for piece in parse_model(old).pieces}
     del proto.pieces[:]
     for name in pieces:
@@ -276,7 +276,7 @@ def export_t5(out: Path, run: Outgoing) -> list[str]:
         "d_kv": s.key_width,
         "layer_norm_epsilon": s.epsilon,
         "feed_forward_proj": f"gated-{activation.removesuffix('_new')}" if gated else activation,
-        # whether the last hidden states are scaled, of older and of newer versions
+        # whether the last hidden states are scaled: the keys of older and of newer versions
         "tie_word_embeddings": False,
         "scale_decoder_outputs": False,
         **{key: values[0] for key, values in FORMAT.only.items()},

@@ -62,8 +62,8 @@ class Rows:
 def rows_of(ids: Mapping[str, int], special: Sequence[int], *, n: int, origin: object, spare: int = 0) -> Rows:
     """The rows of a vocabulary with these ids; `UserError` if it contradicts itself or the model.
 
-    `special`: their ids of our first ids, -1 for none. n: rows of their embedding; ids without a piece keep their rows:
-    up to `spare` of them, or up to a round number.
+    `special`: the program's id for each of our first ids, -1 for none. n: rows of its embedding. Ids without a piece
+    keep their rows: at most `spare`, or at most 127 if n is a multiple of 8.
     """
     if any(type(i) is not int or not 0 <= i < n for i in ids.values()):
         raise UserError(f"{origin}: the vocabulary has ids outside 0 .. {n - 1}, the rows of the embedding")
@@ -120,12 +120,12 @@ def with_one_end(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class Entry:
     """One tensor of ours and its counterpart.
 
-    `theirs`: names of tensors of this `shape`, which are concatenated along the first axis to make ours.
-    `also`: other names of a single tensor. At least one name must exist; all that exist must be equal; the first is
-    written. `tied`: our other names of it. `rows`: for a vocabulary, the file's row for each of our rows, or -1 for
-    none, which is filled with `filler`. `stream`: our axis that lies on the residual stream, whose order may differ.
-    `transposed`: theirs are [in, out]. `factor`: our tensor, or its first part, is the first of `theirs`
-    times this number.
+    `theirs`: names of tensors of this `shape`; our tensor is their concatenation along the first axis.
+    `also`: other names of a single tensor. At least one of its names must exist, and existing ones must be equal
+    tensors; exports write the first. `tied`: other names of our tensor. `rows`: for a vocabulary, the file's row for
+    each of our rows, or -1 for none, which is filled with `filler`. `stream`: our axis that lies on the residual
+    stream, whose order may differ. `transposed`: the program's matrices are [in, out]. `factor`: the first tensor of
+    `theirs` is multiplied by this number on import.
     """
 
     ours: str
@@ -162,7 +162,7 @@ _BLOCK = {
 
 
 def block_layers(**theirs: Sequence[str]) -> tuple[Layer, ...]:
-    """The layers of a block from their names: for each sub-layer, those of its linear layers and then of its norm."""
+    """The layers of a block. Each sub-layer is given by the names of its linear layers, then the name of its norm."""
     layers = []
     for sublayer, (*names, norm) in theirs.items():
         for (part, (n, axes)), name in zip(_BLOCK[sublayer].items(), names, strict=True):
@@ -187,8 +187,8 @@ def layer_entries(
         table: The layers.
         s: Settings of the model.
         ours: Prefix of our names.
-        theirs: Prefix of their names.
-        transposed: Their matrices are [in, out].
+        theirs: Prefix of the program's names.
+        transposed: The program's matrices are [in, out].
         bias: Linear layers and norms have biases.
     """
     heads = s.d_model if s.d_key is None else s.n_heads * s.d_key
@@ -224,9 +224,9 @@ def stack_entries(
 ) -> Iterator[Entry]:
     """Yield the entries of a translator's learned positions, norms and blocks.
 
-    `stack`, `block`: prefixes of their names, with {} for encoder or decoder, and for the number of a block, from
-    `first` on. `layers`: of a block of the encoder, and of the decoder. `norms`: those behind an embedding
-    and behind a stack. `positions`: a table with `n_skipped` rows before the first position.
+    `stack`, `block`: prefixes of the program's names, with {} for encoder or decoder, and for the number of a block,
+    from `first` on. `layers`: the layers of an encoder block and of a decoder block. `norms`: the norms after an
+    embedding and after a stack. `positions`: a table with `n_skipped` rows before the first position.
     """
     depths = s.n_encoder_layers, s.n_decoder_layers
     for (side, embedding), table, depth in zip(SIDES.items(), layers, depths, strict=True):
@@ -259,7 +259,7 @@ def translator_embedding_entries(
 ) -> Iterator[Entry]:
     """Yield the entries of a translator's embeddings and output matrix.
 
-    `theirs`: names of the shared table, of the encoder's and the decoder's, and of the output matrix.
+    `theirs`: names of the shared table, the encoder's table, the decoder's table and the output matrix.
     """
     shared, encoder, decoder, output = theirs
     tables, names = ["tgt_embedding.table.weight", "src_embedding.table.weight"], [shared, encoder, decoder]
@@ -296,7 +296,7 @@ def read(
 ) -> dict[str, Tensor]:
     """Convert another program's tensors, which passed `check`, to ours in float32. `UserError` for unusable values.
 
-    `order`: our column for each column of their residual stream, if the order differs.
+    `order`: our column for each column of the program's residual stream, if the order differs.
     """
     bad = [name for name, t in tensors.items() if t.dtype not in _TYPES or not bool(t.isfinite().all())]
     if bad:

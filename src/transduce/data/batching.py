@@ -131,7 +131,7 @@ def plan_streams(n_tokens: int, *, context: int, n_streams: int, offset: int = 0
     """Batches of contiguous streams: row r of a batch continues, in part r of the text, row r of the batch before.
 
     All parts are of equal length; fewer than `n_streams` tokens at the end of the text are left out. The first rows
-    have `offset` tokens (0: `context`, as the others), so that epochs cut the text at different positions.
+    have `offset` tokens (0: `context`, like the other rows), so that epochs cut the text at different positions.
     """
     length = (n_tokens - 1) // n_streams
     return [start + length * np.arange(n_streams) for start in row_starts(length + 1, context=context, offset=offset)]
@@ -158,16 +158,18 @@ def _order(src: Lengths, tgt: Lengths, times: np.ndarray | None, draw: np.random
 
 
 def _fewest_cuts(longer: np.ndarray, *, budget: int) -> list[int]:
-    """The ends of the parts if sentences in this order are cut into as few parts as possible."""
+    """Cut sentences, in the given order, into as few parts as possible; return the ends of the parts."""
     return _cuts(len(longer), lambda part: (longer[part], longer[part]), budget=budget, first=budget, slack=1.0)
 
 
 def _cuts(
     n_all: int, sides: Callable[[slice], tuple[np.ndarray, np.ndarray]], *, budget: int, first: int, slack: float
 ) -> list[int]:
-    """Cut the sorted sentences into batches; return the batches' ends.
+    """Cut `n_all` sorted sentences into batches; return the end of each batch.
 
-    `sides`: source and target lengths of a slice of the order; `first`: budget of the first batch.
+    `sides`: returns the source and target lengths of a range of sentences. `first`: budget of the first batch, in place
+    of `budget`. `slack`: if a smaller batch has less padding than the largest possible one, it is taken, down to this
+    fraction of the largest.
     """
     cuts, start, allowed = list[int](), 0, first
     while start < n_all:
@@ -180,7 +182,7 @@ def _cuts(
         if slack < 1.0 and start + fits < n_all:
             least = max(1, int(np.ceil(fits * slack)))
             full = (np.cumsum(src + tgt) / (n * (width_src + width_tgt)))[least - 1 : fits]
-            fits -= int(np.argmax(full[::-1]))  # of equally full batches, the longest
+            fits -= int(np.argmax(full[::-1]))  # the longest of the batches with the least padding
         start += fits
         cuts.append(start)
         allowed = budget
@@ -249,8 +251,8 @@ def plan_pairs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, s
 
     lengths: tokens of each sentence. document_starts: the index of each document's first sentence, and at the end
     the number of sentences. room: tokens of both segments together. Sentences are gathered until they fill the room; A
-    is a random number of them from the front; B is the rest or, in half of the pairs, text of another document, and
-    then the rest goes into the next pair. A single sentence at a document's end gets its B from elsewhere. There must
+    is a random number of them from the front. B is the rest or, in half of the pairs, text of another document; then
+    the rest goes into the next pair. A single sentence at a document's end gets its B from another document. There must
     be at least two documents: with only one, every B would follow its A.
     """
     assert len(document_starts) > 2, "there is no other document"

@@ -108,7 +108,7 @@ class Cleaner:
         self.settings, self.report = settings, CleanReport()
 
     def by_rules(self, pair: Pair) -> Pair | None:
-        """The pair without control characters, or None if it does not pass the rules on its text alone.
+        """The pair without control characters, or None if it breaks a rule that needs no vocabulary.
 
         The rules on length need tokens; `lengths_fit` applies them when the pairs are encoded.
         """
@@ -253,7 +253,7 @@ def without_controls(pair: Pair) -> Pair:
 
     Its links are dropped if the removal changes the words.
     """
-    # Printable text has no control characters, and is found faster than they are.
+    # Printable text has no control characters, and the test for it is faster than a search for them.
     if (pair.src.isprintable() and pair.tgt.isprintable()) or not any(map(_CONTROLS.search, pair[:2])):
         return pair
     src, tgt = (_CONTROLS.sub(lambda match: " " if match[0].isspace() else "", side) for side in pair[:2])

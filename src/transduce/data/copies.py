@@ -1,7 +1,7 @@
 """Changes of training pairs: placeholders, which a model learns to copy to their place, and copies in other case.
 
-In a small share of the sentence pairs, words that are the same on both sides, or that are each other's translation, are
-replaced by placeholders. In every pair, words that the source's vocabulary cannot read are replaced if the target
+In a small share of the sentence pairs, words that are equal on both sides, or translations of each other, are replaced
+by placeholders. In every pair, words that the source's vocabulary cannot read are replaced if the target
 contains them too.
 
 A word that the source cannot read and the target does not contain stays unknown. A placeholder without its counterpart
@@ -147,7 +147,7 @@ def with_texts(pair: Pair, src: str, tgt: str) -> Pair:
 
 
 def _with_sign(masked: Masked, placeholder: str, form: str) -> str:
-    """The masked text with the original text of one placeholder and, beside it, other placeholders."""
+    """Put back the original text of one placeholder, in a form that adds other placeholders beside it."""
     part = masked.parts[placeholders_in(masked.text).index(placeholder)]
     form = form if is_spaced(part[0]) else form.replace(" ", "")
     return masked.text.replace(placeholder, form.format(part=part))

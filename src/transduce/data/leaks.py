@@ -30,8 +30,8 @@ class LeakCheck:
         self.name, self.unit, self.n, self._places = name, unit, 0, places
         self._examples: dict[int, tuple[str, ...]] = {}
         self._waiting: dict[bytes, list[int]] = {}
-        self._met: dict[int, str] = {}  # example -> the place of the first training example with its source
-        self._leaked: set[int] = set()  # examples whose target occurs there too, at the place in `_met`
+        self._met: dict[int, str] = {}  # by example: the file and line of the first training example with its source
+        self._leaked: set[int] = set()  # examples whose target occurs in that training example too
         for number, example in enumerate(held_out):
             key = key_of(example)
             self.n += bool(key) or len(example) > 1

@@ -184,7 +184,7 @@ def open_bytes(path: Path, *, in_order: bool = True) -> Iterator[tuple[io.Buffer
 
 
 def content_mark(path: Path) -> bytes:
-    """Hash a file with sha256.
+    """Return the sha256 of a file.
 
     For a remote file, hash only its size and first MiB, so that it is not downloaded twice.
     """
@@ -214,7 +214,7 @@ def read_lines(path: Path | str, max_record: int | None = None) -> Iterator[str]
 def read_records(path: Path, max_record: int) -> Iterator[str | Unreadable]:
     """Yield the lines of a text file as `read_lines` does, and `Unreadable` instead of a line that cannot be read.
 
-    A file of vectors gives the names of its sequences.
+    For a file of vectors, yield the names of its sequences.
     """
     if is_vectors(path):
         yield from VectorFile(path).names
@@ -314,7 +314,7 @@ def _decode(file: io.BufferedIOBase, name: str, max_record: int | None) -> Itera
 
 
 def _other_encoding(start: bytes) -> str | None:
-    """UTF-16 or UTF-32, by the byte order mark; or UTF-16, if most bytes at even or odd places are control bytes.
+    """UTF-16 or UTF-32, by the byte order mark; or UTF-16, if most bytes at even or odd offsets are control bytes.
 
     A few control characters in a short text do not make it UTF-16.
     """
@@ -339,7 +339,7 @@ def _decode_line(line: bytes, max_record: int | None) -> str | Unreadable:
 def _blocks(file: io.BufferedIOBase, longest: int) -> Iterator[bytes]:
     """Yield blocks of whole lines, with newlines between them.
 
-    Of a line that is too long, only a beginning is yielded that exceeds the limit too.
+    Of a line that is too long, only the beginning is yielded, which still exceeds the limit.
     """
     bom, pending, size = _BOM, list[bytes](), 0  # pending: the beginning of a line
     is_cut = False  # whether to skip the rest of a line that is too long

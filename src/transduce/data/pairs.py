@@ -138,7 +138,7 @@ def read_tsv(path: Path, settings: DataSettings) -> Iterator[Pair]:
                 continue
             _refuse_header(file, number, names, settings)
             start, _, rest = line.partition("\r")
-            if "\t" in start and "\t" in rest:  # several lines of an old Mac
+            if "\t" in start and "\t" in rest:  # lines end in carriage returns only, as on old Macs
                 n = 0
                 yield _unreadable(file, number, Unreadable("lines end in \\r", "; convert their ends to \\n"))
                 continue
@@ -150,7 +150,7 @@ def read_tsv(path: Path, settings: DataSettings) -> Iterator[Pair]:
 
 
 def _refuse_header(file: str, line: int, names: Sequence[str], settings: DataSettings) -> None:
-    """Raise `DataError` for a header of languages if it is not known which of them are the source and the target."""
+    """Raise `DataError` for a header of language codes if the settings do not name the source and the target."""
     codes = [name for name in names if _CODE.fullmatch(name) and is_language(name)]
     if len({*codes}) > 1 and (settings.src_lang == "src" or settings.tgt_lang == "tgt"):
         keys = "data.src_lang", "data.tgt_lang"
@@ -240,7 +240,7 @@ def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[Any]:
 def read_tmx(path: Path, settings: DataSettings) -> Iterator[Pair]:
     """Yield the pair of each unit. A missing side is empty, so that cleaning counts it.
 
-    Units in neither language are left out. Raises `DataError` if no unit is in both.
+    Units in neither language are left out. Raises `DataError` if no unit has both languages.
     """
     file, known, n_pairs = format_path(path), set[str](), 0
     memory = Memory(path, settings.max_record)

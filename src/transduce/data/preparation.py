@@ -77,12 +77,12 @@ def part_of(pieces: Iterable[Piece], held: Mapping[int, int], *, held_out: bool)
 
 
 def is_held_out(held: Mapping[int, int], document: int, end: int) -> bool:
-    """Whether the piece that ends at this byte of this document is held out."""
+    """Whether the piece of text that ends at a byte of a document is held out."""
     return end > held.get(document, math.inf)
 
 
 HELD_OUT_PAIRS, MAX_HELD_OUT_PAIRS = 0.01, 1000
-ENOUGH_PAIRS, MAX_SHARE = 200, 1 / 15  # scores on fewer pairs say little, but in small text each pair counts
+ENOUGH_PAIRS, MAX_SHARE = 200, 1 / 15  # fewer give unreliable scores; small text needs every pair
 HELD_OUT_TEXT, MAX_HELD_OUT_BYTES = 0.05, 1 << 20
 HELD_OUT_LABELLED, MAX_HELD_OUT_LABELLED = 0.05, 2_000
 N_ENCODED = 2000

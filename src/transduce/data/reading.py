@@ -88,7 +88,7 @@ def read_pieces(path: Path | str, documents: str) -> Pieces:
 
 
 def _documents(lines: Iterator[str], *, blank_line: bool) -> Pieces:
-    """One document; or several between blank lines, to which neither those nor the line ends before them belong."""
+    """One document, or the documents between blank lines, without these and without the line ends before them."""
     last = None
     for line in lines:
         ends = blank_line and not line.strip()

@@ -70,7 +70,7 @@ def _allowed_tokens(beginnings: Sequence[Beginning], ids: Int[Tensor, "B k T"]) 
 def without_unscored(
     log_probs: Float[Tensor, "B k"], beginnings: Sequence[Beginning], n_before: int
 ) -> Float[Tensor, "B k"]:
-    """The log-probabilities, but 0 if the token after the first `n_before` is unscored (`DecodingInput.n_unscored`).
+    """Replace log-probabilities by 0 if the token after the first `n_before` is unscored (`DecodingInput.n_unscored`).
 
     `log_probs`: sums over each hypothesis up to this token, or its log-probability alone. Tokens that are ruled out
     keep -inf.

@@ -43,9 +43,9 @@ Head = tuple[int, int]
 """A decoder layer and a head of its cross-attention, both from 0."""
 
 _LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
-_IN_PYTHON = ("max_length", "batch_tokens", "seed", "split")  # options that the library is not given
-_SLICE = 0.05  # seconds after which a caller that decodes lets Python handle signals
-_STREAM_SLICE = 0.005  # the same for a caller that streams tokens
+_IN_PYTHON = ("max_length", "batch_tokens", "seed", "split")  # options that the library does not get
+_SLICE = 0.05  # seconds between returns of a decoding caller to Python, which then handles signals
+_STREAM_SLICE = 0.005  # `_SLICE` for a caller that streams tokens
 _SHARE = 4096  # tokens that a thread scores at once
 
 
@@ -95,7 +95,7 @@ def _native_options(options: DecodingOptions, stream: bool) -> ctypes.Array[_Opt
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """Inputs of the model, and for each the next token whose log-probability is wanted (-1: none)."""
+    """Inputs of the model, and for each input the next token whose log-probability is computed (-1: none)."""
 
     source: Ids
     inputs: Ids
@@ -300,8 +300,8 @@ def _free(library: ctypes.CDLL, model: Any, handle: ctypes.c_void_p, threads: li
 class NativeCaller:
     """The sentences of one caller. Submit them, decode them here or in the engine's threads, and collect events.
 
-    With `deliver` it is a `Batcher` with continuous batching: inputs are admitted at every decoding step. The library
-    wakes the running event loop, without a thread between them.
+    With `deliver` it is a `Batcher` with continuous batching: new inputs are admitted at every decoding step. The
+    library then wakes the event loop directly, by a file descriptor.
     """
 
     def __init__(self, engine: NativeEngine, deliver: Deliver | None = None) -> None:

@@ -75,7 +75,7 @@ def why_not(settings: NativeSettings) -> str | None:
 
 
 class NativeModel:
-    """A model whose packed weights the library reads.
+    """A model in the library, with packed weights.
 
     handle: argument of the library's functions. start: the token that the model reads as BOS.
     """

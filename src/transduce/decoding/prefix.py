@@ -52,7 +52,7 @@ def require_beginning(text: str, prefix: str, where: str = "") -> None:
 def encode_prefix(prefix: str, vocabulary: Vocabulary, source: Masked, where: str) -> tuple[list[int], Masked]:
     """The tokens of a prefix, and the source with the text before its sentence that the prefix contains.
 
-    Raises `DataError` for a prefix that the model cannot write exactly. `where`: the beginning of the message.
+    Raises `DataError` for a prefix that the model cannot write exactly. `where`: the beginning of the error message.
     """
     inside = prefix.removeprefix(source.before)
     if source.before.strip():  # text other than spaces, which are always kept

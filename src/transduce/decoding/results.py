@@ -29,9 +29,9 @@ _NUMBER, _LONG_NUMBER = re.compile(DIGITS), re.compile(r"\d{3}")
 class Candidate:
     """One output for a line. `log_prob`: nats, with the end of the sentence; `score`: value by which the search ranks.
 
-    If the model would leave out a kept part, both count it as at least `MISPLACED` times as probable as the end: see
-    `decoding.constraints`. For several sentences, `log_prob` is the sum and `score` the mean. `finished` is False if
-    the output was cut off at the length limit. `attention`: see `Hypothesis`.
+    If the model would leave out a part that must be kept, both values count the part as at least `MISPLACED` times as
+    probable as the end of the sentence: see `decoding.constraints`. For several sentences, `log_prob` is the sum and
+    `score` the mean. `finished` is False if the output was cut off at the length limit. `attention`: see `Hypothesis`.
     """
 
     text: str
@@ -157,7 +157,7 @@ def notes_on_source(masked: Masked, vocabulary: Vocabulary) -> list[str]:
 
 
 def abridged(parts: Sequence[str]) -> str:
-    """The first parts, as a note shows them."""
+    """Join the first few parts for a note."""
     return f"{', '.join(parts[:_SHOWN])}{', ...' * (len(parts) > _SHOWN)}"
 
 
@@ -178,7 +178,7 @@ def lost_numbers(src: str, tgt: str) -> list[str]:
 
 
 def _digits_of(number: str) -> list[str]:
-    """All digits of a number, then those between its separators, as digits of ASCII."""
+    """All digits of a number as one string, then each group between separators, in ASCII digits."""
     groups = re.findall(r"\d+", with_ascii_digits(number))
     return ["".join(groups), *groups]
 

@@ -66,7 +66,7 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The `n_best` hypotheses of every sentence, best first; fewer if the search found fewer.
 
-    Each step extends the live hypotheses of a sentence. Those among the `beam` best continuations that end are
+    Each step extends the live hypotheses of a sentence. Of the `beam` best continuations, those that end are
     finished, and ranked by log_prob / length ** length_penalty (Wu et al. 2016, equation 14, without its constant). The
     `beam` best continuations that do not end stay live. A sentence is done as soon as
 
@@ -77,7 +77,7 @@ def beam_search(
     - max_length tokens, the end included, are reached: the best live hypotheses then fill the remaining slots, after
       all finished ones, with `finished=False`.
 
-    The second rule never changes a result. With an infinite patience only the last two rules hold.
+    The second rule saves time and never changes a result. With an infinite patience, only the last two rules apply.
 
     Outside prefixes, no n-gram of `options.no_repeat_ngram` tokens occurs twice in a hypothesis (Paulus et al. 2018,
     2.5): tokens that would repeat one are never chosen, but stay part of the distribution.

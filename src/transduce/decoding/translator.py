@@ -166,7 +166,7 @@ class Translator(EngineModel):
 
     @property
     def _named_languages(self) -> Languages:
-        """The languages; None if a side's is not named."""
+        """The languages of source and target; None if one of them is unknown."""
         return DataSettings(src_lang=self.languages[0], tgt_lang=self.languages[1]).named_languages
 
     @overload
@@ -203,7 +203,7 @@ class Translator(EngineModel):
         false. A translation does not depend on the other texts of a call. A sample (`sample=True`) is a function of the
         model, the text, its position, the seed and the options. If an output is cut off at the length limit, `finished`
         is false and `note` says so. A source that is too long for the model is not translated, and gets a note, as does
-        a source that is longer than those of the training.
+        a source that is longer than all sources in training.
 
         Args:
             texts: The sources.
@@ -402,7 +402,7 @@ class Translator(EngineModel):
         keys = keys or [(number,) for number in range(len(texts))]
         is_language_pair = src.reads_text and all(is_language(code or "") for code in self.languages)
         for text, key, ids, start in zip(texts, keys, ids_of, prefixes or [""] * len(texts), strict=True):
-            # Between languages, a text without letters, such as 1,234, stays; other tasks may be about digits.
+            # Between languages, text without letters, such as 1,234, is kept; other tasks may be about digits.
             has_words = bool(start) or not is_language_pair or any(map(str.isalpha, text))
             masked = prepare(text, src, ids) if has_words else Masked("", before=text)
             if start and masked.text and not start.startswith(masked.before):

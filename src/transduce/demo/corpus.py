@@ -56,7 +56,7 @@ def is_reserved(combination: Combination) -> bool:
     """Whether a combination of two words is excluded from train, valid and test."""
     kind, first, second = combination
     if (kind == "separable" and "+" not in first) or (kind == "number" and not (first.isdigit() and len(first) < 3)):
-        return False  # numbers over 99 are too rare to be sure that training contains all their parts
+        return False  # numbers over 99 are too rare: training might lack some of their parts
     return bool(first and second) and crc32("\t".join(combination).encode()) % _RESERVED[kind] == 0
 
 
@@ -252,7 +252,7 @@ def preposition(triple: str) -> Leaves:
 
 
 def numeral(largest: str) -> Leaves:
-    """Numbers from two on, mostly small ones, for a plural: none ends in a bare "one"."""
+    """Numbers from two on, mostly small, that take a plural noun: none ends in a bare "one"."""
     below = {int(n): (en, de) for n, en, de in rows("number")}
     for n in range(2, int(largest) + 1):
         hundreds, rest = divmod(n, 100)

@@ -83,7 +83,7 @@ class Symbol:
 
 @dataclass(slots=True)
 class _Block:
-    """A block of rules: parameters, header items in order, and rules as weight and plans (none: passed on)."""
+    """A block of rules: parameters, header items in order, rules. A rule is a weight and plans (none: passed on)."""
 
     parameters: list[str]
     steps: list[tuple[str, str, str]] = field(default_factory=list)  # kind of loop or condition, name, table
@@ -210,7 +210,7 @@ def _plans(src: str, tgt: str, names: list[str]) -> tuple[Plan, Plan, Literals]:
 
 
 def lexical_rule(src: str, tgt: str, *, head: str = "", met: tuple[Combination, ...] = ()) -> Rule:
-    """A rule without children; templates as in rules of the grammar."""
+    """A rule without children, from templates in the notation of the grammar."""
     return Rule(*_plans(src, tgt, []), head=head, met=met)
 
 

@@ -4,7 +4,7 @@
     FOLDER/references/train-1.txt     original translations of these sources
     FOLDER/translations/train-1.txt   translations by the teacher; with reranking, all translations of a beam
     FOLDER/reranked/train-1.txt       with reranking: the translations most similar to the references
-    FOLDER/backward/train-1.txt       with teachers of the other direction: their translations of the references
+    FOLDER/backward/train-1.txt       translations of the references by teachers of the other direction, if any
     FOLDER/distillation.json          settings of sources and references; written when these are complete
 
 The translations of a second teacher are in `translations-2` and `reranked-2`, or in `backward-2`.
@@ -93,7 +93,7 @@ class DistilledText:
     def make(self, log: Log) -> None:
         """Write the missing parts of the text; resumes after a kill.
 
-        Raises `DataError` if the folder has text of other settings.
+        Raises `DataError` if the folder has text that was written with other settings.
         """
         with locked_folder(self.folder, use="distilling into it"):
             remove_leftovers(self.folder)
@@ -119,7 +119,7 @@ class DistilledText:
         return translate_to_folder(teacher.path, texts, folder, decoding, style=style, log=log)
 
     def _write_pairs(self, log: Log) -> None:
-        """Write sources and references, unless that is done. Raises `DataError` if they are of other settings."""
+        """Write missing sources and references. Raises `DataError` if existing ones are of other settings."""
         record, data = self.folder / RECORD, self.settings.data
         made_from = {"data": data.model_dump(mode="json", exclude={"root"}), "seed": self.settings.training.seed}
         if record.exists():
@@ -197,7 +197,7 @@ def distill(
     settings, validation and test data. The same call resumes after a kill.
 
     Args:
-        teachers: Run folder of a translator, or those of several translators for the same languages.
+        teachers: Run folder of a translator, or run folders of several translators for the same languages.
         run: Run folder of the student.
         backward: Run folders of translators for the other direction, which translate the references. The student is
             also trained on these pairs, and repeated pairs are left out ("data diversification", Nguyen et al. 2020,
@@ -214,7 +214,7 @@ def distill(
         log: For progress (default: to stderr).
 
     Raises:
-        UserError: A teacher, the text or a setting cannot be used, or the text or the student was begun with others.
+        UserError: A teacher, the text or a setting cannot be used, or the text or the student has other settings.
         Interrupted: SIGINT, SIGTERM or SIGHUP, when everything is saved.
     """
     log, run, given = log or Log(), Path(run), dict(changes or {})

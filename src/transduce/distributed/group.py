@@ -74,9 +74,9 @@ class GroupRanks(Ranks):
         return received
 
     def bind_device(self, device: torch.device) -> torch.device:
-        """Each rank has its own GPU.
+        """Return the GPU of this rank, with its number.
 
-        The device has a number because the current GPU is set per thread, and batches come from another thread.
+        The number is needed because the current GPU is set per thread, and batches come from another thread.
         """
         if device.type == "cuda":
             device = torch.device("cuda", self.process.local_rank)

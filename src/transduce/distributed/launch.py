@@ -150,7 +150,7 @@ def _run_once(arguments: Sequence[str], n: int) -> dict[int, int]:
 
 
 def _signals_to_forward() -> list[str]:
-    """Signals that are ignored (nohup, background jobs of a script) stay ignored."""
+    """Return the signals to pass on. Ignored ones (nohup, background jobs of a script) stay ignored."""
     names = (name for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
     return [name for name in names if signal.getsignal(signal.Signals[name]) is not signal.SIG_IGN]
 

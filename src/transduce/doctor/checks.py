@@ -67,7 +67,7 @@ class Finding:
 
 
 def note_or_warning(is_serious: bool, check: str, text: str, advice: str, figures: dict[str, Any]) -> Finding:
-    """Return a warning with advice, or a note without if it is not serious."""
+    """Return a warning with advice or, if the finding is not serious, a note without advice."""
     return Finding(check, "warning" if is_serious else "note", text, advice if is_serious else "", figures)
 
 
@@ -279,7 +279,7 @@ def characters(sample: Sample[Any], data: DataSettings) -> Iterator[Finding]:
     for record in sample.records():
         total += 1
         excerpts = dict[int, str]()
-        for text in filter(_MAYBE.search, texts_of(record)):  # one side at a time, so that no match crosses both
+        for text in filter(_MAYBE.search, texts_of(record)):  # one side at a time, so that no match spans both sides
             for i, (_, pattern, _, _) in enumerate(_ODD):
                 if match := re.search(pattern, text):
                     excerpts.setdefault(i, text[max(0, match.start() - 15) : match.end() + 15])

@@ -40,7 +40,7 @@ def warn_of_resources(settings: Settings, model: nn.Module, folder: Path, machin
     average = AVERAGES[training.average]
     saved = trained * (1.0 + _STATES[resolved(training.optimizer, "training.optimizer")] + average.n_copies)
     micro = tokens_at_once(settings)
-    # the trained weights in `saved` stand for the gradients
+    # `saved` contains as many trained weights as there are gradients
     needed = round(weights + saved) + micro * bytes_per_token(settings) + _PROCESS
     if training.start is not None:
         log.say(f"memory: about {size(needed)}; {size(machine.memory)} are free")
@@ -50,7 +50,7 @@ def warn_of_resources(settings: Settings, model: nn.Module, folder: Path, machin
             f"set training.micro_batch_tokens = {max(64, micro // 2)}, or use a smaller model"
         )
     snapshots = training.average_n + 1 if average.is_mean else 0
-    # The checkpoints, with the next one while it is written, and the weights of the run.
+    # Disk space of all checkpoints, with one more while it is written, and of the run's weights.
     on_disk = (max(1, training.keep_checkpoints) + 1) * saved + snapshots * trained + 2 * weights
     free = shutil.disk_usage(folder).free
     if on_disk > free:

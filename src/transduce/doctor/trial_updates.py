@@ -113,7 +113,7 @@ def run_trial(folder: RunFolder, seconds: float, processes: int) -> Iterator[Tri
     )
 
     def update(feed: Feed) -> float:
-        """Run one update; return its seconds. A model that carries state starts from that of an earlier update."""
+        """Run one update; return its seconds. A model that carries state continues from an earlier update."""
         if device.type == "cuda":
             for _ in range(2):  # the first updates of a shape capture its graph, which takes time and memory
                 updater.update(feed.batches, 1e-6)
@@ -133,7 +133,7 @@ def run_trial(folder: RunFolder, seconds: float, processes: int) -> Iterator[Tri
     trial = replace(trial, peak=_peak(device))
     yield trial
     feeder = task.batches(prepared, settings, device)
-    feeder.n_ranks = processes  # this one has its share of each batch
+    feeder.n_ranks = processes  # this process has its share of each batch
     feeds, until = feeder.feeds(DataPosition()), time.monotonic() + seconds
     update(next(feeds))  # not timed: the first update is slower
     durations, n_targets = list[float](), 0
@@ -152,7 +152,7 @@ def run_trial(folder: RunFolder, seconds: float, processes: int) -> Iterator[Tri
 
 
 def largest(feeder: Feeder) -> Feed:
-    """The batch of an epoch that needs most memory: attention computes a number for each pair of tokens of a row."""
+    """The batch of an epoch that needs the most memory. Attention needs memory for each pair of tokens in a row."""
     feeds = islice(feeder.feeds(DataPosition()), len(feeder.plan(0)))
     inputs = ((feed, feed.batches[0].inputs[0]) for feed in feeds)
     return max(inputs, key=lambda pair: len(pair[1]) * pair[1].shape[1] ** 2)[0]

@@ -170,7 +170,7 @@ def _notes_on_text(sources: Sequence[str], references: Sequence[str], tokenizers
         shown = " ".join(list(dict.fromkeys(chain.from_iterable(unknown)))[:8])
         notes.append(f"{n_lines:,} of {len(sources):,} sources have characters that the vocabulary lacks: {shown}")
     changes = tokenizers.tgt.rewritten(references)
-    pairs = zip(sources, references, strict=True)  # characters of the source can be copied
+    pairs = zip(sources, references, strict=True)  # a translator can copy characters of the source
     if n_lines := sum(not changes.keys().isdisjoint(set(reference) - set(src)) for src, reference in pairs):
         shown = ", ".join(f"{c} → {text or 'nothing'}" for c, text in list(changes.items())[:8])
         notes.append(
@@ -272,7 +272,7 @@ def classifier_outputs(folder: RunFolder) -> list[Outputs]:
 
 
 def recorded_outputs(folder: RunFolder) -> list[Outputs]:
-    """Return the scores of a language model's test sets, or of its validation set, from the end of its training."""
+    """Return the recorded scores of a language model on its test sets or, if there are none, on the validation set."""
     if folder.settings.task == "masked":
         record, measure, key, unit = "masked_scores.json", "masked-token accuracy", "masked_accuracy", None
     else:

@@ -27,7 +27,7 @@ def ablate_heads(
     """Translate and score with each head switched off in turn; the first row has all heads on.
 
     Rows have `name`, `title`, `bleu`, and `loss`: nats per token of the references. The file `path` gets a line of JSON
-    per row; rows that it has are not computed again. Raises `DataError` if these are of another model, other texts or
+    per row; rows in the file are not computed again. Raises `DataError` if they belong to another model, other texts or
     other settings.
     """
     heads = {name: title for name, title in switches(subject.model).items() if ".heads." in name}

@@ -44,7 +44,7 @@ def render(template: str, **values: Any) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points (x, y) in the order of x. `pale`: the noisy original of the next curve, drawn thin in its colour."""
+    """Points (x, y) in the order of x. `pale`: whether it is drawn thin, as the unsmoothed values of the next curve."""
 
     name: str
     points: Sequence[Point]

@@ -260,7 +260,8 @@ class LabelScores:
     def matthews(self) -> float:
         """Correlation of true and predicted labels (Matthews 1975; more than two labels: Gorodkin 2004).
 
-        1: all correct; 0: no better than chance, or only one label is true or predicted; -1 (two labels): all wrong.
+        1: all correct; 0: no better than chance, or all true or all predicted labels are equal; -1 (two labels): all
+        wrong.
         """
         n, correct = float(self.n), float(np.trace(self.table))
         truth, predicted = self.table.sum(1).astype(float), self.table.sum(0).astype(float)

@@ -21,7 +21,7 @@ from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.positions import Positions, RotaryPositions, ShawPositions
 from transduce.nn.recording import Recording, intervene, record, switched_off, switches, title, twin
 
-_GUESSES = 5  # that are shown of each layer
+_GUESSES = 5  # predictions shown for each layer
 _TOKENS_AT_ONCE = 1024  # tokens of all copies of a sentence in a batch; bounds the memory
 
 # --- positions and masks ----------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def _values(part: RecordedModule, recording: Recording) -> Iterator[tuple[str, N
             array = array[0]
         if array.ndim < len(point.axes):
             continue
-        if point.name == "bias":  # broadcast over heads and, if it only hides padding, over queries
+        if point.name == "bias":  # the bias is broadcast over heads and, if it only hides padding, over queries
             array = np.broadcast_to(array, recording.value(f"{part.name}.weights").shape[1:])
         rows = part.keys if point.of_keys else part.side
         yield name, NamedArray(array, point.axes, point.title, rows, part.keys if point.axes == SCORES else None)
@@ -177,13 +177,13 @@ def operands(part: RecordedModule, name: str) -> Operands | None:
             return None
         weight, biases = rows
         right, bias = to_numpy(weight), None if biases is None else to_numpy(biases)
-        if value.ndim == 3:  # of heads: repeat the weights of keys and values that heads share
+        if value.ndim == 3:  # heads may share keys and values: repeat their weights for each head
             n_groups, width = len(right) // value.shape[-1], value.shape[-1]
             repeats = len(value) // n_groups
             right = right.reshape(n_groups, width, -1).repeat(repeats, 0)
             bias = None if bias is None else bias.reshape(n_groups, width).repeat(repeats, 0)
     if (left.shape[-2], right.shape[-2]) != value.shape[-2:] or left.shape[-1] != right.shape[-1]:
-        return None  # with segments, keys include the memory and differ from the text's
+        return None  # with a segment memory, keys belong to the memory too, not only to the text
     scale = left.shape[-1] ** -0.5 if product.scaled else 1.0
     result = scale * (left @ right.swapaxes(-1, -2)) + (0.0 if bias is None else np.expand_dims(bias, -2))
     if not np.allclose(result, value, rtol=1e-4, atol=1e-4):

@@ -76,8 +76,8 @@ def replay(
             if log_prob == -float("inf"):
                 continue
             ends = token == EOS
-            # As in the search: endings count among the `beam` best continuations; the `beam` best other continuations
-            # stay live.
+            # As in the search: of the `beam` best continuations, those that end are finished; the `beam` best
+            # continuations that do not end stay live.
             fate = ("finished" if rank < options.beam else "pruned") if ends else "kept"
             if not ends and len(kept) == options.beam:
                 fate = "pruned"

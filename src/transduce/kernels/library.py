@@ -24,7 +24,7 @@ _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
 @cache
 def load_library() -> ctypes.CDLL | str:
-    """The library, or the reason why it cannot be used. TRANSDUCE_NATIVE_LIBRARY names another file."""
+    """The library, or the reason why it cannot be used. TRANSDUCE_NATIVE_LIBRARY can name another file."""
     given = os.environ.get(_VARIABLE)
     path = Path(given) if given else Path(__file__).with_name("libtransduce_native.so")
     if not path.exists():

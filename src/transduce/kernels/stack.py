@@ -252,7 +252,7 @@ def knows(scheme: Positions) -> bool:
 
 
 class StackEncoder(Encoder):
-    """An encoder's stack as one call of the library."""
+    """An encoder whose stack is computed by one call of the C++ library."""
 
     def forward(
         self, x: Float[Tensor, "B S D"], *, mask: Bool[Tensor, "B 1 S"], positions: Positions
@@ -265,14 +265,14 @@ class StackEncoder(Encoder):
 
 @dataclass(slots=True, kw_only=True)
 class WholeTarget(DecoderState):
-    """The state of a decoder that processes the whole target in one step; it has the memory instead of cached keys."""
+    """The state of a decoder that reads the whole target in one step: the encoder's memory, without cached keys."""
 
     memory: Float[Tensor, "B S D"]
     mask: Bool[Tensor, "B 1 S"]
 
 
 class StackDecoder(Decoder):
-    """A decoder's stack as one call of the library, for whole targets."""
+    """A decoder whose stack is computed by one call of the C++ library when it reads whole targets, as in training."""
 
     def start(
         self, memory: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"], *, capacity: int, n_beams: int

@@ -49,7 +49,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 class LibraryEmbedding(TokenEmbedding):
-    """A token embedding with positions and dropout as one call of the library."""
+    """A token embedding with positions and dropout, computed by one call of the C++ library."""
 
     def forward(
         self,
@@ -113,7 +113,7 @@ def _embedding_call(
 
 
 class LibraryTable(CpuProducts, TokenTable):
-    """The output matrix with the loss as one call of the library, which holds logits only in tiles."""
+    """The output matrix and the loss, computed by one call of the C++ library, which never holds all logits."""
 
     def loss(
         self,

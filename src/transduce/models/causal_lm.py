@@ -16,7 +16,7 @@ class CausalLM(TokenPredictor):
     """Embedding, a decoder without a memory, output matrix. Id 0 is padding, at the end, where no other token sees it.
 
     `forward(ids)` is `advance(ids, state)` with an empty state: training and generation share one path. Sampling
-    works as for translation; instead of a source it passes the prompt.
+    works as for translation, with the prompt in place of the source.
     """
 
     def __init__(self, settings: GPTSettings, *, n_src: int, n_tgt: int) -> None:

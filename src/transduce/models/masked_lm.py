@@ -1,6 +1,6 @@
 """An encoder without a decoder (BERT, Devlin et al. 2019), with one of several heads.
 
-Shared weights have the same names, so that a classifier can be fine-tuned from a masked language model.
+Weights that the heads share have the same names, so that a classifier can be fine-tuned from a masked language model.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class MaskedLM(TextEncoder, TokenPredictor):
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "B 2"] | None]:
         """The inputs of the output matrix at `places`, and the logits of "B follows A" and "B does not follow A".
 
-        `places`: row * S + column of each token to predict. Only these pass the head: 15 % of all tokens in training.
+        `places`: row * S + column of each token to predict. Only these tokens, 15 % in training, pass through the head.
         """
         hidden = self.encode(ids, segments)
         asked = self.head(hidden.flatten(0, 1).index_select(0, places))

@@ -31,7 +31,7 @@ class LowRank(nn.Module):
 
 
 class _Widened(torch.autograd.Function):
-    """x W^T for a frozen W of fewer bits than x, which is kept for the backward pass as it is stored."""
+    """x W^T for a frozen W with fewer bits than x. The backward pass keeps W in its stored type."""
 
     @staticmethod
     def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
@@ -122,7 +122,7 @@ def add_adapters(
         rank: Rows of A.
         scale: Factor of the adapters' products, alpha / rank in the paper (section 4.1).
         on: A key of PLACES.
-        dtype: Of the frozen matrices of the blocks and tables. Norms and biases stay as they are.
+        dtype: Type of the frozen matrices of the blocks and tables. Norms and biases keep their types.
         new_rows: Number of a table's last rows, which are trained, by the name of its weight.
         trained: Names of other parameters that are trained, such as those of a new head.
     """
@@ -160,7 +160,7 @@ def _freeze(table: Any, n_new: int, new: dict[int, nn.Parameter], *, dtype: torc
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Let the blocks of all stacks keep only their inputs in training, and compute again in the backward pass.
+    """Make the blocks of all stacks keep only their inputs in training, and recompute activations in the backward pass.
 
     Activations then take the memory of about one block (Chen et al. 2016, arXiv 1604.06174).
     """

@@ -139,7 +139,7 @@ def sequence_bias(
 
 
 def padded_bias(pattern: Pattern, positions: Int[Tensor, " S"], scheme: Positions, mask: Bool[Tensor, "B 1 S"]) -> Bias:
-    """The bias of self-attention over whole sequences with padding, where `mask` is False.
+    """The bias of self-attention over whole padded sequences; `mask` is False at padding.
 
     A sparse pattern is always computed in blocks: results then do not depend on the longest sequence of a batch.
     """
@@ -162,7 +162,7 @@ def step_bias(
     history: Float[Tensor, "B 1 Q C"] | None,
     masked: bool,
 ) -> Bias:
-    """The bias of the next tokens on cached keys: `history` and, if `masked`, the pattern."""
+    """The bias of the next tokens on cached keys: `history` plus, if `masked`, the pattern."""
 
     def bias_of(factor: FullPattern, heads: slice) -> FactorBias:
         matrix = history

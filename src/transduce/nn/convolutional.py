@@ -55,7 +55,7 @@ class GatedConvolution(nn.Module):
         self.expand = scaled_linear(kernel_size * d_model, 2 * d_model, gain=4 * (1 - dropout))
 
     def forward(self, x: Float[Tensor, "B R D"]) -> Float[Tensor, "B T D"]:
-        """The output of every window of x, which comes with its neighbours: T = R - kernel_size + 1."""
+        """The output of every window of x, which is padded: R positions give T = R - kernel_size + 1 outputs."""
         return F.glu(self.expand(windows(self.dropout(x), self.kernel_size)))
 
 
@@ -102,9 +102,9 @@ def _scale_gradient(x: Tensor, scale: float) -> Tensor:
 class MemoryAttention(Attention):
     """Attention of one decoder layer to the memory (section 3.3): a_ij = softmax_j(d_i . z_j), c_i = sum_j a_ij v_j.
 
-    d_i = (W h_i + b + g_i) * sqrt(0.5), of the hidden state h_i and the embedding g_i of the token before; z_j is the
-    memory and v_j the values. The output is (h_i + W_o c_i sqrt(S) + b_o) * sqrt(0.5) for a sentence of S tokens
-    (section 3.4). The products with W and W_o are made of the memory, once per sentence: (W h) . z = h . (W^T z).
+    d_i = (W h_i + b + g_i) * sqrt(0.5), with the hidden state h_i and the embedding g_i of the previous token. z_j is
+    the memory, v_j the values. The output is (h_i + W_o c_i sqrt(S) + b_o) * sqrt(0.5) for a sentence of S tokens
+    (section 3.4). W and W_o are multiplied with the memory, once per sentence: (W h) . z = h . (W^T z).
     """
 
     def __init__(self, *, d_model: int, d_conv: int) -> None:

@@ -90,7 +90,7 @@ class TokenEmbedding(nn.Module):
 
 
 class VectorEmbedding(nn.Module):
-    """W v + b of vectors v, as for image patches (Dosovitskiy et al. 2021, equation 1), then as for tokens.
+    """W v + b for vectors v such as image patches (Dosovitskiy et al. 2021, equation 1), then positions, norm, dropout.
 
     A vector of NaN is padding; it counts as zeros.
     """

@@ -73,7 +73,7 @@ def consistency_loss(
 
 
 class _ConsistencyLoss(torch.autograd.Function):
-    """The sums of L(p, q) and of -log p(target), from logits; the forward pass also computes the gradients."""
+    """Autograd function of `consistency_loss`, from logits; the forward pass also computes the gradients."""
 
     @staticmethod
     def forward(ctx, first, second, gold, strength, smoothing):  # type: ignore[no-untyped-def]
@@ -127,7 +127,7 @@ def frozen_label_smoothed_loss(
 
 
 class _FrozenLoss(torch.autograd.Function):
-    """The sums of the smoothed loss and of -log p(target); the forward pass also computes the gradients."""
+    """Autograd function of `frozen_label_smoothed_loss`; the forward pass also computes the gradients."""
 
     @staticmethod
     def forward(ctx, hidden, weight, new, bias, gold, smoothing, wanted):  # type: ignore[no-untyped-def]

@@ -121,7 +121,7 @@ class SparsePattern(FullPattern, ABC):
 class LocalPattern(SparsePattern):
     """A query may attend to the nearest `size` positions, its own included (Child et al. 2019; Beltagy et al. 2020).
 
-    The first factor of the strided pattern; the authors' code also has `size` positions, their equation has one more.
+    The first factor of the strided pattern. The authors' code has `size` positions too; their equation has one more.
     """
 
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:

@@ -58,9 +58,9 @@ class Recording(dict[str, list[Tensor]]):
 
 
 def _aligned(steps: Sequence[Tensor], hidden: float) -> list[Tensor]:
-    """Scores or weights [B, H, Q, C] of segments, whose last keys are their queries, with a column for every key.
+    """Scores or weights [B, H, Q, C] of all segments, with a column for every key of the text.
 
-    `hidden`: the value for keys that a segment does not have.
+    The last keys of a segment are its queries. `hidden`: the value for keys that a segment does not have.
     """
     total, end, aligned = sum(step.shape[-2] for step in steps), 0, []
     for step in steps:
@@ -165,7 +165,7 @@ def _visiting(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Hooks:
-    """The hooks of `_visiting`. A twin of the model shares them, but they ignore its calls."""
+    """The hooks of `_visiting`. A twin of the model has the same hooks, which ignore the twin's calls."""
 
     prefixes: Mapping[nn.Module, str]
     wants: Callable[[str], bool]
@@ -261,7 +261,7 @@ def recorded_heads(model: nn.Module, heads: Sequence[tuple[int, int]]) -> Iterat
 
 
 def twin(model: ModuleT) -> ModuleT:
-    """A copy of the model that shares its weights. `record` and `switched_off` of either do not affect the other."""
+    """A copy of the model that shares its weights. `record` and `switched_off` affect only one of the two."""
     with _ONE_AT_A_TIME:
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         copied = copy.deepcopy(model, shared)

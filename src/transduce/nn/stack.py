@@ -125,7 +125,7 @@ class Encoder(Stack):
     """
 
     def __init__(self, blocks: Iterable[EncoderBlock], *, norm: nn.Module, patterns: Sequence[Pattern]) -> None:
-        """`patterns`: of the layers, one after another and again from the first."""
+        """`patterns`: attention patterns of the layers, in turn; after the last one, the first is used again."""
         super().__init__(blocks, norm=norm)
         self.patterns = tuple(patterns)
 
@@ -151,7 +151,7 @@ class Decoder(Stack):
     """
 
     def __init__(self, blocks: Iterable[DecoderBlock], *, norm: nn.Module, patterns: Sequence[Pattern]) -> None:
-        """`patterns`: of the layers, one after another and again from the first."""
+        """`patterns`: attention patterns of the layers, in turn; after the last one, the first is used again."""
         super().__init__(blocks, norm=norm)
         self.patterns = tuple(patterns)
 

@@ -24,7 +24,7 @@ none. No gradient flows through it.
 
 
 def rows_of(sentences: Int[Tensor, " b"], n_beams: int) -> Int[Tensor, " N"]:
-    """The rows of all beams of these sentences.
+    """The indices of the rows of these sentences, with all their beams.
 
     >>> rows_of(torch.tensor([0, 2]), 2).tolist()
     [0, 1, 4, 5]
@@ -40,7 +40,7 @@ class DecodingState(Protocol):
     """
 
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
-        """Row r continues the history of rows[r], which must belong to the same sentence."""
+        """Let row r continue the history of row rows[r], which must belong to the same sentence."""
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
         """Keep only these sentences, with all their beams."""

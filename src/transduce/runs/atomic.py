@@ -28,8 +28,8 @@ _OLD = ".old.aside"  # a folder that is being replaced
 def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yield a temporary path next to `path`; the file or folder that the body writes there replaces `path`.
 
-    It is synced to the disk before it is renamed, and the rename after that. If the body or the disk fails, the
-    temporary file or folder is removed and `path` is unchanged; with `keep`, an unfinished file is kept as
+    The file or folder is synced to the disk before it is renamed, and the rename is synced too. If the body or the disk
+    fails, the temporary file or folder is removed and `path` is unchanged; with `keep`, an unfinished file is kept as
     `partial_of(path)`. A failure to write (full disk, missing permission) becomes a one-line `RunFolderError`; other
     errors of the body pass through. Links are followed. Devices and pipes such as /dev/null are written to directly.
     """

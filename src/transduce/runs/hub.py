@@ -21,7 +21,7 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.A
 def hub_name(path: str) -> str | None:
     """`path` if it is OWNER/NAME, and neither it nor a folder OWNER exists; otherwise None.
 
-    `runs/NAME` is never a name: in another working directory it is missing, and nobody has asked for a download.
+    `runs/NAME` is never a name on the Hub: a missing run folder must not become a download.
     """
     exists = Path(path).exists() or Path(path).parent.is_dir() or path.startswith("runs/")
     return path if MODEL_NAME.fullmatch(path) and not exists and ".." not in path else None
@@ -69,7 +69,7 @@ def hub_api(what: str, *, quiet: bool = False) -> Any:
     logging.set_verbosity_error()
     if quiet or not sys.stderr.isatty():
         disable_progress_bars()
-    # otherwise the library requests from the Hub a list of programs that it might run in
+    # otherwise the library asks the Hub for a list of programs in which it may be running
     constants.HF_HUB_DISABLE_TELEMETRY = True
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or constants.ENDPOINT, library_name="transduce")
 

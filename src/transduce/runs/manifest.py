@@ -91,7 +91,7 @@ class Manifest:
 
     `asked`: the requested settings, null if unset. `version`: version of transduce that created the run. `files`:
     fingerprints of the files that the model needs, checked whenever the run is opened. `records`: fingerprints of
-    records of the run, checked when they are read. `changes`: in the order of their recording.
+    records of the run, checked when they are read. `changes`: changed settings, oldest first.
     """
 
     folder: Path
@@ -202,7 +202,7 @@ class Manifest:
 
     @contextmanager
     def replacing(self, part: dict[str, Fingerprint], pattern: str) -> Iterator[None]:
-        """Context in which files that match `pattern` are replaced: they are unlisted inside, and listed afterwards."""
+        """Context in which files that match `pattern` are replaced. Inside it the manifest does not list them."""
         if old := fnmatch.filter(part, pattern):
             for name in old:
                 del part[name]

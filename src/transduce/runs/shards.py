@@ -38,9 +38,9 @@ def shard_of(tensor: Tensor) -> Tensor:
 
 
 def gather(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Gather whole tensors in ranks with `keep` (sharded tensors on the CPU); others get an empty dict.
+    """Gather the shards of tensors. Ranks with `keep` get all tensors whole, other ranks an empty dict.
 
-    All ranks call this. Tensors are gathered one by one, so that no device needs memory for all of them.
+    All ranks call this. Tensors are gathered one by one and moved to the CPU, so that no device needs memory for all.
     """
     kept = {}
     for name, tensor in tensors.items():
@@ -87,7 +87,7 @@ def copy_shards(path: Path, tensors: Mapping[str, Tensor]) -> Callable[[], None]
 
 
 def _is_first_copy(tensor: Any) -> bool:
-    """Whether this rank is the first of the ranks on different machines that have this shard."""
+    """Whether this rank has the first of the equal copies of a shard on different machines."""
     axes = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
     return all(coordinate == 0 for coordinate, placement in axes if placement.is_replicate())
 

@@ -131,7 +131,7 @@ class App:
                 CALLER.set(call.key or scope["client"][0])
                 call.end = call.deadline()
                 admit = endpoint.admit or self._service.request
-                with admit():  # only now: a client that sends its body slowly must not block others
+                with admit():  # not before the body has arrived: a client that sends it slowly must not block others
                     await self._respond(endpoint, call, client)
         except asyncio.CancelledError:
             if not client.has_left.is_set():  # the service ends

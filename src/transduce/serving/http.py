@@ -82,7 +82,7 @@ _STATUS: dict[type[Exception], int] = {
     UnauthorizedError: 401,
     StorageError: 507,
     UnknownGlossaryError: 404,
-    UserError: 400,  # the last, as others are subclasses
+    UserError: 400,  # last, because the others are subclasses
 }
 
 
@@ -91,8 +91,8 @@ class Call:
     """A request whose body has arrived.
 
     needs_key: whether clients need an API key. n_translated: characters that the service has translated so far.
-    key: name of the client's API key. end: when the request expires, a time of the event loop. n_characters: of the
-    texts of this request. texts: the texts for an access log with texts. status: status of the response.
+    key: name of the client's API key. end: time of the event loop at which the request expires. n_characters: length
+    of the request's texts. texts: the texts for an access log with texts. status: status of the response.
     """
 
     service: Service

@@ -86,11 +86,11 @@ class InspectionPage:
         self._runs, self._together, self._browse = runs, together, browse
         self._open = partial(open_subject, device=device, decoding=decoding, languages=languages)
         self._models: dict[str, Subject] = {}
-        self._last: dict[str, tuple[Any, Inspection]] = {}  # of each run, with its request: the page asks for cells
+        self._last: dict[str, tuple[Any, Inspection]] = {}  # of each run, for later requests of cells
         self._n_open = 0
         self._given_up = threading.Event()  # set to cancel the worker's current request
-        # One sentence at a time, with one thread: small products gain nothing from two, and where other processes are
-        # busy, the threads of OpenMP wait for one another.
+        # One sentence at a time, with one thread: two threads do not speed up small products, and if other processes
+        # are busy, the threads of OpenMP wait for one another.
         n_threads = torch.get_num_threads()
         self._worker = ThreadPoolExecutor(1, "inspect", initializer=torch.set_num_threads, initargs=(1,))
         # PyTorch copies the process's thread count into a thread on first use; trigger that here.
@@ -190,7 +190,7 @@ class InspectionPage:
         if asked.run not in models:
             models[asked.run] = subject = self._open(self._runs[asked.run])
             for module in subject.model.children():  # each forward pass begins with a child module, the embedding
-                # Not a bound method: a copy of the model copies its hooks, and with a bound method the page.
+                # Not a bound method: a copy of the model copies its hooks, and would copy the page with a bound method.
                 module.register_forward_pre_hook(lambda *_: self._check_given_up())
         key = asked.model_dump(include=set(LookRequest.model_fields) - {"values", "views", "head"})
         last_key, inspection = known.get(asked.run, (None, None))

@@ -58,7 +58,7 @@ def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def interface_endpoints(endpoints: Sequence[Endpoint], *, needs_key: bool) -> list[Endpoint]:
-    """`/openapi.json` for programs, and `/docs` for readers."""
+    """The endpoints `/openapi.json` for programs and `/docs` for people."""
 
     @cache
     def description() -> dict[str, Any]:
@@ -68,7 +68,7 @@ def interface_endpoints(endpoints: Sequence[Endpoint], *, needs_key: bool) -> li
         return json_response(description())
 
     async def docs(call: Call) -> Response:
-        from jinja2 import Environment, FileSystemLoader  # a service without readers does not need it
+        from jinja2 import Environment, FileSystemLoader  # imported only if someone opens the page
 
         templates = Environment(loader=FileSystemLoader(PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
         page = templates.get_template("interface.html").render(description())

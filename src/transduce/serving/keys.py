@@ -38,7 +38,7 @@ class ApiKeys:
         Raises `UserError` if the file cannot be read.
         """
         self._path, self._clock = path, clock
-        self._left = dict[str, tuple[float, float]]()  # remaining requests of each key, and when, by its sha256
+        self._left = dict[str, tuple[float, float]]()  # by sha256 of a key: remaining requests, time of the count
         if path is not None:
             self._changed, self._keys = _changed(path), _read(path)
             if not self._keys:

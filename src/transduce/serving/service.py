@@ -190,7 +190,7 @@ class RouteTable:
         return table
 
     def listed(self) -> str:
-        """The language pairs of an error."""
+        """The language pairs, for the message of an error."""
         pairs = list(dict.fromkeys("-".join(route.languages) for route in self.routes))
         more = f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
         return ", ".join(pairs[:_SHOWN]) + more
@@ -222,7 +222,7 @@ class RouteTranslation:
 
 
 def _result_of_steps(steps: Sequence[Translation]) -> Translation:
-    """The last translation of a sentence, with the notes of all; it is unfinished if any of them was cut off."""
+    """The translation of a sentence by the last run, with the notes of all runs; unfinished if any run cut it off."""
     last = steps[-1]
     if not all(step.finished for step in steps):
         last = replace(last, candidates=tuple(replace(one, finished=False) for one in last.candidates))
@@ -259,7 +259,7 @@ class Service:
         self._specs, self._device, self._precision, self._pivot = tuple(grouped.values()), device, precision, pivot
         self._use(())
         self._reloading = asyncio.Lock()
-        self._requests: set[asyncio.Event] = set()  # each is set when the request ends
+        self._requests: set[asyncio.Event] = set()  # an event for each request, set when the request ends
         self.glossaries = glossaries or Glossaries()
         self.is_draining = False
 
@@ -427,7 +427,7 @@ class Service:
 
 
 def _directions_of(translator: Translator, specs: Sequence[RunSpec]) -> tuple[Direction, ...]:
-    """The directions to serve: those that the specs name, or all that the run has."""
+    """The directions to serve: all directions that the specs name, or else all directions of the run."""
     path, framing, own = specs[0].path, translator.tokenizers.src.framing, translator.languages
     named = dict.fromkeys((spec.source or own[0], spec.target or own[1]) for spec in specs)
     if not framing.needed:

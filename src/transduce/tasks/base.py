@@ -55,12 +55,12 @@ class TextForm:
     """A form of training text, with functions that find, read and count it. Units are in the plural."""
 
     name: FormName
-    unit: str  # of the size of a set
-    example_unit: str  # of held-out examples in warnings of leaks
+    unit: str  # unit of the size of a set
+    example_unit: str  # name of held-out examples in warnings of leaks
     sources: Callable[[Settings], Sources[Any]]
     read: Callable[[Settings, Log, Sources[Any], Workplace], Texts[Any]]  # reads the text once
     example: Callable[[Any], tuple[str, ...]]  # the texts of a record that the leak check looks for in other sets
-    size: Callable[[Any], int]  # of a record, in `unit`
+    size: Callable[[Any], int]  # size of a record, in `unit`
 
     def read_texts(
         self, settings: Settings, log: Log, sources: Sources[Any] | None = None, *, workplace: Workplace | None = None

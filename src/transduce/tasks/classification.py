@@ -129,7 +129,7 @@ def _labels(settings: Settings) -> Sequence[str]:
 
 
 def _judge(feeder: LabelFeeder, labels: Sequence[str]) -> Judge:
-    """Return a judge whose batches do not depend on the number of ranks."""
+    """Return the `Judge` of validation, whose batches do not depend on the number of ranks."""
 
     def predict(model: nn.Module, batches: Iterable[LabelBatch]) -> list[tuple[list[int], list[int]]]:
         device = next(model.parameters()).device

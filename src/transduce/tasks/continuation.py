@@ -1,9 +1,9 @@
 """Continue a finished training, and change settings of a training that resumes.
 
 A continuation starts from the last checkpoint, which has the weights, the optimizer's state, the averages and the
-position in the data, and random numbers follow from the number of the update. So it computes what a run with the higher
-limit would have computed, if the learning rate does not depend on the limit. The encoded text was deleted at the end
-and is prepared again; it must not have changed.
+position in the data, and random numbers follow from the number of the update. So its result is that of a
+run with the higher limit from the start, if the learning rate does not depend on the limit. The encoded text was
+deleted at the end and is prepared again; it must not have changed.
 
 Changes are stored in the manifest of the run before the training continues, and applied by `training.session` when the
 last checkpoint is restored, so that a killed process loses none.

@@ -1,6 +1,6 @@
 """Fine-tuning: start a run from the weights of another run (`training.start`).
 
-The new run inherits the vocabulary, the weights, the shape of the model and the settings that belong to these.
+The new run inherits the vocabulary, the weights, the shape of the model and the settings that depend on these.
 Contradicting settings are refused. The weights are copied into the new run's folder, so that a resumed run no longer
 needs the other run.
 """
@@ -114,7 +114,7 @@ def find_start(asked: Settings) -> Start | None:
                 "training.start",
             )
         framing, language = load_tokenizers(run).src.framing, asked.training.new_language
-        if language is not None:  # whose token is added with the new pieces
+        if language is not None:  # its token does not exist yet: it is added with the new pieces
             framing = framing.with_language(language.code, -1)
         check_directions(start.data, framing)
     model = run.settings.model

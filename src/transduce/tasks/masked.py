@@ -125,7 +125,7 @@ class MaskedTask(Task[Texts[Piece], SentenceStore]):
 def masked_feeder(
     store: SentenceStore, vocabulary: Vocabulary, settings: Settings, device: torch.device
 ) -> MaskedFeeder:
-    """Return a feeder of rows with masked tokens, which are pairs of segments if the model predicts next sentences."""
+    """Return a feeder of rows with masked tokens. Rows are pairs of segments if the model predicts next sentences."""
     data = settings.data
     starts: np.ndarray | None = None
     if data.whole_words:
@@ -143,7 +143,7 @@ def masked_feeder(
 
 
 def masked_judge(feeder: MaskedFeeder) -> Judge:
-    """Return a judge of the accuracy on masked tokens and, with pairs of segments, on next sentences."""
+    """Return the `Judge` of validation: masked-token accuracy and, for pairs of segments, next-sentence accuracy."""
 
     def counts(model: Any, batches: Iterable[MaskedBatch]) -> list[tuple[int, int, int, int]]:
         """Count, in each batch, correct and all masked tokens, then correct and all pairs."""

@@ -138,7 +138,7 @@ def _share_list(tokenizers: Tokenizers) -> bool:
 def _extended(
     vocabulary: Vocabulary, own: Sequence[NewPiece], *, listed: Sequence[NewPiece]
 ) -> tuple[Vocabulary, tuple[Parts, ...]]:
-    """Append all `listed` pieces; also return the old ids of each. Of the new pieces, text is split only into `own`."""
+    """Append all `listed` pieces; also return the old ids of each. Text is split only into old pieces and `own`."""
     pieces = vocabulary.pieces(range(vocabulary.vocab_size))
     known = {piece: i for i, piece in enumerate(pieces)}
     old_ids: dict[str, Parts] = {}

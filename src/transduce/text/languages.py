@@ -155,7 +155,7 @@ def find_language(code: str, known: Collection[str], *, name: str) -> str:
 
 
 def is_detectable(code: str) -> bool:
-    """Whether `guess_languages` knows the language of a code. Raises `SettingsError`: lingua is not installed."""
+    """Whether `guess_languages` knows the language of a code. Raises `SettingsError` if lingua is not installed."""
     language = base_language(code)
     return hasattr(_lingua().IsoCode639_1, language.upper()) or language in " ".join(_BY_SCRIPT.values()).split()
 
@@ -163,9 +163,9 @@ def is_detectable(code: str) -> bool:
 def guess_languages(texts: Sequence[str], expected: Mapping[str, float]) -> list[dict[str, float]]:
     """The probabilities of the languages of each text, the most probable first; none for a text such as 123.
 
-    All languages of lingua are considered, and those of other scripts. Each text is evidence for the others.
-    `expected`: codes of languages that count more in short texts, with weights from 0 to 1. Raises `SettingsError`:
-    lingua is not installed.
+    Recognizes all languages of lingua, and others by their script. A language is more probable if the other texts are
+    in it. `expected`: codes of languages that are more probable in short texts, with weights from 0 to 1. Raises
+    `SettingsError` if lingua is not installed.
     """
     iso = _lingua().IsoCode639_1
     # If two codes name one language, the first counts.

@@ -68,8 +68,8 @@ class Masked(NamedTuple):
     text: text with placeholders. parts: the replaced parts in order. joints: for each part, "<" if it touches the word
     before it, ">" if it touches the word after it; the text has a space there, so that the word is tokenized normally.
     before, after: spaces and parts at the edges of the sentence that the model does not read. end: the punctuation that
-    it reads instead of the punctuation at the start of `after`, such as "." for "...". unreadable: the parts that the
-    vocabulary cannot read. dropped: control characters and direction marks that are lost.
+    the model reads instead of the punctuation at the start of `after`, such as "." for "...". unreadable: the parts
+    that the vocabulary cannot read. dropped: control characters and direction marks that are lost.
     """
 
     text: str
@@ -173,12 +173,12 @@ def restore(text: str, source: Masked, *, whole: bool = True) -> str:
     """
     if not source.parts and not source.end:  # nearly all sentences
         return source.before + text + source.after * whole
-    if source.end:  # before parts come back, which may be such signs
+    if source.end:  # before the parts are restored, which may be such signs too
         text = text.rstrip(FINAL_SIGNS)
     waiting, pieces, end, side = _parts_by_placeholder(source), list[str](), 0, ""
 
     def add(between: str) -> None:
-        """Append the text that follows a part. `side`: what follows the part in the source."""
+        """Append the text that follows a part. `side`: its side in the source, see `_parts_by_placeholder`."""
         has_space = side == ">" or "".join(pieces[-1:]).endswith(" ")
         joined = between.lstrip(" ") if has_space else between
         pieces.append(" " * (side == " " and is_spaced(joined[:1])) + joined)

@@ -15,10 +15,10 @@ LONGEST = 1000
 _LONGEST_BLOCK = 10 * LONGEST  # sentencex takes quadratic time
 _TOUCHING = re.compile(r"[\u2e80-\u312f\u3190-\ua4cf\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
 """Chinese and Japanese, which put no spaces between sentences."""
-_TOUCHING_END = re.compile(r"[^\x00-\x7f…‥]$")  # but not the dots of names such as System.Out
+_TOUCHING_END = re.compile(r"[^\x00-\x7f…‥]$")  # ASCII excluded, for the dots of names such as System.Out
 _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")
-_LINE = re.compile(r"[^\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029]+")  # or the cell of a table
-_WIDE_SPACE = re.compile(r"[^\S ]")  # sentencex assumes that spaces have one byte, and fails
+_LINE = re.compile(r"[^\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029]+")  # a line, or the cell of a table
+_WIDE_SPACE = re.compile(r"[^\S ]")  # sentencex fails on these: it assumes that a space is one byte
 _ELLIPSIS = re.compile(r"([…‥]|(?<=\.\.)\.)(?=[])”»\"'’]*\s+(.))")  # sentencex does not end a sentence at an ellipsis
 _NARROW_ELLIPSIS = re.compile(r"(?<=\w\w)(?:…(?=[A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я][^\W\d_])|\.\.\.(?=\s+I\b))")  # but not I...I
 _FACE = re.compile(
@@ -26,7 +26,7 @@ _FACE = re.compile(
     r"(?= [A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]\w* \w)"
 )
 """Faces that end a sentence: they are before a capital. Hearts, as in "I ❤ New York", do not."""
-_AFTER_WIDE_END = re.compile(r"(?<=[。！？])[0-9a-z]")  # before these, sentencex does not end a sentence
+_AFTER_WIDE_END = re.compile(r"(?<=[。！？])[0-9a-z]")  # sentencex does not end a sentence before these characters
 _OTHER_ENDS = {"។ល។": "xx。", "។": "。", "៕": "。", "፡፡": "፡።", "৷": "।", "།": "।", "෴": "।", "׃": "।"}
 """Signs that end sentences in Khmer, Amharic, Bengali, Tibetan, Sinhala and Hebrew, and those of the same length that
 sentencex knows.
@@ -40,10 +40,10 @@ _MAY_DIFFER = re.compile(
     r"[。！？][0-9a-z]|[\U0001f600-\U0001f97a…‥@`{&:;=¹²³⁰⁴-⁹\x1b។៕፡৷།෴׃\"“„«‹]|\.\.\.|://|www\.|(?<!\w)['‘]"
     r"|(?![0-9])\d"
 )
-"""Characters of what `_for_sentencex` replaces, found fast."""
+"""Characters that occur in everything that `_for_sentencex` replaces: a fast first test."""
 # fast path for a text that is certainly one sentence
 _PLAIN = re.compile(r"[A-Za-zÀ-ɏ][A-Za-zÀ-ɏ0-9 ,'’-]{9,900}[A-Za-zÀ-ɏ0-9][.!?]?")
-_UNIT = re.compile(r"[^\s，；：、]*[\s，；：、]*")  # cut between these
+_UNIT = re.compile(r"[^\s，；：、]*[\s，；：、]*")  # a text is cut between units
 _LONGEST_WORD = 100
 _LONG_WORD = re.compile(LONG_WORD)
 _ADDRESS_OR_CODE = re.compile(
@@ -214,7 +214,7 @@ def _without_marks(quotation: re.Match[str]) -> str:
     n_signs = len(quoted) - 1 - len(core)
     if core[-1] == "," or _is_small(following):
         return f" {core}{'x' * n_signs}"
-    return f" {core[:-1]}{'x' * n_signs}{core[-1]}"  # the end of the sentence, behind the mark
+    return f" {core[:-1]}{'x' * n_signs}{core[-1]}"  # the end of the sentence, after the quotation mark
 
 
 def _is_inside_word(text: str, end: int) -> bool:

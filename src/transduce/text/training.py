@@ -203,7 +203,7 @@ def _learnable(counts: Counter[str]) -> set[str]:
 
 
 def _with_normalization(model: bytes, rule: Normalization) -> bytes:
-    """All rules but `identity` also collapse repeated spaces and remove spaces at the edges."""
+    """Set the normalization rules of a model. All but `identity` also collapse spaces and strip the edges."""
     proto = parse_model(model)
     spec = proto.normalizer_spec
     spec.ParseFromString(_normalizer(rule).serialized_normalizer_spec())

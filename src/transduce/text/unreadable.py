@@ -115,9 +115,9 @@ def _misread_spans(text: str, vocabulary: Vocabulary) -> list[Span]:
         if is_known:
             continue
         spans.append(match.span())
-        if match[0] in APOSTROPHES:  # here a quotation mark, as is the next one after a word
+        if match[0] in APOSTROPHES:  # it opens a quotation, so the next one after a word closes it
             spans += [end.span() for end in _END_OF_QUOTE.finditer(text, match.end())]
-    if not _BEGIN_OF_QUOTE.search(text):  # of a quotation that began in another sentence
+    if not _BEGIN_OF_QUOTE.search(text):  # closing marks of a quotation that began in another sentence
         spans += [end.span() for end in _END_OF_QUOTE.finditer(text) if text[end.start() - 1] in FINAL_SIGNS]
     return spans
 
@@ -205,7 +205,7 @@ def _with_arguments(text: str, span: Span) -> Span:
 
 
 def _with_brackets(text: str, span: Span) -> Span:
-    """Add the other bracket of a pair if it touches the span, or leave out a closing one without its partner."""
+    """Add the other bracket of a pair if it touches the span, or leave out a closing bracket without a partner."""
     start, stop = span
     for opening, closing in ("()", "[]", "{}"):
         n_open = text.count(opening, start, stop) - text.count(closing, start, stop)
@@ -220,14 +220,14 @@ def _with_brackets(text: str, span: Span) -> Span:
 
 
 def _is_between_words(character: str) -> bool:
-    """Whether a character is a sign between words, such as a dash or an arrow, and part of neither."""
+    """Whether a character is a sign between two words, such as a dash or an arrow, and belongs to neither."""
     if character in _INSIDE_WORDS + APOSTROPHES:
         return False
     return character in "…‥;!•" or unicodedata.category(character) in _BETWEEN_WORDS
 
 
 def _is_part_of_word(text: str, span: Span) -> bool:
-    """Whether it is a sign inside or behind a word, such as those of H₂O, x² and dog™, which is kept with the word."""
+    """Whether a character is a sign that is kept with the word before it, as in H₂O, x² and dog™."""
     start, stop = span
     signs = (c in "©®" or (is_other_sign(c) and unicodedata.category(c)[0] != "P") for c in text[start:stop])
     return start > 0 and in_word(text[start - 1]) and all(signs)

@@ -137,7 +137,7 @@ class VectorReader(Vocabulary):
         raise SettingsError("a source of vectors has no words; words are aligned in text only")
 
     def decode(self, ids: Iterable[Any]) -> str:
-        """Describe vectors by their number, for reports."""
+        """Describe a sequence by its number of vectors, for reports."""
         return f"({len(list(ids))} vectors)"
 
     def pieces(self, ids: Iterable[Any]) -> list[str]:

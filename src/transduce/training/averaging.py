@@ -86,7 +86,10 @@ def copy_values(into: Weights, values: Weights) -> None:
 
 @dataclass(eq=False, repr=False)
 class Average(ABC):
-    """The weights that a run keeps. `live` are the model's own parameters by name; `folder` is for files."""
+    """Base of the averages: which weights become the run's model.
+
+    `live`: the model's own parameters, by name. `folder`: folder for files of weights.
+    """
 
     live: Weights
     _: KW_ONLY
@@ -114,7 +117,7 @@ class Average(ABC):
         return candidate if is_best else None
 
     def compare_by_loss(self) -> None:  # noqa: B027 - optional
-        """Reduce the scores of earlier validations to their losses, because the next ones have another score."""
+        """Reduce the scores of earlier validations to their losses, because later validations have another score."""
 
     def remove_unused(self, states: Iterable[Mapping[str, Any]]) -> None:  # noqa: B027 - optional
         """Remove files to which no checkpoint refers. `states`: the states of all checkpoints on disk."""
@@ -247,7 +250,7 @@ class MeanOfBest(MeanOfFiles):
 
     def chosen(self, update: int, candidate: Weights, score: Score, *, is_best: bool) -> Weights | None:
         scores = {**self.scores, update: score}
-        only_loss = any(by == loss for by, loss in scores.values())  # the only score of some, so it decides
+        only_loss = any(by == loss for by, loss in scores.values())  # some have no other score, so the loss decides
         best = sorted(sorted(scores), key=lambda n: scores[n][only_loss:], reverse=True)[: self.n]
         self.scores = {n: scores[n] for n in best}
         if update not in best:

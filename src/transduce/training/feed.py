@@ -389,7 +389,7 @@ class MaskedFeeder(LengthFeeder):
 
     def _plans(self, epoch: int) -> list[batching.PairPlan]:
         """The rows of an epoch. The last result is cached."""
-        known, plans = self._known  # read the attribute once: another thread makes batches ahead
+        known, plans = self._known  # read the attribute once: another thread, which makes batches ahead, may change it
         if known != epoch:
             make = batching.plan_pairs if self.pairs else batching.plan_runs
             plans = make(self.store.lengths, self.store.documents, room=self.room, seed=self.seed, epoch=epoch)

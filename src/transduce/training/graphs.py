@@ -67,7 +67,7 @@ class GraphedPasses:
         """Capture a graph that reads this batch. All graphs share memory, as one is in use at a time."""
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.stream(torch.cuda.current_stream())  # restores the stream after a failed capture
-        # Another thread sends batches to the GPU meanwhile, which "global" would not allow.
+        # Another thread sends batches to the GPU meanwhile, which the mode "global" would not allow.
         capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
         error: Exception | None = None
         try:

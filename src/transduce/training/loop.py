@@ -36,9 +36,9 @@ from transduce.training.validate import Validator, format_validation
 
 SAVE_SECONDS = 600.0  # longest time between checkpoints, also if validations are rarer
 MOST_SKIPPED = 3  # most skipped updates in a row; then the run stops
-MEASURED_SHARE, MEASURED_UPDATES = 0.2, 10  # share of the time, and updates, after which the number of updates is fixed
+MEASURED_SHARE, MEASURED_UPDATES = 0.2, 10  # least share of the time, and updates, before the limit is fixed
 
-REHEARSALS = 3  # of the passes of an update, to measure the cost of `training.consistency`
+REHEARSALS = 3  # repetitions of an update's passes that measure the cost of `training.consistency`
 
 ADVICE = "resume with a lower training.lr, or start another run with a longer warm-up or training.precision=float32"
 
@@ -109,7 +109,7 @@ class Trainer:
         self.limits = Limits.of(s)
         self.stopwatch = Stopwatch(0.0)
         self.stop = StopRequest()  # of this process
-        self.asked = 0  # the signal that has asked a rank to stop
+        self.asked = 0  # the number of the signal that asked any rank to stop, or 0
         self.now = 0.0  # seconds of training over all restarts, equal in all ranks, so that they decide equally
         self._began = self._saved_at = self._save_seconds = 0.0
         self._shown: dict[str, float] = {}  # loss and speed of the last metrics line, for the progress bar
@@ -197,7 +197,7 @@ class Trainer:
         else:
             state.skipped = 0
             session.average.after_update()
-            # learning rate of embeddings and norms, if matrices have another
+            # the last group: embeddings and norms, if matrices have another learning rate
             lr = self.updater.optimizer.param_groups[-1]["lr"]
             sums = (result.loss_sum, result.nll_sum, result.grad_norm)
             state.rows.append(Row(state.update, lr, feed.n_targets, feed.n_tokens, feed.n_slots, *sums))

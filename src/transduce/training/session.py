@@ -42,24 +42,24 @@ class TrainingState:
     epochs: Amount = 0.0
     seconds: Amount = 0.0
     progress: Amount = 0.0
-    factor: Amount = 0.0  # of the peak learning rate, at the last update
+    factor: Amount = 0.0  # factor of the peak learning rate at the last update
     changes: Count = 0  # number of changes of settings that were applied
     since: Count = 0  # the update at which the training was continued at another learning rate
     began: Amount = 0.0  # seconds when the training was last continued
     reserve: Amount = 0.0  # seconds of the last validation with its saving
     validated: int = -1  # the update of the last validation
     scores: dict[str, float] = field(default_factory=dict)
-    best_scores: dict[str, float] = field(default_factory=dict)  # of the best validation so far
+    best_scores: dict[str, float] = field(default_factory=dict)  # scores of the best validation so far
     best_update: Count = 0
     since_best: Count = 0  # validations
     finished: str = ""  # the reason, once training is finished
     skipped: Count = 0  # consecutive updates that were skipped, up to the last one
-    rows: list[Row] = field(default_factory=list)  # the updates that are not in the log yet
+    rows: list[Row] = field(default_factory=list)  # updates that the log does not contain yet
 
     def see(self, scores: Mapping[str, float], by: str) -> bool:
         """Count a validation of this update; return whether it is the best so far.
 
-        If one of both validations has no score `by`, their losses decide.
+        If this or the best validation has no score `by`, their losses decide.
         """
         by = by if by in scores and by in self.best_scores else "loss"
         is_best = not self.best_scores or score_of(scores, by) > score_of(self.best_scores, by)

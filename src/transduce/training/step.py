@@ -6,8 +6,8 @@ and from the same random numbers, and gives the exact result of training on the 
 batches of that size are split before they are tried. The size is part of the state, so that a resumed run splits the
 same batches.
 
-Dropout's random numbers follow from the seed, the number of updates before this one, and the rank, so that the state
-has none.
+Dropout's random numbers depend only on the seed, the number of earlier updates and the rank, so that the state does
+not contain a random generator.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Updater:
         ranks.distribute(model, device, parallel=settings.parallel, precision=precision)
         self._parameters = [*model.parameters()]
         self._by_library = self.kernels not in ("torch", "triton")
-        # If PyTorch computes much, a change of thread pools costs more than the threads gain.
+        # If PyTorch computes much itself, changing between two thread pools costs more than the threads gain.
         self._library_does_most = self._by_library and is_covered(model)
         self.optimizer = build_optimizer(model, settings)
         can_graph = device.type == "cuda" and settings.lora is None and not settings.recompute

@@ -210,7 +210,7 @@ class _Segments:
         return self._pieces
 
     def _mark(self, node: _Node) -> bool:
-        """Mark the elements that are inside sentences; return whether this element may be."""
+        """Mark the elements that are inside sentences; return whether this element may be inside one."""
         beside_text = any(self._text[c.start : c.end].strip() for c in node.children if c.name in _TEXTS)
         for child in node.children:
             if child.name.startswith("#"):
@@ -247,7 +247,7 @@ class _Segments:
             self._add_inline(node)
 
     def _with_formulas(self, children: Sequence[_Node]) -> list[_Node]:
-        """Join raised elements that touch text with the word around them, or make them marks, as those of footnotes."""
+        """Join raised or lowered elements with the word that they touch, or make them marks, such as footnote marks."""
         nodes = list[_Node]()
         for node, behind in zip_longest(children, children[1:]):
             before = nodes[-1] if nodes and nodes[-1].is_inline else None
@@ -262,14 +262,14 @@ class _Segments:
         return nodes
 
     def _is_raised(self, node: _Node) -> bool:
-        """Whether it is raised or lowered, and a number, a mark or the like."""
+        """Whether an element is raised or lowered and contains a number, a mark or the like."""
         if node.name in _RAISED and node.is_inline:
             text = self._plain_text(node)
             return 0 < len(text) <= _LONGEST_RAISED and " " not in text
         return node.is_inline and bool(node.children) and all(map(self._is_raised, node.children))
 
     def _formula(self, node: _Node, before: _Node | None, behind: _Node | None) -> _Node | None:
-        """The word around a raised element, which the texts beside it lose; None if it is the mark of a footnote."""
+        """Cut the word around a raised element out of the texts beside it; None if the element is a footnote mark."""
         start, end, is_formula = node.start, node.end, False
         if before is not None and before.name == "#formula":
             start, is_formula = before.start, True

@@ -167,7 +167,7 @@ def project(
 
 
 def _cut_copies(root: Element, source: str, target: str, words: Sequence[Word]) -> list[Word]:
-    """The words, of which those that are copies of their sources are cut where an element begins or ends."""
+    """Cut words that are copies of their source words where an element begins or ends; return all words."""
     borders = sorted({offset for element in root.inside() for offset in (element.start, element.end)})
     cut = list[Word]()
     for word in words:
@@ -236,7 +236,7 @@ def _merged(words: Sequence[Word], span: Span, owner: Element) -> tuple[list[Wor
 
 
 def _find_paths(root: Element, source: str, words: Sequence[Word], sentences: Sequence[Span]) -> None:
-    """Give each word the elements that it belongs to, outermost first.
+    """Find the elements that each word belongs to, outermost first.
 
     A word with unknown source belongs to the common elements of its neighbours; at the ends of a sentence, to the
     elements of the whole sentence.
@@ -338,7 +338,7 @@ class _Projection:
         yield _Piece(element.after, tag="end")
 
     def _needs_space(self, left: _Piece, right: _Piece) -> bool:
-        """Whether a preserved part touches text from which a space should separate it."""
+        """Whether two adjacent pieces, of which one is a preserved part, need a space between them."""
         is_new = left.is_new or right.is_new
         edges = [leaf.copy[i] for leaf, i in ((left.leaf, -1), (right.leaf, 0)) if leaf is not None and leaf.copy]
         if not is_new and any(edge.isalnum() and not is_spaced(edge) for edge in edges):
@@ -353,7 +353,7 @@ class _Projection:
             beside_in_source = self.source[leaf.end :][:1]
         else:
             return False
-        if not is_new:  # the part replaces a part of a word, or a comma
+        if not is_new:  # the preserved part replaces a part of a word, or a comma
             return is_spaced(beside) and not is_spaced(beside_in_source)
         may_touch = beside_in_source.strip() or beside.isspace() or beside in joined
         return (beside.isalnum() and leaf.copy != "") or not may_touch
