@@ -125,7 +125,7 @@ class Validator:
         return sums.cpu()
 
     def _share(self, ranks: Ranks) -> Iterator[tuple[TrainingBatch, bool]]:
-        """Yield a rank's batches, each with whether it counts. Some are repeated, so that all ranks get equally many."""
+        """Yield a rank's batches, each with whether it counts. Some are repeated, so that ranks get equally many."""
         batches = iter(self.batches())
         if self.in_order:
             if ranks.in_step or ranks.is_main_process:
