@@ -19,7 +19,7 @@ inline Activated gelu(Vec x) {
     p = fma(p, t, splat(1.421413741f));
     p = fma(p, t, splat(-0.284496736f));
     p = fma(p, t, splat(0.254829592f));
-    const Vec density = exp(zero() - z * z), half_tail = p * t * density * splat(0.5f);  // of -|x|
+    const Vec density = exp(zero() - z * z), half_tail = p * t * density * splat(0.5f);  // half_tail: the distribution function at -|x|
     // x >= 0: 1 - tail; else tail. max(sign, 0) selects without a branch: sign is 1 or -1.
     const Vec positive = min(max(x * splat(1e38f), zero()), splat(1.f));
     const Vec below = fma(splat(1.f) - (half_tail + half_tail), positive, half_tail);

@@ -41,7 +41,7 @@ const typename Cache::Number* numbers_of(const char* block) {
     return reinterpret_cast<const typename Cache::Number*>(block);
 }
 
-// int8: scales [kBlockKeys][4 heads] of a quad, behind the numbers of a block of keys or values.
+// int8: the scales [kBlockKeys][4 heads] of a quad, which follow the numbers of a block of keys or values.
 inline size_t scales_at(const HeadShape& heads, int quad) { return size_t(kBlockKeys) * (heads.key_width() + quad * 4 * sizeof(float)); }
 inline const float* scales_of(const HeadShape& heads, const char* block, int quad) {
     return reinterpret_cast<const float*>(block + scales_at(heads, quad));

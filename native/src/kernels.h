@@ -35,13 +35,13 @@ constexpr float kLog2E = 1.4426950408889634f;
 struct AttentionCall {
     HeadShape heads;
     int n_blocks = 0;
-    const char* const* keys = nullptr;  // of each block
+    const char* const* keys = nullptr;  // the keys of each block
     const char* const* values = nullptr;
     int n_queries = 0;
     const float* const* queries = nullptr;
-    const uint16_t* const* masks = nullptr;  // of each query: one number per block, one bit per key that it attends to
-    const float* const* biases = nullptr;    // of each query: numbers that are added to its scores; null: none
-    size_t bias_stride = 0;                  // in floats, from those of four heads, [keys][4 heads], to the next
+    const uint16_t* const* masks = nullptr;  // a mask for each query: one number per block, one bit per key that the query attends to
+    const float* const* biases = nullptr;    // for each query, numbers that are added to its scores; null: none
+    size_t bias_stride = 0;                  // floats from the biases of four heads, [keys][4 heads], to those of the next four
     float* const* outputs = nullptr;
     float* scratch = nullptr;  // attention_scratch(n_blocks, n_queries) floats
     // Heads whose scores of the first n_scores keys are stored: the scores of query q and head h are written from scores[q] + place of h on.
@@ -82,7 +82,7 @@ struct RowBest {
 // reaches the largest lower bound.
 struct Screen {
     static constexpr int kMost = 256;
-    float norm = 0, error = 0;  // of x; of x - x'
+    float norm = 0, error = 0;  // norms of x and of x - x'
     float lower = 2 * kNever;   // largest lower bound
     int n = 0;                  // columns that may be the best; more than kMost: too many
     float upper[kMost];
@@ -93,7 +93,7 @@ constexpr int kGroupColumns = kPad;  // columns that sampling skips or adds up t
 
 struct Kernels {
     ProductKernels float32, int8, bf16x3;  // a `multiply` that is null: not available
-    int max_queries;                       // of one attention call
+    int max_queries;                       // most queries of one attention call
     int screened_rows;                     // most rows of float32 models whose best tokens int8 products find faster
 
     // Writes the norm of x + pending (null: of x) to `out`, which may be x; `keep`: also adds `pending` to x.

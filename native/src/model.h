@@ -11,7 +11,7 @@
 namespace transduce {
 
 enum { kNoPositions, kLearned, kRotary, kT5, kAlibi, kSinusoidal, kSinusoidalHalves, kFairseq, kMarian };
-constexpr int kBuckets = 32;  // of T5's distances
+constexpr int kBuckets = 32;  // number of buckets of T5's distances
 
 struct AttentionWeights {
     PackedMatrix query;   // self-attention: queries, keys and values side by side; cross-attention: queries
@@ -20,7 +20,7 @@ struct AttentionWeights {
 
 struct Layer {
     AttentionWeights self, cross;  // cross: of decoder layers
-    PackedMatrix gate_value;       // of a recurrent unit, in place of `self`: gates, then values, each padded to the width
+    PackedMatrix gate_value;       // recurrent unit that replaces `self`: gates, then values, each padded to the width
     PackedMatrix expand, contract;
     NormWeights self_norm, cross_norm, feed_forward_norm;
 };
@@ -45,13 +45,13 @@ struct Model {
     const Kernels& kernels;
     Precision precision;
     const ProductKernels& products;
-    const AttentionKernels& attention;  // of the decoder; the encoder's is in float32
+    const AttentionKernels& attention;  // attention of the decoder; the encoder's is in float32
     int width;                   // d_model, padded
     int inner;                   // d_ff, padded; a gated network has twice as many inner columns
     HeadShape heads;             // head_width: the larger of d_key and d_value, padded to a multiple of 16: zeros change no score
-    int query_width, key_width;  // of all heads, with padding inside heads only
+    int query_width, key_width;  // widths of all heads together, with padding inside heads only
     std::vector<Head> guided;    // the head that was trained to align, if any
-    int max_depth, max_columns;  // of all products but the logits
+    int max_depth, max_columns;  // largest sizes of all products but the logits
     Stack encoder, decoder;
     PackedMatrix memory;  // keys and values of all decoder layers' cross-attention, from the encoder's output
     PackedMatrix logits;
@@ -60,7 +60,7 @@ struct Model {
     // largest number of rows at once for which screening is faster; 0: never.
     int screened_rows = 0;
     PackedMatrix screen;
-    Buffer<float> output_rows;  // [tokens, width]; empty: those of the decoder's embedding
+    Buffer<float> output_rows;  // [tokens, width]; empty: the decoder's embedding is used
     const float* output(int token) const { return (output_rows.size() ? output_rows : decoder.embedding).data() + size_t(token) * width; }
 };
 

@@ -17,14 +17,14 @@ struct Sentence {
     int n_source = 0;
     Ancestors ancestors;
     RecurrentStates states;
-    std::vector<int> places;             // of the tokens of this pass
-    std::vector<const uint16_t*> masks;  // of each of these tokens: the places that it attends to
-    std::vector<const float*> biases;    // of each of these tokens, in the layout of AttentionCall
+    std::vector<int> places;             // places of the tokens of this pass
+    std::vector<const uint16_t*> masks;  // for each of these tokens, the places that it attends to
+    std::vector<const float*> biases;    // biases of each of these tokens, in the layout of AttentionCall
     size_t bias_stride = 0;
-    std::vector<int> positions;          // of the token of each place
-    std::vector<float> place_biases;     // of all tokens of a step, whose keys have any places
-    float* weights = nullptr;            // where attention of the wanted heads goes: [heads, tokens of this pass, source]; null: nowhere
-    int position = 0;                    // of the next token
+    std::vector<int> positions;          // position of the token in each place
+    std::vector<float> place_biases;     // biases of all tokens of a step; keys are in the order of places, not of positions
+    float* weights = nullptr;            // receives the attention of the requested heads, [heads, tokens of this pass, source]; null: not requested
+    int position = 0;                    // position of the next token
     int n_rows = 1;                      // live hypotheses
 
     // Makes `rows` hypotheses; hypothesis i continues the earlier hypothesis parent(i).
@@ -117,8 +117,8 @@ private:
     size_t width_, heads_stride_, wide_stride_, memory_stride_;
     Buffer<float> x_, normed_, heads_, wide_, memory_;
     const float* pending_ = nullptr;  // a bias that the next norm adds to x
-    const float* hidden_ = nullptr;   // of the last step
-    const int32_t* forced_ = nullptr; // of its rows
+    const float* hidden_ = nullptr;   // hidden states of the last step
+    const int32_t* forced_ = nullptr; // forced tokens of its rows
     const std::vector<int32_t>* banned_ = nullptr;
     std::vector<int32_t> never_;
     std::vector<int> row_position_;
@@ -134,8 +134,8 @@ private:
     CausalMasks causal_;
     Sampler sampler_{model_.kernels};
     Buffer<float> drawn_hidden_, drawn_logits_;
-    std::vector<std::pair<int32_t, float>> raised_;  // of a row that is drawn
-    std::vector<AttentionCall::WantedHead> wanted_;  // of this layer
+    std::vector<std::pair<int32_t, float>> raised_;  // raised tokens of the row that is being drawn
+    std::vector<AttentionCall::WantedHead> wanted_;  // requested heads of this layer
     std::vector<float*> scores_;
     std::vector<RowBest> best_;
     std::vector<float> best_values_;

@@ -9,10 +9,10 @@ using transduce::kPackedRows, transduce::kPanelColumns;
 using Number = float;
 
 constexpr bool kKeepsLogits = true;
-constexpr int kColumnsAtOnce = kMostVecs * W;  // that a product keeps in registers
+constexpr int kColumnsAtOnce = kMostVecs * W;  // columns that a product keeps in registers
 
 struct Products {
-    Products() {}  // not an unused variable
+    Products() {}  // avoids a warning of an unused variable
 };
 
 // C [rows, 64] = A [rows, depth] times a panel, added to C if `add`.
@@ -67,7 +67,7 @@ using LinearCall = transduce::LinearCall<float>;
 using OperandRows = transduce::OperandRows<float>;
 
 // The gradient of a layer's weights is A^T B over all rows. A, the gradient of the outputs, is read as rows. B, the inputs, is packed:
-// for each chunk of rows, the columns that a product takes at once are side by side, [kPackedRows][kColumnsAtOnce].
+// for each chunk of rows, the columns that a product takes at once are contiguous, [kPackedRows][kColumnsAtOnce].
 constexpr bool kPacksLeft = false;
 constexpr int kGradientRows = 48, kGradientColumns = 128, kGradientStep = 128;  // computed at once: 8 times the 6 rows of a product
 
@@ -85,7 +85,7 @@ void pack_operands(const LinearCall& call, const float*, int, int64_t first, int
 // Computes product [rows, kGradientColumns], for `rows` outputs from `first` on and `columns` inputs from `column` on.
 void multiply_operands(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, int columns,
                        float* product) {
-    alignas(64) float some[kPackedRows * kGradientRows];  // of A, close together
+    alignas(64) float some[kPackedRows * kGradientRows];  // rows of A, contiguous
     const float* a = (call.activates ? operands.left : static_cast<const float*>(call.grad_output)) + first;
     const size_t stride = call.activates ? (call.outputs + 31) / 32 * 32 : call.outputs;
     const int64_t end = operands.first + operands.rows;

@@ -62,7 +62,7 @@ private:
     struct Range {
         int first = 0, end = 0;
     };
-    std::vector<Range> ranges_;  // of pieces that no thread has taken, for each thread; first for one that is not the pool's
+    std::vector<Range> ranges_;  // remaining pieces of each thread; the first is the calling thread, which is not in the pool
     int n_pieces_ = 0, n_taken_ = 0;
     std::atomic<int> n_done_{0};
     std::atomic<unsigned> n_runs_{0};

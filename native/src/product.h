@@ -27,10 +27,10 @@ constexpr float kNever = -1e30f;  // the logit of columns that are only padding
 // float32: [outputs / panel][inputs][panel]; panel: columns that a kernel computes at once, different for each target.
 // bf16x3: a number is the sum of two bf16 numbers, high and low: [outputs / 32][inputs / 32][2][16 pairs][16 columns][2].
 // int8: scale[column] * q: [outputs / 32][inputs / 64][2][64 / panel][16 columns][panel], panel: 4 or 8; correction: -128 * sum of the column,
-// for products that take activations as unsigned numbers, 128 too large.
+// for products with unsigned activations, which have 128 added.
 struct PackedMatrix {
     Precision precision = Precision::float32;
-    int inputs = 0, outputs = 0;  // as used
+    int inputs = 0, outputs = 0;  // without padding
     int columns = 0, depth = 0;   // padded: columns of C, inputs of A
     Buffer<float> values, bias, scale;
     Buffer<uint16_t> high, low;
@@ -64,7 +64,7 @@ struct Activations {
 
 // The products of one precision for one instruction set.
 struct ProductKernels {
-    int panel;  // of float32 and int8 weights
+    int panel;  // columns of a panel of float32 and int8 weights
     // Fills in the converted form of at most kRowsAtOnce rows for products with matrices of this depth.
     void (*convert)(Activations& a, int depth);
     // Columns [first, last), multiples of kPad, of C = A W + I. `init_stride` 0: the same row for all.

@@ -2,7 +2,7 @@
 
 namespace {
 
-thread_local int configured_rows = 0;  // of the tiles of this thread; 0: not configured
+thread_local int configured_rows = 0;  // rows of the tiles of this thread; 0: not configured
 
 // Fewer than 16 rows take proportionally less time.
 void configure_tiles(int rows) {
@@ -36,7 +36,7 @@ void convert_bf16x3(Activations& a, int depth) {
 // 16 or, if TWO, 32 rows of sums to memory.
 template <bool TWO>
 void store_block(void* c, size_t stride) {
-    float *above = static_cast<float*>(c), *below = above + 16 * stride;  // or integers of that size
+    float *above = static_cast<float*>(c), *below = above + 16 * stride;  // floats, or integers of that size
     _tile_stored(0, above, stride * 4);
     _tile_stored(1, above + 16, stride * 4);
     if (TWO) {

@@ -69,7 +69,7 @@ void tile_block(const Number* a, size_t stride, size_t step, const Number* b, si
 
 // C [rows, 64] = A [rows, depth] times a panel, added to C if `add`. A depth that is a multiple of 32.
 void multiply_tiles(const Number* a, size_t stride, size_t step, int rows, const Number* b, int depth, float* c, size_t c_stride, bool add) {
-    constexpr int kPairs = 256;  // of half a panel, which stay in the first cache
+    constexpr int kPairs = 256;  // pairs of half a panel that stay in the L1 cache
     const int pairs = depth / 2;
     for (int p = 0; p < pairs; p += kPairs, a += kPairs / 16 * step) {
         const int some = pairs - p < kPairs ? pairs - p : kPairs;
@@ -106,7 +106,7 @@ void multiply_pairs(const Number* a, size_t stride, int rows, const Number* b, s
 #else
 
 struct Products {
-    Products() {}  // not an unused variable
+    Products() {}  // avoids a warning of an unused variable
 };
 constexpr int kMostVecs = kPanelColumns / W, kMostRows = 6;  // 24 sums in registers
 
@@ -306,7 +306,7 @@ void pack_operands(const LinearCall& call, const Number* a, int width, int64_t f
 
 // Computes product [rows, kGradientColumns], for `rows` outputs from `first` on and `columns` inputs from `column` on.
 void multiply_operands(const LinearCall& call, const OperandRows& operands, int first, int rows, int column, int columns, float* product) {
-    constexpr int kRows = 512;  // that stay in the cache
+    constexpr int kRows = 512;  // rows that stay in the cache
     const int64_t end = transduce::round_up(operands.first + operands.rows, transduce::kRowStep);
     for (int64_t r = operands.first; r < end; r += kRows) {
         const int some = int(end - r < kRows ? end - r : kRows);

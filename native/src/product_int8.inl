@@ -78,7 +78,7 @@ struct Dot {
 #elif defined(__AVX2__)
 
 // |a| times the weights, whose bits are inverted where a < 0. Inversion gives -1 - b; the sums start from the sum of |a| where a < 0,
-// which makes up for the -1. It takes one instruction that every port has, and negation one that few have. Two products fit into 16 bits:
+// which makes up for the -1. Every execution port can invert, and few can negate. Two products fit into 16 bits:
 // 2 * 127 * 128 < 2^15. A row has four |a| and their signs in turn.
 constexpr bool kSplitsSums = false;
 constexpr int kRowBytes = 2, kDotRows = 1;
@@ -225,7 +225,7 @@ void int8_rows(const PackedMatrix& w, const Activations& a, int row, int column,
 
 using Int8Rows = void (*)(const PackedMatrix&, const Activations&, int, int, float*, size_t, const float*, size_t);
 #if defined(__AVX512F__) && !defined(__AVX512VNNI__)
-constexpr int kScreenedRows = 6;  // int8 products take as long as those of float32, but for reading the weights
+constexpr int kScreenedRows = 6;  // without VNNI, int8 products save time only in reading the weights
 #elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 constexpr int kScreenedRows = transduce::kRowsAtOnce;
 #else

@@ -32,7 +32,7 @@ struct Client {
     std::unordered_map<int64_t, std::shared_ptr<Request>> open;  // sentences that have not ended
     std::vector<Event> events, collected;
     Condition arrived;
-    std::shared_ptr<const Bell> bell;  // of an event loop that collects
+    std::shared_ptr<const Bell> bell;  // wakes the event loop that collects
     bool rung = false;                 // since the last `collect`
     bool closed = false;
 };

@@ -22,18 +22,18 @@ enum class Outcome : int32_t { done, tokens, cancelled, failed };
 struct Request {
     std::vector<int32_t> ids, prefix;
     int n_unscored = 0;    // tokens of the prefix whose log-probabilities do not count
-    Spelling spelling;    // behind the prefix
+    Spelling spelling;    // follows the prefix
     uint64_t copies = 0;  // see transduce_sentences
     SearchOptions options;
     int limit = 1;
     Sampling sampling;
-    std::vector<double> numbers;  // sampling: `limit` of each sample, which decide what is drawn
+    std::vector<double> numbers;  // sampling: `limit` random numbers for each sample
     bool stream = false;  // tokens are reported as soon as they are certain
-    int64_t ticket = 0;   // of the client
+    int64_t ticket = 0;   // the client's number for it
 
     // Members of the queue, read and written under its lock.
     Client* client = nullptr;
-    double order = 0;                    // of decoding
+    double order = 0;                    // order of decoding
     int64_t submission = 0, number = 0;  // the order of arrival
     bool waiting = true, ended = false;
 };

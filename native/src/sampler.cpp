@@ -8,7 +8,7 @@
 namespace transduce {
 namespace {
 
-constexpr float kSlack = 1e-3f;  // of a bound on logits that rounding must not make too high
+constexpr float kSlack = 1e-3f;  // tolerance of a lower bound of logits, which rounding must not make too high
 constexpr float kCoolest = 1e-30f;  // lower temperatures are as good as 0, and their inverse may be infinite
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Draws a token from a row of logits. The rules are those of transduce/decoding/sampling.py.
+// Draws a token from a row of logits, by the rules of transduce/decoding/sampling.py.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ private:
     int32_t draw_from_taken(double number) const;
 
     const Kernels& kernels_;
-    std::vector<float> maxima_, weights_, sums_, order_, own_;  // own_: logits of those that are raised
+    std::vector<float> maxima_, weights_, sums_, order_, own_;  // own_: logits of raised tokens before they are raised
     std::vector<Token> taken_, sorted_;  // taken_: in the order of ids
 };
 

@@ -8,7 +8,7 @@
 namespace transduce {
 namespace {
 
-constexpr int kTokensAtOnce = 512;  // of sources and targets, in one pass
+constexpr int kTokensAtOnce = 512;  // most tokens of sources and targets in one pass
 
 }  // namespace
 

@@ -96,10 +96,10 @@ private:
         float log_prob;
         int parent;
         int32_t token;
-        int node;  // of the last token, in `history_`; -1: none
+        int node;  // index of the last token in `history_`; -1: none
         int sample = 0;
         uint64_t missing = 0;  // copies that the hypothesis still lacks
-        int32_t state = 0;     // of the spelling
+        int32_t state = 0;     // state of the spelling
     };
     struct Node {
         int before;
@@ -125,7 +125,7 @@ private:
     std::vector<Node> history_;
     std::vector<float> attention_;  // [nodes of tokens that were read, width]
     size_t width_ = 0;
-    std::vector<Finished> finished_;  // best first, those that were cut off after all others
+    std::vector<Finished> finished_;  // best first; cut-off hypotheses come after all others
 };
 
 }  // namespace transduce

@@ -69,18 +69,18 @@ private:
 template <class Number>
 struct Sublayer {
     enum Kind { own, recurrent, cross, feed_forward } kind;
-    Layer first, second, memory;  // memory: of keys and values of cross-attention. A recurrent unit has no second layer
+    Layer first, second, memory;  // memory: makes keys and values of cross-attention. A recurrent unit has no second layer
     Norm norm;
     uint64_t seed, inner_seed;
     const float* x;       // the input
-    const Number* read;   // and what the first layer reads in its place; null: x
+    const Number* read;   // input of the first layer if it differs from x (rounded or normed); null: x
     float *output, *sum, *statistics;
     Number *rounded, *normed, *hidden, *slope, *inner, *heads;
 
     bool attends() const { return kind == own || kind == cross; }
 };
 
-// Intermediate results, in the same memory in every call.
+// Memory for intermediate results, reused in every call.
 template <class Number>
 struct Scratch {
     Buffer<float> stream, grad;
@@ -216,7 +216,7 @@ private:
         return call;
     }
 
-    // Of what is [rows, row]: the heads of each position side by side.
+    // Sets the strides of a tensor [batch, positions, row] in which the heads of a position are contiguous.
     static void set(int64_t* strides, int64_t positions, int64_t head, int64_t row) {
         strides[0] = positions * row, strides[1] = head, strides[2] = row;
     }
@@ -237,7 +237,7 @@ private:
         return call;
     }
 
-    // Keys behind the queries of the same positions, or of the memory.
+    // The address of the keys: after the queries of a position in self-attention, or in the projected memory.
     template <class T>
     T* keys_of(const Part& p, T* hidden, T* heads) const { return p.kind == Part::own ? hidden + c.heads * c.key_width : heads; }
 

@@ -57,14 +57,14 @@ struct LossBlock {
     float* sums;                     // [16 rows]; the first `rows` are results: the sums of exponentials
     float* gold_logits;              // [rows]
     Number* exponentials;            // [rows, loss_columns]; null: no gradients
-    Number* panels;                  // of the chunk's exponentials
+    Number* panels;                  // panels of the chunk's exponentials
     float* products;                 // [rows, width panels * 64]: exponentials times weights
 };
 
 // Dropout. Whether an element is dropped is a function of the seed and of its index.
 struct Dropout {
     uint32_t below;  // elements whose 32 random bits are below this are dropped; 0: no dropout
-    float scale;     // of the elements that are kept
+    float scale;     // factor of the elements that are kept
     uint64_t seed;
 };
 inline Dropout dropout_of(float p, uint64_t seed) { return {uint32_t(std::llround(double(p) * 4294967296.0)), 1 / (1 - p), seed}; }
@@ -77,7 +77,7 @@ struct HeadsCall {
     int heads, kv_heads, queries, keys, width, value_width;
     bool causal;               // a query sees no later key; as many keys as queries
     float scale;
-    Dropout dropout;           // of the weights
+    Dropout dropout;           // dropout of the weights
     const Number *query, *key, *value;
     int64_t query_strides[3], key_strides[3], value_strides[3];
     const float* bias;         // added to scores; contiguous along keys; null: none
@@ -105,7 +105,7 @@ struct EmbeddingCall {
     Dropout dropout;
     float* output;
     const float* grad_output;    // backward
-    float *grad_table, *grad_positions;  // null: not wanted
+    float *grad_table, *grad_positions;  // null: not needed
     bool adds;                   // to grad_table
 };
 
@@ -149,7 +149,7 @@ struct LinearCall {
     int64_t rows;
     int inputs, outputs;
     const void* x;               // [rows, inputs]
-    bool x_is_number, grad_is_number;  // or float32
+    bool x_is_number, grad_is_number;  // false: float32
     const float *weight, *bias;  // [outputs, inputs]; [outputs] or null
     bool activates;
     Activation activation;
@@ -157,11 +157,11 @@ struct LinearCall {
     Number* output;              // [rows, outputs]
     Number* slope;               // [rows, outputs]: the derivative of the activation; null: not needed, or ReLU, whose derivative follows from `output`
     const void* grad_output;     // backward
-    void* grad_x;                // of the type of x; null: not needed
+    void* grad_x;                // has the type of x; null: not needed
     float *grad_weight, *grad_bias;  // grad_bias: null without a bias
     bool adds;                   // to grad_x
     bool adds_weights = false;   // to grad_weight and grad_bias
-    int64_t padded_rows = 0;     // of the left operand of the gradient of the weights, and in bfloat16 of the right one
+    int64_t padded_rows = 0;     // padded rows of the left operand of the gradient of the weights, in bfloat16 also of the right operand
     int padded_outputs = 0;
 
     // Columns of packed inputs.
@@ -225,8 +225,8 @@ struct MuonMatrix {
 };
 
 struct MuonCall {
-    float scale;            // of the gradients
-    float coefficients[3];  // of the Newton-Schulz steps
+    float scale;            // factor of the gradients
+    float coefficients[3];  // a, b and c of the Newton-Schulz steps
     int steps;
 };
 

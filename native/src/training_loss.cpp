@@ -10,9 +10,9 @@
 namespace transduce {
 namespace {
 
-constexpr size_t kChunkBytes = 8 << 20;     // of exponentials that are kept for the gradient of the weights
+constexpr size_t kChunkBytes = 8 << 20;     // size of the exponentials that are kept for the gradient of the weights
 constexpr int kChunkRows = 1536;            // at most, if all threads have a block
-constexpr int kSummedColumns = 64;          // of hidden rows, which a thread adds up at once
+constexpr int kSummedColumns = 64;          // columns of hidden rows that a thread sums at once
 
 template <class Number>
 struct Scratch {
@@ -55,7 +55,7 @@ public:
 private:
     struct Row {
         double loss = 0, nll = 0;
-        float gold_factor = 0;  // of the gold token in the gradient of the logits
+        float gold_factor = 0;  // factor of the gold token in the gradient of the logits
     };
 
     template <class Work>
@@ -181,7 +181,7 @@ private:
     double bias_sum_ = 0;
     int block_rows_ = 0, chunk_rows_ = 0;
     Buffer<Number> columns_, rows_, hidden_, exponentials_, transposed_;
-    Buffer<float> grad_;  // of the weights and, as their last row, the bias: [panels][width + 1][64]
+    Buffer<float> grad_;  // gradient of the weights, with that of the bias as last row: [panels][width + 1][64]
 };
 
 }  // namespace

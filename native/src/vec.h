@@ -184,7 +184,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 inline Vec min(Vec a, Vec b) { return a < b ? a : b; }
 inline Vec abs(Vec a) { return a < 0 ? -a : a; }
-inline Vec nearest(Vec a) {  // of |a| < 2^22: adding 1.5 * 2^23 leaves no bits for a fraction
+inline Vec nearest(Vec a) {  // for |a| < 2^22: adding 1.5 * 2^23 leaves no bits for a fraction
     const Vec big = splat(12582912.f);
     return (a + big) - big;
 }

@@ -89,7 +89,7 @@ void start_screen(Screen& screen, const float* x, int width, float scale) {
     }
     screen.n = 0, screen.lower = 2 * transduce::kNever;
     screen.norm = std::sqrt(sum_of(square));
-    screen.error = std::sqrt(sum_of(square_error)) * 1.02f + 1e-5f * screen.norm;  // and what float32 rounds off
+    screen.error = std::sqrt(sum_of(square_error)) * 1.02f + 1e-5f * screen.norm;  // with margins for float32 rounding
 }
 
 void drop(Screen& screen) {

@@ -20,7 +20,7 @@ constexpr double kRefill = 1.0 / 6;  // the fraction that must be free before se
 constexpr double kCrowded = 2;       // the most load with sentences that pass others
 constexpr size_t kLong = 512;        // tokens of a source; while a longer one is encoded, others wait for too long
 constexpr double kRounding = 1e-9;
-constexpr double kMostWeights = 1 << 24;  // of attention that is kept with the tokens of a search: 64 MiB
+constexpr double kMostWeights = 1 << 24;  // most attention weights kept with the tokens of a search: 64 MiB
 
 // The number of best continuations that each row needs. Samples need none, except for the logit of a forced token.
 int n_best_tokens(const SearchOptions& options, const Model& model, bool forced) {
@@ -160,7 +160,7 @@ bool Worker::extend(Slot& slot, const RowBest* best) {
             continue;
         }
         const uint64_t missing = slot.search.missing(r);
-        const float least = best[r].forced + kMisplaced;  // of a missing placeholder
+        const float least = best[r].forced + kMisplaced;  // least log-probability of a missing placeholder
         for (int i = 0; i < best[r].n; i++) {
             if (!(best[r].values[i] > kNever / 2)) break;  // padding, or a token that is never chosen
             if (!count_of(missing, best[r].ids[i], options.placeholder) || !(best[r].values[i] < least)) add(best[r].values[i], best[r].ids[i]);

@@ -23,13 +23,13 @@ public:
         std::vector<int32_t> certain;  // tokens of a streaming request that became certain in this step
         int n_certain = 0;             // number of all certain tokens
         bool attended = false;         // the attention of the guided head is kept with the tokens
-        std::vector<float> attention;  // of this step: [rows, source]
+        std::vector<float> attention;  // attention of this step: [rows, source]
     };
 
     explicit Worker(const Model& model) : model_(model), start_{model.config.start} {}
 
     bool empty() const { return active_.empty(); }
-    int n_rows() const { return int(tokens_.size()); }  // of the last step
+    int n_rows() const { return int(tokens_.size()); }  // rows of the last step
     // Whether there is room for several sentences, of which this is the first: encoding several at once is cheaper.
     bool wants_more(const Request& first) const;
     // Whether there is room for this sentence.
@@ -79,8 +79,8 @@ private:
     double load_ = 0;       // 1: full
     std::vector<Source> sources_;
     std::vector<Sentence*> states_;
-    std::vector<int32_t> tokens_, forced_;  // of each row
-    std::vector<std::vector<int32_t>> banned_;  // of each row, see Search::banned_tokens
+    std::vector<int32_t> tokens_, forced_;  // for each row
+    std::vector<std::vector<int32_t>> banned_;  // for each row, see Search::banned_tokens
     bool any_forced_ = false, any_banned_ = false;
     std::vector<BestWanted> wanted_;
     std::vector<Continuation> continuations_;

@@ -104,7 +104,7 @@ def _replace_closed_streams() -> None:
         ("stderr", "w", os.O_WRONLY),
     ):
         if getattr(sys, name) is None:
-            number = os.open(os.devnull, flags)  # gets the lowest free descriptor, which is that of the closed stream
+            number = os.open(os.devnull, flags)  # gets the lowest free descriptor: the number of the closed stream
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 

@@ -85,7 +85,7 @@ def push(
     """Publish a run folder on the Hugging Face Hub; other commands then load it by its name.
 
     Sends the files of the model, recipe.toml and the model card. The settings and recipe.toml contain the names of the
-    training files. The token is that of hf auth login, or HF_TOKEN.
+    training files. The token comes from hf auth login or HF_TOKEN.
 
     \b
     transduce push runs/x alice/en-de --dry-run

@@ -132,7 +132,7 @@ class Request:
         return corpora
 
     def _text_task(self) -> str:
-        """Return the default task of a training on plain text: that of the run to resume or to fine-tune, or causal."""
+        """Return the default task for plain text: the task of the run to resume or to fine-tune, or else causal."""
         if self.start is None:
             return "causal"
         for path, section in ((self.run_folder() / "manifest.json", "asked"), (self.start / "config.json", None)):
@@ -301,7 +301,7 @@ class Doctor(Request, opt.Command):
 
 
 def report(run: opt.Run) -> None:
-    """Write report.html of a run from what it has measured so far, also while it is trained.
+    """Write report.html of a run from its measurements so far, also while it is trained.
 
     Also writes the model card (README.md) of a finished training if it is missing.
 
@@ -407,7 +407,7 @@ def _results(folder: Path) -> Iterator[str]:
         yield f"  {TITLES.get(scored.name, scored.name)}"
         yield from (f"    {line}" for line in scored.scores.lines())
     inspection = inspect(Translator.load(folder), SHOWN)
-    if inspection.recorded["attention"]:  # not of every architecture
+    if inspection.recorded["attention"]:  # not every architecture has it
         yield "\nCross-attention (rows: target; columns: source):\n"
         yield show_attention(inspection)
     yield f"\nRun folder (the model): {folder}\nReport for a browser: {folder / 'report.html'}"

@@ -32,7 +32,7 @@ _SUMMARY = {
 class ModelSettings(Section):
     """Fields of every architecture. Other packages use the properties without knowing the architecture.
 
-    An architecture has its own module, settings class and presets; its default sizes are those of a tiny model.
+    An architecture has its own module, settings class and presets; its default sizes make a tiny model.
     """
 
     task: ClassVar[str] = ""

@@ -75,7 +75,7 @@ _CTRANSLATE2 = Importer(
     program="CTranslate2",
     find_weights=lambda folder: [folder / MODEL],
 )
-_ARGOS = Importer(  # of an unpacked package
+_ARGOS = Importer(  # for an unpacked package
     argos.import_argos, program="CTranslate2", find_weights=lambda folder: [folder / "model" / MODEL]
 )
 _MARIAN = Importer(marian.import_marian, program="Marian", find_weights=lambda source: [marian.find_model(source)])
@@ -123,10 +123,9 @@ def import_run(
     """Create the run folder `run` from another program's model, and yield lines that describe it.
 
     `source`: a folder, a package of Argos Translate, a model of Marian, or OWNER/NAME of a model on the Hugging Face
-    Hub, which is downloaded (`revision`: a branch, tag or commit; `quiet`: without progress bars). The files in it say
-    what the model is. After an error no run is left. `base`: for a folder of PEFT, the run of the model that its
-    adapters belong to.
-    Raises `UserError`.
+    Hub, which is downloaded (`revision`: a branch, tag or commit; `quiet`: without progress bars). The kind of model
+    is detected from the files. After an error no run is left. `base`: for a folder of PEFT, the run of the model that
+    its adapters belong to. Raises `UserError`.
     """
     name = hub_name(str(source))
     if name is None:

@@ -69,7 +69,7 @@ FORMAT = ConfigFormat(
 )
 
 _NORMS = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
-"""Our residual connections for the operations without dropout before and after a sub-layer, and behind a stack."""
+"""Our `residual` for Marian's operations (without dropout) before a sub-layer, after it, and after a stack."""
 _NORMED_KEYS, _EXACT_GELU = (1, 10, 24), (1, 12, 3)
 """The first versions that normalize keys and values before self-attention, and that compute GELU by erf."""
 
@@ -307,7 +307,7 @@ def _decoding(decoder: Mapping[str, Any], notes: list[str]) -> Any:
 CONFIG = "special:model.yml"
 _MOST_BYTES = 16 << 30
 _VERSION = (1).to_bytes(8, "little")
-"""The first bytes of a *.bin file. Those of a shortlist and of a model of CTranslate2 are others."""
+"""The first bytes of a *.bin model. A shortlist and a model of CTranslate2, also *.bin, begin differently."""
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error)
 _NUMBERS = {0x101: "i1", 0x402: "f2", 0x404: "f4", 0x408: "f8"}
 """NumPy's types by Marian's `Type`."""
@@ -398,7 +398,7 @@ def _decode(name: str, kind: int, shape: list[int], content: memoryview) -> np.n
         return values.reshape(shape)
     if not register:
         return values.reshape(n_columns, -1).T.copy()
-    # of each 8 columns: of each register's rows: column by column
+    # stored order: groups of 8 columns, in a group parts of rows as long as a register, in a part the columns
     n_rows = register // flat.itemsize
     return values.reshape(n_columns // 8, -1, 8, n_rows).transpose(1, 3, 0, 2).reshape(shape)
 

@@ -123,7 +123,7 @@ def import_peft(folder: Path, base: Path | None) -> Imported:
         adapted = [layer for name in entry.theirs if (layer := name.removesuffix(".weight")) in pairs]
         if not adapted:
             continue
-        if entry.rows is not None:  # which have another order
+        if entry.rows is not None:  # vocabularies have another order
             raise UserError(f"{folder}: adapters of an embedding ({listed(adapted)}): merge them with PEFT")
         theirs = weight_map.write({entry.ours: weights[entry.ours]}, [entry], order=order)
         for name in adapted:

@@ -231,7 +231,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beam_groups": (None, 1),
     "suppress_tokens": (None, []),
 }
-"""Rules of their search that ours does not have, and the values with which they have no effect."""
+"""Rules of transformers' search that ours lacks, with the values at which they have no effect."""
 
 # -- import
 

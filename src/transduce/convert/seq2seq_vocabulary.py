@@ -22,7 +22,7 @@ from transduce.text.special import BOS, EOS, PAD, SPECIAL_PIECES, UNK, Framing, 
 from transduce.text.tokenizer import PieceTokenizer, Tokenizers, parse_model
 
 NULL = "<null>"
-"""The name of our PAD in an exported vocabulary, which keeps its row where it is needed for an identical re-import."""
+"""The name of our PAD in an exported vocabulary, if its row must be kept for an identical re-import."""
 
 
 _SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>"}

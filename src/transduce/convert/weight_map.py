@@ -246,7 +246,7 @@ def stack_entries(
 def embedding_entries(
     ours: Sequence[str], theirs: Sequence[str], output: str, *, rows: Rows, d_model: int, tied: bool
 ) -> Iterator[Entry]:
-    """Yield the entries of an embedding, by all its names, and of the output matrix, which is the same if `tied`."""
+    """Yield the entries of an embedding, by all its names, and of the output matrix, the same tensor if `tied`."""
     shape, our_output = (rows.n_theirs, d_model), "output_embedding.weight"
     ours, theirs = [*ours, *[our_output] * tied], [*theirs, *[output] * tied]
     yield Entry(ours[0], (theirs[0],), shape, tuple(theirs[1:]), tuple(ours[1:]), rows=rows.index, stream=1)

@@ -70,7 +70,7 @@ def mask(
 def _words(
     ids: np.ndarray, ordinary: np.ndarray, starts: np.ndarray, draw: np.random.Generator, wanted: int
 ) -> np.ndarray:
-    """Draw words, and return their positions: at least one word, and more while they fit into `wanted` tokens."""
+    """Draw words, and return their positions: at least one word, and more up to `wanted` tokens."""
     begins = starts[ids[ordinary]] | (np.diff(ordinary, prepend=-2) != 1)  # words do not continue across special tokens
     words = np.split(ordinary, np.flatnonzero(begins)[1:])
     chosen: list[np.ndarray] = []

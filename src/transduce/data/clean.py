@@ -249,7 +249,7 @@ class SeenHashes:
 
 
 def without_controls(pair: Pair) -> Pair:
-    """The pair without control characters; those that are white space become spaces.
+    """The pair without control characters. Control characters that are white space become spaces.
 
     Its links are dropped if the removal changes the words.
     """

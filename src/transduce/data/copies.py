@@ -47,8 +47,8 @@ _DICE = 0.6
 together. Precision matters, not recall: few pairs are needed, and a wrong one teaches a wrong place.
 """
 _SIGNS = 0.3
-"""Share of these pairs whose word stays and gets placeholders beside it, as unseen signs, such as quotation marks, are
-next to known words.
+"""Share of these pairs that keep their word and get placeholders beside it. In use, unreadable signs such as quotation
+marks also stand next to known words.
 """
 _FORMS = ("{first} {part} {second}", "{part} {first}", "{first} {part}")
 
@@ -57,7 +57,7 @@ _WORD = re.compile(f"{LETTER}+")
 _AS_IT_IS = re.compile("(&#?\\w+;|<[^<>]*>|[\u10d0-\u10ff]+)")
 """Entities and tags, whose case matters, and Georgian, whose capitals are hardly used."""
 _INITIAL = re.compile(r"<[^<>]*>|(?<![\w'’&;])\w")
-"""A tag, or the first letter of a word, which is not that of an entity or after the apostrophe of one."""
+"""A tag, or the first letter of a word, except in an entity or after an apostrophe."""
 _STOP = re.compile(r"(?<=[^\s.])\s*[.。।۔։]\s*$")
 
 _TURKIC = str.maketrans("iı", "İI")

@@ -77,7 +77,7 @@ _SPACES = re.compile(r"[ \t\r\n]+")
 _LINE_ENDS = re.compile(rb"(?<!\r)\r+\n")
 _BOM = b"\xef\xbb\xbf"
 _OTHER_MARKS = {"UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-16": (b"\xff\xfe", b"\xfe\xff")}
-"""Byte order marks of other encodings; the mark of UTF-32 begins with that of UTF-16."""
+"""Byte order marks of other encodings; the mark of UTF-32 begins with the mark of UTF-16."""
 _BLOCK = 1 << 16  # bytes read per call
 _FEWEST, _SAMPLE = 6, 1024  # bytes of a text that tell UTF-16 from UTF-8
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)

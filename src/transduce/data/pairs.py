@@ -112,7 +112,7 @@ def _unreadable(file: str, line: int, fault: Unreadable) -> Pair:
 
 
 def read_tsv(path: Path, settings: DataSettings) -> Iterator[Pair]:
-    """Yield two columns of each line: those that the header names (languages, or src and tgt), else the first two.
+    """Yield two columns of each line: the columns that a header names (languages, or src and tgt), else the first two.
 
     There is no quoting. A blank line is a pair with two empty sides.
     """
@@ -217,7 +217,7 @@ def read_parquet(path: Path, settings: DataSettings) -> Iterator[Pair]:
 
 
 def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[Any]:
-    """Yield the wanted columns of each row, or all columns if there are none of these."""
+    """Yield the `wanted` columns of each row, or all columns if the file has none of them."""
     with needing("formats", f"{format_path(path)}: this format needs pyarrow"):
         import pyarrow
         import pyarrow.parquet

@@ -6,7 +6,7 @@ renamed, so that it is complete or absent. Ids take two bytes if the vocabulary 
 | store | arrays | task |
 |---|---|---|
 | `TokenStore` | src, src_offsets, tgt, tgt_offsets: pairs of sentences | translation |
-| `AlignedStore` | the same, and links, link_offsets: pairs of tokens | translation with guided alignment |
+| `AlignedStore` | also links, link_offsets: pairs of tokens | translation with guided alignment |
 | `TextStore` | ids: documents in one row, each as BOS ids EOS | language models |
 | `SentenceStore` | ids, offsets, documents: documents as sentences | masked models |
 | `LabelStore` | ids, offsets, seconds, labels: labelled texts | classification |

@@ -173,7 +173,7 @@ def _filled(gap: re.Match[str]) -> str:
 
 @cache
 def sides_of(codes: frozenset[str], src_lang: str, tgt_lang: str, srclang: str) -> tuple[str | None, str | None]:
-    """The codes of source and target, which are never the same.
+    """The codes of source and target, which always differ.
 
     Of equally good codes, such as en-GB and en-US for en, the header's `srclang` counts, else the alphabet.
     """

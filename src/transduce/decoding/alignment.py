@@ -118,7 +118,7 @@ class Alignment:
         best = None if isinstance(tgt, str) else tgt.candidates[0]
         attention = None if best is None or best.ids != tuple(target.ids) else best.attention
         if attention is not None and attention.shape != (len(target.ids), len(source.ids) + 1):
-            attention = None  # of other tokens
+            attention = None  # it belongs to other tokens
         return cls(src, text, source, target, attention)
 
     def pairs(self) -> list[Example]:

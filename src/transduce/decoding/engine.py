@@ -80,7 +80,7 @@ IsWanted = Callable[[int], bool]
 
 Outcome = Literal["done", "tokens", "cancelled", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("done", "tokens", "cancelled", "failed")
-"""Every outcome except `tokens` ends an input. The order is that of the native library's codes."""
+"""Every outcome except `tokens` ends an input. In the order of the native library's codes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Ensemble(nn.Module):
     is a distribution, so that scores are log-probabilities and samples can be drawn. The mean of the logarithms, which
     Marian and OpenNMT-py take by default, is neither, and lets each model rule out a token.
 
-    The hidden states of the ensemble are those of the models side by side.
+    The hidden states of the ensemble are the concatenated hidden states of the models.
     """
 
     def __init__(self, models: Sequence[Any]) -> None:

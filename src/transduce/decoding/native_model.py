@@ -15,7 +15,7 @@ from transduce.text.special import BOS, EOS, PAD, PLACEHOLDER_IDS, UNK
 
 NativePrecision = Literal["float32", "float32-fast", "int8"]
 PRECISIONS: tuple[NativePrecision, ...] = ("float32", "float32-fast", "int8")
-"""The fastest last. The order is that of the codes of the native library."""
+"""In the order of the native library's codes; the fastest comes last."""
 
 LONGEST_TEXT = 1 << 16
 """Tokens of a source or of a row of text, with its end."""

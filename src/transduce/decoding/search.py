@@ -68,7 +68,7 @@ def beam_search(
 
     Each step extends the live hypotheses of a sentence. Of the `beam` best continuations, those that end are
     finished, and ranked by log_prob / length ** length_penalty (Wu et al. 2016, equation 14, without its constant). The
-    `beam` best continuations that do not end stay live. A sentence is done as soon as
+    `beam` best continuations that do not end become the live hypotheses. A sentence is done as soon as
 
     - beam * patience of its hypotheses have finished (Kasai et al. 2022; most systems use 1) and the best of them has
       at least the score of the best live one: otherwise bad hypotheses that end early could fill all slots, or

@@ -157,7 +157,7 @@ class TorchEngine:
         )
 
     def attention(self, pairs: Sequence[Example], heads: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """See `Engine.attention`. The attention of an ensemble is that of its first model."""
+        """See `Engine.attention`. For an ensemble, the attention of its first model."""
         model = self.model.models[0] if isinstance(self.model, Ensemble) else self.model
 
         def record(batch: Batch[Example]) -> list[np.ndarray]:

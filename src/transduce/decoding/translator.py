@@ -111,8 +111,8 @@ class Translator(EngineModel):
 
         Args:
             path: The run folder, or OWNER/NAME of one on the Hugging Face Hub. Several are an ensemble: the probability
-                of a token is the mean of their models' (see `Ensemble`), which PyTorch computes. They need the same
-                vocabularies. The first run determines the decoding settings and the head that aligns words.
+                of a token is the mean of the models' probabilities (see `Ensemble`), computed by PyTorch. They need the
+                same vocabularies. The first run determines the decoding settings and the head that aligns words.
             device: auto, cpu or cuda.
             precision: float32; float32-fast: nearly as exact, with matrix products of pairs of bfloat16 numbers if the
                 CPU has AMX; int8: with matrix products of 8-bit integers; bfloat16: the whole model, by PyTorch.
@@ -247,8 +247,8 @@ class Translator(EngineModel):
     def score(self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]]) -> list[TextLogProbs]:
         """Log-probability of each of `tgts` (texts, or token ids) as the translation of each of `srcs`.
 
-        A text is tokenized anew, which may give other tokens than those that a search wrote for it. An empty text for
-        an empty source scores 0.
+        A text is tokenized anew, and the tokens may differ from the tokens with which a search wrote it. An empty text
+        for an empty source scores 0.
         """
         pairs = self.pairs(srcs, tgts)
         known = [pair for pair in pairs if pair is not None]

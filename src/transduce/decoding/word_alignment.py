@@ -1,7 +1,7 @@
 """Links between the words of a text and of its translation, for `transduce align`.
 
 Words are separated by white space and counted from 0. Every method gives each word of the target at most one word of
-the source; `symmetrize` combines these links with those of a model for the other direction.
+the source; `symmetrize` combines these links with the links of a model for the other direction.
 """
 
 from __future__ import annotations

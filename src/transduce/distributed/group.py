@@ -59,7 +59,7 @@ class GroupRanks(Ranks):
             received: dict[str, Any] = json.loads(self._store.get("start"))
             if "exit" in received:
                 self._store.set(f"read{self.rank}", "")
-                if self.is_main_process:  # which may serve the store: wait until the workers have read its message
+                if self.is_main_process:  # it may serve the store: wait until the workers have read the message
                     self._store.wait([f"read{rank}" for rank in range(self.size)], timedelta(seconds=10))
                 return received
             self._minutes = received["timeout"]
@@ -215,7 +215,7 @@ def join_ranks() -> Iterator[Ranks]:
 
 
 def check_devices(device: torch.device, n: int | None = None) -> None:
-    """Refuse more processes than GPUs on this machine. `n`: number of processes (default: that of this training)."""
+    """Refuse more processes than GPUs on this machine. `n`: number of processes (default: of this training)."""
     n, n_gpus = n or this_process().local_size, torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda" and n > n_gpus:
         raise SettingsError(f"{n} processes need {n} GPUs; PyTorch finds {n_gpus} here; ask for fewer, or for the CPU")

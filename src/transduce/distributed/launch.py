@@ -18,7 +18,7 @@ from transduce.process import SAFE_PATH, n_cores, send_at_parent_exit
 
 _SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
 _CONSEQUENCES = (RankExited.exit_code, -signal.SIGTERM, *_SAVED)
-"""Exit codes of a process that stopped because another one did: torchrun sends SIGTERM to those that remain."""
+"""Exit codes of a process that stopped because another one stopped: torchrun sends SIGTERM to the others."""
 
 
 LAUNCHER_ID = "transduce-processes"

@@ -34,8 +34,8 @@ class Replicas:
     """Copies of a model, one in each rank.
 
     Gradients are summed in buckets, each as soon as the last backward pass of an update has filled it.
-    Buckets have the parameters in reverse order, which is about that of the backward pass, and all ranks sum them in
-    the same order. If a backward pass is repeated, sums that were already started are kept: they belong to the same
+    Buckets contain the parameters in reverse order, roughly the order of the backward pass, and all ranks sum them in
+    this order. If a backward pass is repeated, sums that were already started are kept: they belong to the same
     sentences, with other dropout.
     """
 
@@ -45,7 +45,7 @@ class Replicas:
         model.to(device)
         self._buckets = list(_fill_buckets(reversed([p for p in model.parameters() if p.requires_grad])))
         self._flats = [torch.empty(0)] * len(self._buckets)
-        self._works: list[distributed.Work] = []  # of the first buckets
+        self._works: list[distributed.Work] = []  # sums of the first buckets
         self._missing: list[int] = []  # gradients that each bucket still lacks in the last backward pass
         for number, bucket in enumerate(self._buckets):
             for parameter in bucket:

@@ -122,7 +122,7 @@ RULES = {
         "and of the one that gets most of the weight, if it is no separator. A token can count twice."
     ),
 }
-"""Labels of heads with their rules. If several rules hold, the label is that of the largest margin."""
+"""Labels of heads with their rules. If several rules hold, the rule with the largest margin decides."""
 _LEAST = dict.fromkeys(RULES, 0.4) | {"alignment": 0.6, "broad": 0.8}
 
 

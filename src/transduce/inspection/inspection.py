@@ -41,7 +41,7 @@ from transduce.nn.relative_attention import RelativeAttention
 from transduce.text.special import Vocabulary
 
 MOST_BYTES = 3_000_000
-"""Size of a kept page. Matrices that do not fit are left out, those of the last blocks first."""
+"""Size of a kept page. Matrices that do not fit are left out, beginning with the last blocks."""
 MOST_WEIGHTS = 1 << 17
 """Numbers of a weight matrix that the live page draws."""
 

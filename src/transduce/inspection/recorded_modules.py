@@ -31,7 +31,7 @@ class RecordedModule:
     side: str
     keys: str
     stack: str  # encoder or decoder
-    shape: tuple[int, ...] = ()  # of its output
+    shape: tuple[int, ...] = ()  # shape of its output
     is_backward: bool = False  # the unit reads from the end
     values: Mapping[str, NamedArray] = field(default_factory=dict, repr=False)
 

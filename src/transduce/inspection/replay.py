@@ -56,7 +56,7 @@ def replay(
     copies: Sequence[int] | None = None,
 ) -> Replay:
     """Search for one source [1, S] by `beam_search`, and keep every step."""
-    log_probs = torch.empty(0)  # of the last step
+    log_probs = torch.empty(0)  # log-probabilities of the last step
     root = Node(0, None, 0, 0.0, "kept")
     steps, nodes, live = list[list[Node]](), [root], [root]
 

@@ -71,7 +71,7 @@ class AdaptedProjection(FullProjection, AdaptedLinear):  # type: ignore[misc]
 
 
 class AdaptedTable(TokenTable):
-    """A frozen table of vectors, with trained rows behind it for new tokens."""
+    """A frozen table of vectors, followed by trained rows for new tokens."""
 
     new: nn.Parameter | None
 

@@ -166,7 +166,7 @@ class Attention(nn.Module, ABC):
     def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:
         """The weights that `attend` computes from these arguments, without dropout.
 
-        Rows sum to 1, or are zero where a query sees no key.
+        Rows sum to 1, or are zero for a query without keys to attend to.
         """
 
     @abstractmethod

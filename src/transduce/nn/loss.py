@@ -15,7 +15,7 @@ from transduce.nn.dtypes import wide
 from transduce.nn.masks import PAD
 
 _LOGITS_AT_ONCE = 1 << 22
-_FEWEST_TOKENS = 1 << 10  # of the vocabulary, at once
+_FEWEST_TOKENS = 1 << 10  # smallest part of the vocabulary that is computed at once
 
 
 def label_smoothed_loss(
@@ -116,7 +116,7 @@ def frozen_label_smoothed_loss(
     bias: Float[Tensor, " W"] | None = None,
     smoothing: float = 0.1,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Int[Tensor, ""]]:
-    """`label_smoothed_loss` for a frozen `weight` of any type, with trained rows `new` behind it, and a frozen bias.
+    """`label_smoothed_loss` for a frozen `weight` of any type, followed by trained rows `new`, and a frozen bias.
 
     The vocabulary is taken in parts, so that neither all logits nor a copy of the weight is ever in memory.
     """

@@ -32,7 +32,7 @@ def padding_mask(inputs: SourceInput) -> Bool[Tensor, "B 1 S"]:
 def pad_memory(
     x: Float[Tensor, "B S D"], mask: Bool[Tensor, "B *one S"], *, more: int = 0
 ) -> tuple[Float[Tensor, "B P D"], Bool[Tensor, "B *one P"]]:
-    """Pad vectors, and the mask of those that are not padding, to a number that plus `more` is divisible by WIDTH.
+    """Pad vectors and their mask to a number S of positions such that S + `more` is divisible by WIDTH.
 
     A CPU adds up attention weights in an order that depends on the row's width modulo its vector width, so results then
     do not depend on the longest sentence of the batch.

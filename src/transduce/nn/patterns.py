@@ -80,7 +80,7 @@ class FullPattern:
     """Whether a query may see no key."""
 
     def allowed(self, queries: Int[Tensor, "*q"], keys: Int[Tensor, "*k"]) -> Bool[Tensor, "*s"]:
-        """True where the query at a position may attend to the key at a position; elementwise, may be broadcast."""
+        """Whether the query at one position may attend to the key at another; elementwise, with broadcasting."""
         return torch.ones_like(keys, dtype=torch.bool)
 
     def mask(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Bool[Tensor, "Q S"]:

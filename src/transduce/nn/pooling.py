@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transduce.nn.convolutional import windows
 
 Pool = Callable[[Float[Tensor, "B S D"], Bool[Tensor, "B S"]], Float[Tensor, "B D"]]
-"""Takes the vectors, and a mask of those that are tokens: in each row the first and possibly others."""
+"""Takes vectors and their mask, False at padding; the first vector of a row is never padding."""
 
 
 def first(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:

@@ -126,7 +126,7 @@ def document_positions(documents: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
 
 
 TABLE_ROWS = 1 << 14
-"""Sinusoids that are kept in memory; those of later positions are computed on demand."""
+"""Number of positions whose sinusoids are kept in memory; later ones are computed on demand."""
 
 
 def sinusoids(n_positions: int, d_model: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:

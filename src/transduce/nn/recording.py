@@ -109,7 +109,7 @@ def intervene(model: nn.Module, changes: Mapping[str, Change | Tensor | None]) -
 
     Args:
         model: Any model or layer of this package.
-        changes: By name: a function of the value, its replacement, or None for zeros. Names are those of `record`
+        changes: By name: a function of the value, its replacement, or None for zeros. All names of `record`
             except `NAME.scores`; replaced weights are used as they are.
 
     Raises:

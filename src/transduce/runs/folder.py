@@ -300,12 +300,12 @@ class RunFolder:
         )
 
     def _initial_runs(self) -> tuple[Path, Path]:
-        """Where the initial run may be: it may have been moved together with this one."""
+        """Possible paths of the initial run, which may have been moved together with this run."""
         start = self.settings.training.start or Path()
         return start, self.path.absolute().parent / start.name
 
     def _read_weights(self) -> TensorFile:
-        """Read the weights and check them against the manifest, although a training may replace both meanwhile."""
+        """Read the weights and check them against the manifest. Retries if a training replaces both meanwhile."""
         expected = self._listed_weights()
         with advising(RESTORE, "run"):
             while True:

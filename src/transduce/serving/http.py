@@ -37,7 +37,7 @@ SENDING = 2.0
 
 _READ_ON = 16  # times the limit of a body: read and drop it, as most clients read the response only after sending
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
-_MOST_FIELDS = 1000  # of a form
+_MOST_FIELDS = 1000  # most fields of a form
 PAGE = Path(__file__).parent / "page"
 _PAGE_TYPES = {  # Windows may have others
     ".html": "text/html",

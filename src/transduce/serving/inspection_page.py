@@ -30,7 +30,7 @@ from transduce.serving.limits import OverloadedError
 from transduce.text.languages import Languages
 
 _MOST_OPEN = 32  # inspections at a time, of which one is computed; the page sends some for each click
-MOST_BEAMS = 8  # that the page draws
+MOST_BEAMS = 8  # beams that the page can draw
 Text = Annotated[str, Field(strict=True, max_length=10_000)]
 Names = Annotated[list[str], Field(max_length=4096)]
 
@@ -38,11 +38,9 @@ Names = Annotated[list[str], Field(max_length=4096)]
 class LookRequest(BaseModel):
     """A request to inspect one sentence.
 
-    values: the part whose matrices are wanted, and its residual connection; all parts together can take hundreds of
-    megabytes.
-    head: the head whose weight matrices are wanted with them.
-    beam, length_penalty: options of the search (default: those of the page).
-    views: names of the wanted views (default: all but the slow ones).
+    values: names of the part whose matrices are requested, and of its residual connection; all parts together can take
+    hundreds of megabytes. head: the head whose weight matrices are included. beam, length_penalty: options of the
+    search (default: those of the page). views: names of the requested views (default: all but the slow ones).
     """
 
     model_config = ConfigDict(extra="forbid")

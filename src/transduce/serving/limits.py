@@ -76,7 +76,7 @@ def check_at_most(name: str, value: int | None, most: int) -> None:
 class Admission:
     """Counts the tokens of open requests, and refuses requests beyond the limits.
 
-    Used from one thread, that of the event loop.
+    Used from the thread of the event loop only.
     """
 
     def __init__(self, limits: Limits) -> None:

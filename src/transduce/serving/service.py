@@ -378,7 +378,7 @@ class Service:
             self._requests.discard(ended)
 
     def deadline(self, seconds: float | None = None) -> float:
-        """The time of the event loop at which a request expires. `seconds`: a shorter time than that of the limits."""
+        """The time of the event loop at which a request expires. `seconds`: a time shorter than the limit."""
         most = self.limits.seconds
         return asyncio.get_running_loop().time() + (most if seconds is None else min(seconds, most))
 

@@ -314,7 +314,7 @@ FINE_TUNING: Rules = {
         None if facts.has_limit else (3.0, "usual for fine-tuning; more fits the new text better and forgets more")
     ),
 }
-"""Rules that replace those of `before_training` in a run of any task that starts from another run's weights."""
+"""Rules that replace `before_training` in a run of any task that starts from another run's weights."""
 
 
 def _bleu_tokenizer(facts: Facts) -> Answer:

@@ -81,7 +81,7 @@ def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bo
         log.say(f"the text has many different characters: the vocabulary grows to {size:,} pieces")
         return learn_vocabulary(lines, settings.with_values("tokenizer", vocab_size=size), log, may_grow=False)
     n = min(tokenizers.n_src, tokenizers.n_tgt)
-    if n < size and not (settings.tokenizer.kind == "char" and settings.tokenizer.exact):  # which has all characters
+    if n < size and not (settings.tokenizer.kind == "char" and settings.tokenizer.exact):  # these have all characters
         report = log.say if may_grow else log.warn  # warn if a size given by the user is not reached
         report(f"vocabulary: {n:,} pieces instead of {size:,}; the text does not support more")
     return tokenizers
@@ -96,7 +96,7 @@ _VECTORS: dict[str, Rules] = {
     },
     "labelled": {"tokenizer.vocab_size": None, "model.pooling": ("mean", "vectors have no [CLS]")},
 }
-"""Rules that come before those of the task if the source is vectors, by the form of the text."""
+"""Rules that precede the task's rules if the source is vectors, by the form of the text."""
 
 
 def _learn_target_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:

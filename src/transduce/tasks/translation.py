@@ -46,7 +46,7 @@ from transduce.training.validate import Judge, Validator
 
 N_SAMPLES = 24  # translations per set in the report
 N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences with attention maps in the report, and their fewest and most words
-MOST_DRAWN_TOKENS = 256  # which can be inspected
+MOST_DRAWN_TOKENS = 256  # longest sentence whose attention is saved
 
 
 class TranslationTask(Task[PairTexts, TokenStore]):

@@ -51,16 +51,16 @@ _SHORTEST = {
 _VARIANTS = {"pb": "pt-br", "zh-cn": "zh-hans", "zh-hk": "zh-hant", "zh-tw": "zh-hant", "zt": "zh-hant"}
 """Regions of Chinese with their scripts, and LibreTranslate's codes."""
 _ENOUGH = 1000
-"""Characters from which a language is guessed."""
+"""Number of characters of a text from which its language is guessed."""
 _SHORT = 20
 """Letters of a text in which an expected language counts twice as much as others; the shorter the text, the more."""
 _ALONE = 0.2
-"""Weight of a text's own evidence, relative to that of the texts beside it."""
+"""Weight of a text's own evidence, relative to the evidence of the other texts."""
 _BY_SCRIPT = {
     "Khmer": "km", "Lao": "lo", "Sinhala": "si", "Myanmar": "my", "Ethiopic": "am ti", "Kannada": "kn",
     "Malayalam": "ml", "Oriya": "or", "Tibetan": "bo dz", "Thaana": "dv",
 }  # fmt: skip
-"""Scripts of which lingua knows no language, and their languages, the most frequent first."""
+"""Scripts for which lingua knows no language, with their languages, the most frequent first."""
 _NO_LANGUAGE = re.compile(r"<[^<>]*>|https?://\S+|(?<!\S)\S+@\S+")
 """Tags and addresses, whose words are no evidence."""
 
@@ -174,7 +174,7 @@ def guess_languages(texts: Sequence[str], expected: Mapping[str, float]) -> list
     words = [_NO_LANGUAGE.sub(" ", text)[:_ENOUGH] for text in texts]
     guesses = [_guess_by_script(text, expected) or _guess(text, codes, expected) for text in words]
     sizes = [len(text) if guess else 0 for text, guess in zip(texts, guesses, strict=True)]
-    characters = Counter[str]()  # of each language
+    characters = Counter[str]()  # number for each language
     for size, guess in zip(sizes, guesses, strict=True):
         characters.update({code: size * p for code, p in guess.items()})
 

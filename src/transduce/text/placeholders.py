@@ -42,13 +42,13 @@ PLACEHOLDERS = tuple(map(chr, range(0xF0000, 0xF0008)))
 """The pieces. A sentence with more parts uses them again, in the same order."""
 
 KEPT_WORDS, KEPT_SIGNS = range(0x100000, 0x108000), range(0x108000, 0x10FFFE)
-"""Characters that callers write for parts to keep: for names and the like, and for parts that are no words, such as an
-image. No vocabulary has these characters of the second private-use area, so that they come back.
+"""Characters that callers write in place of parts to keep: words such as names, and parts such as images. They are in
+the second private-use area, which no vocabulary contains, so the translation contains them unchanged.
 """
 
 _ANY = re.compile(f"[{PLACEHOLDERS[0]}-{PLACEHOLDERS[-1]}]")
 _CONTROL_IN_WORD = re.compile(rf"(?<=\S)(?!\x1b\[[\d;]{{0,20}}m)[{CONTROLS}](?=\S)")
-"""Control characters that part words. Those of the colors of a terminal are kept."""
+"""Control characters inside words, except for escape sequences of terminal colours, which are kept."""
 _NOTED = re.compile(f"[{CONTROLS}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters and direction marks."""
 _POP_EMBEDDING, _POP_ISOLATE = "\u202c", "\u2069"
@@ -147,7 +147,7 @@ def _broken_pairs(text: str, kept: Sequence[Span], core: Span) -> set[int]:
 def mask(text: str, spans: Sequence[Span], order: Sequence[str] = PLACEHOLDERS, *, written: str = "") -> Masked:
     """Replace ordered, separate spans by the placeholders of `order`, in turn.
 
-    `written`: the text that the parts are taken from, if the model reads another one of the same length.
+    `written`: the original text, from which parts are taken, if `text` is a changed copy of equal length.
     """
     pieces, parts, joints, end = list[str](), list[str](), list[str](), 0
     for start, stop in spans:

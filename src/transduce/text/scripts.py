@@ -26,20 +26,20 @@ Lao, Tibetan, Khmer, Myanmar, Tai, Balinese and Javanese.
 
 _VOWELS_BEFORE = "เแโใไເແໂໃໄᦵᦶᦷᦺꪵꪶꪹꪻꪼ"
 _VOWELS_BEHIND = "ะาำๅະາຳຽ"
-"""Letters for vowels, before and behind the consonant that they follow in speech: Thai, Lao, New Tai Lue, Tai Viet."""
+"""Vowel letters written before and after the consonant that they follow in speech: Thai, Lao, New Tai Lue, Tai Viet."""
 _STACKING = "\u1039\u1a60\u1b44\u17d2\ua9c0"
 """Signs that put the next consonant below the one before: Myanmar, Tai Tham, Balinese, Khmer, Javanese."""
 
 LETTER_WITHOUT_SPACES = rf"(?=\w)[{_SPACELESS}]"
-"""A pattern for letters of those scripts."""
+"""A pattern for letters of scripts without spaces (see `LETTER`)."""
 
 IN_TOKEN = rf"(?:[^\s{_SPACELESS}\uff01-\uff65“”‘’«»…—]|(?<=[./?=&#@:\\_%+-])(?:{LETTER_WITHOUT_SPACES})++)"
-"""A pattern for parts of an address or of code. Han and the like follow one of its signs; otherwise they are the next
-word.
+"""A pattern for parts of an address or of code. Letters of scripts without spaces belong to it only after one of its
+signs; otherwise they begin the next word.
 """
 
 LONG_WORD = rf"[^\s{_SPACELESS}]{{101,}}"
-"""A pattern for what is too long to be a word, such as encoded data."""
+"""A pattern for strings that are too long to be a word, such as encoded data."""
 
 INLINE = (
     r"&(?:#\w{1,8}|[A-Za-z]\w{1,31});|\x1b\[[\d;]{0,20}m"
@@ -67,7 +67,7 @@ UNIT = (  # such as °C, %, €; km², ½, kΩ
     rf"[^\w\s{FINAL_SIGNS},;:()\[\]\"'“”«»，；：、（）「」『』《》<>=+*/|&~^−–—←-⇿-](?:(?!\d){LETTER}){{0,3}}"
     r"|[^\W\d]{1,4}[²³]|[¼-¾⅐-⅞]|[kcdmµμnMGT]?(?:m|g|l|L|s|W|V|Hz|J|Pa|B|Ω)(?:/[hls])?|min|ha?"
 )
-"""A pattern for units of numbers, and for fractions behind them."""
+"""A pattern for units after a number, and for fractions such as ½."""
 NARROW_SPACE = r"[ \u00a0\u2009\u202f]"
 DIGITS = rf"(?>\d{{1,3}}(?:{NARROW_SPACE}\d{{3}}(?!\d))+|\d+)(?>(?:[-.,:/'’–٫٬：．T]\d+)*)"
 """A pattern for integers, decimals with either separator, thousands, and dates and times."""
@@ -98,7 +98,7 @@ def script(character: str) -> str:
 
 
 def with_ascii_digits(text: str) -> str:
-    """The text with the digits of all scripts as those of ASCII.
+    """The text with digits of all scripts replaced by ASCII digits.
 
     >>> with_ascii_digits("៣.१४")
     '3.14'

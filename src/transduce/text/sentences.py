@@ -10,7 +10,7 @@ from transduce.text.scripts import CODE, FINAL_SIGNS, IN_TOKEN, LONG_WORD, scrip
 from transduce.text.special import Span, characters
 
 LONGEST = 1000
-"""Characters of a sentence; a longer one is cut between words. What is too long to be a word does not count."""
+"""Characters of a sentence; a longer one is cut between words. Strings that are too long to be a word do not count."""
 
 _LONGEST_BLOCK = 10 * LONGEST  # sentencex takes quadratic time
 _TOUCHING = re.compile(r"[\u2e80-\u312f\u3190-\ua4cf\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
@@ -92,8 +92,8 @@ _ABBREVIATIONS = {
         "vi": "bs gs pgs ths tp ts",
     }.items()
 }  # fmt: skip
-"""Words before a dot that does not end a sentence, those that sentencex does not know: titles, words of
-streets, currencies and units.
+"""Abbreviations before a dot that does not end a sentence and that sentencex does not know: titles, words of streets,
+currencies and units.
 """
 _SYLLABLES = ("Hangul", "Han", "Kana")
 _ORDINAL = re.compile(r"(?<=[^\W\d_]\s\d\.\s)|(?<=[^\W\d_]\s\d\d\.\s)")  # im 5. Stock
@@ -198,7 +198,7 @@ def _for_sentencex(text: str, code: str) -> str:
     text = _FOOTNOTE.sub(r"\2\1", text)
     text = _QUOTATION.sub(_without_marks, text)
     text = _ELLIPSIS.sub(lambda sign: sign[1] if _is_small(sign[2]) else full_stop, text)
-    if code != "de":  # which has capitals inside sentences
+    if code != "de":  # German has capitals inside sentences
         text = _FACE.sub(lambda face: "x" * (len(face[0]) - 1) + ".", text)
     text = _NARROW_ELLIPSIS.sub(lambda sign: "xx."[-len(sign[0]) :], text)
     text = _OTHER_END.sub(lambda sign: _OTHER_ENDS[sign[0]], text)

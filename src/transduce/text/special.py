@@ -93,11 +93,11 @@ class Framing:
         return replace(self, directions=tuple(dict.fromkeys([*self.directions, *more])))
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """The directions to offer: those of the training, or all if they are not known."""
+        """The directions to offer: the directions of the training or, if these are not known, all."""
         return self.directions or tuple(permutations(self.languages, 2))
 
     def usual_codes(self) -> dict[str, str]:
-        """The usual code of each language, such as fr for fra_Latn; that of a second variant names its script."""
+        """The usual code of each language, such as fr for fra_Latn; a second variant has a code with its script."""
         bases = {code: base_language(code) for code in self.languages}
         usual = {base: find_language(base, self.languages, name="languages") for base in bases.values()}
         return {code: base if usual[base] == code else normalize_code(code) for code, base in bases.items()}

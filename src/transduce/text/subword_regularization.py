@@ -30,7 +30,7 @@ def resegmented(sp: Any, texts: Sequence[str], *, kind: str, amount: float, seed
     """Segment some of the texts at random; the result maps their indices to pieces.
 
     Depends only on the arguments, in every process. `amount`: for a unigram model, the fraction of texts to resegment,
-    where a segmentation is drawn in proportion to its probability to the power of 0.2 (Kudo 2018); for BPE, the
+    for which a segmentation is drawn in proportion to its probability to the power of 0.2 (Kudo 2018); for BPE, the
     fraction of merges to drop in every text (Provilkov et al. 2020). Other models have only one segmentation. A text
     with unknown characters keeps its usual segmentation.
     """

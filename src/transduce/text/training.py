@@ -33,7 +33,7 @@ T = TypeVar("T")
 SPELLING = "\u200c\u200e\u200f\u061c"
 """The zero-width non-joiner of Persian, and direction marks: a part of the spelling that nmt_nfkc makes a space.
 
-Where a text contains them they are pieces of their own, which SentencePiece does not normalize.
+If a text contains them, they become separate pieces, which SentencePiece does not normalize.
 """
 
 _SPELLING = re.compile(f"([{SPELLING}])")

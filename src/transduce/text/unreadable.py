@@ -55,8 +55,8 @@ _UNUSUAL = re.compile(
     rf"|[{SPACE}\ufffd]|(?<!\S)(?P<first>[^\w\s])(?=\s|{LETTER}|$)|{LONG_WORD}"
 )
 """Parts that a model may misread although their characters are known: code; links of Markdown; runs of signs; signs
-that stand alone or begin a word; U+2581 and U+FFFD, which SentencePiece takes for spaces; and what is too long to be a
-word.
+that stand alone or begin a word; U+2581 and U+FFFD, which SentencePiece takes for spaces; and strings that are too long
+to be a word.
 """
 _MAY_BE_UNUSUAL = re.compile(rf"[^\w\s]{{2}}|(?<!\S)[^\w\s]|[`…‥{{&\x1b{SPACE}\ufffd]"), re.compile(r"\S{101}")
 _SIGN = re.compile(r"[^\s…‥]")
@@ -74,7 +74,7 @@ def unreadable_spans(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.
     if not vocabulary.unreadable_ids.isdisjoint(ids):
         spans = vocabulary.unreadable(text)
     if vocabulary.has_placeholders:
-        if any(pattern.search(text) for pattern in _MAY_BE_UNUSUAL):  # which is fast
+        if any(pattern.search(text) for pattern in _MAY_BE_UNUSUAL):  # a fast first test
             spans += _misread_spans(text, vocabulary)
         if not text.isprintable():
             invisible = (m for m in _ZERO_WIDTH.finditer(text) if not _is_word_border(text, m.start()))

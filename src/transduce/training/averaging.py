@@ -187,7 +187,7 @@ class MeanOfFiles(Average):
         return self.folder / f"u{update:08d}.safetensors"
 
     def _add(self, update: int) -> None:
-        """Write the live weights, and add their update to those that are kept."""
+        """Write the live weights to a file, and add their update to `kept`."""
         weights = gather(self.live, keep=self.ranks.is_main_process)
         if weights:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -243,7 +243,7 @@ class MeanOfBest(MeanOfFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scores: dict[int, Score] = {}  # of the kept updates
+        self.scores: dict[int, Score] = {}  # by update, of kept weights
 
     def candidate(self, update: int) -> Weights:
         return self.live

@@ -108,7 +108,7 @@ class Trainer:
         self.valid_updates = resolved(s.valid_updates, "training.valid_updates")
         self.limits = Limits.of(s)
         self.stopwatch = Stopwatch(0.0)
-        self.stop = StopRequest()  # of this process
+        self.stop = StopRequest()  # signals of this process
         self.asked = 0  # the number of the signal that asked any rank to stop, or 0
         self.now = 0.0  # seconds of training over all restarts, equal in all ranks, so that they decide equally
         self._began = self._saved_at = self._save_seconds = 0.0

@@ -64,8 +64,8 @@ def predict_tokens_with_carry(
 def predict_tokens_and_links(settings: TransformerSettings, *, weight: float) -> Criterion:
     """Criterion of guided alignment: tokens, and links for one head of cross-attention (Garg et al. 2019, 3.2).
 
-    The head is `settings.guided_head`. Its loss, `alignment_loss` times `weight`, is added to that of the
-    tokens; -log p is that of the tokens alone. Batches without links, as in validation, have the tokens' loss only.
+    The head is `settings.guided_head`. Its loss, `alignment_loss` times `weight`, is added to the loss of the
+    tokens; -log p is of the tokens alone. Batches without links, as in validation, have only the loss of the tokens.
     """
 
     def criterion(model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> tuple[Tensor, Tensor, Carry]:
@@ -145,7 +145,7 @@ def predict_masked_tokens(
 ) -> tuple[Tensor, Tensor, Carry]:
     """Criterion of masked models: masked tokens and, for pairs, whether B followed A (Devlin et al. 2019, 3.1).
 
-    The second loss is the mean over the update's pairs, as the first is over its tokens; -log p is that of the tokens.
+    The second loss is the mean over the update's pairs, as the first is over its tokens; -log p is of the tokens only.
     """
     hidden, follows = model(*batch.inputs)
     loss, nll = _token_loss(hidden[None], model, batch.targets[None], smoothing)

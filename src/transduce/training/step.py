@@ -96,7 +96,7 @@ class Updater:
         ranks: Ranks = SINGLE_RANK,
     ) -> None:
         self.ranks, self.seed = ranks, settings.seed
-        self.model: Any = model  # of any architecture
+        self.model: Any = model  # a model of any architecture
         self.device, self.precision, self.criterion = device, precision, criterion
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
         self.kernels = "torch"
@@ -139,7 +139,7 @@ class Updater:
             batches: This process's micro-batches.
             lr_scale: Factor of the peak learning rates.
             n_targets: Targets of the whole update, if other ranks have some of its micro-batches. The returned sums
-                are always those of the whole update.
+                always refer to the whole update.
             carry: The carry that the previous update returned, one row for each row of the micro-batches in order.
             dummies: Batches whose losses do not count. With `batches`, every rank has as many.
             progress: Fraction of the training that is over, on which the criterion may depend.

@@ -148,7 +148,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Annotated[Texts, Field(min_length=1)]
     logprobs: Annotated[bool, BeforeValidator(lambda value: value is not None and value is not False)] = False
-    """Whether log-probabilities are asked for: by a number of alternatives, of which 0 asks for those of the tokens."""
+    """Whether log-probabilities are requested: any number of alternatives requests those of the tokens, 0 too."""
 
 
 class ContentPart(BaseModel):

@@ -37,7 +37,7 @@ _PLACEHOLDERS = (
 )
 
 _NAME_WITHOUT_SPACES = f"(?:{LETTER_WITHOUT_SPACES}){{1,63}}"
-_LABEL = rf"(?:(?:{LETTER}|-){{1,63}}|{_NAME_WITHOUT_SPACES})"  # of a domain
+_LABEL = rf"(?:(?:{LETTER}|-){{1,63}}|{_NAME_WITHOUT_SPACES})"  # a label of a domain name
 
 Kind = Literal["urls", "emails", "mentions", "placeholders", "numbers"]
 
@@ -48,7 +48,7 @@ KINDS: dict[Kind, str] = {
     "placeholders": "|".join(_PLACEHOLDERS),
     "numbers": NUMBER,
 }
-"""Patterns of what can stay, in the order in which they are tried."""
+"""Patterns of the parts that can be preserved, in the order in which they are tried."""
 
 DEFAULT_KINDS: tuple[Kind, ...] = ("urls", "emails", "mentions", "placeholders")
 """Without numbers, which languages write in different ways."""
