@@ -24,7 +24,7 @@ std::vector<Piece> pieces_of(int64_t n, Size size) {
     return found;
 }
 
-// Four matrices, two of them of `rows` padded to vectors, and the rounded operands: all rows, and one panel of 64 columns.
+// Room for four matrices, two of them with `rows` padded to whole vectors, and for the rounded operands: all rows, and a panel of 64 columns.
 size_t memory_of(const MuonMatrix& matrix, size_t number_size) {
     const size_t rows = std::min(matrix.rows, matrix.columns), padded_rows = round_up(rows, 16);
     const size_t stride = round_up(std::max(matrix.rows, matrix.columns), kPanelColumns), gram = round_up(rows, kPanelColumns);

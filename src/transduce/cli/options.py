@@ -20,7 +20,7 @@ Parser = Callable[[str], Path] | None
 
 
 def argument(metavar: str, help: str, *, parser: Parser = None) -> Any:
-    """An argument without a default, or with one that its help text explains."""
+    """Declare an argument. Its help text explains its default, if it has one, so that none is appended."""
     return Argument(metavar=metavar, help=help, show_default=False, parser=parser)
 
 
@@ -29,7 +29,7 @@ def flag_of(name: str) -> str:
 
 
 def option(help: str, *names: str, metavar: str | None = None, min: float | None = None, parser: Parser = None) -> Any:
-    """An option without a default, or with one that its help text explains."""
+    """Declare an option. Its help text explains its default, if it has one, so that none is appended."""
     return Option(*names, help=help, metavar=metavar, min=min, show_default=False, parser=parser)
 
 

@@ -252,7 +252,7 @@ class TransformerXLSettings(BlockSettings, OutputSettings):
 
     @property
     def layer_activations(self) -> int:
-        """Scores by content and by distance count for each key of the memory."""
+        """Also counts two scores, by content and by distance, for each key of the memory."""
         return super().layer_activations + 2 * self.n_attentions * self.memory_length * self.n_heads
 
 

@@ -61,7 +61,7 @@ _EXPAND = {"plain": "ffn.linear_0", "gated": "ffn.linear_0 ffn.linear_0_noact"}
 
 
 def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
-    """The weight map of a model, with biases that a model may lack."""
+    """The weight map of a model, with all biases, also those that the model lacks."""
     tensors = []
     for ours, theirs in _EMBEDDINGS.items():
         rows = src if ours.startswith("src") else tgt
@@ -74,7 +74,7 @@ def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
 
 
 def _is_ours(entry: Entry, s: TransformerSettings) -> bool:
-    """Whether our model has this tensor. Without `bias` it has no bias, and RMSNorm never has."""
+    """Whether our model has this tensor. It lacks biases if `bias` is false, and RMSNorm never has one."""
     is_bias = entry.ours.endswith(".bias")
     return not is_bias or (s.bias and not (s.norm == "rms" and entry.ours.endswith("norm.bias")))
 

@@ -51,7 +51,7 @@ def tokenizer_json(vocabulary: Tokenizer, *, frame: dict[str, str]) -> bytes:
 
 
 def _model(vocabulary: Tokenizer, proto: Any) -> Any:
-    """The segmentation model. In an exact vocabulary a space is a space, and U+2581 an ordinary character."""
+    """The segmentation model. An exact vocabulary writes spaces as spaces, and U+2581 is an ordinary character."""
     from tokenizers import models
 
     own = [_named(piece.piece, vocabulary.exact) for piece in proto.pieces]

@@ -106,7 +106,7 @@ class _Tensors:
         return len(self.inputs[0])
 
     def to(self: BatchT, device: torch.device | str) -> BatchT:
-        """The batch on a device. To a GPU it goes from pinned memory, without waiting."""
+        """The batch on a device. A copy to a GPU is made from pinned memory, and the CPU does not wait for it."""
         batch: Any = self
         if torch.device(device).type == batch.inputs[0].device.type == "cpu":
             return self

@@ -106,7 +106,7 @@ class Unreadable:
 
     @property
     def stops(self) -> bool:
-        """Whether `data.on_error` decides. If not, cleaning drops the record like empty and long pairs."""
+        """Whether `data.on_error` decides on the record; if not, cleaning drops it, like empty and long pairs."""
         return self.has_text and self.kind != TOO_LARGE
 
 
@@ -247,7 +247,7 @@ def read_inputs(
 
 
 def aligned(first: Iterable[T], second: Iterable[U], names: tuple[object, object]) -> Iterator[tuple[int, T, U]]:
-    """Number the lines of two texts, which must have as many. A `DataError` gives both numbers."""
+    """Yield the lines of two texts in pairs, numbered. Raises `DataError` if their numbers of lines differ."""
     sides = iter(first), iter(second)
     for number, (line, other) in enumerate(itertools.zip_longest(*sides), 1):
         if line is None or other is None:

@@ -152,7 +152,7 @@ class NativeEngine:
                 self._threads.append(thread)
 
     def workload(self) -> dict[str, int]:
-        """Numbers of waiting sentences and their tokens, of sentences that have not ended, of steps and their rows."""
+        """Counts: waiting sentences and their tokens, open sentences, decoding steps so far and their rows."""
         load = Load()
         self.library.transduce_queue_load(self.handle, ctypes.byref(load))
         return {name: getattr(load, name) for name in _LOAD}

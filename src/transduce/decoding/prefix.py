@@ -50,7 +50,7 @@ def require_beginning(text: str, prefix: str, where: str = "") -> None:
 
 
 def encode_prefix(prefix: str, vocabulary: Vocabulary, source: Masked, where: str) -> tuple[list[int], Masked]:
-    """The tokens of a prefix, and the source with the text before its sentence that the prefix contains.
+    """The tokens of a prefix, and the source with `before` as the prefix writes it.
 
     Raises `DataError` for a prefix that the model cannot write exactly. `where`: the beginning of the error message.
     """
@@ -71,9 +71,9 @@ def spell_last_word(
 ) -> tuple[list[int], Spelling]:
     """The tokens of a prefix without those of its last word, and the ways to spell that word.
 
-    A sign at the end of a prefix ends the word; a space begins another one or, if it `may_end`, ends the sentence. In
-    scripts without spaces, the last characters with which a longer piece begins take the place of the last word. If a
-    spelling could take more than `limit` tokens, all tokens of the prefix are returned, and no spelling.
+    If the prefix ends with a sign, no word is left open. If it ends with a space, a new word begins or, if `may_end`,
+    the sentence ends. In scripts without spaces, the last word is replaced by the last characters that begin a longer
+    piece. If a spelling could take more than `limit` tokens, all tokens of the prefix are returned, and no spelling.
     """
     if not isinstance(vocabulary, SentencePieceVocabulary):
         return list(ids), ()

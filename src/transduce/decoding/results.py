@@ -184,7 +184,7 @@ def _digits_of(number: str) -> list[str]:
 
 
 class Notes:
-    """Warns of notes on translations: the first `most` notes, every lost translation, and the number of notes."""
+    """Prints notes on translations as warnings: the first `most`, all lost translations, and the number of notes."""
 
     def __init__(self, log: Log, *, most: int = MAX_NOTES) -> None:
         self._log, self._most, self._n = log, most, 0

@@ -288,8 +288,8 @@ class Translator(EngineModel):
         """Link the words of each target to the source words that they translate, by character offsets.
 
         A word of a target has one link or none; a word of a source has any number. It works for every architecture, and
-        takes a scoring pass for each word of a source. If the run has a `guided_head`, it takes one pass, and no pass
-        for what `translate` has returned, if the native library translated it: its search has kept the links.
+        takes a scoring pass for each word of a source. If the run has a `guided_head`, it takes one pass, or
+        none for a result of `translate` by the native library, whose search keeps the links.
         """
         heads = None if self.guided_head is None else Heads((self.guided_head,), reads=True)
         _require_pairs(srcs, tgts, "align")

@@ -144,7 +144,7 @@ class GroupRanks(Ranks):
 
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Context of an exchange with other ranks, which counts it."""
+        """Context in which ranks exchange data. It counts the exchanges, so that messages can name a stuck rank."""
         with self.translating_errors():
             if distributed.is_initialized():
                 self._exchanges += 1

@@ -1,6 +1,6 @@
 """Evaluation of a translator on files, alone or compared with another system, and with each precision.
 
-The last functions score finished runs of each task for each held-out example, to compare systems.
+`translation_outputs`, `classifier_outputs` and `recorded_outputs` score finished runs for `transduce compare`.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def measure_speeds(translators: Mapping[str, Translator], sources: Sequence[str]
 
 
 def translation_outputs(translator: Translator, sets: Sequence[ScoredSet], settings: Settings) -> list[Outputs]:
-    """Translate sets of pairs; return the statistics of BLEU by `settings`. `DataError`: a set is empty."""
+    """Translate sets of pairs; return the statistics of BLEU by `settings`. Raises `DataError` for an empty set."""
     outputs = []
     for name, direction, pairs in sets:
         if not pairs:

@@ -135,7 +135,7 @@ def _breadth(weights: np.ndarray) -> float:
 
 
 def label_head(weights: np.ndarray, keys: Side, *, is_cross: bool) -> dict[str, Any]:
-    """Describe a head with weights [T, S] by its label, the score of the label, and its two largest shares."""
+    """Describe a head with weights [T, S]: a label of RULES, the score of the label, and the two largest shares."""
     offsets = {} if is_cross else {"previous token": -1, "next token": 1, "same token": 0}
     shares = {name: float(weights.trace(offset) / len(weights)) for name, offset in offsets.items()}
     received = weights.mean(0)
@@ -176,7 +176,7 @@ def attention_view(parts: Sequence[RecordedModule], sides: dict[str, Side]) -> I
 
 
 def _fitted(side: Side, n: int) -> Side:
-    """Return a side with `n` tokens: with a star's relay node before them, the relay node alone, or numbers."""
+    """Return `side` if it has `n` tokens, else a star's relay node, alone or before the tokens, or numbers."""
     if len(side.tokens) == n:
         return side
     if n == 1:
@@ -334,7 +334,7 @@ _GROUPS = {
 
 
 def without_view(subject: Subject, text: str, sentence: Sentence, prefix: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the output without each group of parts, and the log-probability that the inspected output keeps."""
+    """Switch off each group of parts; return the new outputs, and the new log-probabilities of the inspected output."""
     shown = list[dict[str, Any]]()
     for group, (group_title, pattern) in _GROUPS.items():
         names = [name for name in switches(subject.model) if re.search(pattern, name)]

@@ -403,7 +403,7 @@ DESCRIPTIONS[RelayAttention] = replace(
 
 
 def describe_logits(equation: str, text: str, weight: Weight, source: Callable[..., Any] | None) -> ModuleDescription:
-    """Describe the output matrix and the softmax, which are not a module."""
+    """Describe the output matrix and the softmax, which models compute without a module."""
     points = (
         Value("input", "h, the last hidden states", "What the model knows before it predicts the next token."),
         Value(

@@ -114,7 +114,7 @@ def _owners(name: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """Yield the names of a value and of its enclosing modules; a module is complete with its last value."""
+    """Yield the name of a value, after the names of the modules that contain it."""
     words = name.split(".")
     return (".".join(words[:n]) for n in range(1, len(words) + 1))
 

@@ -44,13 +44,13 @@ DECODER_OPTIONS = {**OPTIONS, "decoder_pattern": PATTERNS, "factors": SPREADS}
 
 
 def head_problems(s: BlockSettings | StarClassifierSettings) -> Iterator[str]:
-    """Problems with the numbers of heads: all heads have the same width."""
+    """The error if the width cannot be divided among the heads."""
     if s.d_model % s.n_heads:
         yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
 
 
 def size_problems(s: AttentionSettings) -> Iterator[str]:
-    """Inconsistencies of settings whose option names are known."""
+    """Inconsistent sizes in settings whose option names are valid."""
     kv = s.n_kv_heads or s.n_heads
     if None in (s.d_key, s.d_value):
         yield from head_problems(s)
@@ -66,7 +66,7 @@ def size_problems(s: AttentionSettings) -> Iterator[str]:
 
 
 def stack_problems(s: AttentionSettings) -> Iterator[str]:
-    """Inconsistencies of settings of stacks with attention patterns."""
+    """Inconsistent sizes and attention patterns in settings whose option names are valid."""
     yield from size_problems(s)
     patterns = s.patterns
     options = {f"model.{stack}_pattern = '{name}'": name for stack, name in patterns.items()}
@@ -81,7 +81,7 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
 
 
 def unused_by_stacks(s: AttentionSettings) -> Iterator[str]:
-    """Settings without effect, for consistent settings of stacks with attention patterns."""
+    """Changed settings of attention patterns that have no effect; other settings must be consistent."""
     patterns = s.patterns
     factored = [getattr(s, f"n_{stack}_layers") for stack, name in patterns.items() if len(_factors(name)) > 1]
     if is_changed(s, "summary_tokens"):

@@ -180,7 +180,7 @@ def _recomputed(block: type[Any]) -> type[Any]:
             return output
 
         def _run(self, x: Tensor, options: Mapping[str, Any]) -> Tensor:
-            """Run the block with a copy of its cache, which both computations must find empty."""
+            """Run the block with a copy of its cache, which must be empty again when the block is recomputed."""
             if (cache := options.get("cache")) is not None:
                 options = {**options, "cache": (own := copy.copy(cache))}
                 own.history = [*cache.history]

@@ -62,7 +62,8 @@ class GatedConvolution(nn.Module):
 class ConvEncoder(nn.Module):
     """A stack of gated convolutions over both neighbours, between projections to their width and back (section 3.2).
 
-    Each has a residual connection: x <- (x + conv(x)) * sqrt(0.5). Positions outside the sentence are zeros.
+    Each convolution has a residual connection: x <- (x + conv(x)) * sqrt(0.5). Positions outside the sentence are
+    zeros.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class MemoryAttention(Attention):
     def raw_scores(
         self, hidden: Float[Tensor, "B Q C"], of_embedding: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B 1 Q S"]:
-        """d_i . z_j. The bias of the memory contains b . z_j, so that the scores hide padding too."""
+        """The scores d_i . z_j. Their term b . z_j is in the bias of the memory, which also hides padding."""
         products = of_embedding + self.matmul(hidden, memory["keys"].transpose(1, 2))
         return torch.add(memory["bias"], products, alpha=_HALF)[:, None]
 

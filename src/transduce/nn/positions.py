@@ -164,7 +164,7 @@ class SinusoidalPositions(Positions):
 class HalvedSinusoidalPositions(SinusoidalPositions):
     """The sinusoids of transformers' MarianMTModel: all sines in the first half of the columns, then all cosines.
 
-    A model with this order equals a model with the paper's whose residual stream has permuted columns.
+    A model with this order equals a model with the paper's order if the columns of its residual stream are permuted.
     """
 
     def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:

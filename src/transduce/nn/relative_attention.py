@@ -57,10 +57,7 @@ class SegmentState:
     length: int = 0
 
     def begin(self, n_tokens: int) -> int:
-        """The number of next tokens that belong to the current segment; at its end, begin the next segment.
-
-        The memory then moves on.
-        """
+        """The number of next tokens that fit into the segment. At its end, update the memory and begin the next one."""
         used = self.length % self.segment_length
         if self.length and not used:
             for layer in self.layers:

@@ -17,8 +17,8 @@ from transduce.nn.state import DecoderState, LayerCache
 class SSRU(nn.Module):
     """ReLU(c_t) with c_t = f_t * c_{t-1} + (1 - f_t) * W x_t and f_t = sigmoid(W_f x_t + b_f); c_0 = 0.
 
-    Both products are of the inputs alone: in training all positions are multiplied at once. In decoding the state is
-    one vector per hypothesis, whatever the length. As in every linear layer here, W has a bias too.
+    Both products depend on the inputs only, so training computes them for all positions at once. In decoding, the state
+    is one vector per hypothesis, for any length. As in every linear layer here, W has a bias too.
     """
 
     def __init__(self, *, d_model: int, bias: bool = True) -> None:

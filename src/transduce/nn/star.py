@@ -87,8 +87,8 @@ class RelayAttention(CrossAttention):
 class StarBlock(nn.Module):
     """One round: the satellite nodes are updated, then the relay node (sections 3.1 and 3.2).
 
-    Each update is LayerNorm(ReLU(attention)); the vector before takes part in the attention, in place of a residual
-    connection.
+    Each update is LayerNorm(ReLU(attention)). In place of a residual connection, a node's previous vector is among the
+    vectors that it attends to.
     """
 
     def __init__(

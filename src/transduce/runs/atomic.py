@@ -73,7 +73,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, *, most: int = MOST_JSON) -> Any:
-    """The value in a JSON file of at most `most` bytes. Raises `RunFolderError`: missing, damaged or too large."""
+    """The value in a JSON file of at most `most` bytes. Raises `RunFolderError` for a damaged or larger file."""
     try:
         return json.loads(read_bytes(path, most=most).decode("utf-8"))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
@@ -81,7 +81,7 @@ def read_json(path: Path, *, most: int = MOST_JSON) -> Any:
 
 
 def read_bytes(path: Path, *, most: int) -> bytes:
-    """The content of a file. Raises `RunFolderError`: missing, unreadable, a pipe or device, larger than `most`."""
+    """The content of a file. Raises `RunFolderError` if it cannot be read, is no file, or is larger than `most`."""
     with reading(path):
         if (size := path.stat().st_size) > most:
             raise RunFolderError(f"{path} is damaged: no such file has {size:,} bytes")

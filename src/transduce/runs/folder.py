@@ -85,7 +85,7 @@ class RunFolder:
         requested with other values of changeable settings. They apply from then on; if results depend on them, they are
         in `.requested` until `change` has recorded them.
 
-        Raises `RunFolderError`: the folder contains another run (the message names the first setting that differs) or
+        Raises `RunFolderError` if the folder contains another run (the message names the first setting that differs) or
         other files, it cannot be written, or another process is training in it.
         """
         path = Path(path)

@@ -53,8 +53,8 @@ class TensorFile:
     def arrays(self) -> dict[str, np.ndarray]:
         """The tensors as read-only float32 arrays.
 
-        Raises `RunFolderError`: damaged; `SettingsError`: a tensor is not of floating-point numbers of 16, 32 or 64
-        bits.
+        Raises `RunFolderError` if the file is damaged, and `SettingsError` if a tensor is not in 16, 32 or 64 bits of
+        floating point.
         """
         with expecting(self.path, *ERRORS):
             data = np.frombuffer(self.content, np.uint8)[len(self.head) :]

@@ -46,7 +46,7 @@ class Glossaries:
     def __init__(self, path: Path | None = None) -> None:
         """`path`: a JSON file for the glossaries, which need not exist; it is locked as long as the object exists.
 
-        Raises `UserError`: the file is damaged, not writable, or in use by another service.
+        Raises `UserError` if the file is damaged, not writable, or in use by another service.
         """
         self._path, self._changing = path, threading.Lock()
         self._known: dict[str, Glossary] = {}
@@ -95,7 +95,7 @@ class Glossaries:
         return list(self._known.values())
 
     def delete(self, identity: str) -> None:
-        """Remove a glossary; raises `UnknownGlossaryError`, or `StorageError`: the file cannot be written."""
+        """Remove a glossary; raises `UnknownGlossaryError`, or `StorageError` if the file cannot be written."""
         with self._changing:
             removed = self.find(identity)
             self._save({key: glossary for key, glossary in self._known.items() if glossary is not removed})

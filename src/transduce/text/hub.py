@@ -68,7 +68,7 @@ class HubTokenizer(Vocabulary):
     def bytes_of(self) -> list[bytes]:
         """The UTF-8 bytes of each piece of an exact vocabulary; `UserError` for other vocabularies.
 
-        Exact are GPT-2's vocabulary, whose characters stand for bytes, and vocabularies with a piece for each byte.
+        Exact vocabularies: GPT-2's, whose characters stand for bytes, and those with a piece for each byte.
         """
         named, table = self._named_bytes, _byte_of()
         if not named and "\u0120" not in "".join(self._pieces):

@@ -195,7 +195,7 @@ class LengthFeeder(Feeder):
 
     @abstractmethod
     def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
-        """Lengths of all examples of an epoch: both sides of pairs, or rows."""
+        """Lengths of all examples of an epoch: an array for each side of pairs, or one for rows."""
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
         sides = self._lengths(epoch)

@@ -238,7 +238,7 @@ class Trainer:
                     "training.micro_batch_tokens"
                 ) from None
             text = load_tokenizers(self.folder).src.decode(error.batch.inputs[0][0].tolist())
-            if is_only := self.ranks.size == 1:  # other ranks do not know yet and could not save
+            if is_only := self.ranks.size == 1:  # other ranks would not take part in saving
                 self._save()
             kept = "everything before is saved" if is_only else "the last checkpoint is kept"
             raise TooLong(

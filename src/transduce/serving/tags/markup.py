@@ -102,7 +102,7 @@ class _Node:
 def parse_markup(text: str, rules: MarkupRules) -> list[str | Segment]:
     """Split a document into preserved markup and segments, in order.
 
-    Raises `SettingsError`: XML that is not well-formed, or elements that are nested too deeply.
+    Raises `SettingsError` if XML is not well-formed, or if elements are nested too deeply.
     """
     return _Segments(text, rules).cut(_parse(text, is_xml=rules.kind == "xml"))
 

@@ -102,7 +102,7 @@ class Element:
         return "".join(pieces)
 
     def keep(self, parts: Iterable[tuple[int, int, str]], escape: Callable[[str], str]) -> None:
-        """Preserve parts of the text, given by spans and replacements; at most `MOST_PARTS`."""
+        """Preserve parts of the text, given by spans and replacements: the first `MOST_PARTS` at most."""
         for start, end, copy in islice(parts, MOST_PARTS):
             self._insert(Element(start, end, verbatim=escape(copy), copy=copy))
 
@@ -366,7 +366,7 @@ class _Projection:
         words = self.words[slice(*word_range)]
         owners = [word.path[depth] if depth < len(word.path) else element for word in words]
         n_words = Counter(owners)
-        # gains of words of other elements
+        # gain of including a word of another element in the span of a child
         gains = [-1 if word.path[-1].verbatim is None else -math.inf for word in words]
         taken = [False] * len(words)
         spans: dict[Element, Span] = {}
