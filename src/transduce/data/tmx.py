@@ -131,16 +131,21 @@ def _text(element: ElementTree.Element) -> str:
 def _parts(file: io.BufferedReader, most: int) -> Generator[bytes, None, None]:
     """The file in UTF-8, cut before each unit and before the end of the body.
 
-    Of a unit of more than `most` bytes, only a beginning of more bytes is kept, and the line ends.
+    Of a unit of more than `most` bytes, only a beginning that is longer too is kept, and the line ends.
     """
-    rest = b""
+    begun, size, rest = list[bytes](), 0, b""  # of a long unit, whose end alone is searched
     for chunk in _utf8(file):
         *parts, rest = _PART.split(rest + chunk)
-        yield from filter(None, parts)
-        if len(rest) > most + _CHUNK:
-            rest = rest[: most + 1] + b"\n" * rest.count(b"\n", most + 1, -_TAG) + rest[-_TAG:]
-    if rest:
-        yield rest
+        for part in parts:
+            if whole := b"".join([*begun, part]):
+                yield whole
+            begun, size = [], 0
+        if len(rest) > _CHUNK:
+            more, rest = rest[:-_TAG], rest[-_TAG:]
+            begun.append(more if size <= most else b"\n" * more.count(b"\n"))
+            size += len(more)
+    if begun or rest:
+        yield b"".join([*begun, rest])
 
 
 def _utf8(file: io.BufferedReader) -> Iterator[bytes]:

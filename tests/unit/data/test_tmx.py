@@ -297,6 +297,16 @@ def test_entities_that_a_file_declares_are_neither_loaded_nor_expanded(tmp_path:
         assert f"line 3: not valid TMX: undefined entity &{name};" in problem(path)
 
 
+@pytest.mark.parametrize("n", [1 << 20, 1 << 23])
+def test_a_long_unit_takes_linear_time_and_lines_are_counted_in_it(tmp_path: Path, n: int) -> None:
+    """Each byte of a unit is searched once, although units are found in chunks of 64 KiB."""
+    path = write(tmp_path, HEAD + unit(en="x\n" * n, de="b") + unit(en="a", de="b") + FOOT)
+    settings = EN_DE.model_copy(update={"max_record": 1 << 16, "on_error": "skip"})
+    pairs = list(read_pairs(Corpus(path=path), settings))
+    assert [(pair.src, pair.line) for pair in pairs] == [("", 4), ("a", 5 + n)]
+    assert pairs[0].fault is not None and pairs[0].fault.kind == "longer than data.max_record"
+
+
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     """3 MB of units are read with less than 1 MB of memory."""
     path = tmp_path / "big.tmx"
