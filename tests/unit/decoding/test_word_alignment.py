@@ -72,12 +72,12 @@ def test_weights_of_words_are_sums_over_their_tokens() -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def random_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("run") / "run", kind="transformer")
 
 
-def test_attention_is_the_average_of_the_heads_and_both_engines_agree(run: Path) -> None:
-    translator, settings = Translator.load(run, device="cpu"), RunFolder.open(run).settings
+def test_attention_is_the_average_of_the_heads_and_both_engines_agree(random_run: Path) -> None:
+    translator, settings = Translator.load(random_run, device="cpu"), RunFolder.open(random_run).settings
     heads = heads_of(settings, "attention")
     assert heads == Heads(tuple((0, head) for head in range(4)), reads=False)  # the last but one of two layers
     assert heads_of(settings, "attention", 2) == Heads(tuple((1, head) for head in range(4)), reads=False)
@@ -97,9 +97,9 @@ def test_rows_of_heads_are_of_the_step_that_reads_or_writes_a_token() -> None:
     assert Heads(((0, 0), (0, 1)), reads=False).rows(weights).tolist() == average[:-1]
 
 
-def test_leaving_out_links_the_word_of_white_space_whose_loss_hurts_most(run: Path) -> None:
+def test_leaving_out_links_the_word_of_white_space_whose_loss_hurts_most(random_run: Path) -> None:
     """Against the definition, by one call of `Translator.score` for each word that is left out."""
-    translator = Translator.load(run, device="cpu")
+    translator = Translator.load(random_run, device="cpu")
     src, tgt = "a man-rides a  horse", "ein Mann reitet"
     words, tokens = src.split(), translator.tokenizers.tgt
     owners, _ = whitespace_words(tgt, tokens.encode_with_offsets(tgt)[1])
@@ -116,8 +116,8 @@ def test_leaving_out_links_the_word_of_white_space_whose_loss_hurts_most(run: Pa
     assert list(align_words(translator, [src], [tgt], None)) == [expected]
 
 
-def test_errors(run: Path) -> None:
-    translator, settings = Translator.load(run, device="cpu"), RunFolder.open(run).settings
+def test_errors(random_run: Path) -> None:
+    translator, settings = Translator.load(random_run, device="cpu"), RunFolder.open(random_run).settings
     with pytest.raises(DataError, match="1 sources but 2"):
         list(align_words(translator, ["a"], ["b", "c"], None))
     with pytest.raises(DataError, match="line 2"):
