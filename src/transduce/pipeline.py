@@ -17,7 +17,7 @@ from transduce.bulk.back_translation import with_back_translations
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.data.preparation import Texts
-from transduce.data.windows import Sample
+from transduce.data.reading import Sample
 from transduce.data.workers import Workers, Workplace
 from transduce.decoding.translator import Translator
 from transduce.distributed.group import check_devices, join_ranks

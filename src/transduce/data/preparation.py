@@ -23,8 +23,7 @@ from transduce.data.copies import CaseCopies
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix, n_bytes
 from transduce.data.pairs import Pair
-from transduce.data.reading import DOCUMENTS, Labelled, Piece, Source, Sources, number_of, sorted_labels
-from transduce.data.windows import Windows
+from transduce.data.reading import DOCUMENTS, Labelled, Piece, Source, Sources, Windows, number_of, sorted_labels
 from transduce.data.workers import LocalWorkers, Stream, Workplace, spooled
 from transduce.errors import DataError
 from transduce.logging import Log

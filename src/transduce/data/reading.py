@@ -1,6 +1,7 @@
 """Read labelled texts with their file and line, and running text as documents; the sources of all kinds of text.
 
-A `Source` is the text of one corpus, in files or in memory. Tasks read sources, never paths.
+A `Source` is the text of one corpus, in files or in memory. Tasks read sources, never paths. `Windows` of consecutive
+records are kept while a corpus is read, for checks and trials.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -15,6 +17,7 @@ from transduce.config.settings import Corpus, DataSettings, Direction, Settings
 from transduce.data.lines import aligned, content_mark, format_path, read_inputs, read_lines
 from transduce.data.pairs import Pair, corpus_files, read_pairs
 from transduce.data.word_links import checked_links
+from transduce.data.workers import batched
 from transduce.errors import DataError, nearest
 from transduce.text.special import Vocabulary
 
@@ -187,3 +190,82 @@ def _file_sources(data: DataSettings, read: Callable[[Corpus, bool], Iterator[T]
 def _path(corpus: Corpus) -> Path:
     assert corpus.path is not None, "tasks on one-sided text check this"
     return corpus.path
+
+
+WINDOW = 200
+"""Consecutive records that are kept together."""
+
+MOST_TRAIN, MOST_HELD_OUT = 1000, 50  # windows of `take_sample`
+
+
+class Windows(Generic[T]):
+    """Evenly spaced windows of one corpus, kept while it is read: at most `most`, so that memory is bounded.
+
+    `total`: number of records read. `fault`: reason why reading ended early, or empty.
+    """
+
+    def __init__(self, source: Source[T], most: int = 20) -> None:
+        self.source, self.name, self.files, self.total, self.fault = source, source.name, source.files, 0, ""
+        self.kept = list[list[T]]()
+        self._most, self._every = most, 1
+
+    def read(self) -> Iterator[T]:
+        """Read the corpus, and keep some of its records."""
+        for window in batched(self.source.read(), WINDOW):
+            if self.total // WINDOW % self._every == 0:
+                self.kept.append(window)
+            self.total += len(window)
+            if len(self.kept) > self._most:
+                self.kept, self._every = self.kept[::2], 2 * self._every
+            yield from window
+
+    @property
+    def is_whole(self) -> bool:
+        return self.total == sum(map(len, self.kept)) and not self.fault
+
+    def some(self, n: int) -> Source[T]:
+        """A source of about `n` of the records: evenly spaced windows, at least one."""
+        wanted = max(1, round(n / WINDOW))
+        step = max(1.0, len(self.kept) / wanted)
+        chosen = [self.kept[int(i * step)] for i in range(min(wanted, len(self.kept)))]
+        records = list(chain.from_iterable(chosen))
+        return replace(memory_source(self.name, records, self.files), direction=self.source.direction)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Generic[T]):
+    """Windows of the training corpora and of the held-out sets."""
+
+    train: tuple[Windows[T], ...]
+    valid: tuple[Windows[T], ...] = ()
+    tests: tuple[Windows[T], ...] = ()
+
+    @property
+    def total(self) -> int:
+        return sum(corpus.total for corpus in self.train)
+
+    @property
+    def is_whole(self) -> bool:
+        return all(corpus.is_whole for corpus in self.train)
+
+    def records(self) -> Iterator[T]:
+        return chain.from_iterable(window for corpus in self.train for window in corpus.kept)
+
+
+def take_sample(sources: Sources[T]) -> Sample[T]:
+    """Read all text. If text of a corpus cannot be read, the text before it is kept and the corpus gets a `fault`."""
+    train = tuple(_read(source, MOST_TRAIN) for source in sources.train)
+    valid, tests = (
+        tuple(_read(source, MOST_HELD_OUT) for source in held_out) for held_out in (sources.valid, sources.tests)
+    )
+    return Sample(train, valid, tests)
+
+
+def _read(source: Source[T], most: int) -> Windows[T]:
+    windows = Windows(source, most)
+    try:
+        for _ in windows.read():
+            pass
+    except DataError as error:
+        windows.fault = str(error)
+    return windows

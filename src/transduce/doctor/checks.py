@@ -19,8 +19,7 @@ import numpy as np
 from transduce.config.settings import DataSettings, Direction
 from transduce.data.leaks import SHORTEST, LeakCheck, comparable, watch
 from transduce.data.pairs import Pair
-from transduce.data.reading import Labelled
-from transduce.data.windows import Sample, Windows
+from transduce.data.reading import Labelled, Sample, Windows
 from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.tasks.base import FormName

@@ -16,8 +16,7 @@ import torch
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
 from transduce.data.clean import RATIO, TOO_LONG
-from transduce.data.reading import Sources, sorted_labels
-from transduce.data.windows import Sample, take_sample
+from transduce.data.reading import Sample, Sources, sorted_labels, take_sample
 from transduce.distributed.group import check_devices
 from transduce.doctor.checks import Finding, Level, note_or_warning, percent, run_checks, texts_of
 from transduce.doctor.resources import size, tokens_at_once

@@ -28,8 +28,7 @@ from transduce.data.clean import (
 from transduce.data.leaks import LeakCheck, comparable, watch
 from transduce.data.lines import Unreadable
 from transduce.data.pairs import Pair
-from transduce.data.reading import line_sources, memory_source, pair_sources
-from transduce.data.windows import WINDOW, Windows, take_sample
+from transduce.data.reading import WINDOW, Windows, line_sources, memory_source, pair_sources, take_sample
 from transduce.data.workers import LocalWorkers, ResultFile, spooled
 from transduce.errors import DataError, RunFolderError
 from transduce.text.training import Reservoir

@@ -11,8 +11,7 @@ import pytest
 from transduce.config.settings import Corpus, DataSettings, Settings
 from transduce.data.lines import read_lines
 from transduce.data.pairs import PAIR_FORMATS, Pair, corpus_files, read_pairs
-from transduce.data.reading import Sources, pair_sources
-from transduce.data.windows import take_sample
+from transduce.data.reading import Sources, pair_sources, take_sample
 from transduce.errors import DataError, SettingsError
 
 ADVICE = "; data.on_error = 'skip' leaves out records that cannot be read"

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from transduce.distributed import parallel
+from transduce.distributed import group as group_module
+from transduce.distributed.group import Replicas
 from transduce.distributed.launch import ProcessRank
-from transduce.distributed.parallel import Replicas
 
 
 @pytest.fixture(autouse=True)
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(parallel, "BUCKET_BYTES", 1)  # a bucket for each parameter
+    monkeypatch.setattr(group_module, "BUCKET_BYTES", 1)  # a bucket for each parameter
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config.settings import Settings
-from transduce.data.windows import Sample, take_sample
+from transduce.data.reading import Sample, take_sample
 from transduce.demo.corpus import demo_pairs
 from transduce.doctor.checks import CHECKS, Finding
 from transduce.tasks.resolve import find_task
