@@ -35,7 +35,7 @@ ACTIVATIONS = {  # transformers' names to ours; if several names have one meanin
 MAX_LAYERS, _MAX_SIZE = 1 << 10, 1 << 24
 """Largest sizes accepted: far beyond any published model, and small enough to build a list of weights for."""
 
-_MAX_SIZE_OF = {"position": 1 << 16, "layer": MAX_LAYERS}  # largest sizes by a part of the key
+_MAX_SIZE_OF = {"position": 1 << 16, "layer": MAX_LAYERS}  # by a word in the key of config.json: the largest size
 
 SettingsT = TypeVar("SettingsT", bound=AttentionSettings)
 

@@ -210,7 +210,7 @@ def make_imported(
     labels: tuple[str, ...] | None = None,
     exact: bool = False,
 ) -> Imported:
-    """The imported model with settings for its task; other settings keep their defaults."""
+    """Make an imported model with settings from its sizes and vocabulary; other settings keep their defaults."""
     settings = Settings(
         task=model.task,
         data=DataSettings(max_length=model.max_positions, context=model.max_positions, labels=labels),

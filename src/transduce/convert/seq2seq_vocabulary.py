@@ -42,7 +42,6 @@ class ExportedVocabulary:
     files: Mapping[str, Any] = field(default_factory=dict)  # bytes, or an object that becomes JSON
 
     def write(self, out: Path) -> None:
-        """Write the files."""
         for name, content in self.files.items():
             if isinstance(content, bytes):
                 (out / name).write_bytes(content)

@@ -322,7 +322,7 @@ def split_record(record: Arrays, n: int) -> Iterator[Arrays]:
 
 
 def n_pairs(record: Arrays) -> int:
-    """The pairs of a record, with duplicates."""
+    """The number of pairs of a record, duplicates included."""
     return len(record["lines"])
 
 

@@ -134,7 +134,7 @@ class Copies:
         return chosen
 
     def _candidates(self, src: Units, tgt: Units) -> set[tuple[str, str]]:
-        """Pairs of words that occur once on each side and correspond to each other."""
+        """Pairs of a source word and its counterpart in the target, each of which occurs once."""
         once = [[word for word, spans in units.items() if len(spans) == 1] for units in (src, tgt)]
         same = {(word, word) for word in set(once[0]).intersection(once[1]) - self.common}
         return same | self.translations.intersection(product(*once))

@@ -42,7 +42,6 @@ class MaskFiller:
     task = "masked"
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary, settings: Settings) -> None:
-        """`settings`: the settings of the run."""
         self.model: Any = model
         self.vocabulary, self.settings = vocabulary, settings
         assert isinstance(settings.model, BertSettings), "the architecture of masked models"

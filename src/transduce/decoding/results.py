@@ -295,7 +295,6 @@ class TextScore:
         }
 
     def lines(self) -> list[str]:
-        """Lines to print."""
         rows = f"rows of {self.context} tokens, {self.stride} new each"
         if self.memory is not None:
             rows = f"segments of {self.context} tokens, a memory of {self.memory:,}"
@@ -342,7 +341,6 @@ class MaskedScore:
         }
 
     def lines(self) -> list[str]:
-        """Lines to print."""
         pairs = self.next_sentence_accuracy
         follows = "" if pairs is None else f", next-sentence accuracy {pairs:.1%}"
         return [

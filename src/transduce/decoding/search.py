@@ -28,7 +28,7 @@ from transduce.nn.state import DecodingState
 from transduce.text.special import BOS, EOS, PAD
 
 _DEAD = -math.inf  # log-probability of an empty slot
-_LEAVE = 8  # done sentences leave the batch as soon as they are an eighth of it
+_LEAVE = 8  # done sentences are removed from the batch when they are 1 / 8 of it
 _LOGIT_ROWS = 64  # rows of logits in memory at once on a CPU
 _DEFAULT = DecodingOptions()
 _COLUMNS = 64  # tokens in a chunk, which the first stage of `_best_in_two_stages` represents by its maximum

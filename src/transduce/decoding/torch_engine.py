@@ -70,7 +70,6 @@ class TorchEngine:
 
     @property
     def device(self) -> str:
-        """The device of the model."""
         return str(next(self.model.parameters()).device)
 
     def pytorch_model(self) -> Any:

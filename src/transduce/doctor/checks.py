@@ -261,7 +261,6 @@ def copies(sample: Sample[Pair], data: DataSettings) -> Iterator[Finding]:
 
 
 def empty_sides(sample: Sample[Pair], data: DataSettings) -> Iterator[Finding]:
-    """Report pairs with an empty side."""
     empty = [(not pair.src.strip(), not pair.tgt.strip()) for pair in sample.records() if not pair.fault]
     n, both, total = sum(map(any, empty)), sum(map(all, empty)), len(empty)
     if n and n == total:

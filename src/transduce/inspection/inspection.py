@@ -318,7 +318,6 @@ def _sources(parts: Sequence[RecordedModule]) -> dict[str, Any]:
 
 
 def _steps(subject: Subject, search: Replay | None) -> dict[str, Any] | None:
-    """Return the search for the translation, step by step."""
     if search is None:
         return None
     vocabulary = subject.tokenizers.tgt

@@ -159,10 +159,10 @@ class Operands:
 
 
 def operands(part: RecordedModule, name: str) -> Operands | None:
-    """Return the operands of a value.
+    """Return the operands of a value, or None if it is more than a product.
 
-    None if the value is not only a product: queries and keys are rotated, relations add to the values, or heads share
-    one projection.
+    Examples of the latter: rotated queries and keys, relations that are added to the values, heads that share a
+    projection.
     """
     value, product = part.values[name].array, part.point(name).product
     if product is None:

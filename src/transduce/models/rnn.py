@@ -50,7 +50,6 @@ RECURRENT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def recurrent_problems(s: RecurrentSettings) -> Iterator[str]:
-    """Inconsistencies of the settings."""
     if s.direction == "both" and s.d_hidden % 2:
         yield f"model.direction = 'both' needs an even model.d_hidden, not {s.d_hidden}"
     if s.bridge == "copy" and s.n_encoder_layers != s.n_decoder_layers:

@@ -28,7 +28,6 @@ TRANSFORMER_OPTIONS = {**ENCODER_OPTIONS, **DECODER_OPTIONS, "decoder_self": DEC
 
 
 def transformer_problems(s: TransformerSettings) -> Iterator[str]:
-    """Inconsistencies of the settings."""
     yield from stack_problems(s)
     if s.replaces_self_attention:
         own = f"has no effect with model.decoder_self = '{s.decoder_self}'"

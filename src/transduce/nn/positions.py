@@ -190,7 +190,7 @@ class MarianPositions(SinusoidalPositions):
 
 
 class FairseqPositions(MarianPositions):
-    """fairseq's sinusoids (M2M-100, NLLB): Marian's from position 2 on."""
+    """fairseq's sinusoids (M2M-100, NLLB): Marian's sinusoids, but position 0 has the vector of Marian's position 2."""
 
     first = 2
 

@@ -133,7 +133,7 @@ class DecoderState:
         return slice(self.skipped, self.length * self.n_beams)
 
     def next_positions(self, n_steps: int) -> tuple[Int[Tensor, " Q"], Int[Tensor, " C"]]:
-        """The positions of the next n_steps tokens' queries, beam by beam, and of all keys including theirs."""
+        """The positions of the next n_steps queries of each beam, beam by beam, and of all keys, new ones included."""
         device = self.memory_bias.device
         queries = torch.arange(self.length, self.length + n_steps, device=device).repeat(self.n_beams)
         self.positions = queries if self.positions is None else torch.cat([self.positions, queries])

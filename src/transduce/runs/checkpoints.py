@@ -55,7 +55,6 @@ class Checkpoints:
         return sorted((int(match[1]) for p in there if (match := _NAME.fullmatch(p.name))), reverse=True)
 
     def at(self, update: int) -> Path:
-        """The folder of one checkpoint."""
         return self.path / f"u{update:08d}"
 
     def shards(self, update: int) -> Path:

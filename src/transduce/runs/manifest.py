@@ -279,7 +279,6 @@ class FileStatus:
         return self.status in ("DAMAGED", "MISSING")
 
     def line(self) -> str:
-        """One line for people."""
         return f"{self.status:9} {self.name}" + (f": {self.reason}" if self.reason else "")
 
 

@@ -35,7 +35,7 @@ ItemT = TypeVar("ItemT")
 SENDING = 2.0
 """Seconds after its deadline in which the rest of a stream can be read."""
 
-_READ_ON = 16  # times the limit of a body: read and drop it, as most clients read the response only after sending
+_READ_ON = 16  # limits of a body that are read and dropped: most clients read the response only after sending
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_FIELDS = 1000  # most fields of a form
 PAGE = Path(__file__).parent / "page"

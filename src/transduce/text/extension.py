@@ -215,7 +215,6 @@ def _as_unigram(lacking: Sequence[str], joined: Joined, words: Words, known: Map
 
 
 def _words(pieces: Sequence[str]) -> list[tuple[str, ...]]:
-    """The pieces of a text, word by word."""
     starts = [0, *(i for i, piece in enumerate(pieces) if i and piece.startswith(SPACE)), len(pieces)]
     return [tuple(pieces[a:b]) for a, b in pairwise(starts) if a < b]
 

@@ -50,7 +50,6 @@ class Element:
     children: list[Element] = field(default_factory=list)
 
     def inside(self) -> Iterator[Element]:
-        """All elements inside."""
         for child in self.children:
             yield child
             yield from child.inside()
