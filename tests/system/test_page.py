@@ -1,8 +1,10 @@
 """The web page in headless Chromium, against a real server."""
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from urllib.parse import parse_qs, urldefrag
 
 import pytest
 from selenium.webdriver.common.by import By
@@ -26,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.fixture(scope="module")
 def server(runs: Runs, gpt: Path) -> Iterator[Server]:
-    server = Server(f"en-de={runs[0]}", f"de-en={runs[1]}", gpt)
+    server = Server(f"en-de={runs[0]}", f"de-en={runs[1]}", gpt, "--inspect")
     yield server
     server.stop()
 
@@ -57,7 +59,7 @@ def test_translation_while_typing_and_the_swap_of_languages(page: Browser, runs:
     wait(lambda: output(page) == "")
 
 
-def test_alternatives_of_a_word_by_keyboard_alone(page: Browser, runs: Runs) -> None:
+def test_alternatives_of_a_word_by_keyboard_alone(page: Browser, server: Server, runs: Runs) -> None:
     page.switch_to.active_element.send_keys(marians.LINES[3])
     words = wait(lambda: page.find_elements(By.CSS_SELECTOR, ".word"))
     before = output(page)
@@ -68,8 +70,73 @@ def test_alternatives_of_a_word_by_keyboard_alone(page: Browser, runs: Runs) -> 
     options = DecodingOptions(beam=16, n_best=16)
     (expected,) = Translator.load(runs[0]).translate([marians.LINES[3]], options)
     assert set(found) <= {one.text for one in expected.candidates} and before not in found
+    changed = [b.text for b in buttons[0].find_elements(By.TAG_NAME, "b")]
+    assert (
+        changed
+        and set(changed) <= set(found[0].split())
+        and set(found[0].split()) - set(before.split()) <= set(changed)
+    )
+    address, choices = urldefrag(page.find_element(By.ID, "inside").get_attribute("href") or "")
+    assert address == f"{server.url}/inspect/" and parse_qs(choices)["s"] == [marians.LINES[3]]
     page.switch_to.active_element.send_keys(Keys.ENTER)
     wait(lambda: output(page) == found[0])
+    assert not page.find_element(By.ID, "alternatives").is_displayed()
+
+
+def test_alternatives_open_at_the_word_and_close_with_escape(page: Browser) -> None:
+    put(page, marians.LINES[3])
+    word = wait(lambda: page.find_elements(By.CSS_SELECTOR, ".word"))[0]
+    for width in (1280, 390):
+        page.set_window_size(width, 900)
+        word.click()
+        wait(lambda: page.find_elements(By.CSS_SELECTOR, "#choices button"))
+        box, place = page.find_element(By.ID, "alternatives").rect, word.rect
+        gaps = box["y"] - place["y"] - place["height"], place["y"] - box["y"] - box["height"]
+        assert 0 <= max(gaps) < 12 and 0 <= box["x"] <= width - box["width"] and box["y"] >= 0
+        page.switch_to.active_element.send_keys(Keys.ESCAPE)
+        wait(lambda: not page.find_element(By.ID, "alternatives").is_displayed())
+        assert page.switch_to.active_element == word
+    page.set_window_size(1280, 1000)
+
+
+def test_a_file_is_dropped_on_the_text(page: Browser, runs: Runs, downloads: Path) -> None:
+    page.execute_script(
+        """const files = new DataTransfer();
+        files.items.add(new File([arguments[0]], "dropped.txt"));
+        const drop = (kind) => document.getElementById("input").dispatchEvent(
+            new DragEvent(kind, {dataTransfer: files, bubbles: true, cancelable: true}));
+        drop("dragover"); window.shown = document.getElementById("field").className; drop("drop");""",
+        marians.LINES[0],
+    )
+    assert page.execute_script("return shown") == "dropping" and not page.find_elements(By.CSS_SELECTOR, ".dropping")
+    link = page.find_element(By.ID, "download")
+    wait(link.is_displayed)
+    link.click()
+    path = downloads / "dropped.de.txt"
+    wait(path.exists)
+    assert path.read_text(encoding="utf-8") == f"{Translator.load(runs[0]).translate([marians.LINES[0]])[0].text}\n"
+
+
+def test_the_card_fills_the_window_and_the_theme_is_kept(page: Browser, server: Server) -> None:
+    bottom = "return document.getElementById('card').getBoundingClientRect().bottom / innerHeight"
+    for path in ("", "/generate"):
+        page.get(server.url + path)
+        for width in (1280, 390):
+            page.set_window_size(width, 900)
+            assert page.execute_script(bottom) > 0.8
+    page.get(f"{server.url}/docs")
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    page.set_window_size(1280, 1000)
+    page.get(server.url)
+    theme = "return document.documentElement.dataset.theme"
+    before = page.execute_script(theme)
+    page.find_element(By.ID, "theme").click()
+    page.get(server.url)
+    assert page.execute_script(theme) != before
+    font = "return document.fonts.ready.then(() => document.fonts.check('12px \"Source Sans 3\"'))"
+    assert page.execute_script(font)
+    wait(page.find_element(By.ID, "inside-link").is_displayed)
+    page.execute_script("localStorage.clear()")
 
 
 def test_confidence_and_themes(page: Browser) -> None:
@@ -219,8 +286,21 @@ def test_a_language_model_continues_a_text(page: Browser, gpt: Path) -> None:
     status = page.find_element(By.ID, "status")
     wait(lambda: "tokens" in status.text)
     options = DecodingOptions(max_length=100, sample=True, temperature=0.8, seed=5)
-    (expected,) = Generator.load(gpt).generate(["Der Hund"], options)
+    generator = Generator.load(gpt)
+    (expected,) = generator.generate(["Der Hund"], options)
     shown = f"Der Hund{expected.text}".replace("\r\n", "\n").replace("\r", "\n")  # as a text area does
     assert field.get_property("value") == shown and f"{len(expected.ids)} tokens" in status.text
+
+    # the model's tokens are marked, and the field says the probability of the one at the cursor
+    tokens = "return [...document.querySelectorAll('#marks mark')].map((one) => one.textContent)"
+    wait(lambda: len(page.execute_script(tokens)) == len(expected.ids))
+    assert shown == "Der Hund" + "".join(page.execute_script(tokens))
+    (prompt,) = generator.start(["Der Hund"], options, cut_prompt=False)
+    probability = 100 * math.exp(generator.token_log_probs(prompt.ids, expected.ids)[0])
+    page.execute_script("document.getElementById('input').setSelectionRange(8, 8)")
+    assert probability >= 10  # below, one decimal is shown
+    wait(lambda: f"probability {probability:.0f} %" in page.find_element(By.ID, "token").text)
+    field.send_keys(Keys.BACKSPACE)
+    assert page.execute_script(tokens) == []
     page.find_element(By.ID, "undo").click()
     assert field.get_property("value") == "Der Hund" and not page.find_element(By.ID, "undo").is_enabled()

@@ -170,6 +170,25 @@ def test_a_stream_of_completions_ends_before_a_stop_string(client: openai.OpenAI
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+def test_completions_have_the_log_probabilities_of_their_tokens(
+    client: openai.OpenAI, generator: Generator, streamed: bool
+) -> None:
+    expected = generator.generate(PROMPTS, OPTIONS)
+    asked: dict[str, Any] = {"prompt": PROMPTS, "n": 2, "max_tokens": 50, "seed": 4, "logprobs": 0, **SAMPLING}
+    answers = client.completions.create(model="gpt", stream=True, **asked) if streamed else None
+    chunks = answers or [client.completions.create(model="gpt", **asked)]
+    choices = {choice.index: choice for chunk in chunks for choice in chunk.choices if choice.finish_reason}
+    for number, text in enumerate(expected):
+        found = choices[number].logprobs
+        assert "".join(found.tokens) == text.text and len(found.token_logprobs) == len(text.ids)
+        assert [
+            text.text[start:][: len(token)] for start, token in zip(found.text_offset, found.tokens, strict=True)
+        ] == (found.tokens)
+        if not text.finished:  # else the end of the text counts too
+            assert sum(found.token_logprobs) == pytest.approx(text.log_prob, abs=0.01)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 def test_a_chat_continues_its_messages(client: openai.OpenAI, generator: Generator, streamed: bool) -> None:
     messages: Any = [{"role": "system", "content": "Der"}, {"role": "user", "content": "Hund"}]
     (expected,) = generator.generate(["Der\nHund"], DecodingOptions(max_length=20, sample=True, temperature=0))
@@ -194,7 +213,7 @@ def test_a_chat_continues_its_messages(client: openai.OpenAI, generator: Generat
         ({"extra_body": {"top_k": -2}}, "top_k = -2"),
         ({"stop": [""]}, "stop"),
         ({"presence_penalty": 1}, "presence_penalty"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 1}, "logprobs.*0"),
         ({"extra_body": {"repetition_penalty": 2}}, "repetition_penalty"),
         ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
         ({"best_of": 3}, "best_of = 3"),

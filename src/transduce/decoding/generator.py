@@ -217,6 +217,17 @@ class Generator(EngineModel):
             log_probs[number] += part
         return [TextLogProbs(tuple(values)) for values in log_probs]
 
+    def token_log_probs(self, prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
+        """Log-probability of each token of a text that `generate` wrote, in the contexts in which it was written."""
+        known, values = [*prompt, *ids], list[float]()
+        while (done := len(prompt) + len(values)) < len(known):
+            cut = self.memory is None and done > self.context
+            start = done - self.context // 2 if cut else 0
+            row = known[start:] if self.memory is not None else known[start : start + self.context + 1]
+            (row_values,) = self._log_probs([np.array(row, dtype=np.int64)], len(row))
+            values += row_values[done - start - 1 :]
+        return values
+
     def evaluate(self, store: TextStore, *, stride: int | None = None, batch_tokens: int | None = None) -> TextScore:
         """Score running text, every token once, in rows of the context's length.
 

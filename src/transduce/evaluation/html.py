@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from transduce.inspection.page import PAGE
+from transduce.inspection.page import PAGE, embed_files, read_page_file
 
 FOLDERS = (Path(__file__).parent / "templates", PAGE)
 """Templates, and the style that they share with the inspection page."""
@@ -26,13 +26,15 @@ Point = tuple[float, float]
 
 @cache
 def environment(*, autoescape: bool = True) -> Environment:
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(FOLDERS),
         autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.globals["theme"] = Markup(embed_files(read_page_file("theme.css")))
+    return made
 
 
 def render(template: str, **values: Any) -> Markup:

@@ -15,7 +15,8 @@ _POLICY = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; font-src data:; img-src data:; base-uri 'none'\">"
 )
-_FONT = "source-sans-3.woff2"
+THEME_FILES = {"theme.css": "text/css", "source-sans-3.woff2": "font/woff2", "icon.svg": "image/svg+xml"}
+"""Files that all pages share, with their types."""
 _TEXTS = {"en": "tour.en.json", "de": "tour.de.json"}
 _STYLE = re.compile(r'<link rel="stylesheet" href="(.+?)">')
 _DROPPED = re.compile(r"^import [^;]*;\n|^export ", re.MULTILINE)
@@ -28,7 +29,7 @@ def read_page_file(name: str) -> str:
 
 def page_files() -> list[str]:
     styles = _STYLE.findall(read_page_file("inspect.html"))
-    return ["inspect.html", _FONT, *_TEXTS.values(), *styles, *_modules("inspect.js")]
+    return list(dict.fromkeys(["inspect.html", *THEME_FILES, *_TEXTS.values(), *styles, *_modules("inspect.js")]))
 
 
 def _modules(script: str) -> list[str]:
@@ -41,14 +42,27 @@ def script_of(name: str) -> str:
     return "\n".join(_DROPPED.sub("", read_page_file(module)) for module in _modules(name))
 
 
+def theme_colour(name: str) -> str:
+    """Return a colour of the light theme, such as "#ffffff"."""
+    return re.findall(rf"--{name}: light-dark\((#\w+)", read_page_file("theme.css"))[0]
+
+
+def embed_files(text: str) -> str:
+    """Replace the addresses of the font and of the icon by their contents."""
+    for name, kind in THEME_FILES.items():
+        address = f"data:{kind};base64,{b64encode((PAGE / name).read_bytes()).decode()}"
+        text = text.replace(f"url({name})", f"url({address})").replace(
+            f'"icon" href="{name}"', f'"icon" href="{address}"'
+        )
+    return text
+
+
 def page_of(records: Sequence[dict[str, Any]]) -> str:
     """Return the page as one file that contains the records and needs no network."""
     data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
     texts = {language: json.loads(read_page_file(name)) for language, name in _TEXTS.items()}
     inside = data.replace("<", "\\u003c").encode("utf-8", "replace").decode("utf-8")
-    font = b64encode((PAGE / _FONT).read_bytes()).decode()
     parts = {
-        f"url({_FONT})": f"url(data:font/woff2;base64,{font})",
         '<meta charset="utf-8">': f'<meta charset="utf-8">\n{_POLICY}',
         '<script type="module" src="inspect.js"></script>': (
             f'<script type="application/json" id="records">{inside}</script>\n'
@@ -57,6 +71,7 @@ def page_of(records: Sequence[dict[str, Any]]) -> str:
         ),
     }
     page = _STYLE.sub(lambda link: f"<style>\n{read_page_file(link[1])}</style>", read_page_file("inspect.html"))
+    page = embed_files(page)
     for tag, content in parts.items():
         page = page.replace(tag, content)
     return page

@@ -16,6 +16,8 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.decoding.queue import CALLER, ExpiredError, expiring
+from transduce.inspection.page import PAGE as THEME
+from transduce.inspection.page import THEME_FILES
 from transduce.serving.http import (
     PAGE,
     SENDING,
@@ -38,9 +40,10 @@ if TYPE_CHECKING:
 
 _PROTOCOLS = (own, libretranslate, deepl, huggingface, openai)
 _PAGE_FILES = {
-    "/": "index.html",
-    "/generate": "generate.html",
-    **{f"/{name}": name for name in ("style.css", "shared.js", "app.js", "files.js", "generate.js")},
+    "/": PAGE / "index.html",
+    "/generate": PAGE / "generate.html",
+    **{f"/{name}": PAGE / name for name in ("style.css", "shared.js", "app.js", "files.js", "generate.js")},
+    **{f"/{name}": THEME / name for name in THEME_FILES},
 }
 _STATUS_LEFT = 499  # nginx's status for a client that left; it appears in the log only
 _WATCH_AFTER = 0.05  # seconds until a disconnected client is noticed; most responses are ready earlier
@@ -77,10 +80,14 @@ def make_app(
         endpoints.append(Endpoint("GET", path, handler, is_open=True))
     endpoints += interface_endpoints(tuple(endpoints), needs_key=keys.are_needed)
     endpoints += [Endpoint("GET", path, _page, is_open=True) for path in _PAGE_FILES]
-    if inspection is not None:
-        endpoints += inspection.endpoints()
+    without_inspection = (Endpoint("GET", "/inspect/models", _no_models, is_open=True),)  # the page asks for its models
+    endpoints += without_inspection if inspection is None else inspection.endpoints()
     app = App(service, endpoints, keys=keys, log=log)
     return CORSMiddleware(app, allow_origins=cors, allow_methods=["*"], allow_headers=["*"]) if cors else app
+
+
+async def _no_models(call: Call) -> Response:
+    return json_response([])
 
 
 async def _page(call: Call) -> Response:
@@ -88,12 +95,10 @@ async def _page(call: Call) -> Response:
 
     A service without translators has only the page for text generation; without any runs, only the inspection page.
     """
-    name = _PAGE_FILES[call.request.url.path]
-    if name == "index.html" and not call.service.runs:
+    path = call.request.url.path
+    if path == "/" and not call.service.runs:
         return RedirectResponse("/inspect/")
-    if name == "index.html" and not call.service.routes:
-        name = "generate.html"
-    return file_response(PAGE / name)
+    return file_response(_PAGE_FILES["/generate" if path == "/" and not call.service.routes else path])
 
 
 class App:

@@ -201,12 +201,15 @@ def _pieces(pairs: Sequence[Example]) -> Iterator[tuple[list[Example], int]]:
 class Completion(NamedTuple):
     """A continuation of a prompt: the text before the stop string, and the tokens up to the end of the stop string.
 
-    finished: False if the text was cut off at the length limit.
+    finished: False if the text was cut off at the length limit. log_probs: of each token, in nats, if asked for;
+    tokens: the text that each one completes.
     """
 
     text: str
     ids: tuple[int, ...]
     finished: bool
+    tokens: Sequence[str] = ()
+    log_probs: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +258,12 @@ class AsyncTextGenerator:
         end: float = math.inf,
         refuse: bool = True,
         on_part: Callable[[Part], object] | None = None,
+        log_probs: bool = False,
     ) -> Completions:
         """Continue prompts; the texts are those of `Generator.generate`, bit for bit, up to a string of `stop`.
 
-        `on_part`: called with the texts as they grow. The other arguments are those of `Generator.generate` and of
-        `AsyncTranslator.translate`.
+        `on_part`: called with the texts as they grow. `log_probs`: add them to the completions. The other arguments are
+        those of `Generator.generate` and of `AsyncTranslator.translate`.
 
         Raises `DataError` (a prompt is longer than the context), `ExpiredError` and `OverloadedError`.
         """
@@ -272,10 +276,22 @@ class AsyncTextGenerator:
         with self._admission.tokens(n_wanted, refuse=refuse):
             options_of_text = self.generator.options_of_a_text(options)
             await self._complete(texts, options_of_text, end, watch=bool(stop) or on_part is not None)
+            completed = [text.completion() for text in texts]
+            if log_probs:
+                async with expiring(end):
+                    completed = [
+                        await asyncio.to_thread(self._with_log_probs, tokens.ids[: tokens.n_given], text)
+                        for tokens, text in zip(started, completed, strict=True)
+                    ]
         n_prompt = sum(tokens.n_given for tokens in started[:: options.n_best])
-        completions = Completions([text.completion() for text in texts], n_prompt)
+        completions = Completions(completed, n_prompt)
         self.n_new += completions.n_new
         return completions
+
+    def _with_log_probs(self, prompt: tuple[int, ...], text: Completion) -> Completion:
+        detokenizer = IncrementalDetokenizer(self.generator.tokenizer)
+        tokens = [detokenizer.add([token]) for token in text.ids]
+        return text._replace(tokens=tokens, log_probs=self.generator.token_log_probs(prompt, text.ids))
 
     async def _complete(self, texts: Sequence[_Text], options: DecodingOptions, end: float, *, watch: bool) -> None:
         """Complete all texts in rounds; each round fills the context of every text."""

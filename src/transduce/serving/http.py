@@ -45,6 +45,7 @@ _PAGE_TYPES = {  # Windows may have others
     ".js": "text/javascript",
     ".json": "application/json",
     ".woff2": "font/woff2",
+    ".svg": "image/svg+xml",
 }
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

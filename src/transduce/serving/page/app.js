@@ -7,9 +7,11 @@ const CHARACTERS_PER_REQUEST = 5000;
 const TRIES = 2; // of a line whose deadline passes
 const MAY_END = [0, 429, 503, 504]; // states of the service that may end: not reached, busy, shutting down, too slow
 const BEAM = 16; // for alternatives
+const MOST_SHOWN = 8; // alternatives; those with another next word first
 const MAX_DOUBT = 3; // nats at which a word is shaded fully
 
 let directions = [];
+let inspected = []; // names of the runs that the inspection page shows
 let running = null; // AbortController of the translation that is under way
 let looking = null; // the same of the alternatives
 let aligning = null; // the same of an alignment
@@ -71,6 +73,7 @@ function updateDirections() {
   fill(byId("model"), models);
   byId("models").hidden = models.length < 2;
   byId("swap").disabled = !directions.some((one) => one.source === byId("target").value && one.target === byId("source").value);
+  byId("swap").textContent = byId("swap").disabled ? "→" : "⇄";
 }
 
 function swap() {
@@ -203,9 +206,7 @@ async function markSource(span) {
   const nodes = [text.slice(0, place)];
   let done = 0;
   for (const [from, to] of links.filter(([, , first, last]) => first < end && start < last).sort((one, two) => one[0] - two[0])) {
-    const mark = document.createElement("mark");
-    mark.textContent = source.slice(Math.max(from, done), to).join("");
-    nodes.push(source.slice(done, from).join(""), mark);
+    nodes.push(source.slice(done, from).join(""), marked("mark", source.slice(Math.max(from, done), to).join("")));
     done = Math.max(to, done);
   }
   byId("marks").replaceChildren(...nodes, text.slice(place + source.slice(0, done).join("").length));
@@ -225,40 +226,71 @@ async function showAlternatives(span) {
   const before = sentence.text.slice(0, Number(span.dataset.start)).trimEnd();
   closeAlternatives();
   const own = (looking = new AbortController());
-  show("Looking for alternatives ...");
+  openAlternatives(span, sentence.source);
   try {
     const body = { text: sentence.source, prefix: before, n_best: BEAM, beam: BEAM, split: false, ...route() };
     const answer = await ask("v1/translate", body, own.signal);
     const nextWord = (text) => text.slice(before.length).trimStart().split(/\s/, 1)[0];
+    const others = answer.translations[0].sentences[0].candidates.map((one) => one.text);
+    const fitting = others.filter((text) => text.startsWith(before) && text !== sentence.text);
     const best = new Map([[nextWord(sentence.text), null]]); // the best translation with each next word
-    for (const { text } of answer.translations[0].sentences[0].candidates) {
-      if (text.startsWith(before) && !best.has(nextWord(text))) best.set(nextWord(text), text);
-    }
-    const others = [...best.values()].filter(Boolean);
-    byId("choices").replaceChildren(...others.map((text) => choice(span, text)));
-    byId("alternatives").hidden = !others.length;
-    show(others.length ? "" : "no alternatives");
+    for (const text of fitting) if (!best.has(nextWord(text))) best.set(nextWord(text), text);
+    const first = [...best.values()].filter(Boolean);
+    const rest = fitting.filter((text) => !first.includes(text)); // that differ later
+    const shown = [...first, ...rest].slice(0, MOST_SHOWN).map((text) => choice(span, sentence.text, text));
+    fillChoices(shown.length ? shown : ["No other translations found."]);
     byId("choices").querySelector("button")?.focus();
   } catch (error) {
-    if (!own.signal.aborted) show(error.message, true);
+    if (!own.signal.aborted) fillChoices([error.message]);
   }
+  placeAlternatives(span);
+}
+
+const fillChoices = (items) => byId("choices").replaceChildren(...items.map((item) => marked("li", item)));
+
+function openAlternatives(span, source) {
+  const run = inspected.indexOf(byId("model").value);
+  byId("inside").hidden = !inspected.length;
+  byId("inside").href = `inspect/#${new URLSearchParams({ s: source, ...(run > 0 && { model: run + 1 }) })}`;
+  fillChoices(["Looking for alternatives ..."]);
+  span.classList.add("open");
+  byId("alternatives").showPopover();
+  placeAlternatives(span);
+}
+
+// Below the word, or above it if there is more room.
+function placeAlternatives(span) {
+  const box = byId("alternatives");
+  const word = span.getBoundingClientRect();
+  const room = { above: word.top - 14, below: innerHeight - word.bottom - 14 };
+  box.style.maxHeight = `${Math.max(room.above, room.below)}px`;
+  const isAbove = box.offsetHeight > room.below && room.above > room.below;
+  box.style.left = `${Math.max(8, Math.min(word.left, document.documentElement.clientWidth - box.offsetWidth - 8)) + scrollX}px`;
+  box.style.top = `${scrollY + (isAbove ? word.top - box.offsetHeight - 6 : word.bottom + 6)}px`;
 }
 
 function closeAlternatives() {
   looking?.abort();
-  byId("alternatives").hidden = true;
+  byId("alternatives").hidePopover();
+  byId("output").querySelector(".open")?.classList.remove("open");
 }
 
-function choice(span, text) {
-  const item = document.createElement("li");
+function choice(span, before, text) {
   const button = document.createElement("button");
   button.type = "button";
   button.dir = "auto";
-  button.textContent = text;
+  button.append(...withChanges(before.split(/\s+/), text));
   button.addEventListener("click", () => choose(span, text));
-  button.addEventListener("keydown", (event) => { if (event.key === "Escape") { closeAlternatives(); span.focus(); } });
-  item.append(button);
-  return item;
+  return button;
+}
+
+// A text as nodes, with the words bold that the other text lacks.
+function withChanges(others, text) {
+  return text.split(/(\s+)/).map((word) => {
+    const place = others.indexOf(word);
+    if (place >= 0) others.splice(place, 1);
+    return place >= 0 || !word.trim() ? word : marked("b", word);
+  });
 }
 
 function choose({ dataset: { sentence, word } }, text) {
@@ -311,13 +343,16 @@ function connect() {
   byId("input").addEventListener("scroll", () => { byId("marks").scrollTop = byId("input").scrollTop; });
   byId("output").addEventListener("keydown", moveInOutput);
   byId("key").addEventListener("change", loadDirections);
+  byId("alternatives").addEventListener("toggle", (event) => { if (event.newState === "closed") closeAlternatives(); });
 }
 
 async function loadDirections() {
   try {
     const answer = await ask("v1/directions", null);
     directions = answer.models;
+    inspected = (await ask("inspect/models", null)).map((one) => one.name);
     byId("generate-link").hidden = !answer.language_models.length;
+    byId("inside-link").hidden = !inspected.length;
     updateDirections();
     show(directions.length ? "" : "this service has no translation model");
     translateNow();

@@ -10,7 +10,7 @@ async function translateFile(file) {
   const isTable = /\.tsv$/i.test(file.name);
   const results = [];
   byId("download").hidden = true;
-  byId("file-progress").hidden = byId("stop").hidden = false;
+  byId("files").hidden = byId("stop").hidden = false;
   byId("progress").value = 0;
   report("Reading ...");
   const began = performance.now();
@@ -49,3 +49,13 @@ function offer(name, lines) {
 byId("file").addEventListener("click", ({ target }) => { target.value = ""; }); // the same file may be chosen again
 byId("file").addEventListener("change", ({ target }) => { if (target.files.length) translateFile(target.files[0]); });
 byId("stop").addEventListener("click", () => job.abort());
+
+// A file that is dropped anywhere is translated; the field shows it while it is dragged.
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  addEventListener(kind, (event) => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    byId("field").classList.toggle("dropping", kind === "dragover");
+    if (kind === "drop") translateFile(event.dataTransfer.files[0]);
+  });
+}

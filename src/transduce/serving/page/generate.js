@@ -2,7 +2,9 @@
 "use strict";
 
 let running = null; // AbortController of the text that is being written
-let before = []; // texts that Undo brings back
+let before = []; // what Undo brings back: {text, tokens}
+let shownText = ""; // whose tokens are drawn
+let tokens = []; // of the model, in the order of the text: {start, end, logProb}, null until the text is complete
 
 // The objects of a stream of server-sent events.
 async function* events(response) {
@@ -22,26 +24,70 @@ async function continueText() {
   const input = byId("input");
   const own = (running = new AbortController());
   const body = {
-    model: byId("model").value, prompt: input.value, cut_prompt: true, stream: true, stream_options: { include_usage: true },
+    model: byId("model").value, prompt: input.value, cut_prompt: true, stream: true, stream_options: { include_usage: true }, logprobs: 0,
     temperature: Number(byId("temperature").value), max_tokens: Number(byId("length").value),
     seed: byId("seed").value === "" ? null : Number(byId("seed").value),
   };
-  before.push(input.value);
+  before.push({ text: input.value, tokens });
+  const begin = input.value.length;
+  const known = tokens;
   setBusy(true);
   show("Writing ...");
   const start = performance.now();
   try {
     for await (const event of events(await send("v1/completions", body, own.signal))) {
       if (event.error) throw new Error(event.error.message);
-      if (event.choices.length) input.value += event.choices[0].text;
-      else show(`${event.usage.completion_tokens} tokens, ${Math.round(performance.now() - start)} ms`);
+      const [part] = event.choices;
+      if (part) {
+        input.value += part.text;
+        tokens = [...known, ...(part.logprobs ? tokensOf(part.logprobs, begin) : [{ start: begin, end: input.value.length, logProb: null }])];
+        drawMarks();
+      } else show(`${event.usage.completion_tokens} tokens, ${Math.round(performance.now() - start)} ms`);
       input.scrollTop = input.scrollHeight;
     }
   } catch (error) {
     show(own.signal.aborted ? "Stopped." : error.message, !own.signal.aborted);
   }
-  if (before.at(-1) === input.value) before.pop();
+  if (before.at(-1).text === input.value) before.pop();
   setBusy(false);
+}
+
+function tokensOf({ tokens: texts, token_logprobs: logProbs }, start) {
+  return texts.map((text, i) => ({ start, end: (start += text.replace(/\r\n?/g, "\n").length), logProb: logProbs[i] }));
+}
+
+// The layer behind the field, in which the model's tokens are marked.
+function drawMarks() {
+  const text = (shownText = byId("input").value);
+  const nodes = tokens.flatMap(({ start, end }, i) => [text.slice(tokens[i - 1]?.end ?? 0, start), marked("mark", text.slice(start, end))]);
+  byId("marks").replaceChildren(...nodes, text.slice(tokens.at(-1)?.end ?? 0));
+  byId("marks").scrollTop = byId("input").scrollTop;
+}
+
+// A token after a change of the text is no longer the model's.
+function keepTokens() {
+  const text = byId("input").value;
+  tokens = tokens.filter(({ end }) => text.slice(0, end) === shownText.slice(0, end));
+  drawMarks();
+}
+
+function showToken(number) {
+  byId("marks").querySelector(".on")?.classList.remove("on");
+  if (number < 0 || tokens[number].logProb === null) return;
+  const mark = byId("marks").querySelectorAll("mark")[number];
+  mark.classList.add("on");
+  const percent = 100 * Math.exp(tokens[number].logProb);
+  byId("token").textContent = `${JSON.stringify(mark.textContent)}: probability ${percent < 10 ? percent.toPrecision(2) : Math.round(percent)} %`;
+}
+
+// The field lies over the marks.
+function showPointed({ clientX, clientY }) {
+  const pointed = document.elementsFromPoint(clientX, clientY).find((one) => one.matches("#marks mark"));
+  showToken([...byId("marks").querySelectorAll("mark")].indexOf(pointed));
+}
+
+function showAtCursor() {
+  showToken(tokens.findIndex(({ start, end }) => start <= byId("input").selectionStart && byId("input").selectionStart < end));
 }
 
 function setBusy(isBusy) {
@@ -66,11 +112,19 @@ async function loadModels() {
   setBusy(false);
 }
 
-byId("options").addEventListener("submit", (event) => { event.preventDefault(); continueText(); });
+byId("card").addEventListener("submit", (event) => { event.preventDefault(); continueText(); });
 byId("input").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !byId("continue").disabled) byId("options").requestSubmit(byId("continue"));
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !byId("continue").disabled) byId("card").requestSubmit(byId("continue"));
 });
 byId("stop").addEventListener("click", () => running.abort());
-byId("undo").addEventListener("click", () => { byId("input").value = before.pop(); setBusy(false); });
+byId("undo").addEventListener("click", () => {
+  ({ text: byId("input").value, tokens } = before.pop());
+  drawMarks();
+  setBusy(false);
+});
+byId("input").addEventListener("input", keepTokens);
+byId("input").addEventListener("scroll", () => { byId("marks").scrollTop = byId("input").scrollTop; });
+byId("input").addEventListener("mousemove", showPointed);
+document.addEventListener("selectionchange", showAtCursor);
 byId("key").addEventListener("change", loadModels);
 loadModels();

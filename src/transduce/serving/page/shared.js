@@ -14,7 +14,7 @@ async function send(path, body, signal) {
   const error = new Error(answer.error?.message || answer.error || `the service answered with status ${response.status}`);
   error.status = response ? response.status : 0;
   error.retryAfter = Number(response?.headers.get("Retry-After")) || 2;
-  if (error.status === 401) byId("key-box").open = true;
+  if (error.status === 401) Object.assign(byId("key-box"), { hidden: false, open: true });
   throw error;
 }
 
@@ -30,10 +30,19 @@ function show(message, isError = false) {
   byId("status").classList.toggle("error", isError);
 }
 
-function setTheme(dark) {
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-  byId("theme").setAttribute("aria-pressed", String(dark));
+// An element with a text or another element.
+function marked(name, content) {
+  const element = document.createElement(name);
+  element.append(content);
+  return element;
 }
 
-setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
-byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+const kept = (() => { try { return localStorage; } catch { return {}; } })(); // a browser may forbid it
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  byId("theme").setAttribute("aria-pressed", String(theme === "dark"));
+}
+
+setTheme(kept.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+byId("theme").addEventListener("click", () => setTheme(kept.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark"));

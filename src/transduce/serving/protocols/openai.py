@@ -105,7 +105,8 @@ class GenerationRequest(BaseModel, extra="allow"):
     ) -> Response:
         """Build the answer. `note`: see `join_notes`."""
         choices = [
-            _choice(number, self.content(text.text), finished=text.finished) for number, text in enumerate(texts)
+            _choice(number, self.content(text.text), text.finished, _log_probs(text))
+            for number, text in enumerate(texts)
         ]
         return json_response({**self._head(), "object": self.object, "choices": choices, "usage": usage, **note})
 
@@ -116,9 +117,9 @@ class GenerationRequest(BaseModel, extra="allow"):
     def _head(self) -> dict[str, Any]:
         return {"id": f"{self.kind}-{next(_numbers)}", "created": int(time.time()), "model": self.model}
 
-    def chunk(self, number: int, text: str, *, finished: bool | None = None) -> dict[str, Any]:
+    def chunk(self, number: int, text: str, *, finished: bool | None = None, log_probs: Any = None) -> dict[str, Any]:
         """A part of a text. `finished`: see `_choice`."""
-        return {"choices": [_choice(number, self.part(text), finished=finished)]}
+        return {"choices": [_choice(number, self.part(text), finished, log_probs)]}
 
     @property
     def wants_usage(self) -> bool:
@@ -147,8 +148,8 @@ class CompletionRequest(GenerationRequest):
     kind, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     prompt: Annotated[Texts, Field(min_length=1)]
-    logprobs: Annotated[bool, BeforeValidator(lambda value: value is not None and value is not False)] = False
-    """Whether log-probabilities are requested: any number of alternatives requests those of the tokens, 0 too."""
+    logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    """0: add the log-probability of each new token. Alternatives, which other numbers ask for, are not supported."""
 
 
 class ContentPart(BaseModel):
@@ -231,10 +232,17 @@ def _event(content: Any) -> bytes:
     return b"data: " + to_json(content) + b"\n\n"
 
 
-def _choice(number: int, content: dict[str, Any], *, finished: bool | None) -> dict[str, Any]:
+def _choice(number: int, content: dict[str, Any], finished: bool | None, log_probs: Any) -> dict[str, Any]:
     """The JSON of a text or a part of it. finished: False if the text was cut off; None if more parts follow."""
     reason = None if finished is None else "stop" if finished else "length"
-    return {"index": number, **content, "logprobs": None, "finish_reason": reason}
+    return {"index": number, **content, "logprobs": log_probs, "finish_reason": reason}
+
+
+def _log_probs(text: Candidate | Completion) -> dict[str, Any] | None:
+    if not isinstance(text, Completion) or text.log_probs is None:
+        return None
+    offsets = [*itertools.accumulate(map(len, text.tokens[:-1]), initial=0)]
+    return {"tokens": text.tokens, "token_logprobs": text.log_probs, "text_offset": offsets}
 
 
 def _usage(n_prompt: int, n_new: int) -> dict[str, int]:
@@ -280,7 +288,10 @@ async def _generate(
     if len(prompts) * options.n_best > limits.max_texts:
         raise SettingsError(f"{len(prompts)} prompts, n = {options.n_best}: more than {limits.max_texts} texts")
     stop, end = asked.stop or (), call.end
-    generate = partial(generator.generate, prompts, options, cut_prompt=asked.cut_prompt, stop=stop, end=end)
+    scored = isinstance(asked, CompletionRequest) and asked.logprobs is not None
+    generate = partial(
+        generator.generate, prompts, options, cut_prompt=asked.cut_prompt, stop=stop, end=end, log_probs=scored
+    )
     if asked.stream:
         chunks = _generation_chunks(asked, in_parts(lambda on_part: generate(on_part=on_part)))
         return await asked.respond_in_parts(call, chunks)
@@ -296,7 +307,7 @@ async def _generation_chunks(
             yield asked.chunk(*part)
             continue
         for number, completion in enumerate(part.texts):
-            yield asked.chunk(number, "", finished=completion.finished)
+            yield asked.chunk(number, "", finished=completion.finished, log_probs=_log_probs(completion))
         if asked.wants_usage:
             yield {"choices": [], "usage": _usage(part.n_prompt, part.n_new)}
 
