@@ -591,7 +591,7 @@ def test_a_cell_is_named_as_the_page_counts(runs: Runs, browser: Browser, page: 
 
 
 def test_the_heads_of_a_report_are_those_of_the_page(runs: Runs, browser: Browser, tmp_path: Path) -> None:
-    """A map for each head of each sentence; a click enlarges one, with the same label for all sentences."""
+    """A map for each head of the chosen sentence; a click enlarges one, with the same label for all sentences."""
     run = tmp_path / "run"
     shutil.copytree(runs["transformer"], run)
     translator, folder = Translator.load(run), RunFolder.open(run)
@@ -603,13 +603,19 @@ def test_the_heads_of_a_report_are_those_of_the_page(runs: Runs, browser: Browse
     write_report(folder)
     browser.get((run / "report.html").as_uri())
     layers = found[0].recorded["attention"]
-    maps = wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#attention ~ .heads .small-map"))
-    assert len(maps) == 2 * sum(len(layer["labels"]) for layer in layers)
+    maps = wait(lambda: browser.find_elements(By.CSS_SELECTOR, ".heads .small-map"))
+    assert len(maps) == sum(len(layer["labels"]) for layer in layers)
     last = layers[-1]
     browser.execute_script(f"document.querySelector('[data-key=\"map-{last['name']}-0\"]').click()")
-    for one, shown in zip(found, browser.find_elements(By.CSS_SELECTOR, ".heads .split > figure"), strict=True):
+    picker = browser.find_element(By.ID, "sentence")
+    assert picker.text.split("\n") == lines
+    for number, one in enumerate(found):
+        set_control(browser, "#sentence", number)
+        assert browser.find_element(By.ID, "translation").text == one.recorded["sides"]["tgt_out"]["text"].strip()
+        (shown,) = browser.find_elements(By.CSS_SELECTOR, ".heads .split > figure")
         label = one.recorded["attention"][-1]["labels"][0]["label"]
         assert f"“{label}”: {RULES[label]}" in shown.text
+    assert browser.execute_script("return document.fonts.check('12px \"Source Sans 3\"')")
     browser.set_window_size(390, 844)
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     browser.set_window_size(1280, 1000)

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from sacrebleu import sentence_chrf
 
 import toys
 from system.commands import Done, small, transduce, write_corpus
@@ -51,6 +52,9 @@ def test_a_run_resumes_without_its_text(texts: Path) -> None:
     assert load.call_count == 1, "a checkpoint is read once"
     (scored,) = json.loads((texts.parent / "run" / "scores.json").read_text())["sets"]
     assert (scored["name"], scored["scores"]["n_sentences"]) == ("test", 6)
+    (sampled,) = json.loads((texts.parent / "run" / "samples.json").read_text())["sets"]
+    chrf = [sentence_chrf(sample["hyp"], [sample["ref"]]).score for sample in sampled["worst"]]
+    assert len(chrf) == sum(sample["hyp"] != sample["ref"] for sample in sampled["samples"]) and chrf == sorted(chrf)
     again = train(texts)
     assert again.code == 0 and "is finished" in again.err
 

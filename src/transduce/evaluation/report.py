@@ -84,6 +84,7 @@ def report_html(record: RunRecord) -> str:
         events=_events(record),
         samples_title=wording.samples,
         n_samples=N_SAMPLES,
+        problems=_problems(record),
         marked=marked,
         heads_script=Markup(script_of("report.js")),
         sets=set_table(record.data.get("sets", ())),
@@ -91,6 +92,14 @@ def report_html(record: RunRecord) -> str:
         settings=_settings(record),
         provenance=_provenance(record),
     )
+
+
+def _problems(record: RunRecord) -> list[tuple[str, str]]:
+    """Return what may be wrong with the run, each with the id of the section about it."""
+    problems = [("data", leak_line(leak)) for leak in record.data.get("leaks", ()) if leak.get("leaked")]
+    if skipped := record.of("skipped"):
+        problems.append(("curves", f"skipped updates: {len(skipped):,}; the loss or its gradient was not finite"))
+    return problems
 
 
 def _tiles(record: RunRecord) -> list[tuple[str, str]]:

@@ -4,7 +4,8 @@ scores.json     {"sets": [{"name", "scores": TranslationScores.to_json(), "searc
 text_scores.json {"sets": [{"name", "nll", "perplexity", "bits_per_byte", "tokens", "bytes", "context", "stride"}]}
 label_scores.json {"sets": [{"name", **LabelScores.to_json()}]}
 masked_scores.json {"sets": [{"name", "loss", "nll", "perplexity", "masked_accuracy", "next_sentence_accuracy"}]}
-samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"} or {"prompt", "text"}]}]}
+samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"} or {"prompt", "text"}],
+                          "worst": [{"src", "ref", "hyp"}]}]}
 attention.json  {"sentences": [{"sides", "attention", "rules"}]}, views of `Inspection`
 data.json       {"fingerprint",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",

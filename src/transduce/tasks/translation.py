@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from sacrebleu.metrics import CHRF
 from torch import nn
 
 from transduce.config.architectures import TransformerSettings
@@ -204,9 +205,13 @@ def _score(folder: RunFolder, held: ScoredSet, *, translator: Translator, update
     scores = replace(scores, notes=(*translator.direction_notes(), *scores.notes))
     options = {"beam": search.beam, "length_penalty": search.length_penalty, "precision": translator.choice.precision}
     save_set(folder, "scores", name, {"scores": scores.to_json(), "search": options})
-    shown = islice(zip(pairs, hypotheses, strict=True), N_SAMPLES)
-    samples = [{"src": src, "ref": ref, "hyp": hyp} for (src, ref), hyp in shown]
-    save_set(folder, "samples", name, {"update": update, "samples": samples})
+    samples = [{"src": src, "ref": ref, "hyp": hyp} for (src, ref), hyp in zip(pairs, hypotheses, strict=True)]
+    wrong = [sample for sample in samples if sample["ref"] != sample["hyp"]]
+    chrf = CHRF()
+    wrong.sort(key=lambda sample: chrf.sentence_score(sample["hyp"], [sample["ref"]]).score)
+    save_set(
+        folder, "samples", name, {"update": update, "samples": samples[:N_SAMPLES], "worst": wrong[: N_SAMPLES // 2]}
+    )
     return scores
 
 

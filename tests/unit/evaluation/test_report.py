@@ -152,6 +152,18 @@ def test_the_report_shows_the_content_of_the_files(run: RunFolder) -> None:
     assert len(charts) == 5  # loss, scores, learning rate, speed, gradient
 
 
+def test_the_worst_translations_and_the_problems_come_first(run: RunFolder) -> None:
+    fill(run)
+    right, wrong = ({"src": "", "ref": "ein Hund bellt", "hyp": text} for text in ("ein Hund bellt", "gar nichts"))
+    save_set(run, "samples", "test", {"update": 90, "samples": [right], "worst": [wrong]})
+    text = " ".join(Elements(report_html(read_record(run))).text.split())
+    *_, shown = text.partition("test, update 90")
+    assert (
+        shown.index("gar nichts") < shown.index("The first 1 of the set, not selected") < shown.rindex("ein Hund bellt")
+    )
+    assert text.index("3 of 9 pairs overlap") < text.index("skipped updates: 1") < text.index("precisions")
+
+
 def test_a_report_with_hostile_text_loads_and_runs_nothing(run: RunFolder) -> None:
     fill(run, HOSTILE)
     page = Elements(report_html(read_record(run)))
