@@ -78,7 +78,7 @@ gpu:                 ## run all tests and benchmarks for a GPU with $(PYTHON), w
 docs: $(READY) native ## build the documentation's site in build/site
 	$(BIN)/python docs/build_site.py
 	TRANSDUCE_VERSION="transduce $$($(BIN)/python -c 'import transduce; print(transduce.__version__)')" $(BIN)/zensical build --strict --clean
-	@echo 'Open build/site/index.html'
+	@echo 'Open build/site/index.html; to search it, run $(BIN)/python -m http.server --directory build/site and open localhost:8000'
 
 LOOSE := arg-type index misc operator return-value union-attr var-annotated
 lint: $(READY)       ## ruff and mypy

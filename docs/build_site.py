@@ -27,13 +27,14 @@ from transduce.config.architectures import MODEL_SETTINGS
 from transduce.config.decoding import DecodingOptions, DecodingSettings
 from transduce.config.section import Section
 from transduce.config.settings import Corpus, Settings
+from transduce.inspection.page import PAGE
 
 ROOT = Path(__file__).parents[1]
 PAGES = Path("build/pages").absolute()
 SENTENCE = "When will the old doctor call his friend?"
 BEAM = ("--beam", "4")
 SMALL = ("--set", "model.d_model=64", "--set", "model.d_ff=128", "--set", "training.valid_bleu_sentences=0")
-FRAME = "width: 100%; height: 32rem; border: 1px solid #8884; border-radius: .2rem"
+THEME = re.compile(r"^@font-face.*?\n|^:root \{.*?^\}\n", re.MULTILINE | re.DOTALL)  # its font and its colours
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 MATH = re.compile(r"(\$\$?)([^$]+)\1")
@@ -73,8 +74,8 @@ def with_math(text: str) -> str:
     """The text with formulas in MathML, which browsers display without a script."""
 
     def math(match: re.Match[str]) -> str:
-        formula = convert(match[2], display="block" if match[1] == "$$" else "inline")
-        return f"<span>{formula}</span>"
+        display = "block" if match[1] == "$$" else "inline"
+        return f'<span class="formula {display}">{convert(match[2], display=display)}</span>'
 
     return MATH.sub(math, text)
 
@@ -87,7 +88,7 @@ def markdown(path: Path, linked: list[Path], *, run: bool) -> str:
     parts[::2] = [with_links(with_math(part), path, linked) for part in parts[::2]]
     page = "".join(parts)
     if "<!-- the page of the demo model -->" in page:
-        page = page.replace("<!-- the page of the demo model -->", front_picture(run=run))
+        page = page.replace("<!-- the page of the demo model -->", demo_links(run=run))
     return page.replace("<!-- the tables of settings -->", "".join(settings_tables()))
 
 
@@ -105,8 +106,8 @@ def with_outputs(path: Path) -> str:
         return BLOCK.sub(run, path.read_text(encoding="utf-8"))
 
 
-def front_picture(*, run: bool) -> str:
-    """The inspection page of the model of `make demo`, or else of a smaller one that is trained here, once."""
+def demo_links(*, run: bool) -> str:
+    """Links to pages that show the model of `make demo`, or else a smaller one that is trained here, once."""
     model, page, without = ROOT / "runs" / "demo", PAGES / "demo.html", PAGES / "demo-without-positions.html"
     if not (model / "report.html").exists():  # written at the end: an interrupted training continues
         model = ROOT / "build" / "demo"
@@ -118,11 +119,10 @@ def front_picture(*, run: bool) -> str:
         transduce("inspect", model, SENTENCE, *BEAM, *off, "--html", without)
     if not (page.exists() and without.exists()):
         return ""
-    link = (
-        f'[Open the page](demo.html): the demo model translates "{SENTENCE}". '
-        "[The same model without positions](demo-without-positions.html)"
+    return (
+        f'[Inside a small model](demo.html) that translates "{SENTENCE}", and '
+        "[the same without positions](demo-without-positions.html) · "
     )
-    return f'<iframe src="demo.html" title="Inside the demo model" style="{FRAME}"></iframe>\n\n{link}'
 
 
 def transduce(*arguments: str | Path) -> None:
@@ -166,6 +166,15 @@ def shown(path: Path, linked: list[Path]) -> str:
     return f"{header}{fence}{LANGUAGES.get(path.suffix, 'text')}\n{text}\n{fence}\n"
 
 
+def write_style() -> None:
+    """The font and the colours of all pages, and the rules of the site."""
+    theme = (PAGE / "theme.css").read_text(encoding="utf-8")
+    rules = (ROOT / "docs" / "site.css").read_text(encoding="utf-8")
+    (PAGES / "site.css").write_text("".join(THEME.findall(theme)) + rules, encoding="utf-8")
+    for name in ("source-sans-3.woff2", "icon.svg"):
+        shutil.copy(PAGE / name, PAGES)
+
+
 def main(*, run: bool) -> None:
     """Write all pages. `run`: run the notebooks, for their outputs."""
     shutil.rmtree(PAGES, ignore_errors=True)
@@ -184,6 +193,7 @@ def main(*, run: bool) -> None:
         else:
             is_page = path.suffix == ".md" and "src" not in path.parts
             page.write_text(markdown(path, todo, run=run) if is_page else shown(path, todo), encoding="utf-8")
+    write_style()
     print(f"{len(done)} pages in {PAGES}")
 
 

@@ -160,11 +160,11 @@ def test_linked_functions_are_defined_in_the_linked_file(page: Path) -> None:
 
 
 def test_index_names_every_package_every_page_and_the_public_api() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    index, code = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("README.md", "code.md"))
     packages = {path.parent.name for path in (ROOT / "src" / "transduce").glob("*/__init__.py")}
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").glob("**/*.md")} - {"README.md"}
+    assert not [name for name in packages if f"](../src/transduce/{name})" not in code]
     wanted = [
-        *(f"](../src/transduce/{name})" for name in packages),
         *(f"]({page})" for page in pages),
         *(f"`{name}`" for name in transduce.__all__ if name != "__version__"),
     ]

@@ -6,8 +6,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
@@ -60,12 +63,14 @@ def broken(path: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.loopback
 def test_the_site_builds_strictly_links_resolve_and_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     """Without the outputs of the notebooks, which another test runs."""
     if missing := [name for name in NEEDED if not is_installed(name)]:
         pytest.skip(f"the extra `docs` is not installed: no {', '.join(missing)}")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    (tmp_path / "src").symlink_to(ROOT / "src")
+    for name in ("src", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
     for command in ([ROOT / "docs" / "build_site.py", "--quick"], ["-m", "zensical", "build", "--strict"]):
         done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -88,6 +93,54 @@ def test_the_site_builds_strictly_links_resolve_and_nothing_is_loaded_from_elsew
     )
     assert "label_smoothing" in (site / "reference" / "settings.html").read_text(encoding="utf-8")
     assert "beam" in (site / "search.json").read_text(encoding="utf-8")
+
+    start = (site / "index.html").read_text(encoding="utf-8")
+    assert (
+        all(f"<strong>{door}</strong>" in start for door in ("Translate", "Learn", "Research"))
+        and "<iframe" not in start
+    )
+    examples = [
+        path for path in (site / "reference").glob("*.html") if "&gt;&gt;&gt;" in path.read_text(encoding="utf-8")
+    ]
+    assert len(examples) >= 5
+    for path in (site / "reference").glob("*.html"):  # an example that is no block of code is a quotation
+        assert "<blockquote>" not in path.read_text(encoding="utf-8"), path
+    if shutil.which("chromedriver") is not None:
+        check_with_browser(site, tmp_path)
+
+
+def check_with_browser(site: Path, downloads: Path) -> None:
+    """Pages fit a phone, formulas that do not fit scroll, and the search of a served site finds something."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    from system.browsers import logged_problems, start_browser, wait
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    browser = start_browser(downloads)
+    try:
+        size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        for page in ("index.html", "model.html", "family.html"):
+            browser.get((site / page).as_uri())
+            assert browser.execute_script("return document.documentElement.scrollWidth <= 390"), page
+        widths = "return [...document.querySelectorAll('.formula')].map((one) => one.scrollWidth - one.clientWidth)"
+        assert max(browser.execute_script(widths)) > 0, "a formula is wider than its place and scrolls there"
+
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        logged_problems(browser)
+        browser.get(f"http://127.0.0.1:{server.server_port}/index.html")
+        wait(lambda: browser.find_elements(By.CSS_SELECTOR, ".md-search__button"))[0].click()
+        results = "return document.activeElement.shadowRoot?.textContent ?? ''"
+        wait(lambda: browser.execute_script("return document.activeElement.shadowRoot !== null"))
+        ActionChains(browser).send_keys("label smoothing").perform()
+        wait(lambda: "smoothing" in browser.execute_script(results).lower())
+        assert browser.execute_script("return document.fonts.check('12px \"Source Sans 3\"')")
+        assert not logged_problems(browser)
+    finally:
+        browser.quit()
+        server.shutdown()
 
 
 @pytest.mark.slow
