@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import sys
 import time
 import traceback
@@ -112,6 +113,11 @@ class Log:
     @property
     def is_terminal(self) -> bool:
         return self._stream.isatty() and os.environ.get("TERM") != "dumb" and "NO_COLOR" not in os.environ
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal; elsewhere a line may have any length."""
+        return shutil.get_terminal_size().columns if self._stream.isatty() else sys.maxsize
 
     def say(self, text: str = "") -> None:
         """Print a line unless the log is quiet."""

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from transduce.errors import UserError, needing
 from transduce.inspection.inspection import Inspection
+from transduce.inspection.page import theme_colour
 from transduce.runs.atomic import write_aside
 
 SHADES = (" ", "·", "░", "▒", "▓", "█")
@@ -48,7 +49,7 @@ def show_attention(inspection: Inspection) -> str:
 def picture(
     rows: Sequence[str], columns: Sequence[str], weights: np.ndarray, *, width: int = 100, colour: bool = False
 ) -> str:
-    """Draw weights [rows, columns] as text of at most `width` columns, with the column labels written downwards.
+    """Draw weights [rows, columns] as text of at most `width` columns, with numbered column labels written downwards.
 
     A picture that is too wide is split into several pictures, one below the other. `colour` uses xterm's 256 colours.
 
@@ -56,10 +57,13 @@ def picture(
          t d
          h o
          e g
+         1 2
      der ██··
     Hund ░░██
     """
-    labels, headings = [printable(row) for row in rows], [_downwards(printable(column)) for column in columns]
+    labels = [printable(row) for row in rows]
+    # a number has the two columns of its cell
+    headings = [_downwards(printable(column)).append(f"\n{n % 100}") for n, column in enumerate(columns, 1)]
     left = min(_LABEL, max(map(cell_len, labels), default=0))
     n_fit, drawn = max(1, (width - left - 1) // _CELL), list[str]()
     console = Console(
@@ -123,12 +127,15 @@ def save_picture(path: Path, rows: Sequence[str], columns: Sequence[str], weight
         raise UserError(f"{path}: unknown picture format; use .svg or .png")
     with needing("plot", "a picture needs matplotlib (a page with --html needs nothing)"):
         from matplotlib import rc_context
+        from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.figure import Figure
     if not rows:
         raise UserError("this model has no attention, so there is no picture of it; leave out --svg")
     figure = Figure(figsize=(1.6 + 0.28 * len(columns), 1.6 + 0.28 * len(rows)), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    axes.pcolormesh(weights, cmap="Blues", vmin=0, vmax=1)
+    colours = LinearSegmentedColormap.from_list("heat", [theme_colour("raised"), theme_colour("heat")])
+    cells = axes.pcolormesh(weights, cmap=colours, vmin=0, vmax=1)
+    figure.colorbar(cells, ax=axes, ticks=[0, 0.5, 1], label="weight", aspect=30, shrink=0.8)
     axes.set(aspect="equal", ylim=(len(rows), 0), xlabel="key", ylabel="query")
     axes.set_title("Attention, last layer,\nmean of its heads", fontsize="small")
     # matplotlib reads dollar signs as mathematics
@@ -136,6 +143,11 @@ def save_picture(path: Path, rows: Sequence[str], columns: Sequence[str], weight
     axes.set_yticks(np.arange(len(rows)) + 0.5, [r.replace("$", r"\$") for r in rows])
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
-    with write_aside(path) as aside, warnings.catch_warnings(), rc_context({"svg.fonttype": "none"}):
+    with (
+        write_aside(path) as aside,
+        warnings.catch_warnings(),
+        rc_context({"svg.fonttype": "none", "svg.hashsalt": ""}),
+    ):
         warnings.simplefilter("ignore", UserWarning)  # a glyph that no font has is drawn as a box
-        figure.savefig(aside, format=path.suffix.lower()[1:])
+        kind = path.suffix.lower()[1:]
+        figure.savefig(aside, format=kind, metadata={"Date": None} if kind == "svg" else None)  # the same each time

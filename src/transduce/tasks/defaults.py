@@ -7,8 +7,10 @@ The numbers are the best ones measured under benchmarks/.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from textwrap import TextWrapper
 from typing import Any, NamedTuple
 
 from transduce.config.architectures import preset_values, resolve_preset
@@ -159,12 +161,13 @@ def _is_unset(facts: Facts, section: str, key: str) -> bool:
     return key not in given
 
 
-def format_choices(choices: list[Choice]) -> list[str]:
-    """Format a line with the name, the value and the reason of each choice."""
+def format_choices(choices: list[Choice], *, width: int = sys.maxsize) -> list[str]:
+    """Format a line with the name, the value and the reason of each choice; reasons are folded at `width` columns."""
     values = [f"{choice.value:,}" if type(choice.value) is int else str(choice.value) for choice in choices]
     widths = max((len(choice.name) for choice in choices), default=0), max(map(len, values), default=0)
+    fold = TextWrapper(width, subsequent_indent=" " * (sum(widths) + 6), break_long_words=False, break_on_hyphens=False)
     return [
-        f"  {choice.name:<{widths[0]}}  {value:>{widths[1]}}  {choice.reason}"
+        fold.fill(f"  {choice.name:<{widths[0]}}  {value:>{widths[1]}}  {choice.reason}")
         for choice, value in zip(choices, values, strict=True)
     ]
 

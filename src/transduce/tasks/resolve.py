@@ -180,7 +180,7 @@ def resolve(
     settings, more = choose(replace(facts, settings=settings, tokens=tokens), rules)
     if choices or more:
         log.say("defaults for unset settings, each of which can be set:")
-        for line in format_choices([*choices, *more]):
+        for line in format_choices([*choices, *more], width=log.width):
             log.say(line)
     return Settings.from_mapping(settings.model_dump(mode="json")), tokenizers
 

@@ -108,9 +108,14 @@ def test_an_update_is_split_until_it_fits_in_memory() -> None:
 
 def test_choices_are_printed_with_their_reasons() -> None:
     lines = format_choices(chosen(29_000)[1])
+    choice_reason = chosen(29_000)[1][0].reason
     assert any("tokenizer.vocab_size" in line and "8,000" in line and "29,000 sentence pairs" in line for line in lines)
     assert len({line.index(line.split()[0]) for line in lines}) == 1
     assert format_choices([]) == []
+    for line, folded in zip(lines, format_choices(chosen(29_000)[1], width=60), strict=True):
+        parts = folded.split("\n")
+        assert folded.split() == line.split() and max(map(len, parts)) <= 60, "no word is broken"
+        assert all(len(part) - len(part.lstrip()) == lines[0].index(choice_reason) for part in parts[1:])
 
 
 def test_this_machine_is_described() -> None:
