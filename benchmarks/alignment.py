@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
 from unittest import mock
 
@@ -32,7 +32,7 @@ from transduce.config.decoding import DecodingOptions
 from transduce.data.lines import read_lines
 from transduce.data.word_links import GoldLinks, WordLink, format_links, parse_links, read_links
 from transduce.decoding.translator import Translator
-from transduce.decoding.word_alignment import GROW, SYMMETRIZATIONS, align_words, heads_of, symmetrize
+from transduce.decoding.word_alignment import GROW, METHODS, SYMMETRIZATIONS, align_words, head_of, symmetrize
 from transduce.evaluation.metrics import score_links
 from transduce.runs.folder import RunFolder
 
@@ -143,21 +143,16 @@ def score(args: argparse.Namespace) -> None:
             for s in (".forward", ".backward")
         ]
         others[path.stem] = rows(path.stem, (args.src, args.tgt), sides, gold)
-    layers = (("", None), *((f", layer {n}", n) for n in args.layers))
-    methods = [("guided", "", None), ("leave-out", "", None), *(("attention", text, n) for text, n in layers)]
-    methods.append(("attention", ", at the step that reads", None))
     names = sorted({path.name.split(".")[0] for path in args.runs.glob(f"*.{args.src}-{args.tgt}")})
-    for name, (method, text, layer) in itertools.product(names, methods):
+    for name, method in itertools.product(names, METHODS):
         if (method == "guided") == (name == "none"):
             continue
         found = []
         for src, tgt in ((args.src, args.tgt), (args.tgt, args.src)):
             run = args.runs / f"{name}.{src}-{tgt}"
-            heads = heads_of(RunFolder.open(run).settings, method, layer)
-            if heads is not None and text.endswith("reads"):
-                heads = replace(heads, reads=True)
-            found.append(list(align_words(Translator.load(run, device="cpu"), texts[src], texts[tgt], heads)))
-        label = f"{method}{text}" + (f" ({name} links)" if method == "guided" else "")
+            head = head_of(RunFolder.open(run).settings, method)
+            found.append(list(align_words(Translator.load(run, device="cpu"), texts[src], texts[tgt], head)))
+        label = method + (f" ({name} links)" if method == "guided" else "")
         found[1] = [[WordLink(i, j) for j, i in links] for links in found[1]]
         ours[label] = rows(label, (args.src, args.tgt), found, gold)
     for (label, links), (name, known) in itertools.product(ours.items(), others.items()):
@@ -201,7 +196,6 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--weight", type=float, default=1.0, help="training.guided_weight")
     parser.add_argument("--statistical", type=Path, default=None, help="folder with links of other aligners")
-    parser.add_argument("--layers", type=int, nargs="*", default=[], help="other layers for the average of attention")
     parser.add_argument("--set", default="test")
     args = parser.parse_args()
     {"train": train, "score": score, "cost": cost}[args.do](args)

@@ -195,7 +195,6 @@ class Align(SentencePairs):
     transduce align runs/x --src test.en --tgt test.de > test.align
     transduce align runs/x --src a.en --tgt a.de --reverse runs/y
     transduce align runs/x --src a.en --tgt a.de --gold a.align
-    transduce align runs/x --src a.en --tgt a.de --method attention
     """
 
     gold: Annotated[Path | None, opt.file("Links to compare with: i-j, or i?j for a possible link.")] = None
@@ -209,12 +208,9 @@ class Align(SentencePairs):
     method: Annotated[
         str | None,
         opt.option(
-            "guided (a head trained to align), attention (average of a layer) or leave-out (loss of probability "
-            "without a source word); default: guided if RUN, and with --reverse both runs, have it, else leave-out."
+            "guided (a head trained to align) or leave-out (loss of probability without a source word); default: "
+            "guided if RUN, and with --reverse both runs, have it, else leave-out."
         ),
-    ] = None
-    layer: Annotated[
-        int | None, opt.option("Decoder layer for attention, from 1 (default: the last but one).", min=1)
     ] = None
     precision: opt.Precision = "float32"
 
@@ -232,7 +228,7 @@ class Align(SentencePairs):
         translators = self._translators()
         settings = [RunFolder.open(run).settings for run in (self.run, self.reverse) if run is not None]
         method = self.method or words.common_method(settings)
-        heads = [words.heads_of(run_settings, method, self.layer) for run_settings in settings]
+        heads = [words.head_of(run_settings, method) for run_settings in settings]
         srcs, tgts = read_parallel(self.src, self.tgt, translators[0].tokenizers.src)
         gold = None if self.gold is None else read_links(self.gold, srcs, tgts)
         log = Log()

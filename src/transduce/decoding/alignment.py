@@ -38,6 +38,10 @@ WordRule = Callable[[str, Sequence[Span]], tuple[list[int], list[Span]]]
 """Maps a text and the spans of its tokens to the word of each token (-1 for none) and the span of each word."""
 
 
+Head = tuple[int, int]
+"""A decoder layer and a head of its cross-attention, both from 0."""
+
+
 class Link(NamedTuple):
     """A word of the target and the word of the source that it translates, as character offsets."""
 
@@ -45,26 +49,6 @@ class Link(NamedTuple):
     src_end: int
     tgt_start: int
     tgt_end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Heads of cross-attention whose average aligns words.
-
-    Attributes:
-        heads: Pairs (decoder layer, head), from 0.
-        reads: Whether a token is aligned by the step that reads it, as guided alignment trains a head. Otherwise
-            by the step that predicts it (Chen et al. 2020, Accurate Word Alignment Induction from Neural Machine
-            Translation, section 3.2).
-    """
-
-    heads: tuple[tuple[int, int], ...]
-    reads: bool
-
-    def rows(self, weights: np.ndarray) -> np.ndarray:
-        """The average row of each target token, from weights [heads, target tokens + 1, source tokens + 1]."""
-        average: np.ndarray = weights.mean(axis=0)
-        return average[1:] if self.reads else average[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +154,22 @@ class Alignment:
         return links
 
 
-def guided_head(settings: Settings) -> tuple[int, int] | None:
-    """The (decoder layer, head) that `training.guided_alignment` trained; None without that setting."""
+def guided_head(settings: Settings) -> Head | None:
+    """The head that `training.guided_alignment` trained; None without that setting."""
     model, path = settings.model, settings.training.guided_alignment
     return model.guided_head if isinstance(model, TransformerSettings) and path is not None else None
 
 
-def find_links(engine: Engine, pairs: Sequence[Alignment], heads: Heads | None) -> list[list[Link]]:
-    """Link the words of each pair by the attention of heads or, if `heads` is None, by leaving out source words."""
-    if heads is None:
+def find_links(engine: Engine, pairs: Sequence[Alignment], head: Head | None) -> list[list[Link]]:
+    """Link the words of each pair by the attention of a trained head or, without one, by leaving out source words.
+
+    The trained head aligns a token at the step that reads it, as in its training.
+    """
+    if head is None:
         return [pair.links(engine.score(examples) if (examples := pair.pairs()) else []) for pair in pairs]
     without = [Example(pair.src.ids, pair.tgt.ids) for pair in pairs if pair.attention is None]
-    rows = map(heads.rows, engine.attention(without, heads.heads) if without else ())
-    return [pair.links_of_head(next(rows) if pair.attention is None else pair.attention) for pair in pairs]
+    weights = iter(engine.attention(without, [head]) if without else ())
+    return [pair.links_of_head(next(weights)[0, 1:] if pair.attention is None else pair.attention) for pair in pairs]
 
 
 def word_weights(weights: np.ndarray, src_owners: Sequence[int], tgt_owners: Sequence[int]) -> np.ndarray:

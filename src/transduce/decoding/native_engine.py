@@ -21,6 +21,7 @@ import numpy as np
 from transduce.config.architectures import GPTSettings
 from transduce.config.decoding import DecodingOptions
 from transduce.data.store import Example, Ids, RowExample
+from transduce.decoding.alignment import Head
 from transduce.decoding.engine import (
     BATCH_TOKENS,
     OUTCOMES,
@@ -38,9 +39,6 @@ from transduce.errors import TransduceError
 from transduce.kernels.library import address, packed
 from transduce.process import n_threads_to_use
 from transduce.text.special import BOS, EOS, PAD, PLACEHOLDER_IDS
-
-Head = tuple[int, int]
-"""A decoder layer and a head of its cross-attention, both from 0."""
 
 _LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
 _IN_PYTHON = ("max_length", "batch_tokens", "seed", "split")  # options that the library does not get

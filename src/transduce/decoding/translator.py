@@ -15,7 +15,7 @@ from transduce.config.decoding import DecodingKeywords, DecodingOptions, Decodin
 from transduce.config.section import MAX_TOKENS
 from transduce.config.settings import DataSettings
 from transduce.data.store import Example
-from transduce.decoding.alignment import Alignment, Heads, Link, WordRule, find_links, guided_head, words_of_tokens
+from transduce.decoding.alignment import Alignment, Head, Link, WordRule, find_links, guided_head, words_of_tokens
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis, Spelling
 from transduce.decoding.open_run import (
     GIVEN,
@@ -77,7 +77,7 @@ class Translator(EngineModel):
         data: DataSettings | None = None,
         position_limit: int | None = None,
         choice: EngineChoice = GIVEN,
-        guided_head: tuple[int, int] | None = None,
+        guided_head: Head | None = None,
     ) -> None:
         """Wrap an engine: `TorchEngine(model)`, for an encoder-decoder in eval mode.
 
@@ -291,14 +291,13 @@ class Translator(EngineModel):
         takes a scoring pass for each word of a source. If the run has a `guided_head`, it takes one pass, or
         none for a result of `translate` by the native library, whose search keeps the links.
         """
-        heads = None if self.guided_head is None else Heads((self.guided_head,), reads=True)
         _require_pairs(srcs, tgts, "align")
         lines = [
             tgt.sentences if isinstance(tgt, Translation) and tgt.sentences else [(src, tgt, 0, 0)]
             for src, tgt in zip(srcs, tgts, strict=True)
         ]
         sentences = [sentence for line in lines for sentence in line]
-        aligned = self.alignments([src for src, *_ in sentences], [tgt for _, tgt, *_ in sentences], heads)
+        aligned = self.alignments([src for src, *_ in sentences], [tgt for _, tgt, *_ in sentences], self.guided_head)
         links = (
             [Link(a + src_start, b + src_start, c + tgt_start, d + tgt_start) for a, b, c, d in links]
             for (_, _, src_start, tgt_start), (_, links) in zip(sentences, aligned, strict=True)
@@ -309,10 +308,10 @@ class Translator(EngineModel):
         self,
         srcs: Sequence[str],
         tgts: Sequence[str | Translation],
-        heads: Heads | None,
+        head: Head | None,
         words: WordRule = words_of_tokens,
     ) -> Iterator[tuple[Alignment, list[Link]]]:
-        """Yield each pair of texts with its links. `heads`: see `find_links`; `words`: the definition of a word.
+        """Yield each pair of texts with its links. `head`: see `find_links`; `words`: the definition of a word.
 
         Raises:
             DataError: The numbers of texts differ, or a text is longer than the model takes.
@@ -324,7 +323,7 @@ class Translator(EngineModel):
             pairs = [Alignment.read(self.tokenizers, src, tgt, words) for src, tgt in texts]
             for number, pair in enumerate(pairs, start + 1):
                 self.require_length(pair.src.ids, pair.tgt.ids, where=f"line {number}: ")
-            yield from zip(pairs, find_links(self.engine, pairs, heads), strict=True)
+            yield from zip(pairs, find_links(self.engine, pairs, head), strict=True)
 
     def _stream(
         self, lines: Iterable[str], options: DecodingOptions, first: int, prefixes: Iterator[str] | None

@@ -9,44 +9,27 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from transduce.config.architectures import TransformerSettings
 from transduce.config.settings import Settings
 from transduce.data.word_links import WordLink, whitespace_words
-from transduce.decoding.alignment import Alignment, Heads, Link, guided_head
+from transduce.decoding.alignment import Alignment, Head, Link, guided_head
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError, check_known
 
 Links = Collection[WordLink]
-METHODS = ("guided", "attention", "leave-out")
+METHODS = ("guided", "leave-out")
 
 
-def heads_of(settings: Settings, method: str, layer: int | None = None) -> Heads | None:
-    """The heads of a method; None for leave-out, which uses none.
+def head_of(settings: Settings, method: str) -> Head | None:
+    """The trained head of a run for the method `guided`; None for `leave-out`, which uses none.
 
-    The trained head aligns a token at the step that reads it, as in its training. Attention that was not trained to
-    align has a lower error rate at the step that predicts the token (benchmarks/README.md).
-
-    `method`: one of METHODS. `layer`: decoder layer for `attention`, from 1 (default: the last but one; Garg et al.
-    2019, section 3.1). Raises `SettingsError` if the run has no such heads.
+    Raises `SettingsError` if the method is unknown, or the run has no such head.
     """
     check_known("--method", method, METHODS)
-    if layer is not None and method != "attention":
-        raise SettingsError(f"--layer {layer}: only for --method attention, not {method}; leave it out")
     if method == "leave-out":
         return None
-    model = settings.model
-    if not isinstance(model, TransformerSettings):
-        raise SettingsError(f"--method {method}: a model of kind '{model.kind}' has no such heads; use leave-out")
-    if method == "guided":
-        if (head := guided_head(settings)) is None:
-            raise SettingsError(
-                "--method guided: the run was not trained with training.guided_alignment; use attention or leave-out"
-            )
-        return Heads((head,), reads=True)
-    if layer is not None and not 1 <= layer <= model.n_decoder_layers:
-        raise SettingsError(f"--layer {layer}: the decoder has layers 1 to {model.n_decoder_layers}")
-    chosen = model.guided_head[0] if layer is None else layer - 1
-    return Heads(tuple((chosen, head) for head in range(model.n_heads)), reads=False)
+    if (head := guided_head(settings)) is None:
+        raise SettingsError("--method guided: the run was not trained with training.guided_alignment; use leave-out")
+    return head
 
 
 def common_method(runs: Iterable[Settings]) -> str:
@@ -55,13 +38,13 @@ def common_method(runs: Iterable[Settings]) -> str:
 
 
 def align_words(
-    translator: Translator, srcs: Sequence[str], tgts: Sequence[str], heads: Heads | None
+    translator: Translator, srcs: Sequence[str], tgts: Sequence[str], head: Head | None
 ) -> Iterator[list[WordLink]]:
     """Yield the links of each pair of texts, sorted by the target. A text without words has none.
 
-    `heads`: see `heads_of`. Raises `DataError` if the numbers of texts differ or a text is too long for the model.
+    `head`: see `head_of`. Raises `DataError` if the numbers of texts differ or a text is too long for the model.
     """
-    for alignment, links in translator.alignments(srcs, tgts, heads, whitespace_words):
+    for alignment, links in translator.alignments(srcs, tgts, head, whitespace_words):
         yield _word_links(alignment, links)
 
 

@@ -14,10 +14,10 @@ from text_runs import make_run
 from transduce.config.settings import Settings
 from transduce.data.store import Example
 from transduce.data.word_links import WordLink, parse_links, whitespace_words
-from transduce.decoding.alignment import MOST_UNITS, Alignment, Heads, word_weights, words_of_tokens
+from transduce.decoding.alignment import MOST_UNITS, Alignment, word_weights, words_of_tokens
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
-from transduce.decoding.word_alignment import align_words, common_method, heads_of, symmetrize
+from transduce.decoding.word_alignment import align_words, common_method, head_of, symmetrize
 from transduce.errors import DataError, SettingsError
 from transduce.runs.folder import RunFolder
 from transduce.text.special import Vocabulary
@@ -76,25 +76,15 @@ def random_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("run") / "run", kind="transformer")
 
 
-def test_attention_is_the_average_of_the_heads_and_both_engines_agree(random_run: Path) -> None:
-    translator, settings = Translator.load(random_run, device="cpu"), RunFolder.open(random_run).settings
-    heads = heads_of(settings, "attention")
-    assert heads == Heads(tuple((0, head) for head in range(4)), reads=False)  # the last but one of two layers
-    assert heads_of(settings, "attention", 2) == Heads(tuple((1, head) for head in range(4)), reads=False)
-    found = list(align_words(translator, LINES, OTHERS, heads))
+def test_both_engines_find_the_links_of_a_head(random_run: Path) -> None:
+    translator = Translator.load(random_run, device="cpu")
+    found = list(align_words(translator, LINES, OTHERS, (0, 1)))
     reference = Translator(TorchEngine(translator.engine.pytorch_model()), translator.tokenizers)
-    assert list(align_words(reference, LINES, OTHERS, heads)) == found
+    assert list(align_words(reference, LINES, OTHERS, (0, 1))) == found
     assert found[1] == found[3] == []
     for one, src, tgt in zip(found, LINES, OTHERS, strict=True):
         assert all(link.src < len(src.split()) and link.tgt < len(tgt.split()) for link in one)
         assert len({link.tgt for link in one}) == len(one)
-
-
-def test_rows_of_heads_are_of_the_step_that_reads_or_writes_a_token() -> None:
-    weights = np.arange(12.0).reshape(2, 3, 2)  # two heads, two target tokens and the end
-    average = [[3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]
-    assert Heads(((0, 0), (0, 1)), reads=True).rows(weights).tolist() == average[1:]
-    assert Heads(((0, 0), (0, 1)), reads=False).rows(weights).tolist() == average[:-1]
 
 
 def test_leaving_out_links_the_word_of_white_space_whose_loss_hurts_most(random_run: Path) -> None:
@@ -123,18 +113,13 @@ def test_errors(random_run: Path) -> None:
     with pytest.raises(DataError, match="line 2"):
         list(align_words(translator, ["a", "a " * 5000], ["b", "b"], None))
     assert common_method([settings]) == "leave-out" and translator.guided_head is None
-    for method, layer, part in (
-        ("guided", None, "training.guided_alignment"),
-        ("guidde", None, "did you mean"),
-        ("attention", 3, "layers 1 to 2"),
-        ("leave-out", 1, "only for --method attention"),
-    ):
+    for method, part in (("guided", "training.guided_alignment"), ("guidde", "did you mean")):
         with pytest.raises(SettingsError, match=part):
-            heads_of(settings, method, layer)
+            head_of(settings, method)
     rnn = Settings.from_mapping({"model": {"kind": "rnn"}})
-    with pytest.raises(SettingsError, match="'rnn' has no such heads"):
-        heads_of(rnn, "attention")
-    assert heads_of(rnn, "leave-out") is None
+    with pytest.raises(SettingsError, match="guided_alignment"):
+        head_of(rnn, "guided")
+    assert head_of(rnn, "leave-out") is None
 
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
