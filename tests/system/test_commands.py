@@ -287,20 +287,6 @@ def test_inspect_draws_in_the_terminal_and_into_files(run: Path, tmp_path: Path)
     assert steps["beam"] == len(steps["results"]) == 3 and steps["length_penalty"] == 0
 
 
-def test_ablation_of_heads_is_resumed(run: Path, texts: Path, tmp_path: Path) -> None:
-    for side in ("en", "de"):
-        (tmp_path / side).write_text("".join((texts / f"test.{side}").read_text().splitlines(keepends=True)[:4]))
-    files = ["--src", tmp_path / "en", "--ref", tmp_path / "de"]
-    done = transduce("inspect", run, "--ablate-heads", tmp_path / "heads", *files)
-    assert done.code == 0 and "all heads" in done.out and "cross-attention, head 1" in done.out
-    rows = (tmp_path / "heads").read_text().splitlines()
-    (tmp_path / "heads").write_text("\n".join(rows[:3]) + "\n" + rows[3][:20])  # as a kill leaves it
-    assert transduce("inspect", run, "--ablate-heads", tmp_path / "heads", *files).out == done.out
-    assert (tmp_path / "heads").read_text().splitlines() == rows
-    refused = transduce("inspect", run, "--ablate-heads", tmp_path / "heads", "--src", tmp_path / "de", *files[2:])
-    assert refused.code == 2 and "another model, other texts" in refused.err
-
-
 def test_a_dry_run_prints_settings_and_writes_nothing(texts: Path, tmp_path: Path) -> None:
     sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
     done = transduce("train", *sides, "--run", tmp_path / "run", "--dry-run")

@@ -710,9 +710,7 @@ def test_a_request_that_was_given_up_stops_and_other_threads_keep_their_number(r
     ("arguments", "named"),
     [
         (["--html", "x.html", "--json"], ["--html, --json", "without TEXT"]),
-        (["--src", "x"], ["--src", "without --ablate-heads"]),
         (["a man", "--port", "8080"], ["--port", "with TEXT"]),
-        (["a man", "--ablate-heads", "x"], ["TEXT", "with --ablate-heads"]),
     ],
 )
 def test_options_that_do_not_apply_are_refused(arguments: list[str], named: list[str], runs: Runs) -> None:

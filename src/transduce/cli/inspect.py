@@ -18,7 +18,6 @@ from transduce.runs.atomic import write_text
 if TYPE_CHECKING:
     from transduce.config.decoding import DecodingOptions
     from transduce.inspection.inspection import Inspection
-    from transduce.text.languages import Languages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,6 @@ class Inspect(opt.Command):
     transduce inspect runs/x "A dog runs."
     transduce inspect runs/x "A dog runs." --html dog.html
     transduce inspect runs/x --compare runs/y
-    transduce inspect runs/x --ablate-heads heads --src test.en --ref test.de
     """
 
     run: opt.Run
@@ -52,12 +50,6 @@ class Inspect(opt.Command):
     ] = None
     port: Annotated[int, Option(help="Port of the live page; 0 takes a free one.", min=0, max=65535)] = 0
     browser: Annotated[bool, Option("--browser/--no-browser", help="Open the live page in a browser.")] = True
-    ablate_heads: Annotated[
-        Path | None,
-        opt.file("Switch off each head in turn; write loss and BLEU on --src and --ref. An interrupted run continues."),
-    ] = None
-    src: Annotated[Path | None, opt.file("Sources for --ablate-heads.")] = None
-    ref: Annotated[Path | None, opt.file("References for --ablate-heads.")] = None
     src_lang: opt.SrcLang = None
     tgt_lang: opt.TgtLang = None
     device: opt.Device = "auto"
@@ -67,26 +59,12 @@ class Inspect(opt.Command):
     def execute(self) -> None:
         runs = [self.run] if self.compare is None else [self.run, self.compare]
         for_text = {f"--{name}": getattr(self, name) for name in ("target", "off", "html", "json", "svg")}
-        for_page = {"--port": self.port, "--no-browser": not self.browser}
-        for_ablation = {"--src": self.src, "--ref": self.ref}
-        decoding = self.decoding()
-        if self.ablate_heads is not None:
-            for_search = dict.fromkeys(map(opt.flag_of, decoding.model_fields_set), True)
-            others = {"TEXT": self.text, "--compare": self.compare, **for_text, **for_page, **for_search}
-            _refuse(others, "with --ablate-heads")
-            if self.src is None or self.ref is None:
-                raise SettingsError(
-                    "--ablate-heads needs --src and --ref: files with sources and their reference translations"
-                )
-            languages = self.src_lang, self.tgt_lang
-            _ablate_heads(self.run, self.src, self.ref, self.ablate_heads, self.device, languages)
-        elif self.text is None:
+        if self.text is None:
             _refuse(for_text, "without TEXT")
-            _refuse(for_ablation, "without --ablate-heads")
-            self._serve(runs, decoding)
+            self._serve(runs, self.decoding())
         else:
-            _refuse({**for_page, **for_ablation}, "with TEXT")
-            self._show(runs, self.text, decoding)
+            _refuse({"--port": self.port, "--no-browser": not self.browser}, "with TEXT")
+            self._show(runs, self.text, self.decoding())
 
     def _show(self, runs: Sequence[Path], text: str, decoding: DecodingOptions) -> None:
         from transduce.inspection.inspected_models import open_subject
@@ -142,16 +120,3 @@ def _texts(inspection: Inspection) -> Iterable[str]:
 
     sides = inspection.sentence.sides
     return dict.fromkeys(printable(sides[side].text) for side in ("src", "tgt_out", "label") if side in sides)
-
-
-def _ablate_heads(run: Path, src: Path, ref: Path, output: Path, device: str, languages: Languages) -> None:
-    from transduce.data.lines import read_parallel
-    from transduce.evaluation.head_ablation import ablate_heads, format_ablation
-    from transduce.inspection.inspected_models import TranslationSubject, open_subject
-
-    subject = open_subject(run, device=device, languages=languages)
-    if not isinstance(subject, TranslationSubject):
-        raise SettingsError(f"{run}: heads are compared by translations; give a run of task 'translation'")
-    sources, references = read_parallel(src, ref, subject.tokenizers.src)
-    rows = ablate_heads(subject, sources, references, output, Log())
-    print_lines(format_ablation(rows))

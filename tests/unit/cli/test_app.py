@@ -83,7 +83,6 @@ def test_version_with_the_engine(transduce: Callable[..., Result]) -> None:
         (["train", "no.toml"], "cannot read recipe no.toml: No such file or directory"),
         (["train", "--src", "no.en", "--tgt", "no.de", "--run", "r"], "there is no file"),
         (["train", "--src", "a", "--run", "r"], "the number of --src is 1 and of --tgt 0"),
-        (["inspect", "r", "--ablate-heads", "heads"], "--ablate-heads needs --src and --ref"),
         (["serve", "r", "--inspect", "--api-key-file", "k"], "leave out --api-key-file, or --inspect"),
         (["prepare", "--text", __file__, "--run", "r", "--ray", "auto"], "--ray with task = 'causal': "),
     ],
