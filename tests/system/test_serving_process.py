@@ -5,7 +5,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -91,30 +90,6 @@ def _metrics(server: Server) -> bytes:
     with urllib.request.urlopen(server.url + "/metrics", timeout=30) as page:
         content: bytes = page.read()
         return content
-
-
-def test_a_log_reader_that_stalls_does_not_stop_the_service(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # then Python waits for the reader at its exit
-    server = Server(f"en-de={toy}", "--log-text")
-    may_read = threading.Event()
-    server.log = _Stalling(may_read)  # type: ignore[assignment]
-    try:
-        for _ in range(30):
-            assert server.request("/v1/translate", {"text": "x" * 10_000, "beam": 1, "max_length": 1})[0] in (200, 400)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
-    finally:
-        may_read.set()
-        server.stop()
-
-
-class _Stalling(list[str]):
-    def __init__(self, may_read: threading.Event) -> None:
-        self._may_read = may_read
-
-    def append(self, line: str) -> None:
-        self._may_read.wait(60)
-        super().append(line)
 
 
 def test_tls(toy: Path, tmp_path: Path) -> None:

@@ -65,7 +65,6 @@ class Serve(opt.Command):
 
     def execute(self) -> None:
         opt.require_packages()
-        from transduce.serving.access_log import background_stderr
         from transduce.serving.glossaries import Glossaries
         from transduce.serving.keys import ApiKeys
         from transduce.serving.limits import Limits
@@ -109,8 +108,7 @@ class Serve(opt.Command):
                 named_runs(list(dict.fromkeys(spec.path for spec in specs))), device=self.device
             )
         raise_file_limit()
-        with background_stderr():
-            run_server(service, options, Log(quiet=self.quiet), inspection)
+        run_server(service, options, Log(quiet=self.quiet), inspection)
 
 
 def _print_key(name: str) -> None:

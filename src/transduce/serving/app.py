@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transduce.decoding.queue import CALLER, ExpiredError, expiring
 from transduce.inspection.page import PAGE as THEME
 from transduce.inspection.page import THEME_FILES
+from transduce.logging import escape
 from transduce.serving.http import (
     PAGE,
     SENDING,
@@ -60,7 +63,7 @@ def make_app(
     """The application for a service.
 
     `cors`: origins whose pages may use it from a browser. `log`: called with each response, see
-    `access_log.log_request`. `inspection`: the page for inspecting runs.
+    `log_request`. `inspection`: the page for inspecting runs.
     """
 
     async def health(call: Call) -> Response:
@@ -194,6 +197,17 @@ class App:
         if self._log is not None and not endpoint.is_open:
             route = f"{endpoint.method} {endpoint.path}"
             self._log(route, call.status, seconds, call.n_characters, call.key, call.texts)
+
+
+def log_request(
+    route: str, status: int, seconds: float, n_characters: int, key: str, texts: Sequence[str], *, with_texts: bool
+) -> None:
+    """Print a line of JSON for a response. `key`: the name of the client's API key, if it has one."""
+    line = {"time": round(time.time(), 3), "route": route, "status": status, "ms": round(1000 * seconds, 1)}
+    line |= {"characters": n_characters} | ({"key": key} if key else {}) | ({"texts": texts} if with_texts else {})
+    with suppress(OSError):  # the reader has closed the pipe
+        # written in one piece, because other threads write too
+        sys.stderr.write(escape(json.dumps(line, ensure_ascii=False)) + "\n")
 
 
 def _error_response(endpoint: Endpoint, error: Exception) -> Response:

@@ -24,8 +24,7 @@ from starlette.types import ASGIApp
 from transduce.errors import SettingsError, TransduceError
 from transduce.logging import Log
 from transduce.process import handle_signals
-from transduce.serving.access_log import log_request
-from transduce.serving.app import make_app
+from transduce.serving.app import log_request, make_app
 from transduce.serving.async_models import AsyncTextGenerator
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.service import Service
