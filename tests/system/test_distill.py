@@ -142,22 +142,6 @@ def test_monolingual_text_is_translated_back_and_trained_on(folder: Path, back: 
     assert without.code == 2 and "monolingual text needs valid" in without.err
 
 
-def test_teachers_of_the_other_direction_translate_the_references(folder: Path, plain: Done, back: Path) -> None:
-    succeed(*command(folder, "diverse", "--backward", back, "--beam", 2, "--rerank", "--mix", 1))
-    text, settings = folder / "diverse.distilled", RunFolder.open(folder / "diverse").settings
-    assert settings.data.deduplicate
-    assert [(c.src.parent.name, c.tgt.parent.name, c.src.name) for c in settings.data.train if c.src and c.tgt] == [
-        (src, tgt, name)
-        for src, tgt in (("sources", "reranked"), ("backward", "references"), ("sources", "references"))
-        for name in ("train-1.txt", "train-2.txt")
-    ]
-    expected = Translator.load(back, device="cpu").translate(lines(text / "references" / "train-2.txt"), beam=2)
-    assert lines(text / "backward" / "train-2.txt") == [translation.text for translation in expected]
-    assert len({translation.text for translation in expected}) > 1
-    refused = transduce(*command(folder, "other", "--backward", folder / "teacher"))
-    assert refused.code == 2 and "translates from en to de; name a run that translates from de to en" in refused.err
-
-
 def test_students_share_the_text_of_their_teacher_and_may_mix_it_with_the_original(folder: Path, plain: Done) -> None:
     shared = folder / "plain.distilled"
     before = {path: path.stat().st_mtime_ns for path in shared.rglob("*.txt")}

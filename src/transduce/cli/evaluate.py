@@ -174,7 +174,6 @@ class Distill(opt.Command):
     transduce distill runs/teacher --run runs/student --preset fast
     transduce distill runs/teacher --run runs/student --rerank --mix 1
     transduce distill runs/seed1 runs/seed2 --run runs/student --mix 1
-    transduce distill runs/en-de --backward runs/de-en --run runs/x --mix 1
     """
 
     teachers: Annotated[list[Path], opt.argument("TEACHERS...", "Run folders of translators; one or several.")]
@@ -183,13 +182,6 @@ class Distill(opt.Command):
         str | None, opt.option("Sizes of the student, e.g. fast (default: as the first teacher).", metavar="NAME")
     ] = None
     overrides: opt.Overrides = None
-    backward: Annotated[
-        list[Path] | None,
-        opt.option(
-            "Run folder of a translator for the other direction, which translates the references; repeatable.",
-            metavar="RUN",
-        ),
-    ] = None
     beam: Annotated[int, Option(help="Number of beams of the teachers.", min=1)] = 5
     length_penalty: Annotated[
         float | None,
@@ -217,7 +209,6 @@ class Distill(opt.Command):
         result = distill(
             self.teachers,
             self.run,
-            backward=self.backward or (),
             beam=self.beam,
             length_penalty=self.length_penalty,
             rerank=self.rerank,

@@ -4,10 +4,9 @@
     FOLDER/references/train-1.txt     original translations of these sources
     FOLDER/translations/train-1.txt   translations by the teacher; with reranking, all translations of a beam
     FOLDER/reranked/train-1.txt       with reranking: the translations most similar to the references
-    FOLDER/backward/train-1.txt       translations of the references by teachers of the other direction, if any
     FOLDER/distillation.json          settings of sources and references; written when these are complete
 
-The translations of a second teacher are in `translations-2` and `reranked-2`, or in `backward-2`.
+The translations of a second teacher are in `translations-2` and `reranked-2`.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ from transduce.runs.tensor_file import count_weights
 from transduce.tasks.base import PAIRS
 from transduce.tasks.finetune import find_start
 from transduce.tasks.resolve import check
-from transduce.text.languages import are_different
 
 RECORD = "distillation.json"
 TIMED = 1000  # sentences per round of the speed measurement
@@ -56,14 +54,12 @@ TIMED = 1000  # sentences per round of the speed measurement
 class DistilledText:
     """The student's training text.
 
-    `settings`: for reading the original text; `decoding`: options of the teachers; `backward`: teachers of the other
-    direction.
+    `settings`: for reading the original text; `decoding`: options of the teachers.
     """
 
     folder: Path
     settings: Settings
     teachers: Sequence[RunFolder]
-    backward: Sequence[RunFolder]
     decoding: DecodingOptions
 
     def data(self, mix: float) -> DataSettings:
@@ -77,18 +73,13 @@ class DistilledText:
             for number in range(1, len(self.teachers) + 1)
             for n, corpus in enumerate(original, 1)
         ]
-        train += [
-            corpus.model_copy(update={"src": self._of_teacher("backward", number) / f"train-{n}.txt"})
-            for number in range(1, len(self.backward) + 1)
-            for n, corpus in enumerate(original, 1)
-        ]
         if mix:
             train += [corpus.model_copy(update={"weight": corpus.weight * mix}) for corpus in original]
         valid = data.valid or (self._corpus("valid"),)
         tests = PAIRS.sources(self.settings).tests if data.demo else ()
         test = data.test or tuple(self._corpus(source.name) for source in tests)
         values = {"root": None, "demo": 0, "train": tuple(train), "valid": valid, "test": test}
-        return data.model_copy(update=values | ({"deduplicate": True} if self.backward else {}))
+        return data.model_copy(update=values)
 
     def make(self, log: Log) -> None:
         """Write the missing parts of the text; resumes after a kill.
@@ -98,25 +89,20 @@ class DistilledText:
         with locked_folder(self.folder, use="distilling into it"):
             remove_leftovers(self.folder)
             self._write_pairs(log)
-            one_best = self.decoding.with_values(n_best=1)
-            for number, teacher in enumerate(self.backward, 1):
-                self._translate("references", teacher, self._of_teacher("backward", number), one_best, log)
             for number, teacher in enumerate(self.teachers, 1):
                 folder = self._of_teacher("translations", number)
-                for path in self._translate("sources", teacher, folder, self.decoding, log):
+                for path in self._translate(teacher, folder, log):
                     if (n_best := self.decoding.n_best) > 1:
                         references = read_lines(self.folder / "references" / path.name)
                         best = most_similar(read_lines(path), references, n_best, Scoring.of(self.settings))
                         _write_lines(self._of_teacher("reranked", number) / path.name, best)
 
-    def _translate(
-        self, side: str, teacher: RunFolder, folder: Path, decoding: DecodingOptions, log: Log
-    ) -> list[Path]:
-        """Translate a side of the training text, `sources` or `references`, into a folder; return the output files."""
+    def _translate(self, teacher: RunFolder, folder: Path, log: Log) -> list[Path]:
+        """Translate the sources of the training text into a folder; return the output files."""
         log.say(f"translating the training text with {teacher.path} into {folder}")
-        style: Style = "nbest" if decoding.n_best > 1 else "text"
-        texts = sorted((self.folder / side).glob("train-*.txt"))
-        return translate_to_folder(teacher.path, texts, folder, decoding, style=style, log=log)
+        style: Style = "nbest" if self.decoding.n_best > 1 else "text"
+        texts = sorted((self.folder / "sources").glob("train-*.txt"))
+        return translate_to_folder(teacher.path, texts, folder, self.decoding, style=style, log=log)
 
     def _write_pairs(self, log: Log) -> None:
         """Write missing sources and references. Raises `DataError` if existing ones are of other settings."""
@@ -182,7 +168,6 @@ def distill(
     teachers: str | Path | Sequence[str | Path],
     run: str | Path,
     *,
-    backward: Sequence[str | Path] = (),
     beam: int = 5,
     length_penalty: float | None = None,
     rerank: bool = False,
@@ -199,9 +184,6 @@ def distill(
     Args:
         teachers: Run folder of a translator, or run folders of several translators for the same languages.
         run: Run folder of the student.
-        backward: Run folders of translators for the other direction, which translate the references. The student is
-            also trained on these pairs, and repeated pairs are left out ("data diversification", Nguyen et al. 2020,
-            arXiv 1911.01986; with the original pairs, `mix` = 1).
         beam: Number of beams of the teachers; with `rerank`, also the number of translations to choose from.
         length_penalty: Length penalty of the teachers; higher values give longer translations (default: each teacher's
             setting).
@@ -224,8 +206,7 @@ def distill(
     plain = {name: value for name, value in given.items() if not isinstance(value, Mapping)}
     Settings.from_mapping(plain)  # refuses a value in place of a section
     folders = _open_teachers([teachers] if isinstance(teachers, str | Path) else teachers)
-    reverse = _open_backward(backward, folders[0])
-    distilled = DistilledText(_text_folder(run, text), text_settings(folders[0], given), folders, reverse, decoding)
+    distilled = DistilledText(_text_folder(run, text), text_settings(folders[0], given), folders, decoding)
     student = _student_settings(folders[0], distilled.data(mix), given)
     start = find_start(student)
     check(student if start is None else start.settings)
@@ -245,20 +226,6 @@ def _open_teachers(paths: Sequence[str | Path]) -> list[RunFolder]:
     folders = [open_folder(path, task=Translator.task) for path in paths]
     for folder in folders:
         folder.settings.model.require_text("distillation", run=folder.path)
-    return folders
-
-
-def _open_backward(paths: Sequence[str | Path], teacher: RunFolder) -> list[RunFolder]:
-    """Open teachers of the other direction. Raises `SettingsError` for a run that has other languages."""
-    folders = _open_teachers(paths)
-    src, tgt = teacher.settings.data.named_languages
-    for folder in folders:
-        named = folder.settings.data.named_languages
-        if any(map(are_different, named, (tgt, src))):
-            raise SettingsError(
-                f"backward: {folder.path} translates from {named[0]} to {named[1]}; name a run that translates from "
-                f"{tgt} to {src}"
-            )
     return folders
 
 
