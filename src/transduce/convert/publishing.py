@@ -45,10 +45,9 @@ def push_to_hub(
     """
     if not MODEL_NAME.fullmatch(name):
         raise SettingsError(f"name = '{name}': a model on the Hub is named OWNER/NAME, such as alice/en-de")
-    api = hub_api("publication")
-    from huggingface_hub import CommitOperationAdd
+    with hub_api("publication") as api, RunFolder.open_locked(Path(run)) as folder:
+        from huggingface_hub import CommitOperationAdd
 
-    with RunFolder.open_locked(Path(run)) as folder:
         files = _files_to_send(folder, name, license=license, records=records)
         try:
             additions = [CommitOperationAdd(path_in_repo=file, path_or_fileobj=x) for file, x in files.items()]

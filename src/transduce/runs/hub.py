@@ -9,6 +9,8 @@ import glob
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,28 +52,36 @@ def download(name: str, *patterns: str, revision: str | None = None, quiet: bool
 
     `quiet`: without progress bars. Raises `UserError` in one line: no such model, no access, no network, no library.
     """
-    api = hub_api(f"there is no folder {name}; a model on the Hugging Face Hub", quiet=quiet)
-    try:
-        folder = api.snapshot_download(name, revision=revision, allow_patterns=[*patterns], ignore_patterns="*/*")
-    except Exception as error:  # errors of the library, of its HTTP client, or caused by the server's answer
-        raise UserError(
-            f"there is no folder {name}, and {api.endpoint} does not provide this model: {reason_of(error)}; try "
-            f"again, or give a folder that was downloaded elsewhere (hf download {name} --local-dir FOLDER)"
-        ) from None
+    with hub_api(f"there is no folder {name}; a model on the Hugging Face Hub", quiet=quiet) as api:
+        try:
+            folder = api.snapshot_download(name, revision=revision, allow_patterns=[*patterns], ignore_patterns="*/*")
+        except Exception as error:  # errors of the library, of its HTTP client, or caused by the server's answer
+            raise UserError(
+                f"there is no folder {name}, and {api.endpoint} does not provide this model: {reason_of(error)}; try "
+                f"again, or give a folder that was downloaded elsewhere (hf download {name} --local-dir FOLDER)"
+            ) from None
     return Path(folder)
 
 
-def hub_api(what: str, *, quiet: bool = False) -> Any:
-    """huggingface_hub's `HfApi`. Raises `SettingsError` if the library, which `what` needs, is not installed."""
+@contextmanager
+def hub_api(what: str, *, quiet: bool = False) -> Iterator[Any]:
+    """Context with huggingface_hub's `HfApi`, in which the library prints errors only, and progress on a terminal.
+
+    Raises `SettingsError` if the library, which `what` needs, is not installed.
+    """
     with needing("hub", f"{what} needs huggingface_hub"):
         from huggingface_hub import HfApi, constants
         from huggingface_hub.utils import disable_progress_bars, logging
-    logging.set_verbosity_error()
-    if quiet or not sys.stderr.isatty():
-        disable_progress_bars()
-    # otherwise the library asks the Hub for a list of programs in which it may be running
-    constants.HF_HUB_DISABLE_TELEMETRY = True
-    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or constants.ENDPOINT, library_name="transduce")
+    verbosity, telemetry = logging.get_verbosity(), constants.HF_HUB_DISABLE_TELEMETRY
+    try:
+        logging.set_verbosity_error()
+        # otherwise the library asks the Hub for a list of programs in which it may be running
+        constants.HF_HUB_DISABLE_TELEMETRY = True
+        with disable_progress_bars() if quiet or not sys.stderr.isatty() else nullcontext():
+            yield HfApi(endpoint=os.environ.get("HF_ENDPOINT") or constants.ENDPOINT, library_name="transduce")
+    finally:
+        logging.set_verbosity(verbosity)
+        constants.HF_HUB_DISABLE_TELEMETRY = telemetry
 
 
 def reason_of(error: Exception) -> str:
