@@ -12,9 +12,17 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from transduce.config.decoding import DecodingOptions
-from transduce.decoding.constraints import Beginning, constrain, constraints_on, pad_copies, without_unscored
+from transduce.decoding.constraints import (
+    Beginning,
+    Constraints,
+    constrain,
+    constraints_on,
+    pad_copies,
+    without_unscored,
+)
 from transduce.decoding.engine import Hypothesis, IsWanted, OnToken, sample_numbers
 from transduce.decoding.search import Stepper
 from transduce.nn.masks import SourceInput
@@ -86,36 +94,26 @@ def sample(
     wanted = pad_copies(copies, src)
     n_samples, capacity = numbers.shape[1:]
     results: list[list[Hypothesis]] = [[] for _ in src]
-    number = torch.arange(len(src), device=src.device)
-    n_before = prompts.shape[1]
-    before = prompts[:, None].repeat(1, n_samples, 1)
-    ids = torch.cat([before, before.new_full((len(src), n_samples, capacity), PAD)], 2)
-    token = before[:, :, -1]
+    number, n_before = torch.arange(len(src), device=src.device), prompts.shape[1]
+    ids = F.pad(prompts[:, None].repeat(1, n_samples, 1), (0, capacity), value=PAD)
+    token = ids[:, :, n_before - 1]
     log_prob = torch.zeros(len(src), n_samples, dtype=torch.float64, device=src.device)
-    n_ids = torch.zeros_like(token)
-    ended = torch.zeros_like(token, dtype=torch.bool)
+    n_ids, ended = torch.zeros_like(token), torch.zeros_like(token, dtype=torch.bool)
     state = model.start(src, capacity=capacity, n_beams=n_samples)
-    for length in range(1, capacity + 1):
-        logits = model.logits(model.advance(token.view(-1, 1), state)[:, -1]).float()
-        token_log_probs = logits.log_softmax(-1)
+    for length in range(capacity):
+        known = ids[:, :, : n_before + length]
         constraints = constraints_on(
-            ids[:, :, : n_before + length - 1],
-            beginnings,
-            wanted,
-            no_repeat_ngram=options.no_repeat_ngram,
-            n_prompt=n_before,
+            known, beginnings, wanted, no_repeat_ngram=options.no_repeat_ngram, n_prompt=n_before
         )
-        allowed = filter_logits(constrain(logits, constraints), options)
-        token = draw(allowed.softmax(-1), numbers[:, :, length - 1].flatten()).view_as(token)
-        new = token_log_probs.gather(1, token.view(-1, 1)).view_as(token).masked_fill(ended, 0.0)
-        log_prob += without_unscored(new, beginnings, length - 1)
-        goes_on = ~ended & (token != EOS)
-        ids[:, :, n_before + length - 1] = token.masked_fill(~goes_on, PAD)
-        n_ids += goes_on
-        if on_token is not None:
-            _report_tokens(on_token, number, ids[:, 0, n_before + length - 1])
+        logits = model.logits(model.advance(token.view(-1, 1), state)[:, -1]).float()
+        token, new = _draw_tokens(logits, constraints, options, numbers[:, :, length])
+        log_prob += without_unscored(new.masked_fill(ended, 0.0), beginnings, length)
         ended |= token == EOS
-        is_done = ended.all(1) | (limits <= length)
+        ids[:, :, n_before + length] = token.masked_fill(ended, PAD)
+        n_ids += ~ended
+        if on_token is not None:
+            _report_tokens(on_token, number, ids[:, 0, n_before + length])
+        is_done = ended.all(1) | (limits <= length + 1)
         if is_done.any():
             rows = (x[is_done].tolist() for x in (number, ids[:, :, n_before:], log_prob, n_ids, ended))
             for index, *samples in zip(*rows, strict=True):
@@ -131,6 +129,16 @@ def sample(
         if is_wanted is not None and not any(map(is_wanted, number.tolist())):
             break
     return results
+
+
+def _draw_tokens(
+    logits: Float[Tensor, "N V"], constraints: Constraints, options: DecodingOptions, numbers: Float[Tensor, "B n"]
+) -> tuple[Int[Tensor, "B n"], Float[Tensor, "B n"]]:
+    """Draw the next token of each sample; return the tokens, and their log-probabilities before all constraints."""
+    log_probs = logits.log_softmax(-1)
+    allowed = filter_logits(constrain(logits, constraints), options)
+    token = draw(allowed.softmax(-1), numbers.flatten())
+    return token.view_as(numbers), log_probs.gather(1, token[:, None]).view_as(numbers)
 
 
 def _report_tokens(on_token: OnToken, numbers: Int[Tensor, " B"], tokens: Int[Tensor, " B"]) -> None:
