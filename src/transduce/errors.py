@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 NEEDS_PYTORCH = "PyTorch, which is not installed: pip install 'transduce[train]'"
 
@@ -123,6 +123,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def message_of(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def listed(names: Sequence[str], most: int = 1000) -> str:
+    """Up to `most` names in one line, each cut at 200 characters, and the number of the others."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(name if len(name) <= 200 else f"{name[:200]}…" for name in names[:most]) + more
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

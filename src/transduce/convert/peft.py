@@ -17,8 +17,8 @@ from transduce.config.architectures import TransformerSettings
 from transduce.config.settings import Settings, TrainingSettings
 from transduce.convert import seq2seq, t5, weight_map
 from transduce.convert.folder import Imported, Outgoing, read_object
-from transduce.convert.weight_map import Entry, Rows, listed
-from transduce.errors import RunFolderError, SettingsError, UserError
+from transduce.convert.weight_map import Entry, Rows
+from transduce.errors import RunFolderError, SettingsError, UserError, listed
 from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import load_tensors, write_tensors

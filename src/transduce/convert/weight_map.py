@@ -17,7 +17,7 @@ from torch import Tensor
 
 from transduce.config.architectures import TransformerSettings
 from transduce.config.model import AttentionSettings
-from transduce.errors import UserError
+from transduce.errors import UserError, listed
 from transduce.text.special import BOS, EOS
 
 Shape = tuple[int, ...]
@@ -357,9 +357,3 @@ def _to_ours(value: Tensor, entry: Entry, inverse: Tensor | None) -> Tensor:
     if entry.stream is not None and inverse is not None:
         value = value.index_select(entry.stream, inverse)
     return value.contiguous()
-
-
-def listed(names: Sequence[str], most: int = 1000) -> str:
-    """Names from a file in one line, each cut at 200 characters."""
-    more = f", and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(name if len(name) <= 200 else f"{name[:200]}…" for name in names[:most]) + more

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from transduce.errors import listed
 from transduce.logging import Log
 from transduce.text.placeholders import Masked
 from transduce.text.scripts import DIGITS, with_ascii_digits
@@ -21,7 +22,7 @@ from transduce.text.special import Vocabulary
 Style = Literal["text", "scores", "nbest", "json"]
 MAX_NOTES = 5
 """Notes about single lines that are printed before only their number is counted."""
-_SHOWN = 8  # parts in a note
+MOST_SHOWN = 8  # parts in a note
 _NUMBER, _LONG_NUMBER = re.compile(DIGITS), re.compile(r"\d{3}")
 
 
@@ -153,12 +154,7 @@ def notes_on_source(masked: Masked, vocabulary: Vocabulary) -> list[str]:
     kept = ", kept as written" if vocabulary.has_placeholders or not masked.text else ""
     dropped = [f"U+{ord(character):04X}" for character in masked.dropped]
     parts_of_note = {f"not in the vocabulary{kept}": list(dict.fromkeys(masked.unreadable)), "dropped": dropped}
-    return [f"{problem}: {abridged(parts)}" for problem, parts in parts_of_note.items() if parts]
-
-
-def abridged(parts: Sequence[str]) -> str:
-    """Join the first few parts for a note."""
-    return f"{', '.join(parts[:_SHOWN])}{', ...' * (len(parts) > _SHOWN)}"
+    return [f"{problem}: {listed(parts, MOST_SHOWN)}" for problem, parts in parts_of_note.items() if parts]
 
 
 def lost_numbers(src: str, tgt: str) -> list[str]:

@@ -27,15 +27,15 @@ from transduce.decoding.open_run import (
 )
 from transduce.decoding.prefix import encode_prefix, prefixes_of, require_beginning, spell_last_word
 from transduce.decoding.results import (
+    MOST_SHOWN,
     Candidate,
     TextLogProbs,
     Translation,
-    abridged,
     distinct,
     lost_numbers,
     notes_on_source,
 )
-from transduce.errors import DataError, TransduceError
+from transduce.errors import DataError, TransduceError, listed
 from transduce.text.languages import Languages, is_language
 from transduce.text.placeholders import Masked, placeholder_ids, prepare, restore
 from transduce.text.sentences import split_sentences
@@ -456,7 +456,7 @@ class Translator(EngineModel):
         if not candidates[0].text.strip():
             notes.append("the translation is empty")
         elif numbers := lost_numbers(masked.text, candidates[0].text):
-            notes.append(f"numbers that the translation lacks: {abridged(numbers)}")
+            notes.append(f"numbers that the translation lacks: {listed(numbers, MOST_SHOWN)}")
         return Translation(tuple(candidates if options.sample else distinct(candidates)), "; ".join(notes))
 
 

@@ -21,7 +21,7 @@ from granian.server.common import SSLProtocols
 from granian.server.embed import Server
 from starlette.types import ASGIApp
 
-from transduce.errors import SettingsError, TransduceError
+from transduce.errors import SettingsError, TransduceError, listed
 from transduce.logging import Log
 from transduce.process import handle_signals
 from transduce.serving.app import log_request, make_app
@@ -257,8 +257,7 @@ def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> Non
         model = run.model
         choice = (model.generator if isinstance(model, AsyncTextGenerator) else model.translator).choice
         pairs = [f"{source} -> {target}" for source, target in run.directions]
-        more = f" and {len(pairs) - _PAIRS} more" if len(pairs) > _PAIRS else ""
-        purpose = ", ".join(pairs[:_PAIRS]) + more or "language model"
+        purpose = listed(pairs, _PAIRS) or "language model"
         log.say(f"{purpose}: {run.path} ({choice.precision})")
         for direction in run.directions if run.has_language_tokens and len(pairs) <= _PAIRS else ():
             for note in run.translator.between(*direction).translator.direction_notes():

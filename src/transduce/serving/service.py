@@ -19,7 +19,7 @@ from transduce.decoding.generator import Generator
 from transduce.decoding.open_run import AnyPrecision, identity_of
 from transduce.decoding.results import TextLogProbs, Translation, joined_note
 from transduce.decoding.translator import Translator
-from transduce.errors import SettingsError, nearest
+from transduce.errors import SettingsError, listed, nearest
 from transduce.runs.folder import RunFolder
 from transduce.serving.async_models import AsyncTextGenerator, AsyncTranslator
 from transduce.serving.glossaries import Glossaries
@@ -192,8 +192,7 @@ class RouteTable:
     def listed(self) -> str:
         """The language pairs, for the message of an error."""
         pairs = list(dict.fromkeys("-".join(route.languages) for route in self.routes))
-        more = f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
-        return ", ".join(pairs[:_SHOWN]) + more
+        return listed(pairs, _SHOWN)
 
 
 @dataclass(frozen=True, slots=True)
