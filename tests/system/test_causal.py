@@ -86,11 +86,9 @@ def test_evaluate_agrees_with_the_scores_of_the_run(run: Path, text: Path) -> No
     assert closer["nll"] < scores["nll"] and closer["tokens"] == scores["tokens"]
 
 
-def test_generate_from_options_stdin_and_as_a_stream(run: Path) -> None:
+def test_generate_from_options_and_stdin(run: Path) -> None:
     greedy = transduce("generate", run, "--prompt", POEM[:9], "--temperature", 0, "--max-length", 30)
     assert (greedy.code, greedy.out) == (0, POEM[:39] + "\n")
-    streamed = transduce("generate", run, "--prompt", POEM[:9], "--temperature", 0, "--max-length", 30, "--stream")
-    assert streamed.out == greedy.out
     piped = transduce("generate", run, "--temperature", 0, "--max-length", 30, stdin=f"{POEM[:9]}\n")
     assert piped.out == greedy.out
 
@@ -108,8 +106,6 @@ def test_prompts_beyond_the_context_and_bad_options_are_refused(run: Path) -> No
     long = "x" * 33
     assert_refused(transduce("generate", run, "-p", long), "33 tokens", "is 32", "--cut-prompt")
     assert transduce("generate", run, "-p", long, "--cut-prompt", "--max-length", 3).code == 0
-    assert_refused(transduce("generate", run, "-p", long, "--stream"), "33 tokens")
-    assert_refused(transduce("generate", run, "-p", "a", "--samples", 2, "--stream"), "--stream")
     assert_refused(transduce("evaluate", run, "--text", run / "report.html", "--stride", 33), "stride", "32")
 
 

@@ -104,7 +104,6 @@ def test_generation_continues_prompts_and_texts_of_any_length(run: Path) -> None
     together = generator.generate(prompts, options)
     assert [f"{one.prompt}{one.text}" for one in together[:2]] == [VERSE[:140], VERSE[:190]]
     assert together == [generator.generate([prompt], options)[0] for prompt in prompts], "alone as in a batch"
-    assert "".join(generator.stream(VERSE[:40], options)) == together[0].text
     assert "transformer-xl" in generator.choice.slow_because or "librar" in generator.choice.slow_because
 
 

@@ -19,16 +19,16 @@ from transduce.runs.atomic import partial_of, write_aside
 STDOUT = "standard output"
 
 
-def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False) -> None:
+def print_lines(lines: Iterable[str], *, colours: bool = False) -> None:
     """Print lines to stdout. On a terminal, control characters are escaped.
 
-    If `end` is empty, each part is flushed. When the reader (head, less) closes the pipe, the command exits quietly and
-    closes `lines`. `colours` keeps the background colours of attention pictures.
+    When the reader (head, less) closes the pipe, the command exits quietly and closes `lines`. `colours` keeps the
+    background colours of attention pictures.
     """
     on_terminal = sys.stdout.isatty()
     try:
         for line in lines:
-            _print(escape(line, colours=colours) if on_terminal else line, end=end, flush=not end)
+            _print(escape(line, colours=colours) if on_terminal else line)
         _print("", end="", flush=True)
     except BrokenPipeError:
         _drop_output()
@@ -48,7 +48,7 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _print(text: str, *, end: str, flush: bool) -> None:
+def _print(text: str, *, end: str = "\n", flush: bool = False) -> None:
     try:
         print(text, end=end, flush=flush)
     except OSError as error:

@@ -330,7 +330,6 @@ class Generate(opt.Command):
     prompt: Annotated[
         list[str] | None, opt.option("Text to continue (default: stdin); repeatable.", "--prompt", "-p")
     ] = None
-    stream: Annotated[bool, Option("--stream", help="Print the text while it is generated.")] = False
     cut_prompt: Annotated[
         bool, Option("--cut-prompt", help="Cut the start of a prompt that is too long for the model.")
     ] = False
@@ -353,17 +352,11 @@ class Generate(opt.Command):
         decoding = self.decoding(sample=True)
         generator = load_with_notes(partial(Generator.load, memory=self.memory), self.run, self.device, self.precision)
         prompts = self.prompt if self.prompt is not None else ["\n".join(read_lines(STDIN))]
-        if self.stream:
-            if self.json or len(prompts) * decoding.n_best > 1:
-                raise SettingsError("--stream prints a single text: not with --json, --samples or several prompts")
-            parts = generator.stream(prompts[0], decoding, cut_prompt=self.cut_prompt)
-            print_lines(chain(prompts, parts, ["\n"]), end="")
-            return
         generations = generator.generate(prompts, decoding, cut_prompt=self.cut_prompt)
         if self.json:
             print_lines(map(_to_json, generations))
         else:
-            print_lines(["---\n".join(f"{generation.prompt}{generation.text}\n" for generation in generations)], end="")
+            print_lines(["\n---\n".join(f"{generation.prompt}{generation.text}" for generation in generations)])
 
 
 def _to_json(generation: Generation) -> str:

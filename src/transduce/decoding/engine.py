@@ -15,10 +15,6 @@ import numpy as np
 from transduce.config.decoding import DecodingOptions, DecodingSettings
 from transduce.data.store import Example, Ids, RowExample
 
-OnToken = Callable[[int, int], None]
-"""Called with the index of an input and the next token of its best hypothesis, once the token is final."""
-
-
 Spelling = tuple[tuple[int, int, int], ...]
 """An automaton of the token sequences that spell a text: sorted rows (state, token, next state).
 
@@ -156,13 +152,10 @@ class Engine(Protocol):
     def pytorch_model(self) -> Any:
         """The PyTorch model, in eval mode. The native engine loads it when this is first called."""
 
-    def translate(
-        self, sources: Sequence[DecodingInput], options: DecodingOptions, *, on_token: OnToken | None = None
-    ) -> list[list[Hypothesis]]:
+    def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
         """Return `options.n_best` hypotheses per source, best first, or as many samples.
 
-        A language model samples one continuation per source and passes each token to `on_token`. In beam search only
-        the native library calls `on_token`.
+        A language model samples one continuation per source.
         """
 
     def open_batcher(self, deliver: Deliver) -> Batcher:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import queue
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -18,7 +15,7 @@ from transduce.config.decoding import DecodingKeywords, DecodingOptions
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
 from transduce.data.store import RowExample, TextStore
-from transduce.decoding.engine import DecodingInput, Engine, Hypothesis, OnToken
+from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
 from transduce.decoding.open_run import GIVEN, AnyPrecision, EngineChoice, EngineModel, open_engine
 from transduce.decoding.results import Generation, TextLogProbs, TextScore
 from transduce.errors import DataError, SettingsError
@@ -29,10 +26,6 @@ from transduce.text.tokenizer import Tokenizer
 SCORED_ROWS = 256  # rows of running text scored at once
 
 _DEFAULT = DecodingOptions(sample=True)
-
-
-class _Abandoned(Exception):
-    """Raised when the reader of a stream has stopped reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,42 +130,6 @@ class Generator(EngineModel):
             )
             for text in self._run(self.start(prompts, options, cut_prompt=cut_prompt), options)
         ]
-
-    def stream(
-        self,
-        prompt: str,
-        options: DecodingOptions = _DEFAULT,
-        *,
-        cut_prompt: bool = False,
-        **decoding: Unpack[DecodingKeywords],
-    ) -> Iterator[str]:
-        """Continue one prompt as `generate` does; yield the text in parts, as it is written.
-
-        No part ends within a character. Closing the iterator stops the computation.
-        """
-        options = options.with_values(**decoding)
-        text, *_ = self.start([prompt], options, cut_prompt=cut_prompt)
-        detokenizer = IncrementalDetokenizer(self.tokenizer)
-        tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        abandoned = threading.Event()  # Ctrl-C, a closed pipe, `close()`
-
-        def on_token(index: int, token: int) -> None:
-            if abandoned.is_set():
-                raise _Abandoned
-            tokens.put(token)
-
-        with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(self._run, [text], options, on_token)
-            done.add_done_callback(lambda _: tokens.put(None))
-            try:
-                while (token := tokens.get()) is not None:
-                    if part := detokenizer.add([token]):
-                        yield part
-                done.result()
-            finally:
-                abandoned.set()  # the thread stops at its next token
-        if part := detokenizer.end():
-            yield part
 
     def start(self, prompts: Sequence[str], options: DecodingOptions, *, cut_prompt: bool) -> list[Continuation]:
         """The texts of `generate` before their first token. Raises the errors of `generate`."""
@@ -283,16 +240,11 @@ class Generator(EngineModel):
             ids = ids[-self.context :]
         return tuple(ids)
 
-    def _run(
-        self, texts: list[Continuation], options: DecodingOptions, on_token: OnToken | None = None
-    ) -> list[Continuation]:
-        """Complete all texts. `on_token`: called with each new token, if there is one text.
-
-        Texts advance in rounds: each round fills the context of every text.
-        """
+    def _run(self, texts: list[Continuation], options: DecodingOptions) -> list[Continuation]:
+        """Complete all texts in rounds; each round fills the context of every text."""
         options = self.options_of_a_text(options)
         while inputs := {i: prompt for i, text in enumerate(texts) if (prompt := self.next_input(text)) is not None}:
-            outputs = self.engine.translate(list(inputs.values()), options, on_token=on_token)
+            outputs = self.engine.translate(list(inputs.values()), options)
             for index, (new,) in zip(inputs, outputs, strict=True):
                 texts[index] = texts[index].extended(new)
         return texts

@@ -30,7 +30,6 @@ from transduce.decoding.engine import (
     Deliver,
     Event,
     Hypothesis,
-    OnToken,
     Outcome,
     sample_numbers,
 )
@@ -43,7 +42,6 @@ from transduce.text.special import BOS, EOS, PAD, PLACEHOLDER_IDS
 _LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
 _IN_PYTHON = ("max_length", "batch_tokens", "seed", "split")  # options that the library does not get
 _SLICE = 0.05  # seconds between returns of a decoding caller to Python, which then handles signals
-_STREAM_SLICE = 0.005  # `_SLICE` for a caller that streams tokens
 _SHARE = 4096  # tokens that a thread scores at once
 
 
@@ -162,32 +160,20 @@ class NativeEngine:
             return [self._model.start if i == BOS else i for i in ids]
         return (*ids, EOS) if settings.source_end or len(ids) == 0 else ids
 
-    def translate(
-        self, sources: Sequence[DecodingInput], options: DecodingOptions, *, on_token: OnToken | None = None
-    ) -> list[list[Hypothesis]]:
+    def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`. The calling thread decodes too."""
         if len(sources) > 1 and self.n_threads > 1:
             self.start_threads()
         caller = NativeCaller(self)
         try:
-            caller.submit(0, sources, options, order=math.inf, stream=on_token is not None, works=True)
+            caller.submit(0, sources, options, order=math.inf, stream=False, works=True)
+            while caller.work(_SLICE):
+                pass
             hypotheses: list[list[Hypothesis]] = [[]] * len(sources)
-            n_seen, n_open = [0] * len(sources), 1
-            while n_open:
-                n_open = caller.work(_SLICE if on_token is None else _STREAM_SLICE)
-                for event in caller.collect() if on_token is not None or not n_open else ():
-                    tokens = event.tokens
-                    if event.outcome == "done":
-                        hypotheses[event.ticket] = event.hypotheses
-                        tokens = event.hypotheses[0].ids[n_seen[event.ticket] :] if event.hypotheses else ()
-                    elif event.outcome != "tokens":
-                        raise TransduceError(
-                            f"a translation was {event.outcome}; {event.reason or 'its engine was closed'}"
-                        )
-                    if on_token is not None:
-                        n_seen[event.ticket] += len(tokens)
-                        for token in tokens:
-                            on_token(event.ticket, token)
+            for event in caller.collect():
+                if event.outcome != "done":
+                    raise TransduceError(f"a translation {event.outcome}: {event.reason or 'its engine was closed'}")
+                hypotheses[event.ticket] = event.hypotheses
             return hypotheses
         finally:
             caller.free()

@@ -23,7 +23,7 @@ from transduce.decoding.constraints import (
     pad_copies,
     without_unscored,
 )
-from transduce.decoding.engine import Hypothesis, IsWanted, OnToken, sample_numbers
+from transduce.decoding.engine import Hypothesis, IsWanted, sample_numbers
 from transduce.decoding.search import Stepper
 from transduce.nn.masks import SourceInput
 from transduce.text.special import BOS, EOS, PAD
@@ -77,7 +77,6 @@ def sample(
     prompts: Int[Tensor, "B T"] | None = None,
     beginnings: Sequence[Beginning] = (),
     copies: Sequence[Sequence[int] | None] | None = None,
-    on_token: OnToken | None = None,
     is_wanted: IsWanted | None = None,
 ) -> list[list[Hypothesis]]:
     """`options.n_best` outputs of every sentence, in the order drawn.
@@ -85,8 +84,8 @@ def sample(
     Log-probabilities are the model's, before temperature, top-k and top-p; the score is log_prob / length.
 
     `keys`: a key for each sentence; random numbers are a function of the seed and the key. `prompts`: the tokens that
-    the outputs continue (default: BOS); `src` has all of them but the last. `on_token`: called with each token of a
-    sentence's first output when it is drawn. The other arguments are those of `beam_search`.
+    the outputs continue (default: BOS); `src` has all of them but the last. The other arguments are those of
+    `beam_search`.
     """
     limits = torch.as_tensor(max_length, device=src.device).expand(len(src))
     numbers = torch.from_numpy(_numbers(keys, options, int(limits.max()))).to(src.device)  # [B, n, C]
@@ -111,8 +110,6 @@ def sample(
         ended |= token == EOS
         ids[:, :, n_before + length] = token.masked_fill(ended, PAD)
         n_ids += ~ended
-        if on_token is not None:
-            _report_tokens(on_token, number, ids[:, 0, n_before + length])
         is_done = ended.all(1) | (limits <= length + 1)
         if is_done.any():
             rows = (x[is_done].tolist() for x in (number, ids[:, :, n_before:], log_prob, n_ids, ended))
@@ -139,13 +136,6 @@ def _draw_tokens(
     allowed = filter_logits(constrain(logits, constraints), options)
     token = draw(allowed.softmax(-1), numbers.flatten())
     return token.view_as(numbers), log_probs.gather(1, token[:, None]).view_as(numbers)
-
-
-def _report_tokens(on_token: OnToken, numbers: Int[Tensor, " B"], tokens: Int[Tensor, " B"]) -> None:
-    """Call `on_token` for each sentence with a new token."""
-    for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True):
-        if token != PAD:
-            on_token(number, token)
 
 
 def _numbers(keys: Sequence[tuple[int, ...]], options: DecodingOptions, length: int) -> np.ndarray:

@@ -29,7 +29,6 @@ from transduce.decoding.engine import (
     Event,
     Hypothesis,
     IsWanted,
-    OnToken,
     cost_of,
 )
 from transduce.decoding.ensemble import Ensemble
@@ -81,7 +80,6 @@ class TorchEngine:
         sources: Sequence[DecodingInput],
         options: DecodingOptions,
         *,
-        on_token: OnToken | None = None,
         is_wanted: IsWanted | None = None,
     ) -> list[list[Hypothesis]]:
         """See `Engine.translate`. The order and the batch of a source do not change its hypotheses.
@@ -103,7 +101,7 @@ class TorchEngine:
             )
 
         def decode(batch: Batch[DecodingInput]) -> list[list[Hypothesis]]:
-            return self._decode(batch, options, on_token, is_wanted)
+            return self._decode(batch, options, is_wanted)
 
         return _in_order(batches, map(decode, batches) if is_language_model else self._map(decode, batches))
 
@@ -112,11 +110,7 @@ class TorchEngine:
         return DynamicBatcher(self.translate, deliver)
 
     def _decode(
-        self,
-        batch: Batch[DecodingInput],
-        options: DecodingOptions,
-        on_token: OnToken | None,
-        is_wanted: IsWanted | None,
+        self, batch: Batch[DecodingInput], options: DecodingOptions, is_wanted: IsWanted | None
     ) -> list[list[Hypothesis]]:
         indices, inputs = [index for index, _ in batch], [source for _, source in batch]
         prompts: Tensor | None = None
@@ -141,7 +135,6 @@ class TorchEngine:
             keys=[source.key for source in inputs],
             beginnings=beginnings,
             copies=copies,
-            on_token=on_token and (lambda row, token: on_token(indices[row], token)),
             is_wanted=of_batch,
         )
 

@@ -73,8 +73,8 @@ class HubTokenizer(Vocabulary):
         named, table = self._named_bytes, _byte_of()
         if not named and "\u0120" not in "".join(self._pieces):
             raise UserError(
-                "the vocabulary of this imported model is not byte-level, as GPT-2's is: text cannot be streamed or "
-                "served; generate it without --stream"
+                "the vocabulary of this imported model is not byte-level, as GPT-2's is: text cannot be served; use "
+                "transduce generate"
             )
 
         def content(piece: str) -> bytes:

@@ -254,7 +254,7 @@ def test_a_closed_pipe_stops_the_producer_of_lines(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("sys.stdout", Closed())
     with pytest.raises(typer.Exit):
-        print_lines(lines(), end="")
+        print_lines(lines())
     assert made == [0, "end"]
 
 

@@ -19,7 +19,7 @@ from transduce.convert.importing import import_run  # noqa: E402
 from transduce.data.batch import causal  # noqa: E402
 from transduce.data.encoding import encode_text  # noqa: E402
 from transduce.data.reading import Piece  # noqa: E402
-from transduce.decoding.generator import Generator  # noqa: E402
+from transduce.decoding.generator import Generator, IncrementalDetokenizer  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
 from transduce.text.special import EOS, PAD, UNK  # noqa: E402
 
@@ -138,5 +138,5 @@ def test_a_vocabulary_that_is_not_byte_level_cannot_be_streamed(tmp_path: Path) 
     list(import_run(folder, tmp_path / "run"))
     generator = Generator.load(tmp_path / "run")
     assert generator.generate(["The dog"], DecodingOptions(max_length=3))[0].ids
-    with pytest.raises(UserError, match=r"not byte-level.*without --stream"):
-        list(generator.stream("The dog", DecodingOptions(max_length=3)))
+    with pytest.raises(UserError, match=r"not byte-level"):
+        IncrementalDetokenizer(generator.tokenizer)

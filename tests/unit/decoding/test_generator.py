@@ -2,12 +2,8 @@
 
 import math
 import random
-import threading
-import time
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +105,6 @@ def test_samples_depend_on_prompt_place_and_seed_only(generator: Generator) -> N
     assert [one.ids for one in one_each] == [one.ids for one in together[::3]]
     values = options.model_dump(exclude_unset=True)
     assert generator.generate(PROMPTS, **values) == one_each
-    assert "".join(generator.stream(PROMPTS[0], **values)) == one_each[0].text
     alone = generator.generate(PROMPTS[:1], options)
     assert alone[0].ids == together[0].ids
     assert generator.generate(PROMPTS, options.model_copy(update={"seed": 6})) != one_each
@@ -120,46 +115,10 @@ def test_pytorch_samples_prompts_of_any_lengths_as_alone(generator: Generator, m
     monkeypatch.setattr(torch_engine, "_SAMPLED_ROWS", 2)
     engine = torch_engine.TorchEngine(generator.model)
     prompts = [DecodingInput((i,), ids_of(generator, text), 3 + i) for i, text in enumerate(PROMPTS * 2)]
-    seen: dict[int, list[int]] = defaultdict(list)
-
     options = DecodingOptions(sample=True)
-    found = engine.translate(prompts, options, on_token=lambda place, token: seen[place].append(token))
+    found = engine.translate(prompts, options)
     assert found == [engine.translate([prompt], options)[0] for prompt in prompts]
-    assert [tuple(seen[place]) for place in range(len(prompts))] == [one.ids for (one,) in found]
     assert engine.translate([], options) == []
-
-
-@pytest.mark.parametrize("prompt", ["Der", "ж"])
-def test_streamed_parts_join_to_the_generated_text(generator: Generator, prompt: str) -> None:
-    for seed in range(2):
-        options = DecodingOptions(max_length=30, sample=True, temperature=1.5, seed=seed)
-        parts = list(generator.stream(prompt, options))
-        assert "".join(parts) == generator.generate([prompt], options)[0].text
-        assert all(parts) and len(parts) > 5
-
-
-def test_no_streamed_part_ends_within_a_character(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a model that says this, one byte a token, and then half a character."""
-    ids = generator.tokenizer.encode("a😀ж ") + generator.tokenizer.encode("😀")[:2]
-
-    def run(self: Generator, jobs: object, options: object, on_token: Callable[[int, int], None]) -> None:
-        for token in ids:
-            on_token(0, token)
-
-    monkeypatch.setattr(Generator, "_run", run)
-    assert list(generator.stream("x")) == ["a", "😀", "ж", " ", "\ufffd"]
-
-
-def test_errors_reach_the_reader_of_a_stream(generator: Generator) -> None:
-    with pytest.raises(DataError, match="prompt 1"):
-        list(generator.stream("x y " * 60))
-
-    def broken(self: Generator, *given: object) -> None:
-        raise MemoryError
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(Generator, "next_input", broken)
-        list(generator.stream("x"))
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
@@ -245,26 +204,6 @@ def test_runs_of_another_task_are_refused(make: Callable[..., Path], make_run: C
 
 def test_empty_lists_give_empty_results(generator: Generator) -> None:
     assert generator.generate([]) == [] and generator.score([]) == []
-
-
-def test_closing_a_stream_stops_the_computation(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And ends its thread."""
-    advance, n_steps, n_threads = generator.model.advance, [0], threading.active_count()
-
-    def counted(*arguments: Any) -> Any:
-        n_steps[0] += 1
-        time.sleep(0.001)
-        return advance(*arguments)
-
-    monkeypatch.setattr(generator.model, "advance", counted, raising=False)
-    stream = generator.stream("a", DecodingOptions(max_length=100_000, sample=True, top_k=1))
-    next(stream)
-    stream.close()
-    assert n_steps[0] < 1000 and threading.active_count() == n_threads
-    assert (
-        "".join(generator.stream("a", GREEDY.model_copy(update={"max_length": 5})))
-        == generator.generate(["a"], GREEDY.model_copy(update={"max_length": 5}))[0].text
-    )
 
 
 TOKENIZER = text_runs.vocabulary(exact=True, size=400)

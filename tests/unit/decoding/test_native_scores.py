@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 
@@ -250,15 +249,6 @@ def test_a_sample_is_bit_identical_alone_and_in_any_batch(precision: NativePreci
             options = sampling.model_copy(update={"n_best": 1 if name in GPTS else 2})
             alone = [one.translate([source], options)[0] for source in sources(20)]
             assert one.translate(sources(20), options) == two.translate(sources(20), options) == alone
-
-
-@pytest.mark.parametrize("name", GPTS)
-def test_streamed_tokens_are_those_of_the_texts(name: str) -> None:
-    engine, seen, options = engine_of(name), defaultdict[int, list[int]](list), DecodingOptions(sample=True)
-    asked = sources(3, limit=60)
-    found = engine.translate(asked, options, on_token=lambda place, token: seen[place].append(token))
-    assert [tuple(seen[place]) for place in range(3)] == [one.ids for (one,) in found]
-    assert found == engine.translate(asked, options)
 
 
 def test_weights_that_are_not_numbers_end_a_text() -> None:
