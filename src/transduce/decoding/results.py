@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -123,6 +123,11 @@ class Translation:
         """Whether the best candidate is complete, not cut off."""
         return self.candidates[0].finished
 
+    def to_json(self) -> dict[str, Any]:
+        names = ("text", "log_prob", "score", "finished")
+        candidates = [{name: getattr(candidate, name) for name in names} for candidate in self.candidates]
+        return {"text": self.text, "candidates": candidates, **({"note": self.note} if self.note else {})}
+
 
 class TranslatedSentence(NamedTuple):
     """A sentence, its translation, and the offsets of both in the line and in the translation of the line."""
@@ -205,11 +210,7 @@ def format_rows(style: Style, number: int, src: str, translation: Translation, *
     Line ends inside a text become spaces, so that every row is one line.
     """
     if style == "json":
-        shown = ("text", "log_prob", "score", "finished")
-        candidates = [{name: getattr(candidate, name) for name in shown} for candidate in translation.candidates]
-        note = {"note": translation.note} if translation.note else {}
-        values = {"line": number, "src": src, "text": translation.text, "candidates": candidates, **note}
-        rows = [json.dumps(values, ensure_ascii=False)]
+        rows = [json.dumps({"line": number, "src": src, **translation.to_json()}, ensure_ascii=False)]
     elif style == "nbest":
         rows = [f"{number}\t{candidate.score:.4f}\t{candidate.text}" for candidate in translation.candidates]
         rows += [rows[-1]] * (n_best - len(rows))  # every line gets the same number of rows

@@ -112,10 +112,12 @@ class DecoderBlock(nn.Module):
 class Stack(nn.Module):
     """N blocks, followed by a norm if their residual connection needs one."""
 
-    def __init__(self, blocks: Iterable[nn.Module], *, norm: nn.Module) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], *, norm: nn.Module, patterns: Sequence[Pattern] = ()) -> None:
+        """`patterns`: attention patterns of the layers, in turn; after the last one, the first is used again."""
         super().__init__()
         self.blocks: Any = nn.ModuleList(blocks)
         self.norm = norm
+        self.patterns = tuple(patterns)
 
 
 class Encoder(Stack):
@@ -123,11 +125,6 @@ class Encoder(Stack):
 
     Positions attend to all positions that are not padding and that the layer's pattern allows.
     """
-
-    def __init__(self, blocks: Iterable[EncoderBlock], *, norm: nn.Module, patterns: Sequence[Pattern]) -> None:
-        """`patterns`: attention patterns of the layers, in turn; after the last one, the first is used again."""
-        super().__init__(blocks, norm=norm)
-        self.patterns = tuple(patterns)
 
     def forward(
         self, x: Float[Tensor, "B S D"], *, mask: Bool[Tensor, "B 1 S"], positions: Positions
@@ -149,11 +146,6 @@ class Decoder(Stack):
 
     With recurrent units in place of self-attention the patterns are not used.
     """
-
-    def __init__(self, blocks: Iterable[DecoderBlock], *, norm: nn.Module, patterns: Sequence[Pattern]) -> None:
-        """`patterns`: attention patterns of the layers, in turn; after the last one, the first is used again."""
-        super().__init__(blocks, norm=norm)
-        self.patterns = tuple(patterns)
 
     def start(
         self, memory: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"], *, capacity: int, n_beams: int

@@ -11,7 +11,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.responses import Response
 
 from transduce.config.decoding import DecodingOptions
-from transduce.decoding.results import Translation
 from transduce.errors import SettingsError, nearest
 from transduce.serving.async_models import offload
 from transduce.serving.http import Call, Endpoint, Items, Texts, json_response
@@ -147,13 +146,6 @@ def _route(route: Route) -> dict[str, str]:
     return {"model": route.name, "source": route.source, "target": route.target}
 
 
-def _translation(translation: Translation) -> dict[str, Any]:
-    keys = ("text", "log_prob", "score", "finished")
-    candidates = [{key: getattr(candidate, key) for key in keys} for candidate in translation.candidates]
-    note = {"note": translation.note} if translation.note else {}
-    return {"text": translation.text, "candidates": candidates, **note}
-
-
 def _text(result: TextTranslation) -> dict[str, Any]:
     decode = result.route.steps[-1].translator.translator.tokenizers.tgt.decode
 
@@ -167,7 +159,7 @@ def _text(result: TextTranslation) -> dict[str, Any]:
         return known
 
     sentences = [
-        {"source": source, **_translation(sentence), **extras(number)}
+        {"source": source, **sentence.to_json(), **extras(number)}
         for number, (source, sentence) in enumerate(zip(result.parts[::2], result.sentences, strict=True))
         if source
     ]
