@@ -59,7 +59,6 @@ class Beginning:
 
 
 def _allowed_tokens(beginnings: Sequence[Beginning], ids: Int[Tensor, "B k T"]) -> Int[Tensor, "B k A"]:
-    """See `Constraints`."""
     if all(ids.shape[2] >= beginning.length for beginning in beginnings):
         return ids[:, :, :0]
     sentences = zip(beginnings, ids, strict=True)
@@ -90,7 +89,6 @@ def pad_copies(copies: Sequence[Sequence[int] | None] | None, src: Tensor) -> In
 
 
 def _missing_placeholders(ids: Int[Tensor, "B k T"], copies: Int[Tensor, "B P"]) -> Bool[Tensor, "B k P"]:
-    """See `Constraints`."""
     placeholders = torch.tensor(PLACEHOLDER_IDS[: copies.shape[1]], device=ids.device)
     return (ids[..., None] == placeholders).sum(2) < copies[:, None]
 

@@ -47,11 +47,9 @@ class Ensemble(nn.Module):
         self._widths = [model.output_weight.shape[1] for model in models]
 
     def start(self, src: SourceInput, *, capacity: int, n_beams: int) -> EnsembleState:
-        """See `Stepper.start`."""
         return EnsembleState([model.start(src, capacity=capacity, n_beams=n_beams) for model in self.models])
 
     def advance(self, ids: Int[Tensor, "N T"], state: EnsembleState) -> Float[Tensor, "N T D"]:
-        """See `Stepper.advance`."""
         steps = zip(self.models, state.states, strict=True)
         return torch.cat([model.advance(ids, own) for model, own in steps], -1)
 

@@ -179,18 +179,15 @@ class NativeEngine:
             caller.free()
 
     def open_batcher(self, deliver: Deliver) -> Batcher:
-        """See `Engine.open_batcher`."""
         self.start_threads()
         return NativeCaller(self, deliver)
 
     def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
-        """See `Engine.score`."""
         return [log_probs.tolist() for log_probs, _ in self._map([self._pair(pair) for pair in pairs], ())]
 
     def score_rows(
         self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int = BATCH_TOKENS
     ) -> list[list[float]]:
-        """See `Engine.score_rows`."""
         items, owners = list[_Item](), list[int]()
         for number, row in enumerate(rows):
             ids = np.asarray(row.ids)
@@ -332,11 +329,9 @@ class NativeCaller:
         submit(self._handle, given, len(given), ctypes.byref(sentences), first_ticket, order, works)
 
     def cancel(self, ticket: int) -> None:
-        """See `Batcher.cancel`."""
         self._library.transduce_cancel(self._handle, ticket)
 
     def workload(self) -> dict[str, int]:
-        """See `Batcher.workload`."""
         return self._engine.workload()
 
     def work(self, seconds: float) -> int:
@@ -370,7 +365,6 @@ class NativeCaller:
         return events
 
     async def close(self) -> None:
-        """See `Batcher.close`."""
         if os.getpid() == self._pid:
             self._library.transduce_client_close(self._handle)
         asyncio.get_running_loop().remove_reader(self._readable.value)

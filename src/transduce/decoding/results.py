@@ -229,7 +229,6 @@ class TextLogProbs:
 
     @property
     def log_prob(self) -> float:
-        """Sum over the tokens."""
         return sum(self.token_log_probs)
 
     @property
@@ -279,7 +278,6 @@ class TextScore:
         return self.nats / math.log(2) / self.n_bytes
 
     def to_json(self) -> dict[str, float]:
-        """Plain values."""
         return {
             "nll": self.nll,
             "perplexity": self.perplexity,
@@ -324,7 +322,6 @@ class MaskedScore:
         return math.exp(min(self.nll, 700.0))
 
     def to_json(self) -> dict[str, float]:
-        """Plain values."""
         pairs = self.next_sentence_accuracy
         return {
             "loss": self.loss,

@@ -72,7 +72,6 @@ class TorchEngine:
         return str(next(self.model.parameters()).device)
 
     def pytorch_model(self) -> Any:
-        """See `Engine.pytorch_model`."""
         return self.model
 
     def translate(
@@ -106,7 +105,6 @@ class TorchEngine:
         return _in_order(batches, map(decode, batches) if is_language_model else self._map(decode, batches))
 
     def open_batcher(self, deliver: Deliver) -> Batcher:
-        """See `Engine.open_batcher`."""
         return DynamicBatcher(self.translate, deliver)
 
     def _decode(
@@ -139,7 +137,6 @@ class TorchEngine:
         )
 
     def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
-        """See `Engine.score`."""
         return self._score(
             pairs,
             collate,
@@ -166,7 +163,6 @@ class TorchEngine:
     def score_rows(
         self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int = BATCH_TOKENS
     ) -> list[list[float]]:
-        """See `Engine.score_rows`."""
         return self._score(
             rows,
             lambda batch: collate_rows(batch, separate=separate),
@@ -318,7 +314,6 @@ class DynamicBatcher:
         order: float,
         stream: bool,
     ) -> None:
-        """See `Batcher.submit`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="translate", daemon=True)
             self._thread.start()
@@ -335,7 +330,6 @@ class DynamicBatcher:
             self._deliver(Event(ticket, "cancelled"))
 
     def workload(self) -> dict[str, int]:
-        """See `Batcher.workload`."""
         return {"n_waiting": len(self._waiting)}
 
     async def close(self) -> None:
