@@ -142,6 +142,21 @@ def test_monolingual_text_is_translated_back_and_trained_on(folder: Path, back: 
     assert without.code == 2 and "monolingual text needs valid" in without.err
 
 
+def test_a_student_also_learns_from_references_translated_back(folder: Path, plain: Done, back: Path) -> None:
+    text = f'data.monolingual=[{{tgt="{folder / "train.de"}",model="{back}",beam=2}}]'
+    valid = f'data.valid=[{{src="{folder / "test.en"}",tgt="{folder / "test.de"}"}}]'
+    more = ("--set", text, "--set", valid, "--set", "data.deduplicate=true", "--beam", 2, "--mix", 1)
+    succeed(*command(folder, "diverse", *more))
+    data = RunFolder.open(folder / "diverse").settings.data
+    assert [(c.src.parent.name, c.tgt.parent.name, c.src.name) for c in data.train if c.src and c.tgt] == [
+        ("sources", "translations", "train-1.txt"),
+        ("sources", "translations", "train-2.txt"),
+        ("sources", "references", "train-1.txt"),
+        ("sources", "references", "train-2.txt"),
+        ("1", folder.name, "train.de"),
+    ]
+
+
 def test_students_share_the_text_of_their_teacher_and_may_mix_it_with_the_original(folder: Path, plain: Done) -> None:
     shared = folder / "plain.distilled"
     before = {path: path.stat().st_mtime_ns for path in shared.rglob("*.txt")}
