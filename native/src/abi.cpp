@@ -13,7 +13,7 @@
 #include "transduce_native.h"
 
 struct transduce_model {
-    transduce_model(const transduce_config& config, const transduce_tensor* tensors, int64_t n) : model(config, tensors, n) {}
+    transduce_model(const transduce_config& config, const transduce_tensor* tensors, int64_t n, transduce_read read) : model(config, tensors, n, read) {}
     transduce::Model model;
     transduce::Scorer scorer{model};
 };
@@ -191,10 +191,11 @@ const char* transduce_isa(void) {
     return name;
 }
 
-int32_t transduce_model_new(const transduce_config* config, const transduce_tensor* tensors, int64_t n_tensors, transduce_model** model) {
+int32_t transduce_model_new(const transduce_config* config, const transduce_tensor* tensors, int64_t n_tensors, transduce_read read,
+                            transduce_model** model) {
     return guarded([&] {
-        require(config && model && (tensors || n_tensors == 0) && n_tensors >= 0, "config, tensors and model must not be null");
-        *model = new transduce_model(*config, tensors, n_tensors);
+        require(config && model && read && (tensors || n_tensors == 0) && n_tensors >= 0, "config, tensors, read and model must not be null");
+        *model = new transduce_model(*config, tensors, n_tensors, read);
     });
 }
 

@@ -53,6 +53,8 @@ transduce_config checked(const transduce_config& c) {
     check_range("precision", c.precision, 0, 2);
     check_range("decoder_only", c.decoder_only, 0, 1);
     check_range("tied", c.tied, 0, 1);
+    check_range("tied_inputs", c.tied_inputs, 0, 1);
+    check(!c.tied_inputs || c.n_src == c.n_tgt, "n_src", c.n_src, "must be n_tgt if the inputs share an embedding");
     check_range("recurrent", c.recurrent, 0, 1);
     check(!c.recurrent || !c.decoder_only, "recurrent", c.recurrent, "must be 0 in a model without an encoder");
     check_range("guided_layer", c.guided_layer, -1, c.decoder_only ? -1 : c.n_decoder_layers - 1);
@@ -61,16 +63,16 @@ transduce_config checked(const transduce_config& c) {
     return c;
 }
 
-// Finds tensors by name and checks their shapes.
+// Finds tensors by name, checks their shapes, and reads them.
 class Weights {
 public:
-    Weights(const transduce_tensor* tensors, int64_t n) {
+    Weights(const transduce_tensor* tensors, int64_t n, transduce_read read) : tensors_(tensors), read_(read) {
         for (int64_t i = 0; i < n; i++) {
-            if (!tensors[i].name || !tensors[i].data) throw Error("a tensor without a name or without data");
+            if (!tensors[i].name) throw Error("a tensor without a name");
             by_name_[tensors[i].name] = &tensors[i];
         }
     }
-    const float* find(const std::string& name, int64_t rows, int64_t columns) const {
+    const transduce_tensor* find(const std::string& name, int64_t rows, int64_t columns) const {
         const auto found = by_name_.find(name);
         if (found == by_name_.end()) return nullptr;
         const transduce_tensor& t = *found->second;
@@ -79,12 +81,18 @@ public:
             throw Error(name + " is [" + std::to_string(t.rows) + ", " + std::to_string(t.columns) + "], expected [" + std::to_string(rows) +
                         ", " + std::to_string(columns) + "]");
         }
-        return t.data;
+        return &t;
     }
-    const float* get(const std::string& name, int64_t rows, int64_t columns) const {
-        const float* data = find(name, rows, columns);
-        if (!data) throw Error(name + " is missing");
-        return data;
+    const transduce_tensor* get(const std::string& name, int64_t rows, int64_t columns) const {
+        const transduce_tensor* tensor = find(name, rows, columns);
+        if (!tensor) throw Error(name + " is missing");
+        return tensor;
+    }
+    // Some rows of a tensor, one after another; zeros of one that is missing.
+    std::vector<float> read(const transduce_tensor* tensor, int64_t first, int64_t n, int64_t columns) const {
+        std::vector<float> rows(size_t(n * columns));
+        if (tensor && !read_(tensor - tensors_, first, n, rows.data())) throw std::runtime_error(std::string(tensor->name) + " cannot be read");
+        return rows;
     }
 
     // Throws if a tensor was not used: then the weights belong to another model.
@@ -95,6 +103,8 @@ public:
     }
 
 private:
+    const transduce_tensor* tensors_;
+    transduce_read read_;
     std::map<std::string, const transduce_tensor*> by_name_;
     mutable std::set<const transduce_tensor*> used_;
 };
@@ -102,7 +112,6 @@ private:
 // The padding of the outputs or inputs of a matrix: `n` parts (such as heads) of `used` numbers, each padded to `width`.
 struct Parts {
     int n, used, width;
-    int at(int i) const { return i / used * width + i % used; }
     int total() const { return n * used; }
     int padded() const { return n * width; }
 };
@@ -123,32 +132,41 @@ public:
         norm.kind = c_.norm ? NormKind::rms : NormKind::layer;
         norm.width = c_.d_model, norm.epsilon = c_.norm_eps;
         norm.gain.reset(m_.width), norm.bias.reset(m_.width);
-        std::copy_n(weights_.get(name + ".weight", 1, c_.d_model), c_.d_model, norm.gain.data());
-        if (const float* bias = weights_.find(name + ".bias", 1, c_.d_model)) std::copy_n(bias, c_.d_model, norm.bias.data());
+        const std::vector<float> gain = weights_.read(weights_.get(name + ".weight", 1, c_.d_model), 0, 1, c_.d_model);
+        const std::vector<float> bias = weights_.read(weights_.find(name + ".bias", 1, c_.d_model), 0, 1, c_.d_model);
+        std::copy(gain.begin(), gain.end(), norm.gain.data()), std::copy(bias.begin(), bias.end(), norm.bias.data());
         return norm;
     }
 
-    Buffer<float> table(const std::string& name, int rows) const {
-        const float* from = weights_.get(name, rows, c_.d_model);  // before memory is allocated for its size
-        Buffer<float> table(size_t(rows) * m_.width);
-        for (int r = 0; r < rows; r++) std::copy_n(from + size_t(r) * c_.d_model, c_.d_model, table.data() + size_t(r) * m_.width);
+    Buffer<float> table(const std::string& name, int n_rows) const {
+        DenseMatrix dense(n_rows, c_.d_model);
+        place(dense, name, n_rows, 0, {1, n_rows, n_rows}, stream_);  // before memory is allocated for its size
+        Buffer<float> table(size_t(dense.columns) * m_.width), biases(dense.columns);
+        dense.sources[0](0, n_rows, table.data(), biases.data());
         return table;
     }
 
     // Places outputs [from, from + outputs.total()) of a matrix with `n_rows` rows in `dense`, from column `to` on.
     void place(DenseMatrix& dense, const std::string& name, int n_rows, int from, Parts outputs, Parts inputs, int to = 0, float scale = 1) const {
-        const float* weight = weights_.get(name + ".weight", n_rows, inputs.total()) + size_t(from) * inputs.total();
-        const float* bias = weights_.find(name + ".bias", 1, n_rows);
-        for (int i = 0; i < outputs.total(); i++) {
-            const int column = to + outputs.at(i);
-            for (int part = 0; part < inputs.n; part++)
-                for (int k = 0; k < inputs.used; k++) dense.at(column, part * inputs.width + k) = *weight++ * scale;
-            if (bias) dense.bias[column] = bias[from + i] * scale;
-        }
+        const transduce_tensor* weight = weights_.get(name + ".weight", n_rows, inputs.total());
+        dense.sources.push_back([=, &weights = weights_, bias = weights_.read(weights_.find(name + ".bias", 1, n_rows), 0, 1, n_rows)](
+                                    int first, int last, float* rows, float* biases) {
+            for (int column = std::max(first, to), n; column < std::min(last, to + outputs.padded()); column += n) {
+                const int at = (column - to) % outputs.width, row = from + (column - to) / outputs.width * outputs.used + at;
+                n = std::min({last - column, kPad, (at < outputs.used ? outputs.used : outputs.width) - at});
+                if (at >= outputs.used) continue;
+                const std::vector<float> values = weights.read(weight, row, n, inputs.total());
+                for (int i = 0; i < n; i++) biases[column - first + i] = bias[row + i] * scale;
+                const float* value = values.data();
+                for (int i = 0; i < n * inputs.n; i++, value += inputs.used) {
+                    float* out = rows + size_t(column - first + i / inputs.n) * round_up(inputs.padded(), kPad) + i % inputs.n * inputs.width;
+                    for (int k = 0; k < inputs.used; k++) out[k] = value[k] * scale;
+                }
+            }
+        });
     }
 
     PackedMatrix matrix(const std::string& name, Parts outputs, Parts inputs) const {
-        weights_.get(name + ".weight", outputs.total(), inputs.total());  // before memory is allocated for its size
         DenseMatrix dense(outputs.padded(), inputs.padded());
         place(dense, name, outputs.total(), 0, outputs, inputs);
         return pack_matrix(dense);
@@ -157,7 +175,6 @@ public:
     AttentionWeights self_attention(const std::string& name) const {
         const int n_query = query_.total(), n_key = key_.total(), n_rows = n_query + n_key + value_.total();
         const std::string projection = name + ".query_key_value";
-        weights_.get(projection + ".weight", n_rows, c_.d_model);
         DenseMatrix dense(m_.query_width + 2 * m_.key_width, c_.d_model);
         place(dense, projection, n_rows, 0, query_, stream_, 0, query_scale_);
         place(dense, projection, n_rows, n_query, key_, stream_, m_.query_width);
@@ -184,10 +201,11 @@ public:
 
     DenseMatrix logits() const {
         DenseMatrix dense(c_.n_tgt, c_.d_model);
-        const float* weight = weights_.get(output_name(), c_.n_tgt, c_.d_model);
-        for (int i = 0; i < c_.n_tgt; i++) std::copy_n(weight + size_t(i) * c_.d_model, c_.d_model, &dense.at(i, 0));
-        if (const float* bias = weights_.find("output_bias", 1, c_.n_tgt)) std::copy_n(bias, c_.n_tgt, dense.bias.begin());
-        std::fill(dense.bias.begin() + c_.n_tgt, dense.bias.end(), kNever);
+        place(dense, output_name(), c_.n_tgt, 0, {1, c_.n_tgt, c_.n_tgt}, stream_);
+        dense.sources.push_back([n = c_.n_tgt, bias = weights_.read(weights_.find("output_bias", 1, c_.n_tgt), 0, 1, c_.n_tgt)](
+                                    int first, int last, float*, float* biases) {
+            for (int i = first; i < last; i++) biases[i - first] = i < n ? bias[i] : kNever;
+        });
         return dense;
     }
 
@@ -195,11 +213,11 @@ public:
 
     void load(Stack& stack, bool decoder) const {
         const std::string side = decoder ? "tgt_embedding" : "src_embedding", name = decoder ? "decoder" : "encoder";
-        stack.embedding = table(side + ".table.weight", decoder ? c_.n_tgt : c_.n_src);
-        if (c_.positions == kLearned) stack.positions = table(side + ".positions.embedding.weight", c_.max_positions);
+        const bool shared = decoder ? c_.tied && m_.precision == Precision::int8 : c_.tied_inputs;
+        if (!shared) stack.embedding = table(side + ".table", decoder ? c_.n_tgt : c_.n_src);
+        if (c_.positions == kLearned) stack.positions = table(side + ".positions.embedding", c_.max_positions);
         if (c_.positions == kT5) {
-            const float* biases = weights_.get(side + ".positions.bias.weight", kBuckets, c_.n_heads);
-            stack.score_biases.assign(biases, biases + kBuckets * c_.n_heads);
+            stack.score_biases = weights_.read(weights_.get(side + ".positions.bias.weight", kBuckets, c_.n_heads), 0, kBuckets, c_.n_heads);
         }
         if (c_.embedding_norm) stack.embedding_norm = norm(side + ".norm");
         if (c_.pre_norm) stack.final_norm = norm(name + ".norm");
@@ -222,7 +240,7 @@ public:
     }
 
 private:
-    const char* output_name() const { return c_.tied ? "tgt_embedding.table.weight" : "output_embedding.weight"; }
+    const char* output_name() const { return c_.tied ? "tgt_embedding.table" : "output_embedding"; }
 
     const Model& m_;
     const transduce_config& c_;
@@ -243,7 +261,7 @@ const ProductKernels& products_of(Precision precision, const Kernels& kernels) {
 
 }  // namespace
 
-Model::Model(const transduce_config& given, const transduce_tensor* tensors, int64_t n_tensors)
+Model::Model(const transduce_config& given, const transduce_tensor* tensors, int64_t n_tensors, transduce_read read)
     : config(checked(given)), kernels(kernels_for(chosen_isa())), precision(precision_of(config, kernels)),
       products(products_of(precision, kernels)),
       attention(precision == Precision::int8 ? kernels.attention_int8 : kernels.attention_float32) {
@@ -252,7 +270,7 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
     heads = {config.n_heads, config.n_kv_heads, int(round_up(std::max(config.d_key, config.d_value), 16))};
     if (config.guided_layer >= 0) guided.push_back({config.guided_layer, config.guided_head});
     query_width = heads.heads * heads.head_width, key_width = heads.key_width();
-    const Weights weights(tensors, n_tensors);
+    const Weights weights(tensors, n_tensors, read);
     const Loader loader(*this, weights);
     loader.load(decoder, true);
     if (!config.decoder_only) loader.load(encoder, false), memory = loader.memory_projection();
@@ -260,9 +278,16 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
     weights.check_all_used();
     logits = loader.pack_matrix(dense);
     screened_rows = precision == Precision::int8 ? 0 : kernels.screened_rows;
-    if (screened_rows) screen = pack(dense, Precision::int8, kernels.int8.panel), output_rows = loader.output_rows();
+    if (screened_rows) screen = pack(dense, Precision::int8, kernels.int8.panel, true), output_rows = loader.output_rows();
     max_depth = int(round_up(std::max({width, inner, query_width}), kPad));
     max_columns = std::max({int(round_up(query_width + 2 * key_width, kPad)), config.gated ? 2 * inner : inner, config.recurrent ? 2 * width : width});
+}
+
+const float* Model::embedding(const Stack& stack, int token, float* row) const {
+    const Buffer<float>& table = stack.embedding.size() ? stack.embedding : decoder.embedding;
+    if (table.size()) return table.data() + size_t(token) * width;
+    unpack(logits, products.panel, token, row);
+    return row;
 }
 
 }  // namespace transduce

@@ -26,7 +26,7 @@ struct Layer {
 };
 
 struct Stack {
-    Buffer<float> embedding;  // [tokens, width]
+    Buffer<float> embedding;  // [tokens, width]; empty: see Model::embedding
     Buffer<float> positions;  // learned: [max_positions, width]
     std::vector<float> score_biases;  // T5's: [kBuckets, heads]
     NormWeights embedding_norm, final_norm;
@@ -39,7 +39,10 @@ struct Head {
 };
 
 struct Model {
-    Model(const transduce_config& config, const transduce_tensor* tensors, int64_t n_tensors);
+    Model(const transduce_config& config, const transduce_tensor* tensors, int64_t n_tensors, transduce_read read);
+
+    // The vector of a token: in the stack's table, else in the decoder's, else unpacked from `logits` into `row`.
+    const float* embedding(const Stack& stack, int token, float* row) const;
 
     transduce_config config;
     const Kernels& kernels;

@@ -43,8 +43,8 @@ void Network::reserve_rows(int rows) {
 
 void Network::embed(const Stack& stack, Positions& positions, int row, int token, int position) {
     row_position_[row] = position;
-    kernels_.embed(stack.embedding.data() + size_t(token) * width_, model_.config.embedding_scale, positions.added(position), int(width_),
-                   x_.data() + row * width_);
+    float* x = x_.data() + row * width_;
+    kernels_.embed(model_.embedding(stack, token, x), model_.config.embedding_scale, positions.added(position), int(width_), x);
 }
 
 // The input of a sub-layer: x or, with pre-norm, its norm.

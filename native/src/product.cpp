@@ -21,73 +21,84 @@ float from_bf16(uint16_t high) {
     return x;
 }
 
-void pack_float32(const DenseMatrix& dense, int panel, PackedMatrix& packed) {
-    packed.values.reset(size_t(dense.columns) * dense.inputs);
-    for (int j = 0; j < dense.columns; j++) {
-        const float* column = &dense.weight[size_t(j) * dense.depth];
-        float* to = packed.values.data() + size_t(j / panel) * dense.inputs * panel + j % panel;
-        for (int i = 0; i < dense.inputs; i++) to[size_t(i) * panel] = column[i];
+void pack_float32(const float* column, int j, int panel, PackedMatrix& packed) {
+    float* to = packed.values.data() + size_t(j / panel) * packed.inputs * panel + j % panel;
+    for (int i = 0; i < packed.inputs; i++) to[size_t(i) * panel] = column[i];
+}
+
+void pack_bf16x3(const float* column, int j, PackedMatrix& packed) {
+    for (int i = 0; i < packed.inputs; i++) {
+        const size_t tile = (size_t(j / 32) * (packed.depth / 32) + i / 32) * 2 + j % 32 / 16;
+        const size_t at = ((tile * 16 + i % 32 / 2) * 16 + j % 16) * 2 + i % 2;
+        packed.high[at] = to_bf16(column[i]);
+        packed.low[at] = to_bf16(column[i] - from_bf16(packed.high[at]));
     }
 }
 
-void pack_bf16x3(const DenseMatrix& dense, PackedMatrix& packed) {
-    const size_t size = size_t(dense.columns) * dense.depth;
-    packed.high.reset(size), packed.low.reset(size);
-    for (int j = 0; j < dense.columns; j++) {
-        const float* column = &dense.weight[size_t(j) * dense.depth];
-        for (int i = 0; i < dense.inputs; i++) {
-            const size_t tile = (size_t(j / 32) * (dense.depth / 32) + i / 32) * 2 + j % 32 / 16;
-            const size_t at = ((tile * 16 + i % 32 / 2) * 16 + j % 16) * 2 + i % 2;
-            packed.high[at] = to_bf16(column[i]);
-            packed.low[at] = to_bf16(column[i] - from_bf16(packed.high[at]));
-        }
-    }
+// Where a number of a column is in int8.
+size_t int8_place(const PackedMatrix& packed, int panel, int j, int i) {
+    const size_t tile = (size_t(j / 32) * (packed.depth / 64) + i / 64) * 2 + j % 32 / 16;
+    return tile * 1024 + (i % 64 / panel * 16 + j % 16) * panel + i % panel;
 }
 
-void pack_int8(const DenseMatrix& dense, int panel, PackedMatrix& packed) {
-    packed.quantized.reset(size_t(dense.columns) * dense.depth);
-    packed.scale.reset(dense.columns), packed.correction.reset(dense.columns);
-    packed.error.reset(dense.columns), packed.norm.reset(dense.columns);
-    for (int j = 0; j < dense.columns; j++) {
-        const float* column = &dense.weight[size_t(j) * dense.depth];
-        float largest = 0;
-        for (int i = 0; i < dense.inputs; i++) largest = std::max(largest, std::fabs(column[i]));
-        const bool usable = largest > 0 && std::isfinite(largest);
-        packed.scale[j] = largest / 127;
-        const float inverse = usable ? 127 / largest : 0;
-        int sum = 0;
-        double square = 0, square_error = 0;
-        for (int i = 0; i < dense.inputs; i++) {
-            const size_t tile = (size_t(j / 32) * (dense.depth / 64) + i / 64) * 2 + j % 32 / 16;
-            const float scaled = std::isfinite(column[i]) ? column[i] * inverse : 0;
-            const int q = std::min(127, std::max(-127, int(std::lrint(scaled))));
-            packed.quantized[tile * 1024 + (i % 64 / panel * 16 + j % 16) * panel + i % panel] = int8_t(q);
-            sum += q;
-            const double quantized = double(q) * packed.scale[j];
-            square += quantized * quantized, square_error += (column[i] - quantized) * (column[i] - quantized);
-        }
-        packed.norm[j] = float(std::sqrt(square) * 1.0001), packed.error[j] = float(std::sqrt(square_error) * 1.0001);
-        packed.correction[j] = -128 * sum;
+int32_t bits_of(float x) {
+    int32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+// Written so that compilers vectorise it. A column that is not finite gets such a scale.
+void pack_int8(const float* column, int j, int panel, int8_t* q, PackedMatrix& packed) {
+    constexpr float kRound = 3 << 22;  // a sum with it ends in the rounded number
+    int32_t top = 0, sum = 0;
+    for (int i = 0; i < packed.depth; i++) top = std::max(top, bits_of(column[i]) & 0x7fffffff);
+    float largest;
+    std::memcpy(&largest, &top, sizeof largest);
+    const float inverse = largest > 0 && std::isfinite(largest) ? 127 / largest : 0;
+    for (int i = 0; i < packed.depth; i++) sum += q[i] = int8_t(bits_of(column[i] * inverse + kRound));
+    for (int i = 0; i < packed.depth; i += panel) std::memcpy(&packed.quantized[int8_place(packed, panel, j, i)], q + i, panel);
+    packed.scale[j] = largest / 127, packed.correction[j] = -128 * sum;
+    double square = 0, square_error = 0;
+    for (int i = 0; packed.norm.size() && i < packed.inputs; i++) {
+        const double quantized = double(q[i]) * packed.scale[j];
+        square += quantized * quantized, square_error += (column[i] - quantized) * (column[i] - quantized);
     }
+    if (packed.norm.size()) packed.norm[j] = float(std::sqrt(square) * 1.0001), packed.error[j] = float(std::sqrt(square_error) * 1.0001);
 }
 
 }  // namespace
 
 DenseMatrix::DenseMatrix(int outputs, int inputs)
-    : outputs(outputs), inputs(inputs), columns(int(round_up(outputs, kPad))), depth(int(round_up(inputs, kPad))),
-      weight(size_t(columns) * depth), bias(columns) {}
+    : outputs(outputs), inputs(inputs), columns(int(round_up(outputs, kPad))), depth(int(round_up(inputs, kPad))) {}
 
-PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel) {
+PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel, bool screen) {
     PackedMatrix packed;
     packed.precision = precision;
     packed.inputs = dense.inputs, packed.outputs = dense.outputs;
     packed.columns = dense.columns, packed.depth = dense.depth;
     packed.bias.reset(dense.columns);
-    std::copy(dense.bias.begin(), dense.bias.end(), packed.bias.data());
-    if (precision == Precision::float32) pack_float32(dense, panel, packed);
-    if (precision == Precision::bf16x3) pack_bf16x3(dense, packed);
-    if (precision == Precision::int8) pack_int8(dense, panel, packed);
+    const size_t size = size_t(dense.columns) * dense.depth;
+    if (precision == Precision::float32) packed.values.reset(size_t(dense.columns) * dense.inputs);
+    if (precision == Precision::bf16x3) packed.high.reset(size), packed.low.reset(size);
+    if (precision == Precision::int8) packed.quantized.reset(size), packed.scale.reset(dense.columns), packed.correction.reset(dense.columns);
+    if (screen) packed.error.reset(dense.columns), packed.norm.reset(dense.columns);
+    std::vector<float> rows(size_t(kPad) * dense.depth);
+    std::vector<int8_t> quantized(dense.depth);
+    for (int first = 0; first < dense.columns; first += kPad) {
+        std::fill(rows.begin(), rows.end(), 0.f);
+        for (const auto& source : dense.sources) source(first, first + kPad, rows.data(), packed.bias.data() + first);
+        for (int j = first; j < first + kPad; j++) {
+            const float* column = &rows[size_t(j - first) * dense.depth];
+            if (precision == Precision::float32) pack_float32(column, j, panel, packed);
+            if (precision == Precision::bf16x3) pack_bf16x3(column, j, packed);
+            if (precision == Precision::int8) pack_int8(column, j, panel, quantized.data(), packed);
+        }
+    }
     return packed;
+}
+
+void unpack(const PackedMatrix& packed, int panel, int column, float* to) {
+    for (int i = 0; i < packed.depth; i++) to[i] = packed.scale[column] * packed.quantized[int8_place(packed, panel, column, i)];
 }
 
 Multiplier::Multiplier(const ProductKernels& kernels, int max_depth) : kernels_(kernels) {

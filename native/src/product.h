@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "buffer.h"
@@ -36,20 +37,22 @@ struct PackedMatrix {
     Buffer<uint16_t> high, low;
     Buffer<int8_t> quantized;
     Buffer<int32_t> correction;
-    Buffer<float> error, norm;  // int8: of each column, the norm of what quantization changed and of the quantized column
+    Buffer<float> error, norm;  // int8, of a screen: of each column, the norm of what quantization changed and of the quantized column
 };
 
-// Weights before packing, [columns, depth] in row-major order as in PyTorch, initially zeros.
+// Weights before packing, [columns, depth] in row-major order as in PyTorch. Each of `sources` writes its part of rows [first, last), and
+// of their biases, over zeros.
 struct DenseMatrix {
     DenseMatrix(int outputs, int inputs);
 
     int outputs, inputs, columns, depth;
-    std::vector<float> weight, bias;
-
-    float& at(int output, int input) { return weight[size_t(output) * depth + input]; }
+    std::vector<std::function<void(int first, int last, float* rows, float* biases)>> sources;
 };
 
-PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel);
+// Reads and packs a few rows at a time.
+PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel, bool screen = false);
+// A column of int8 weights [depth].
+void unpack(const PackedMatrix& packed, int panel, int column, float* to);
 
 // Rows of activations, and pointers to their converted form.
 struct Activations {

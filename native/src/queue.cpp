@@ -150,8 +150,10 @@ void Queue::deliver(Worker::Slot& slot) {
 void Queue::admit(Worker& worker) {
     if (waiting_.empty() || !worker.wants_more(**waiting_.begin())) return;
     const size_t n_threads = std::max<size_t>(1, std::min<size_t>(n_working_, workers_.size()));
-    size_t share = (waiting_.size() + n_threads - 1) / n_threads;  // each thread gets some
-    for (int tokens = 0; share && !waiting_.empty(); share--) {
+    size_t n_sentences = waiting_.size();
+    for (const auto& each : workers_) n_sentences += each->n_sentences();
+    const size_t share = (n_sentences + n_threads - 1) / n_threads;  // threads have equal numbers of sentences
+    for (int tokens = 0; !waiting_.empty() && (worker.n_sentences() < share || worker.passes(**waiting_.begin()));) {
         const std::shared_ptr<Request> request = *waiting_.begin();
         const int n = int(request->ids.size());
         if (!worker.fits(*request) || (tokens && tokens + n > kTokensAtOnce)) break;

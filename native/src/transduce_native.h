@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 30
+#define TRANSDUCE_ABI_VERSION 31
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -42,6 +42,7 @@ typedef struct {
     int32_t decoder_only;     /* 1: no encoder and no cross-attention; targets continue their sources, n_src is n_tgt */
     int32_t recurrent;        /* 1: the decoder has recurrent units (SSRU) in place of self-attention */
     int32_t tied;             /* 1: the output uses the target embedding; 0: output_embedding.weight */
+    int32_t tied_inputs;      /* 1: sources use the target embedding; 0: src_embedding.table.weight */
     int32_t guided_layer, guided_head; /* decoder layer and head of cross-attention that were trained to align; -1: none */
 } transduce_config;
 
@@ -49,9 +50,11 @@ typedef struct {
  * float32. A vector has one row. */
 typedef struct {
     const char* name;
-    const float* data;
     int64_t rows, columns;
 } transduce_tensor;
+
+/* Writes `n` rows of a tensor, from row `first` on, to `rows`. Returns 0 if it cannot. */
+typedef int32_t (*transduce_read)(int64_t tensor, int64_t first, int64_t n, float* rows);
 
 typedef struct transduce_model transduce_model;
 typedef struct transduce_queue transduce_queue;
@@ -62,9 +65,9 @@ TRANSDUCE_API const char* transduce_last_error(void);
 /* The instruction set in use, such as "avx512_vnni"; NULL if TRANSDUCE_NATIVE_ISA names one that is unknown or not available. */
 TRANSDUCE_API const char* transduce_isa(void);
 
-/* Packs copies of the weights. */
+/* Packs copies of the weights, a few rows at a time. */
 TRANSDUCE_API int32_t transduce_model_new(const transduce_config* config, const transduce_tensor* tensors, int64_t n_tensors,
-                                          transduce_model** model);
+                                          transduce_read read, transduce_model** model);
 /* After its last queue is freed. */
 TRANSDUCE_API void transduce_model_free(transduce_model* model);
 

@@ -38,7 +38,6 @@ double Worker::share_of(const Request& request) const {
     return 1.0 / std::max(1, best_rows(model_, beam) / beam);
 }
 
-// Whether the request precedes, by `order`, a sentence that is being decoded.
 bool Worker::passes(const Request& request) const {
     return std::any_of(active_.begin(), active_.end(), [&](const Slot* slot) { return request.order < slot->request->order; });
 }

@@ -29,9 +29,12 @@ public:
     explicit Worker(const Model& model) : model_(model), start_{model.config.start} {}
 
     bool empty() const { return active_.empty(); }
+    size_t n_sentences() const { return active_.size(); }
     int n_rows() const { return int(tokens_.size()); }  // rows of the last step
     // Whether there is room for several sentences, of which this is the first: encoding several at once is cheaper.
     bool wants_more(const Request& first) const;
+    // Whether the request precedes, by `order`, a sentence that is being decoded.
+    bool passes(const Request& request) const;
     // Whether there is room for this sentence.
     bool fits(const Request& request) const;
     void add(std::shared_ptr<Request> request);
@@ -61,7 +64,6 @@ public:
 
 private:
     double share_of(const Request& request) const;
-    bool passes(const Request& request) const;
     bool holds_up(const Request& request) const;
     void release(Slot& slot);
     void start_new();

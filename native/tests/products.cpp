@@ -1,4 +1,5 @@
 // Products of one instruction set against plain sums: compiled with its flags, and run by tests/unit/decoding/test_native_products.py.
+#include <algorithm>
 #include <cstdio>
 #include <random>
 #include <vector>
@@ -27,7 +28,12 @@ void expect(float found, float wanted, const char* what, int rows, int depth) {
 
 void check(int rows, int depth, int columns, bool extreme) {
     transduce::DenseMatrix dense(columns, depth);
-    for (int j = 0; j < columns; j++) fill(&dense.at(j, 0), depth, extreme), dense.bias[j] = float(j);
+    std::vector<float> weights(size_t(columns) * depth);
+    for (int j = 0; j < columns; j++) fill(&weights[size_t(j) * depth], depth, extreme);
+    dense.sources.push_back([&](int first, int last, float* rows, float* biases) {
+        for (int j = first; j < last && j < columns; j++)
+            std::copy_n(&weights[size_t(j) * depth], depth, rows + size_t(j - first) * dense.depth), biases[j - first] = float(j);
+    });
     const size_t stride = transduce::row_stride(depth), to_stride = transduce::row_stride(columns);
     std::vector<float> a((rows + transduce::kSpareRows) * stride), eights((rows + transduce::kSpareRows) * to_stride), floats(eights);
     for (int r = 0; r < rows; r++) fill(&a[r * stride], depth, extreme);
@@ -40,12 +46,12 @@ void check(int rows, int depth, int columns, bool extreme) {
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < columns; j++) {
             int64_t whole = 0;
-            float sum = dense.bias[j];
+            float sum = float(j);
             for (int k = 0; k < depth; k++) {
-                whole += int64_t(whole_numbers[r * stride + k]) * int64_t(dense.at(j, k));
-                sum = fma(a[r * stride + k], dense.at(j, k), sum);
+                whole += int64_t(whole_numbers[r * stride + k]) * int64_t(weights[size_t(j) * depth + k]);
+                sum = fma(a[r * stride + k], weights[size_t(j) * depth + k], sum);
             }
-            expect(eights[r * to_stride + j], fma(float(whole), 1.f, dense.bias[j]), "int8", rows, depth);
+            expect(eights[r * to_stride + j], fma(float(whole), 1.f, float(j)), "int8", rows, depth);
             expect(floats[r * to_stride + j], sum, "float32", rows, depth);
         }
 }

@@ -54,8 +54,15 @@ struct Model {
         add_linear("decoder.blocks.0.cross_attention.output", 32);
         add("decoder.blocks.0.cross_attention_residual.norm.weight", 1, 32);
         std::vector<transduce_tensor> tensors;
-        for (const auto& [name, tensor] : weights) tensors.push_back({name.c_str(), tensor.data.data(), tensor.rows, tensor.columns});
-        CHECK(transduce_model_new(&config, tensors.data(), int64_t(tensors.size()), &handle) == 0);
+        static std::vector<const Tensor*> all;  // models are made one after another
+        all.clear();
+        const auto read = [](int64_t tensor, int64_t first, int64_t n, float* rows) -> int32_t {
+            const int64_t columns = all[tensor]->columns;
+            std::copy_n(all[tensor]->data.data() + first * columns, n * columns, rows);
+            return 1;
+        };
+        for (const auto& [name, tensor] : weights) tensors.push_back({name.c_str(), tensor.rows, tensor.columns}), all.push_back(&tensor);
+        CHECK(transduce_model_new(&config, tensors.data(), int64_t(tensors.size()), read, &handle) == 0);
     }
     ~Model() { transduce_model_free(handle); }
     Model(const Model&) = delete;

@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 
 from transduce.config.architectures import GPTSettings, TransformerSettings
-from transduce.errors import SettingsError
+from transduce.errors import RunFolderError, SettingsError, TransduceError
 from transduce.kernels.library import loaded_library
+from transduce.runs.tensor_file import StoredTensor
 from transduce.text.special import BOS, EOS, PAD, PLACEHOLDER_IDS, UNK
 
 NativePrecision = Literal["float32", "float32-fast", "int8"]
@@ -28,8 +29,11 @@ _NONE = np.empty(0)
 NativeSettings = TransformerSettings | GPTSettings
 """Of the architectures that the library supports."""
 
-Weights = Mapping[str, np.ndarray]
-"""Arrays of float32 with the names of PyTorch's parameters."""
+Weights = Mapping[str, np.ndarray | StoredTensor]
+"""Float32 with the names of PyTorch's parameters."""
+
+READ = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 3, ctypes.c_void_p)
+"""`transduce_read` of native/src/transduce_native.h."""
 
 
 class Config(ctypes.Structure):
@@ -42,7 +46,7 @@ class Config(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("positions", "activation", "gated")),
         *((name, ctypes.c_float) for name in ("norm_eps", "embedding_scale")),
         *((name, ctypes.c_int32) for name in ("pad", "unk", "bos", "eos", "start", "placeholder")),
-        *((name, ctypes.c_int32) for name in ("precision", "decoder_only", "recurrent", "tied")),
+        *((name, ctypes.c_int32) for name in ("precision", "decoder_only", "recurrent", "tied", "tied_inputs")),
         *((name, ctypes.c_int32) for name in ("guided_layer", "guided_head")),
     ]
 
@@ -52,7 +56,6 @@ class NamedTensor(ctypes.Structure):
 
     _fields_ = [
         ("name", ctypes.c_char_p),
-        ("data", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
     ]
@@ -100,42 +103,64 @@ class NativeModel:
         config = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt, guided_head=guided_head)
         self.start = config.start
         config.placeholder = PLACEHOLDER_IDS.start if placeholders else -1
-        given = plain_weights(weights, settings)
-        tensors = (NamedTensor * len(given))(
-            *(NamedTensor(name.encode(), array.ctypes.data, *_matrix_shape(array)) for name, array in given.items())
-        )
-        self.library.transduce_model_new(ctypes.byref(config), tensors, len(tensors), ctypes.byref(self.handle))
+        given, errors = plain_weights(weights, settings), list[Exception]()
+        tensors = (NamedTensor * len(given))(*(_named_tensor(name, tensor) for name, tensor in given.items()))
+        flat = [tensor.reshape(-1) if isinstance(tensor, np.ndarray) else tensor for tensor in given.values()]
+
+        @READ
+        def read(number: int, first: int, n: int, to: int) -> bool:
+            columns = tensors[number].columns
+            try:
+                rows = flat[number][first * columns : (first + n) * columns]
+                ctypes.memmove(to, rows.ctypes.data, rows.nbytes)
+            except (RunFolderError, OSError) as error:
+                errors.append(error)
+            return not errors
+
+        try:
+            self.library.transduce_model_new(
+                ctypes.byref(config), tensors, len(tensors), read, ctypes.byref(self.handle)
+            )
+        except TransduceError as error:
+            raise next(iter(errors), error) from None
 
     def __del__(self) -> None:
         if self.handle:
             self.library.transduce_model_free(self.handle)
 
 
-def _matrix_shape(array: np.ndarray) -> tuple[int, ...]:
+def _named_tensor(name: str, tensor: np.ndarray | StoredTensor) -> NamedTensor:
     """Rows and columns of a matrix; a vector is one row. (0, 0), which fits no matrix, for other tensors."""
-    return array.shape if array.ndim == 2 else (1, array.size) if array.ndim == 1 else (0, 0)
+    shape = tensor.shape[:2] if tensor.shape[2:] == (1,) else tensor.shape  # a convolution of width 1
+    return NamedTensor(name.encode(), *((1, *shape)[-2:] if 0 < len(shape) < 3 else (0, 0)))
 
 
-def plain_weights(weights: Weights, settings: NativeSettings) -> dict[str, np.ndarray]:
-    """The weights in the library's form: whole matrices, contiguous and aligned."""
-    plain: dict[str, np.ndarray] = {}
+def _ties_inputs(settings: NativeSettings) -> bool:
+    return isinstance(settings, TransformerSettings) and settings.ties_inputs
+
+
+def plain_weights(weights: Weights, settings: NativeSettings) -> Weights:
+    """The weights in the library's form: whole matrices."""
+    tied = {"output_embedding.weight": settings.ties_output, "src_embedding.table.weight": _ties_inputs(settings)}
+    plain: dict[str, np.ndarray | StoredTensor] = {}
     for name, array in weights.items():
-        if name == "output_embedding.weight" and settings.ties_output:
-            continue
-        if ".parts." in name:  # a projection that all heads share is expanded below
+        if tied.get(name) or ".parts." in name:  # a projection that all heads share is expanded below
             continue
         name = f"tgt_{name}" if name.startswith("embedding.") else name  # a decoder-only model has one embedding
-        plain[name] = array[..., 0] if array.shape[2:] == (1,) else array  # a convolution of width 1
+        plain[name] = array
     for prefix in {name.split(".parts.")[0] for name in weights if ".parts." in name}:
         n_parts = sum(name.startswith(f"{prefix}.parts.") and name.endswith(".weight") for name in weights)
         parts = [f"{prefix}.parts.{i}" for i in range(n_parts)]
-        if any(weights.get(f"{part}.weight", _NONE).shape != (settings.d_head,) * 2 for part in parts):
+        square = (settings.d_head,) * 2
+        if any(weights.get(f"{part}.weight", _NONE).shape != square for part in parts):
             raise SettingsError(f"{prefix} has no square matrices of model.d_model / model.n_heads rows")
         heads = np.eye(settings.n_heads, dtype=np.float32)  # each head gets its copy of the shared matrix
-        plain[f"{prefix}.weight"] = np.concatenate([np.kron(heads, weights[f"{part}.weight"]) for part in parts])
+        matrices = (weights[f"{part}.weight"][:].reshape(square) for part in parts)
+        plain[f"{prefix}.weight"] = np.concatenate([np.kron(heads, matrix) for matrix in matrices])
         if settings.bias:
-            plain[f"{prefix}.bias"] = np.concatenate([np.tile(weights[f"{p}.bias"], settings.n_heads) for p in parts])
-    return {name: np.require(array, np.float32, ["C", "A"]) for name, array in plain.items()}
+            biases = (weights[f"{part}.bias"][:] for part in parts)
+            plain[f"{prefix}.bias"] = np.concatenate([np.tile(bias, settings.n_heads) for bias in biases])
+    return plain
 
 
 def native_config(
@@ -178,6 +203,7 @@ def native_config(
         decoder_only=isinstance(s, GPTSettings),
         recurrent=s.replaces_self_attention,
         tied=s.ties_output,
+        tied_inputs=_ties_inputs(s),
         guided_layer=guided_layer,
         guided_head=head,
     )

@@ -200,14 +200,15 @@ def _native_engine(
         return f"the native library does not support data.context = {context}"
     sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
     try:
-        native = NativeModel(
-            folder.load_arrays(),
-            settings,
-            precision=precision,
-            guided_head=guided_head(folder.settings),
-            placeholders=tokenizers.tgt.has_placeholders,
-            **sizes,
-        )
+        with folder.open_weights() as weights:
+            native = NativeModel(
+                weights,
+                settings,
+                precision=precision,
+                guided_head=guided_head(folder.settings),
+                placeholders=tokenizers.tgt.has_placeholders,
+                **sizes,
+            )
     except SettingsError as error:  # PyTorch may know more
         return f"the native library cannot use these weights: {error}"
     return NativeEngine(native, pytorch_model=pytorch_model)

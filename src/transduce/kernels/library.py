@@ -17,7 +17,7 @@ import numpy as np
 
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 30
+_ABI_VERSION = 31
 _INVALID, _MEMORY = 1, 2
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
@@ -42,7 +42,7 @@ def load_library() -> ctypes.CDLL | str:
     pointer, int32, int64, double = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
     real = ctypes.c_float
     arguments = {
-        "model_new": [pointer, pointer, int64, pointer],
+        "model_new": [pointer, pointer, int64, pointer, pointer],
         "queue_new": [pointer, int32, pointer],
         "queue_load": [pointer, pointer],
         "client_new": [pointer, pointer],

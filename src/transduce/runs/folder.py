@@ -27,7 +27,7 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -42,7 +42,7 @@ from transduce.errors import RunFolderError
 from transduce.runs.atomic import advising, expecting, read_json, remove_leftovers, write_json, write_text
 from transduce.runs.lock import FolderLock
 from transduce.runs.manifest import RESTORE, WEIGHTS, Change, Fingerprint, Manifest, check_file, fingerprint
-from transduce.runs.tensor_file import TensorFile, read_header, read_tensors
+from transduce.runs.tensor_file import StoredTensor, TensorFile, open_tensors, read_header, read_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -252,10 +252,12 @@ class RunFolder:
 
         return tensors_in(self._read_weights())
 
-    def load_arrays(self) -> dict[str, np.ndarray]:
-        """The weights as arrays in float32, without importing PyTorch; see `TensorFile.arrays`."""
-        file = self._read_weights()
-        return self._merged(file) if BASE in file.metadata else file.arrays()
+    @contextlib.contextmanager
+    def open_weights(self) -> Iterator[Mapping[str, np.ndarray | StoredTensor]]:
+        """The weights in float32, without importing PyTorch: in an open file, or merged with adapters in memory."""
+        with contextlib.ExitStack() as files:
+            file = self._read_weights(lambda path: open_tensors(path, files))
+            yield self._merged(file) if BASE in file.metadata else file.stored()
 
     @property
     def has_adapters(self) -> bool:
@@ -279,7 +281,7 @@ class RunFolder:
         lora, checksum = self.settings.training.lora, adapters.metadata[BASE]
         assert lora is not None, "only such runs have adapters"
         base = read_tensors(self._find_base(checksum))
-        if _sha256(base.content) != checksum:
+        if base.checksum() != checksum:
             raise RunFolderError(f"{base.path} is damaged: its content does not match the checksum of the adapters")
         with expecting(adapters.path):
             return merged(base.arrays(), adapters.arrays(), scale=lora.scale)
@@ -304,13 +306,13 @@ class RunFolder:
         start = self.settings.training.start or Path()
         return start, self.path.absolute().parent / start.name
 
-    def _read_weights(self) -> TensorFile:
+    def _read_weights(self, read: Callable[[Path], TensorFile] | None = None) -> TensorFile:
         """Read the weights and check them against the manifest. Retries if a training replaces both meanwhile."""
         expected = self._listed_weights()
         with advising(RESTORE, "run"):
             while True:
-                file = read_tensors(self.path / WEIGHTS)
-                if expected is None or _sha256(file.content) == expected.get("sha256"):
+                file = (read or read_tensors)(self.path / WEIGHTS)
+                if expected is None or file.checksum() == expected.get("sha256"):
                     return file
                 if (now := self._listed_weights()) == expected:
                     raise RunFolderError(

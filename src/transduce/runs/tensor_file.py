@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -32,7 +34,7 @@ class TensorFile:
 
     `head`: the bytes before the data. `entries`: dtype, shape and offsets of each tensor, in the order of the data.
     `aliases`: the name of the stored tensor for each additional name of a tied tensor. `content`: the whole file, if it
-    was read.
+    was read, or the open file.
     """
 
     path: Path
@@ -40,7 +42,7 @@ class TensorFile:
     metadata: dict[str, str]
     entries: dict[str, dict[str, Any]]
     aliases: dict[str, str]
-    content: bytes = b""
+    content: bytes | BinaryIO = b""
 
     def by_all_names(self, values: Mapping[str, T]) -> dict[str, T]:
         """Values of the stored tensors, by all names of the tensors."""
@@ -57,8 +59,51 @@ class TensorFile:
         floating point.
         """
         with expecting(self.path, *ERRORS):
-            data = np.frombuffer(self.content, np.uint8)[len(self.head) :]
-            return self.by_all_names({name: _array(name, entry, data) for name, entry in self.entries.items()})
+            return self.by_all_names({name: tensor[:].reshape(tensor.shape) for name, tensor in self.stored().items()})
+
+    def stored(self) -> dict[str, StoredTensor]:
+        """The tensors, whose numbers are read when they are used. Errors as for `arrays`."""
+        with expecting(self.path, *ERRORS):
+            tensors = {name: StoredTensor(self, **entry) for name, entry in self.entries.items()}
+            for name, tensor in tensors.items():
+                if tensor.dtype not in _TYPES:
+                    raise SettingsError(f"{name} has dtype {tensor.dtype}")
+                begin, end = tensor.data_offsets
+                if end - begin != math.prod(tensor.shape) * np.dtype(_TYPES[tensor.dtype]).itemsize:
+                    raise ValueError(f"{name} has {end - begin} bytes")
+            return self.by_all_names(tensors)
+
+    def checksum(self) -> str:
+        """The SHA-256 of the content."""
+        if isinstance(self.content, bytes):
+            return hashlib.sha256(self.content).hexdigest()
+        self.content.seek(0)
+        return hashlib.file_digest(self.content, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file that is open, or was read. `tensor[first:last]`: some of its numbers in float32."""
+
+    file: TensorFile
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+    def __getitem__(self, numbers: slice) -> np.ndarray:
+        kind, content = np.dtype(_TYPES[self.dtype]), self.file.content
+        first, last, _ = numbers.indices(math.prod(self.shape))
+        begin = len(self.file.head) + self.data_offsets[0] + first * kind.itemsize
+        if isinstance(content, bytes):
+            values = np.frombuffer(content, kind, last - first, begin)
+        else:
+            content.seek(begin)
+            values = np.empty(last - first, kind)
+            if content.readinto(values) != values.nbytes:
+                raise RunFolderError(f"{self.file.path} was changed while it was read")
+        if self.dtype == "BF16":  # the upper half of a float32
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32, copy=False)
 
 
 def read_header(path: Path) -> TensorFile:
@@ -78,19 +123,16 @@ def read_tensors(path: Path) -> TensorFile:
         return replace(header, content=file.read())
 
 
+def open_tensors(path: Path, files: ExitStack) -> TensorFile:
+    """Open a file of tensors until `files` is closed, to read one tensor at a time. Errors as for `read_tensors`."""
+    with reading(path):
+        file = files.enter_context(path.open("rb"))
+        return replace(_header(path, file), content=file)
+
+
 def count_weights(path: Path) -> int:
     """The number of weights in a file of tensors, tied tensors once."""
     return sum(math.prod(entry["shape"]) for entry in read_header(path).entries.values())
-
-
-def _array(name: str, entry: Mapping[str, Any], data: np.ndarray) -> np.ndarray:
-    begin, end = entry["data_offsets"]
-    if entry["dtype"] not in _TYPES:
-        raise SettingsError(f"{name} has dtype {entry['dtype']}")
-    values = data[begin:end].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
-    if entry["dtype"] == "BF16":  # the upper half of a float32
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32, copy=False)
 
 
 def _header(path: Path, file: io.BufferedIOBase) -> TensorFile:

@@ -17,7 +17,7 @@ from native_engines import needs_library
 from native_fuzzing import Session, damage_pairs, damage_request, fine_pairs, fine_request, score
 from oracle.stand_in import untrained
 from transduce.config.settings import Settings
-from transduce.decoding.native_model import PRECISIONS, Config, NamedTensor, native_config, plain_weights
+from transduce.decoding.native_model import PRECISIONS, READ, Config, NamedTensor, native_config, plain_weights
 from transduce.kernels.library import load_library
 
 pytestmark = needs_library
@@ -63,10 +63,19 @@ class Model:
 
     def __init__(self, config: Config, tensors: Shaped) -> None:
         self.handle = ctypes.c_void_p()
-        given = [NamedTensor(name.encode(), t.ctypes.data, *shape) for name, (t, *shape) in tensors.items()]
+        arrays = [np.ascontiguousarray(t).reshape(-1) for t, *_ in tensors.values()]
+        given = [NamedTensor(name.encode(), *shape) for name, (_, *shape) in tensors.items()]
+
+        @READ
+        def read(number: int, first: int, n: int, to: int) -> bool:
+            columns = given[number].columns
+            assert 0 <= first < first + n <= given[number].rows
+            rows = arrays[number][first * columns : (first + n) * columns]
+            ctypes.memmove(to, rows.ctypes.data, rows.nbytes)
+            return True
         table = (NamedTensor * len(given))(*given)
         new = library().transduce_model_new
-        code = new(ctypes.byref(config), table, len(given), ctypes.byref(self.handle))
+        code = new(ctypes.byref(config), table, len(given), read, ctypes.byref(self.handle))
         assert code in (0, 1, 2) and (code == 0) == bool(self.handle)
         assert code == 0 or library().transduce_last_error()
 
