@@ -198,7 +198,7 @@ class Session:
     def collect(self, place: int) -> None:
         """The events of a client's sentences."""
         client, sizes = self.clients[place], [ctypes.c_int64() for _ in range(4)]
-        assert self.library.transduce_collect(client, 0.0, *map(ctypes.byref, sizes)) == 0
+        assert self.library.transduce_collect(client, *map(ctypes.byref, sizes)) == 0
         n_events, n, n_tokens, n_weights = (size.value for size in sizes)
         types = (np.int64, *[np.int32] * 3, *[np.float32] * 2, np.int8, *[np.int32] * 2, np.float32)
         counts = (*[n_events] * 3, *[n] * 5, n_tokens, n_weights)

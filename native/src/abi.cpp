@@ -13,7 +13,6 @@
 #include "transduce_native.h"
 
 struct transduce_model {
-    transduce_model(const transduce_config& config, const transduce_tensor* tensors, int64_t n, transduce_read read) : model(config, tensors, n, read) {}
     transduce::Model model;
     transduce::Scorer scorer{model};
 };
@@ -93,7 +92,7 @@ transduce::Spelling spelling_of(const transduce_config& config, const transduce_
                 "spellings: must be tokens of the target vocabulary, without padding and start");
         require(spelling.empty() || std::pair(spelling.back().state, spelling.back().token) < std::pair(step.state, step.token),
                 "spellings: must be ordered by state and token");
-        spelling.push_back({step.state, step.token, step.next});
+        spelling.push_back(step);
     }
     return spelling;
 }
@@ -195,7 +194,7 @@ int32_t transduce_model_new(const transduce_config* config, const transduce_tens
                             transduce_model** model) {
     return guarded([&] {
         require(config && model && read && (tensors || n_tensors == 0) && n_tensors >= 0, "config, tensors, read and model must not be null");
-        *model = new transduce_model(*config, tensors, n_tensors, read);
+        *model = new transduce_model{{*config, tensors, n_tensors, read}};
     });
 }
 
@@ -221,8 +220,7 @@ void transduce_queue_free(transduce_queue* queue) {
 int32_t transduce_queue_load(transduce_queue* queue, transduce_load* load) {
     return guarded([&] {
         require(queue && load, "queue and load must not be null");
-        const transduce::Load now = queue->queue->load();
-        *load = {now.n_waiting, now.n_waiting_tokens, now.n_open, now.n_steps, now.n_rows};
+        *load = queue->queue->load();
     });
 }
 
@@ -300,11 +298,10 @@ int32_t transduce_serve(transduce_queue* queue) {
     });
 }
 
-int32_t transduce_collect(transduce_client* client, double seconds, int64_t* n_events, int64_t* n_hypotheses, int64_t* n_tokens,
-                          int64_t* n_weights) {
+int32_t transduce_collect(transduce_client* client, int64_t* n_events, int64_t* n_hypotheses, int64_t* n_tokens, int64_t* n_weights) {
     return guarded([&] {
         require(client && n_events && n_hypotheses && n_tokens && n_weights, "client and numbers must not be null");
-        client->client.queue->collect(client->client, time_after(seconds));
+        client->client.queue->collect(client->client);
         *n_events = int64_t(client->client.collected.size()), *n_hypotheses = *n_tokens = *n_weights = 0;
         for (const transduce::Event& event : client->client.collected)
             for (const transduce::Finished& found : event.hypotheses)
@@ -338,8 +335,7 @@ int32_t transduce_score(transduce_model* model, const transduce_pairs* pairs, fl
         check(model->model.config, *pairs);
         const std::vector<transduce::Head> wanted = heads_of(model->model.config, heads, n_heads);
         require(wanted.empty() == !weights, "weights: must be null if and only if there are no heads");
-        model->scorer.score({pairs->sources, pairs->source_offsets, pairs->inputs, pairs->offsets, pairs->n}, pairs->tokens, log_probs, wanted,
-                            weights);
+        model->scorer.score(*pairs, log_probs, wanted, weights);
     });
 }
 

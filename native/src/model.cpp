@@ -23,6 +23,10 @@ void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
 }
 
 transduce_config checked(const transduce_config& c) {
+    const std::pair<const char*, int> switches[] = {{"pre_norm", c.pre_norm},         {"norm", c.norm},   {"embedding_norm", c.embedding_norm},
+                                                    {"gated", c.gated},               {"tied", c.tied},   {"tied_inputs", c.tied_inputs},
+                                                    {"decoder_only", c.decoder_only}, {"recurrent", c.recurrent}};
+    for (const auto& [name, value] : switches) check_range(name, value, 0, 1);
     check_range("d_model", c.d_model, 1, 1 << 14);
     check_range("d_ff", c.d_ff, 1, kMostInner);
     check_range("n_heads", c.n_heads, 1, c.d_model);
@@ -34,28 +38,17 @@ transduce_config checked(const transduce_config& c) {
     check_range("n_decoder_layers", c.n_decoder_layers, 1, 1024);
     check_range("n_src", c.n_src, 1, 1 << 24);
     check_range("n_tgt", c.n_tgt, 1, 1 << 24);
+    const std::pair<const char*, int> tokens[] = {{"pad", c.pad}, {"unk", c.unk}, {"bos", c.bos}, {"eos", c.eos}, {"start", c.start}};
+    for (const auto& [name, id] : tokens) check_range(name, id, 0, c.n_tgt - 1);
     check_range("max_positions", c.max_positions, 1, 1 << 24);
-    check_range("pre_norm", c.pre_norm, 0, 1);
-    check_range("norm", c.norm, 0, 1);
-    check_range("embedding_norm", c.embedding_norm, 0, 1);
     check_range("positions", c.positions, kNoPositions, kMarian);
     check(c.positions != kRotary || c.d_key % 2 == 0, "positions", c.positions, "rotary ones need an even d_key");
     check_range("activation", c.activation, 0, 3);
-    check_range("gated", c.gated, 0, 1);
     check(c.norm_eps > 0 && std::isfinite(c.norm_eps), "norm_eps", 0, "must be positive");
     check(std::isfinite(c.embedding_scale), "embedding_scale", 0, "must be finite");
-    check_range("pad", c.pad, 0, c.n_tgt - 1);
-    check_range("unk", c.unk, 0, c.n_tgt - 1);
     check_range("placeholder", c.placeholder, -1, c.n_tgt - kPlaceholders);
-    check_range("bos", c.bos, 0, c.n_tgt - 1);
-    check_range("eos", c.eos, 0, c.n_tgt - 1);
-    check_range("start", c.start, 0, c.n_tgt - 1);
     check_range("precision", c.precision, 0, 2);
-    check_range("decoder_only", c.decoder_only, 0, 1);
-    check_range("tied", c.tied, 0, 1);
-    check_range("tied_inputs", c.tied_inputs, 0, 1);
     check(!c.tied_inputs || c.n_src == c.n_tgt, "n_src", c.n_src, "must be n_tgt if the inputs share an embedding");
-    check_range("recurrent", c.recurrent, 0, 1);
     check(!c.recurrent || !c.decoder_only, "recurrent", c.recurrent, "must be 0 in a model without an encoder");
     check_range("guided_layer", c.guided_layer, -1, c.decoder_only ? -1 : c.n_decoder_layers - 1);
     check_range("guided_head", c.guided_head, c.guided_layer < 0 ? -1 : 0, c.guided_layer < 0 ? -1 : c.n_heads - 1);
@@ -72,9 +65,9 @@ public:
             by_name_[tensors[i].name] = &tensors[i];
         }
     }
-    const transduce_tensor* find(const std::string& name, int64_t rows, int64_t columns) const {
+    const transduce_tensor* find(const std::string& name, int64_t rows, int64_t columns, bool needed = false) const {
         const auto found = by_name_.find(name);
-        if (found == by_name_.end()) return nullptr;
+        if (found == by_name_.end()) return needed ? throw Error(name + " is missing") : nullptr;
         const transduce_tensor& t = *found->second;
         used_.insert(&t);
         if (t.rows != rows || t.columns != columns) {
@@ -83,23 +76,18 @@ public:
         }
         return &t;
     }
-    const transduce_tensor* get(const std::string& name, int64_t rows, int64_t columns) const {
-        const transduce_tensor* tensor = find(name, rows, columns);
-        if (!tensor) throw Error(name + " is missing");
-        return tensor;
-    }
-    // Some rows of a tensor, one after another; zeros of one that is missing.
-    std::vector<float> read(const transduce_tensor* tensor, int64_t first, int64_t n, int64_t columns) const {
-        std::vector<float> rows(size_t(n * columns));
-        if (tensor && !read_(tensor - tensors_, first, n, rows.data())) throw std::runtime_error(std::string(tensor->name) + " cannot be read");
-        return rows;
+    // Some rows of a tensor, one after another, until the next call; zeros of one that is missing.
+    const std::vector<float>& read(const transduce_tensor* tensor, int64_t first, int64_t n, int64_t columns) const {
+        rows_.resize(size_t(n * columns));
+        if (!tensor) std::fill(rows_.begin(), rows_.end(), 0.f);
+        else if (!read_(tensor - tensors_, first, n, rows_.data())) throw std::runtime_error(std::string(tensor->name) + " cannot be read");
+        return rows_;
     }
 
     // Throws if a tensor was not used: then the weights belong to another model.
     void check_all_used() const {
-        for (const auto& [name, tensor] : by_name_) {
+        for (const auto& [name, tensor] : by_name_)
             if (!used_.count(tensor)) throw Error(name + " is not part of the model");
-        }
     }
 
 private:
@@ -107,6 +95,7 @@ private:
     transduce_read read_;
     std::map<std::string, const transduce_tensor*> by_name_;
     mutable std::set<const transduce_tensor*> used_;
+    mutable std::vector<float> rows_;
 };
 
 // The padding of the outputs or inputs of a matrix: `n` parts (such as heads) of `used` numbers, each padded to `width`.
@@ -132,9 +121,8 @@ public:
         norm.kind = c_.norm ? NormKind::rms : NormKind::layer;
         norm.width = c_.d_model, norm.epsilon = c_.norm_eps;
         norm.gain.reset(m_.width), norm.bias.reset(m_.width);
-        const std::vector<float> gain = weights_.read(weights_.get(name + ".weight", 1, c_.d_model), 0, 1, c_.d_model);
-        const std::vector<float> bias = weights_.read(weights_.find(name + ".bias", 1, c_.d_model), 0, 1, c_.d_model);
-        std::copy(gain.begin(), gain.end(), norm.gain.data()), std::copy(bias.begin(), bias.end(), norm.bias.data());
+        std::copy_n(weights_.read(weights_.find(name + ".weight", 1, c_.d_model, true), 0, 1, c_.d_model).data(), c_.d_model, norm.gain.data());
+        std::copy_n(weights_.read(weights_.find(name + ".bias", 1, c_.d_model), 0, 1, c_.d_model).data(), c_.d_model, norm.bias.data());
         return norm;
     }
 
@@ -148,16 +136,15 @@ public:
 
     // Places outputs [from, from + outputs.total()) of a matrix with `n_rows` rows in `dense`, from column `to` on.
     void place(DenseMatrix& dense, const std::string& name, int n_rows, int from, Parts outputs, Parts inputs, int to = 0, float scale = 1) const {
-        const transduce_tensor* weight = weights_.get(name + ".weight", n_rows, inputs.total());
+        const transduce_tensor* weight = weights_.find(name + ".weight", n_rows, inputs.total(), true);
         dense.sources.push_back([=, &weights = weights_, bias = weights_.read(weights_.find(name + ".bias", 1, n_rows), 0, 1, n_rows)](
                                     int first, int last, float* rows, float* biases) {
             for (int column = std::max(first, to), n; column < std::min(last, to + outputs.padded()); column += n) {
                 const int at = (column - to) % outputs.width, row = from + (column - to) / outputs.width * outputs.used + at;
                 n = std::min({last - column, kPad, (at < outputs.used ? outputs.used : outputs.width) - at});
                 if (at >= outputs.used) continue;
-                const std::vector<float> values = weights.read(weight, row, n, inputs.total());
                 for (int i = 0; i < n; i++) biases[column - first + i] = bias[row + i] * scale;
-                const float* value = values.data();
+                const float* value = weights.read(weight, row, n, inputs.total()).data();
                 for (int i = 0; i < n * inputs.n; i++, value += inputs.used) {
                     float* out = rows + size_t(column - first + i / inputs.n) * round_up(inputs.padded(), kPad) + i % inputs.n * inputs.width;
                     for (int k = 0; k < inputs.used; k++) out[k] = value[k] * scale;
@@ -213,12 +200,10 @@ public:
 
     void load(Stack& stack, bool decoder) const {
         const std::string side = decoder ? "tgt_embedding" : "src_embedding", name = decoder ? "decoder" : "encoder";
-        const bool shared = decoder ? c_.tied && m_.precision == Precision::int8 : c_.tied_inputs;
-        if (!shared) stack.embedding = table(side + ".table", decoder ? c_.n_tgt : c_.n_src);
+        if (!(decoder ? c_.tied && m_.precision == Precision::int8 : c_.tied_inputs)) stack.embedding = table(side + ".table", decoder ? c_.n_tgt : c_.n_src);
         if (c_.positions == kLearned) stack.positions = table(side + ".positions.embedding", c_.max_positions);
-        if (c_.positions == kT5) {
-            stack.score_biases = weights_.read(weights_.get(side + ".positions.bias.weight", kBuckets, c_.n_heads), 0, kBuckets, c_.n_heads);
-        }
+        const std::string biases = side + ".positions.bias.weight";
+        if (c_.positions == kT5) stack.score_biases = weights_.read(weights_.find(biases, kBuckets, c_.n_heads, true), 0, kBuckets, c_.n_heads);
         if (c_.embedding_norm) stack.embedding_norm = norm(side + ".norm");
         if (c_.pre_norm) stack.final_norm = norm(name + ".norm");
         for (int i = 0; i < (decoder ? c_.n_decoder_layers : c_.n_encoder_layers); i++) {

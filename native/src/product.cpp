@@ -2,28 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 
 namespace transduce {
 namespace {
 
-uint16_t to_bf16(float x) {  // rounded to the nearest, ties to even; NaN stays NaN
-    uint32_t bits;
+int32_t bits_of(float x) {
+    int32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);
-    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    return bits;
 }
 
-float from_bf16(uint16_t high) {
-    const uint32_t bits = uint32_t(high) << 16;
+float float_of(int32_t bits) {
     float x;
     std::memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-void pack_float32(const float* column, int j, int panel, PackedMatrix& packed) {
-    float* to = packed.values.data() + size_t(j / panel) * packed.inputs * panel + j % panel;
-    for (int i = 0; i < packed.inputs; i++) to[size_t(i) * panel] = column[i];
+uint16_t to_bf16(float x) {  // rounded to the nearest, ties to even; NaN stays NaN
+    const uint32_t bits = uint32_t(bits_of(x));
+    if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);
+    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 void pack_bf16x3(const float* column, int j, PackedMatrix& packed) {
@@ -31,7 +29,7 @@ void pack_bf16x3(const float* column, int j, PackedMatrix& packed) {
         const size_t tile = (size_t(j / 32) * (packed.depth / 32) + i / 32) * 2 + j % 32 / 16;
         const size_t at = ((tile * 16 + i % 32 / 2) * 16 + j % 16) * 2 + i % 2;
         packed.high[at] = to_bf16(column[i]);
-        packed.low[at] = to_bf16(column[i] - from_bf16(packed.high[at]));
+        packed.low[at] = to_bf16(column[i] - float_of(int32_t(uint32_t(packed.high[at]) << 16)));
     }
 }
 
@@ -41,19 +39,12 @@ size_t int8_place(const PackedMatrix& packed, int panel, int j, int i) {
     return tile * 1024 + (i % 64 / panel * 16 + j % 16) * panel + i % panel;
 }
 
-int32_t bits_of(float x) {
-    int32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
 // Written so that compilers vectorise it. A column that is not finite gets such a scale.
 void pack_int8(const float* column, int j, int panel, int8_t* q, PackedMatrix& packed) {
     constexpr float kRound = 3 << 22;  // a sum with it ends in the rounded number
     int32_t top = 0, sum = 0;
     for (int i = 0; i < packed.depth; i++) top = std::max(top, bits_of(column[i]) & 0x7fffffff);
-    float largest;
-    std::memcpy(&largest, &top, sizeof largest);
+    const float largest = float_of(top);
     const float inverse = largest > 0 && std::isfinite(largest) ? 127 / largest : 0;
     for (int i = 0; i < packed.depth; i++) sum += q[i] = int8_t(bits_of(column[i] * inverse + kRound));
     for (int i = 0; i < packed.depth; i += panel) std::memcpy(&packed.quantized[int8_place(packed, panel, j, i)], q + i, panel);
@@ -89,7 +80,8 @@ PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel, bool
         for (const auto& source : dense.sources) source(first, first + kPad, rows.data(), packed.bias.data() + first);
         for (int j = first; j < first + kPad; j++) {
             const float* column = &rows[size_t(j - first) * dense.depth];
-            if (precision == Precision::float32) pack_float32(column, j, panel, packed);
+            for (int i = 0; precision == Precision::float32 && i < dense.inputs; i++)
+                packed.values[(size_t(j / panel) * dense.inputs + i) * panel + j % panel] = column[i];
             if (precision == Precision::bf16x3) pack_bf16x3(column, j, packed);
             if (precision == Precision::int8) pack_int8(column, j, panel, quantized.data(), packed);
         }

@@ -44,13 +44,12 @@ void Queue::submit(Client& client, std::vector<std::shared_ptr<Request>> request
     wake(std::min(requests.size() - (works && !requests.empty()), free_workers_.size()));
 }
 
-bool Queue::cancel(Client& client, int64_t ticket) {
+void Queue::cancel(Client& client, int64_t ticket) {
     Lock lock(mutex_);
     const auto found = client.open.find(ticket);
-    if (found == client.open.end()) return false;
+    if (found == client.open.end()) return;
     end(*std::shared_ptr<Request>(found->second), Outcome::cancelled);
     unlock(lock);
-    return true;
 }
 
 int Queue::fd(Client& client) {
@@ -62,7 +61,6 @@ int Queue::fd(Client& client) {
 void Queue::close_client(Client& client) {
     client.closed = true;
     while (!client.open.empty()) end(*std::shared_ptr<Request>(client.open.begin()->second), Outcome::cancelled);
-    client.arrived.notify_all();
 }
 
 void Queue::close(Client& client) {
@@ -77,13 +75,11 @@ void Queue::leave(Client& client) {
     clients_.erase(&client);
 }
 
-void Queue::collect(Client& client, Time until) {
-    Lock lock(mutex_);
+void Queue::collect(Client& client) {
+    const Lock lock(mutex_);
     client.collected.clear();
     if (client.bell) client.bell->silence();
     client.rung = false;
-    while (client.events.empty() && !client.closed && Clock::now() < until)
-        client.arrived.wait_until(lock, std::min(until, Clock::now() + kLongWait));
     client.events.swap(client.collected);
 }
 
@@ -102,7 +98,7 @@ void Queue::close_and_wait() {
     free_workers_.clear(), workers_.clear();  // clients may outlive them
 }
 
-Load Queue::load() {
+transduce_load Queue::load() {
     const Lock lock(mutex_);
     int64_t n_open = 0;
     for (const Client* client : clients_) n_open += int64_t(client->open.size());
@@ -113,7 +109,6 @@ Load Queue::load() {
 
 void Queue::report(Client& client, Event event) {
     client.events.push_back(std::move(event));
-    client.arrived.notify_all();
     if (client.bell && !client.rung) bells_.push_back(client.bell), client.rung = true;
     if (!client.open.empty()) return;
     for (Waiter* waiter : idle_)

@@ -31,15 +31,9 @@ struct Client {
     const std::shared_ptr<Queue> queue;
     std::unordered_map<int64_t, std::shared_ptr<Request>> open;  // sentences that have not ended
     std::vector<Event> events, collected;
-    Condition arrived;
     std::shared_ptr<const Bell> bell;  // wakes the event loop that collects
     bool rung = false;                 // since the last `collect`
     bool closed = false;
-};
-
-// The workload of a queue.
-struct Load {
-    int64_t n_waiting, n_waiting_tokens, n_open, n_steps, n_rows;
 };
 
 class Queue {
@@ -51,8 +45,8 @@ public:
     void leave(Client& client);
     // Adds sentences, whose tickets must be new. The smallest `order` comes first. `works`: the calling thread calls `work` next.
     void submit(Client& client, std::vector<std::shared_ptr<Request>> requests, double order, bool works);
-    // Ends a sentence at the next step; returns false if it has ended already.
-    bool cancel(Client& client, int64_t ticket);
+    // Ends a sentence at the next step, unless it has ended already.
+    void cancel(Client& client, int64_t ticket);
     // A file descriptor that is readable when there are events to collect.
     int fd(Client& client);
     // Cancels all sentences of the client and accepts no more.
@@ -60,13 +54,13 @@ public:
     // Decodes in this thread until all sentences of the client have ended (null: until the queue is closed), or until a time.
     // Returns how many sentences of the client have not ended.
     int64_t work(const Client* client, Time until);
-    // Moves the client's events to `collected`; if there are none, waits for some until a time.
-    void collect(Client& client, Time until);
+    // Moves the client's events to `collected`.
+    void collect(Client& client);
     // Cancels all and lets all threads leave.
     void close();
     // Also waits for the threads that are decoding.
     void close_and_wait();
-    Load load();
+    transduce_load load();
 
 private:
     struct Waiter {  // a thread that may drive a worker

@@ -20,8 +20,9 @@ std::unique_ptr<Network> Scorer::take() {
     return network;
 }
 
-void Scorer::score(const Pairs& pairs, const int32_t* tokens, float* log_probs, const std::vector<Head>& heads, float* weights) {
+void Scorer::score(const Pairs& pairs, float* log_probs, const std::vector<Head>& heads, float* weights) {
     const FlushDenormals flush;
+    const int32_t* tokens = pairs.tokens;
     std::unique_ptr<Network> network = take();
     std::vector<Sentence> sentences;
     std::vector<Sentence*> states;

@@ -64,8 +64,8 @@ void Search::banned_tokens(int row, const std::vector<int32_t>& never, std::vect
 }
 
 std::pair<Spelling::const_iterator, Spelling::const_iterator> Search::steps_of(const Live& live) const {
-    const auto before = [](const SpellingStep& a, const SpellingStep& b) { return a.state < b.state; };
-    return std::equal_range(spelling_->begin(), spelling_->end(), SpellingStep{live.state, 0, 0}, before);
+    const auto before = [](const transduce_spelling& a, const transduce_spelling& b) { return a.state < b.state; };
+    return std::equal_range(spelling_->begin(), spelling_->end(), transduce_spelling{live.state, 0, 0}, before);
 }
 
 bool Search::is_spelling(const Live& live) const {
@@ -77,7 +77,7 @@ bool Search::is_spelling(const Live& live) const {
 int32_t Search::state_after(const Live& live, int32_t token) const {
     if (!is_spelling(live)) return live.state;
     const auto [first, last] = steps_of(live);
-    return std::find_if(first, last, [=](const SpellingStep& step) { return step.token == token; })->next;
+    return std::find_if(first, last, [=](const transduce_spelling& step) { return step.token == token; })->next;
 }
 
 uint64_t Search::missing_after(const Live& live, int32_t token) const {

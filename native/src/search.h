@@ -3,9 +3,10 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <utility>
 #include <vector>
+
+#include "transduce_native.h"
 
 namespace transduce {
 
@@ -30,11 +31,7 @@ struct Continuation {
     int32_t token;
 };
 
-// A token that may come in a state, and the higher state that it leads to; see transduce_sentences.
-struct SpellingStep {
-    int32_t state, token, next;
-};
-using Spelling = std::vector<SpellingStep>;  // ordered by state and token
+using Spelling = std::vector<transduce_spelling>;  // ordered by state and token; see transduce_sentences
 
 struct Finished {
     float log_prob, score;

@@ -95,7 +95,7 @@ TRANSDUCE_API int32_t transduce_client_new(transduce_queue* queue, transduce_cli
 /* A file descriptor that can be read when there is something to collect that there was not at the last `transduce_collect`, for event
  * loops. `transduce_collect` reads it; it is closed with the client. */
 TRANSDUCE_API int32_t transduce_client_fd(transduce_client* client, int32_t* fd);
-/* Cancels its sentences and takes no more; `transduce_collect` no longer waits. */
+/* Cancels its sentences and takes no more. */
 TRANSDUCE_API void transduce_client_close(transduce_client* client);
 TRANSDUCE_API void transduce_client_free(transduce_client* client);
 
@@ -144,10 +144,9 @@ TRANSDUCE_API int32_t transduce_serve(transduce_queue* queue);
 
 enum { TRANSDUCE_DONE = 0, TRANSDUCE_TOKENS = 1, TRANSDUCE_CANCELLED = 2, TRANSDUCE_FAILED = 3 };
 
-/* Takes what has come of the client's sentences; waits up to `seconds` until there is something. Gives the numbers of events, of
- * their hypotheses, of the tokens of these and of their weights. */
-TRANSDUCE_API int32_t transduce_collect(transduce_client* client, double seconds, int64_t* n_events, int64_t* n_hypotheses,
-                                        int64_t* n_tokens, int64_t* n_weights);
+/* Takes what has come of the client's sentences. Gives the numbers of events, of their hypotheses, of the tokens of these and of their
+ * weights. */
+TRANSDUCE_API int32_t transduce_collect(transduce_client* client, int64_t* n_events, int64_t* n_hypotheses, int64_t* n_tokens, int64_t* n_weights);
 /* What it took. Of each event its ticket, one of the codes above (each sentence has one event, the last, that is not
  * TRANSDUCE_TOKENS) and its number of hypotheses. Of each hypothesis, best first, its number of tokens (without the end), its
  * log-probability, its score, 1 if it is finished (0: cut off at the limit), and the number of weights of each of its tokens. All

@@ -124,7 +124,8 @@ struct Result {
 template <class Look>
 int collect(transduce_client* client, double seconds, Look look) {
     int64_t n_events, n, n_tokens, n_weights;
-    CHECK(transduce_collect(client, seconds, &n_events, &n, &n_tokens, &n_weights) == 0);
+    CHECK(transduce_collect(client, &n_events, &n, &n_tokens, &n_weights) == 0);
+    if (!n_events) std::this_thread::sleep_for(std::chrono::duration<double>(std::min(seconds, 1e-3)));
     std::vector<int64_t> tickets(n_events + 1);
     std::vector<int32_t> outcomes(n_events + 1), counts(n_events + 1), lengths(n + 1), widths(n + 1), tokens(n_tokens + 1);
     std::vector<float> log_probs(n + 1), scores(n + 1), weights(n_weights + 1);

@@ -342,7 +342,7 @@ class NativeCaller:
 
     def collect(self) -> list[Event]:
         """The events of the sentences since the last call."""
-        self._library.transduce_collect(self._handle, 0.0, *self._size_addresses)
+        self._library.transduce_collect(self._handle, *self._size_addresses)
         n_events, n, n_tokens, n_weights = self._sizes
         if not n_events:
             return []

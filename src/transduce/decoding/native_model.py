@@ -105,15 +105,18 @@ class NativeModel:
         config.placeholder = PLACEHOLDER_IDS.start if placeholders else -1
         given, errors = plain_weights(weights, settings), list[Exception]()
         tensors = (NamedTensor * len(given))(*(_named_tensor(name, tensor) for name, tensor in given.items()))
-        flat = [tensor.reshape(-1) if isinstance(tensor, np.ndarray) else tensor for tensor in given.values()]
+        in_order = list(given.values())
 
         @READ
         def read(number: int, first: int, n: int, to: int) -> bool:
             columns = tensors[number].columns
             try:
-                rows = flat[number][first * columns : (first + n) * columns]
-                ctypes.memmove(to, rows.ctypes.data, rows.nbytes)
-            except (RunFolderError, OSError) as error:
+                values = np.frombuffer((ctypes.c_float * (n * columns)).from_address(to), np.float32)
+                if isinstance(tensor := in_order[number], StoredTensor):
+                    tensor.read(first * columns, values)
+                else:
+                    values[:] = tensor.reshape(-1)[first * columns :][: n * columns]
+            except RunFolderError as error:
                 errors.append(error)
             return not errors
 
@@ -135,13 +138,9 @@ def _named_tensor(name: str, tensor: np.ndarray | StoredTensor) -> NamedTensor:
     return NamedTensor(name.encode(), *((1, *shape)[-2:] if 0 < len(shape) < 3 else (0, 0)))
 
 
-def _ties_inputs(settings: NativeSettings) -> bool:
-    return isinstance(settings, TransformerSettings) and settings.ties_inputs
-
-
 def plain_weights(weights: Weights, settings: NativeSettings) -> Weights:
     """The weights in the library's form: whole matrices."""
-    tied = {"output_embedding.weight": settings.ties_output, "src_embedding.table.weight": _ties_inputs(settings)}
+    tied = {"output_embedding.weight": settings.ties_output, "src_embedding.table.weight": settings.ties_inputs}
     plain: dict[str, np.ndarray | StoredTensor] = {}
     for name, array in weights.items():
         if tied.get(name) or ".parts." in name:  # a projection that all heads share is expanded below
@@ -151,15 +150,12 @@ def plain_weights(weights: Weights, settings: NativeSettings) -> Weights:
     for prefix in {name.split(".parts.")[0] for name in weights if ".parts." in name}:
         n_parts = sum(name.startswith(f"{prefix}.parts.") and name.endswith(".weight") for name in weights)
         parts = [f"{prefix}.parts.{i}" for i in range(n_parts)]
-        square = (settings.d_head,) * 2
-        if any(weights.get(f"{part}.weight", _NONE).shape != square for part in parts):
+        if any(weights.get(f"{part}.weight", _NONE).shape != (settings.d_head,) * 2 for part in parts):
             raise SettingsError(f"{prefix} has no square matrices of model.d_model / model.n_heads rows")
         heads = np.eye(settings.n_heads, dtype=np.float32)  # each head gets its copy of the shared matrix
-        matrices = (weights[f"{part}.weight"][:].reshape(square) for part in parts)
-        plain[f"{prefix}.weight"] = np.concatenate([np.kron(heads, matrix) for matrix in matrices])
+        plain[f"{prefix}.weight"] = np.concatenate([np.kron(heads, weights[f"{part}.weight"]) for part in parts])
         if settings.bias:
-            biases = (weights[f"{part}.bias"][:] for part in parts)
-            plain[f"{prefix}.bias"] = np.concatenate([np.tile(bias, settings.n_heads) for bias in biases])
+            plain[f"{prefix}.bias"] = np.concatenate([np.tile(weights[f"{p}.bias"], settings.n_heads) for p in parts])
     return plain
 
 
@@ -203,7 +199,7 @@ def native_config(
         decoder_only=isinstance(s, GPTSettings),
         recurrent=s.replaces_self_attention,
         tied=s.ties_output,
-        tied_inputs=_ties_inputs(s),
+        tied_inputs=s.ties_inputs,
         guided_layer=guided_layer,
         guided_head=head,
     )

@@ -51,7 +51,7 @@ def load_library() -> ctypes.CDLL | str:
         "cancel": [pointer, int64],
         "work": [pointer, double, pointer],
         "serve": [pointer],
-        "collect": [pointer, double, *[pointer] * 4],
+        "collect": [pointer] * 5,
         "results": [pointer] * 11,
         "score": [*[pointer] * 4, int32, pointer],
         "loss": [pointer, int32],

@@ -254,7 +254,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def open_weights(self) -> Iterator[Mapping[str, np.ndarray | StoredTensor]]:
-        """The weights in float32, without importing PyTorch: in an open file, or merged with adapters in memory."""
+        """The weights without PyTorch, in a file that is open in this context. Adapters are merged in memory."""
         with contextlib.ExitStack() as files:
             file = self._read_weights(lambda path: open_tensors(path, files))
             yield self._merged(file) if BASE in file.metadata else file.stored()
@@ -280,11 +280,12 @@ class RunFolder:
     def _merged(self, adapters: TensorFile) -> dict[str, np.ndarray]:
         lora, checksum = self.settings.training.lora, adapters.metadata[BASE]
         assert lora is not None, "only such runs have adapters"
-        base = read_tensors(self._find_base(checksum))
-        if base.checksum() != checksum:
-            raise RunFolderError(f"{base.path} is damaged: its content does not match the checksum of the adapters")
-        with expecting(adapters.path):
-            return merged(base.arrays(), adapters.arrays(), scale=lora.scale)
+        with contextlib.ExitStack() as files:
+            base = open_tensors(self._find_base(checksum), files)
+            if base.checksum() != checksum:
+                raise RunFolderError(f"{base.path} is damaged: its content does not match the checksum of the adapters")
+            with expecting(adapters.path):
+                return merged(base.arrays(), adapters.arrays(), scale=lora.scale)
 
     def _find_base(self, checksum: str) -> Path:
         """The weights that the adapters belong to: during training a copy, then the initial run's."""
@@ -307,7 +308,11 @@ class RunFolder:
         return start, self.path.absolute().parent / start.name
 
     def _read_weights(self, read: Callable[[Path], TensorFile] | None = None) -> TensorFile:
+<<<<<<< HEAD
         """Read the weights and check them against the manifest. Retries if a training replaces both meanwhile."""
+=======
+        """Read the weights, by default whole, and check them, although a training may replace file and manifest meanwhile."""
+>>>>>>> 67250a81 (Waiting in collect and duplicate structures of the C interface are gone)
         expected = self._listed_weights()
         with advising(RESTORE, "run"):
             while True:

@@ -33,8 +33,8 @@ class TensorFile:
     """A file of tensors with a valid header.
 
     `head`: the bytes before the data. `entries`: dtype, shape and offsets of each tensor, in the order of the data.
-    `aliases`: the name of the stored tensor for each additional name of a tied tensor. `content`: the whole file, if it
-    was read, or the open file.
+    `aliases`: the name of the stored tensor for each additional name of a tied tensor. `file`: an open file, or its
+    content.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class TensorFile:
     metadata: dict[str, str]
     entries: dict[str, dict[str, Any]]
     aliases: dict[str, str]
-    content: bytes | BinaryIO = b""
+    file: BinaryIO
 
     def by_all_names(self, values: Mapping[str, T]) -> dict[str, T]:
         """Values of the stored tensors, by all names of the tensors."""
@@ -53,57 +53,58 @@ class TensorFile:
         return self.by_all_names({name: entry["shape"] for name, entry in self.entries.items()})
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The tensors as read-only float32 arrays.
+        """The tensors as float32 arrays; one array for all names of a tied tensor. Errors as for `stored`."""
+        stored = self.stored()
+        return self.by_all_names({name: np.asarray(stored[name]) for name in self.entries})
+
+    def stored(self) -> dict[str, StoredTensor]:
+        """The tensors by all their names, to be read later.
 
         Raises `RunFolderError` if the file is damaged, and `SettingsError` if a tensor is not in 16, 32 or 64 bits of
         floating point.
         """
+        if other := next((name for name, entry in self.entries.items() if entry["dtype"] not in _TYPES), None):
+            raise SettingsError(f"{other} has dtype {self.entries[other]['dtype']}")
         with expecting(self.path, *ERRORS):
-            return self.by_all_names({name: tensor[:].reshape(tensor.shape) for name, tensor in self.stored().items()})
-
-    def stored(self) -> dict[str, StoredTensor]:
-        """The tensors, whose numbers are read when they are used. Errors as for `arrays`."""
-        with expecting(self.path, *ERRORS):
-            tensors = {name: StoredTensor(self, **entry) for name, entry in self.entries.items()}
-            for name, tensor in tensors.items():
-                if tensor.dtype not in _TYPES:
-                    raise SettingsError(f"{name} has dtype {tensor.dtype}")
-                begin, end = tensor.data_offsets
-                if end - begin != math.prod(tensor.shape) * np.dtype(_TYPES[tensor.dtype]).itemsize:
-                    raise ValueError(f"{name} has {end - begin} bytes")
-            return self.by_all_names(tensors)
+            return self.by_all_names({name: StoredTensor(self, **entry) for name, entry in self.entries.items()})
 
     def checksum(self) -> str:
-        """The SHA-256 of the content."""
-        if isinstance(self.content, bytes):
-            return hashlib.sha256(self.content).hexdigest()
-        self.content.seek(0)
-        return hashlib.file_digest(self.content, "sha256").hexdigest()
+        """The SHA-256 of the file."""
+        self.file.seek(0)
+        return hashlib.file_digest(self.file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file that is open, or was read. `tensor[first:last]`: some of its numbers in float32."""
+    """A tensor in a file. It is an array for NumPy, and can be read in parts: all weights may need too much memory."""
 
-    file: TensorFile
+    source: TensorFile
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
 
-    def __getitem__(self, numbers: slice) -> np.ndarray:
-        kind, content = np.dtype(_TYPES[self.dtype]), self.file.content
-        first, last, _ = numbers.indices(math.prod(self.shape))
-        begin = len(self.file.head) + self.data_offsets[0] + first * kind.itemsize
-        if isinstance(content, bytes):
-            values = np.frombuffer(content, kind, last - first, begin)
-        else:
-            content.seek(begin)
-            values = np.empty(last - first, kind)
-            if content.readinto(values) != values.nbytes:
-                raise RunFolderError(f"{self.file.path} was changed while it was read")
+    def __post_init__(self) -> None:
+        begin, end = self.data_offsets
+        if begin < 0 or end - begin != math.prod(self.shape) * np.dtype(_TYPES[self.dtype]).itemsize:
+            raise ValueError(f"{end - begin} bytes for the shape {self.shape}")
+
+    def read(self, first: int, values: np.ndarray) -> None:
+        """Fill a row of float32 with the numbers from number `first` on. Raises `RunFolderError`."""
+        kind, file = np.dtype(_TYPES[self.dtype]), self.source.file
+        stored = values if kind == values.dtype else np.empty(values.shape, kind)
+        with expecting(self.source.path, *ERRORS):
+            file.seek(len(self.source.head) + self.data_offsets[0] + first * kind.itemsize)
+            if file.readinto(stored) != stored.nbytes:  # type: ignore[attr-defined]
+                raise ValueError("it was changed while it was read")
         if self.dtype == "BF16":  # the upper half of a float32
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        return values.astype(np.float32, copy=False)
+            stored = (stored.astype(np.uint32) << 16).view(np.float32)
+        if stored is not values:
+            values[:] = stored
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        values = np.empty(self.shape, np.float32)
+        self.read(0, values.reshape(-1))
+        return values
 
 
 def read_header(path: Path) -> TensorFile:
@@ -120,14 +121,13 @@ def read_tensors(path: Path) -> TensorFile:
     with reading(path), path.open("rb") as file:
         header = _header(path, file)  # check the header before reading: the file may be huge
         file.seek(0)
-        return replace(header, content=file.read())
+        return replace(header, file=io.BytesIO(file.read()))
 
 
 def open_tensors(path: Path, files: ExitStack) -> TensorFile:
-    """Open a file of tensors until `files` is closed, to read one tensor at a time. Errors as for `read_tensors`."""
+    """Open a file of tensors until `files` is closed. Errors as for `read_tensors`."""
     with reading(path):
-        file = files.enter_context(path.open("rb"))
-        return replace(_header(path, file), content=file)
+        return _header(path, files.enter_context(path.open("rb")))
 
 
 def count_weights(path: Path) -> int:
@@ -135,7 +135,7 @@ def count_weights(path: Path) -> int:
     return sum(math.prod(entry["shape"]) for entry in read_header(path).entries.values())
 
 
-def _header(path: Path, file: io.BufferedIOBase) -> TensorFile:
+def _header(path: Path, file: BinaryIO) -> TensorFile:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     head = file.read(8)
@@ -154,7 +154,7 @@ def _header(path: Path, file: io.BufferedIOBase) -> TensorFile:
         aliases = json.loads(metadata.get("aliases", "{}"))
         if not entries.keys() >= set(aliases.values()):
             raise ValueError("it names tensors that are missing")
-        return TensorFile(path, head, metadata, dict(in_order), aliases)
+        return TensorFile(path, head, metadata, dict(in_order), aliases, file)
     except ERRORS as error:
         problem = f"its header cannot be read or does not match ({type(error).__name__}: {error})"
         raise RunFolderError(f"{path} is damaged: it has {size:,} bytes; {problem}") from None

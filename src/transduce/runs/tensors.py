@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
-from transduce.runs.atomic import expecting, reading, write_aside
-from transduce.runs.tensor_file import ERRORS, TensorFile, read_header, read_tensors
-
-_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+from transduce.runs.atomic import expecting, write_aside
+from transduce.runs.tensor_file import ERRORS, TensorFile, open_tensors, read_header, read_tensors
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -51,22 +50,16 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def tensors_in(file: TensorFile) -> dict[str, torch.Tensor]:
     """The tensors of a file that was read."""
+    file.file.seek(0)
     with expecting(file.path, *ERRORS):
-        return file.by_all_names(dict(sorted(load(file.content).items())))  # safetensors returns them in any order
+        return file.by_all_names(dict(sorted(load(file.file.read()).items())))  # safetensors returns them in any order
 
 
 def stream_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and tensors of a file, whose content was checked, with one tensor at a time in memory."""
-    header = read_header(path)
-    with reading(path), path.open("rb") as file, expecting(path, *ERRORS):
-        for stored, entry in header.entries.items():
-            begin, end = entry["data_offsets"]
-            file.seek(len(header.head) + begin)
-            content = bytearray(end - begin)
-            file.readinto(content)
-            tensor = torch.frombuffer(content, dtype=_TYPES[entry["dtype"]]) if content else torch.empty(0)
-            for name in (stored, *(name for name, kept in header.aliases.items() if kept == stored)):
-                yield name, tensor.view(entry["shape"])
+    """Yield the names and tensors of a file in float32, with one tensor at a time in memory."""
+    with ExitStack() as files:
+        for name, tensor in open_tensors(path, files).stored().items():
+            yield name, torch.from_numpy(np.asarray(tensor))
 
 
 def tensors_of(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:

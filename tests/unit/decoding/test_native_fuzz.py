@@ -73,6 +73,7 @@ class Model:
             rows = arrays[number][first * columns : (first + n) * columns]
             ctypes.memmove(to, rows.ctypes.data, rows.nbytes)
             return True
+
         table = (NamedTensor * len(given))(*given)
         new = library().transduce_model_new
         code = new(ctypes.byref(config), table, len(given), read, ctypes.byref(self.handle))
@@ -172,11 +173,11 @@ def test_hostile_scoring_requests_are_refused_or_work() -> None:
 
 def test_null_pointers_are_refused() -> None:
     null, lib = ctypes.c_void_p(), library()
-    assert lib.transduce_model_new(null, null, 0, null) == lib.transduce_queue_new(null, 1, null) == 1
+    assert lib.transduce_model_new(null, null, 0, READ(), null) == lib.transduce_queue_new(null, 1, null) == 1
     assert lib.transduce_client_new(null, null) == lib.transduce_submit(null, null, 0, null, 0, 1.0, 0) == 1
     assert lib.transduce_client_fd(null, null) == lib.transduce_cancel(null, 0) == 1
     assert lib.transduce_work(null, 1.0, null) == lib.transduce_serve(null) == 1
-    assert lib.transduce_collect(null, 0.0, *[null] * 4) == lib.transduce_results(*[null] * 11) == 1
+    assert lib.transduce_collect(*[null] * 5) == lib.transduce_results(*[null] * 11) == 1
     assert lib.transduce_score(null, null, null, null, 0, null) == lib.transduce_queue_load(null, null) == 1
     for name in ("queue_close", "queue_free", "client_close", "client_free", "model_free"):
         getattr(lib, f"transduce_{name}")(null)
