@@ -308,11 +308,7 @@ class RunFolder:
         return start, self.path.absolute().parent / start.name
 
     def _read_weights(self, read: Callable[[Path], TensorFile] | None = None) -> TensorFile:
-<<<<<<< HEAD
         """Read the weights and check them against the manifest. Retries if a training replaces both meanwhile."""
-=======
-        """Read the weights, by default whole, and check them, although a training may replace file and manifest meanwhile."""
->>>>>>> 67250a81 (Waiting in collect and duplicate structures of the C interface are gone)
         expected = self._listed_weights()
         with advising(RESTORE, "run"):
             while True:
