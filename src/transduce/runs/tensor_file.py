@@ -81,7 +81,7 @@ class StoredTensor:
     source: TensorFile
     dtype: str
     shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+    data_offsets: list[int]
 
     def __post_init__(self) -> None:
         begin, end = self.data_offsets
