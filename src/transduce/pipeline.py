@@ -232,7 +232,9 @@ def _resolved(
     if start is not None:
         asked = start.settings
         log.say(start.summary)
-    if asked.data.monolingual and workplace.keep:
+    if asked.data.monolingual and not workplace.keep:
+        log.say("a dry run does not translate data.monolingual: the choices are for the other text alone")
+    elif asked.data.monolingual:
         assert workplace.folder is not None
         run = workplace.folder.parent
         asked = with_back_translations(asked, run.with_name(f"{run.name}.back-translated"), log)

@@ -131,7 +131,9 @@ def test_monolingual_text_is_translated_back_and_trained_on(folder: Path, back: 
     written = folder / "enriched.back-translated" / "1" / "more.de"
     expected = Translator.load(back, device="cpu").translate(lines(folder / "more.de"), beam=2)
     assert lines(written) == [translation.text for translation in expected] and any(lines(written))
-    corpus = RunFolder.open(folder / "enriched").settings.data.train[-1]
+    data = RunFolder.open(folder / "enriched").settings.data
+    corpus = data.train[-1]
+    assert not data.monolingual, "a distillation from this run would add the pairs again"
     assert (corpus.src, corpus.tgt, corpus.weight) == (written, folder / "more.de", 0.5)
     written.unlink()  # the same command needs no translations of a finished run
     again = train("enriched", back, *valid)

@@ -210,6 +210,13 @@ def test_a_run_of_many_languages_is_fine_tuned_on_more_directions(run: Path) -> 
         (("data.languages=none",), ("cannot know whether to write de or fr", "data.languages = 'tag'")),
         (('data.train=[{src="a.en", tgt="a.de"}]',), ("give src_lang and tgt_lang",)),
         (('data.test=[{src="v.de", tgt="v.fr", src_lang="it", tgt_lang="en"}]',), ("src_lang = 'it'", "de, en, fr")),
+        (
+            (
+                'data.valid=[{src="v.de", tgt="v.fr", src_lang="de", tgt_lang="fr"}]',
+                'data.monolingual=[{tgt="a.de", model="de-en"}]',
+            ),
+            ("give src_lang and tgt_lang",),
+        ),
         (("data.temperature=0.5",), ("data.temperature", "greater than or equal to 1")),
         (("data.languages=both",), ("data.languages = 'both'", "'tag'")),
     ],

@@ -10,8 +10,9 @@ from transduce.logging import Log
 
 
 def with_back_translations(settings: Settings, folder: Path, log: Log) -> Settings:
-    """Translate the texts of `data.monolingual` into the source language, and add the pairs to `data.train`.
+    """Translate the texts of `data.monolingual` into the source language, and move the pairs to `data.train`.
 
+    `data.monolingual` of the result is empty, so that a distillation from the run does not translate the texts again.
     The translations are written into `folder`, one subfolder for each text; a killed call resumes. Raises `UserError`
     if a model or a text cannot be used.
     """
@@ -29,4 +30,4 @@ def with_back_translations(settings: Settings, folder: Path, log: Log) -> Settin
             **decoding,
         )
         pairs.append(Corpus(src=src, tgt=text.tgt, weight=text.weight))
-    return settings.with_values("data", train=[*data.train, *pairs])
+    return settings.with_values("data", train=[*data.train, *pairs], monolingual=())

@@ -370,7 +370,9 @@ def load_tokenizers(folder: RunFolder) -> Tokenizers:
 
 def check_directions(data: DataSettings, framing: Framing) -> None:
     """Raise `SettingsError` unless a model with this framing can learn and be tested on all directions of the text."""
-    given = [data.direction_of(corpus) for corpus in data.corpora] or [data.directions[0]]
+    given = [data.direction_of(corpus) for corpus in data.corpora]
+    if data.monolingual or not given:
+        given.append((data.src_lang, data.tgt_lang))
     needed = {"src", "tgt"} if framing.needed and (framing.directions or data.both_directions) else framing.needed
     for direction in given:
         if unnamed := {side for side, code in zip(("src", "tgt"), direction, strict=True) if code == side} & needed:
