@@ -188,6 +188,12 @@ def test_completions_have_the_log_probabilities_of_their_tokens(
             assert sum(found.token_logprobs) == pytest.approx(text.log_prob, abs=0.01)
 
 
+def test_completions_without_log_probabilities(server: Server) -> None:
+    for given in ({}, {"logprobs": None}, {"logprobs": False}):
+        status, answer = server.request("/v1/completions", {"model": "gpt", "prompt": "a", "max_tokens": 2, **given})
+        assert status == 200 and answer["choices"][0]["logprobs"] is None
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_chat_continues_its_messages(client: openai.OpenAI, generator: Generator, streamed: bool) -> None:
     messages: Any = [{"role": "system", "content": "Der"}, {"role": "user", "content": "Hund"}]

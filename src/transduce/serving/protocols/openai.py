@@ -148,7 +148,9 @@ class CompletionRequest(GenerationRequest):
     kind, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     prompt: Annotated[Texts, Field(min_length=1)]
-    logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=0)] | None, BeforeValidator(lambda value: None if value is False else value)
+    ] = None
     """0: add the log-probability of each new token. Alternatives, which other numbers ask for, are not supported."""
 
 
