@@ -241,7 +241,8 @@ async function showAlternatives(span) {
     fillChoices(shown.length ? shown : ["No other translations found."]);
     byId("choices").querySelector("button")?.focus();
   } catch (error) {
-    if (!own.signal.aborted) fillChoices([error.message]);
+    if (own.signal.aborted) return; // the list belongs to another word now, or is closed
+    fillChoices([error.message]);
   }
   placeAlternatives(span);
 }
