@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import uvloop
 from http_load import HANG, HOST, Connection, Load, LostError, Outcome
-from malformed import malformed, mutated_stream
 from memory import judge
 from serving_setup import BEAMS, CLIENTS, TRANSLATE, Setup, check_answers, report, watch_memory
 
+from malformed import malformed, mutated_stream
 from servers import Server, request
 
 _GROWTH = 32 << 20  # bytes of memory
