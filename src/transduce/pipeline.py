@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from transduce.config.settings import Settings
 from transduce.data.preparation import Texts
 from transduce.data.reading import Sample
 from transduce.data.workers import Workers, Workplace
-from transduce.decoding.translator import Translator
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.distributed.launch import this_process
 from transduce.doctor.checks import warn_of_data
@@ -35,9 +35,9 @@ from transduce.errors import (
     TransduceError,
     UserError,
 )
-from transduce.evaluation.evaluate import in_direction
 from transduce.evaluation.report import render_report, write_card, write_report
 from transduce.evaluation.wording import wording_of
+from transduce.inspection.inspected_models import MOST_TOKENS
 from transduce.inspection.inspection import inspect
 from transduce.logging import Log, print_error
 from transduce.machine import Machine, this_machine
@@ -63,6 +63,9 @@ from transduce.training.averaging import AVERAGES
 from transduce.training.loop import Trainer
 from transduce.training.ranks import Ranks
 from transduce.training.step import Updater
+
+N_DRAWN = 3
+"""Sentences with attention maps in the report."""
 
 
 def train(
@@ -220,8 +223,7 @@ def _train_in(
             log.warn("no validation was better than the one before the first update: the run keeps the initial weights")
         if settings.training.lora is not None and settings.training.lora.merge:
             folder.merge_adapters()
-        if to_draw := task.finish(folder, update=best_update, log=log):
-            save_attention(folder, to_draw)
+        save_attention(folder, task.finish(folder, update=best_update, log=log))
         finalize(folder, log)
 
 
@@ -350,11 +352,15 @@ def run_worker() -> int:
 
 
 def save_attention(folder: RunFolder, sentences: ToDraw) -> None:
-    """Save the attention of sentences for the report."""
-    translator = Translator.load(folder.path, device=folder.settings.training.device)
-    inspections = [inspect(in_direction(translator, direction), src) for src, direction in sentences]
-    records = [inspection.to_json(views=["sides", "attention", "rules"]) for inspection in inspections]
-    folder.write_record("attention.json", {"sentences": [record for record in records if record["attention"]]})
+    """Save the attention of the first sentences that can be inspected, for the report."""
+    readable = (
+        (translator, src)
+        for translator, src in sentences
+        if len(translator.tokenizers.src.encode(src)) <= min(translator.longest, MOST_TOKENS)
+    )
+    if inspections := [inspect(translator, src) for translator, src in islice(readable, N_DRAWN)]:
+        records = [inspection.to_json(views=["sides", "attention", "rules"]) for inspection in inspections]
+        folder.write_record("attention.json", {"sentences": [record for record in records if record["attention"]]})
 
 
 def finalize(folder: RunFolder, log: Log) -> None:

@@ -46,8 +46,7 @@ from transduce.training.loss import Criterion, PredictConsistently, predict_toke
 from transduce.training.validate import Judge, Validator
 
 N_SAMPLES = 24  # translations per set in the report
-N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences with attention maps in the report, and their fewest and most words
-MOST_DRAWN_TOKENS = 256  # longest sentence whose attention is saved
+DRAWN_WORDS = (6, 16)  # fewest and most words of sentences with attention maps in the report
 
 
 class TranslationTask(Task[PairTexts, TokenStore]):
@@ -216,17 +215,11 @@ def _score(folder: RunFolder, held: ScoredSet, *, translator: Translator, update
 
 
 def _sentences_to_draw(sets: Sequence[ScoredSet], translator: Translator) -> ToDraw:
-    """Choose the first readable sentences, of a length that suits a picture if possible."""
+    """Choose sentences of a length that suits a picture; all sentences if there are none."""
     fewest, most = DRAWN_WORDS
-    sources = [(src, held.direction) for held in sets for src, _ in held.pairs if src.strip()]
-    fitting = [(src, direction) for src, direction in sources if fewest <= len(src.split()) <= most]
-    limit, drawn = min(translator.longest, MOST_DRAWN_TOKENS), fitting or sources
-    readable = (
-        (src, direction)
-        for src, direction in drawn
-        if len(in_direction(translator, direction).tokenizers.src.encode(src)) <= limit
-    )
-    return list(islice(readable, N_DRAWN))
+    directed = [(in_direction(translator, held.direction), held.pairs) for held in sets]
+    sources = [(translator, src) for translator, pairs in directed for src, _ in pairs if src.strip()]
+    return [(translator, src) for translator, src in sources if fewest <= len(src.split()) <= most] or sources
 
 
 def _read_scored(path: Path, n: int | None = None) -> list[ScoredSet]:
