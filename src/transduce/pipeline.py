@@ -19,7 +19,7 @@ from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.data.preparation import Texts
 from transduce.data.reading import Sample
-from transduce.data.workers import Workers, Workplace
+from transduce.data.workers import Workplace
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.distributed.launch import this_process
 from transduce.doctor.checks import warn_of_data
@@ -155,17 +155,16 @@ def _with_text(
     return settings.with_values("data", train=[corpus])
 
 
-def prepare(settings: Settings, path: Path, *, log: Log | None = None, workers: Workers | None = None) -> None:
+def prepare(settings: Settings, path: Path, *, log: Log | None = None) -> None:
     """Read and encode the text into the run folder `path`, as `train` does before the first update.
 
-    A killed preparation resumes. `workers`: workers that clean and encode sentence pairs (default: `data.workers`
-    processes of this machine).
+    A killed preparation resumes.
     """
     log = log or Log()
     start = None if has_read_text(path) else find_start(settings)
     task, machine = check(settings if start is None else start.settings), this_machine(settings.training.device)
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
-        _prepare(task, folder, asked=settings, start=start, machine=machine, log=log, workers=workers)
+        _prepare(task, folder, asked=settings, start=start, machine=machine, log=log)
 
 
 def _train_in(
@@ -258,7 +257,6 @@ def _prepare(
     start: Start | None,
     machine: Machine,
     log: Log,
-    workers: Workers | None = None,
 ) -> Any:
     """Encode the text, and copy the weights to start from, into the folder, unless an earlier start did.
 
@@ -267,7 +265,7 @@ def _prepare(
     if folder.resumed and (prepared := find_prepared(task, folder, log)) is not None:
         shutil.rmtree(folder.path / "preparation", ignore_errors=True)  # left by a kill
         return prepared
-    tokens, workplace = folder.path / "tokens", Workplace(folder.path / "preparation", keep=True, workers=workers)
+    tokens, workplace = folder.path / "tokens", Workplace(folder.path / "preparation", keep=True)
     shutil.rmtree(tokens, ignore_errors=True)  # left by a killed process
     tokens.mkdir(exist_ok=True)
     (folder.path / "preparation").mkdir(exist_ok=True)

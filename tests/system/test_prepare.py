@@ -17,7 +17,6 @@ from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.data import preparation
 from transduce.data.encoding import EncodePairs
-from transduce.data.workers import LocalWorkers, Workers
 from transduce.errors import TransduceError
 from transduce.logging import Log
 from transduce.pipeline import prepare
@@ -54,8 +53,8 @@ def settings(texts: Path) -> Settings:
     )
 
 
-def prepared(texts: Path, run: Path, workers: Workers) -> dict[str, bytes]:
-    prepare(settings(texts), run, log=QUIET, workers=workers)
+def prepared(texts: Path, run: Path, n_workers: int) -> dict[str, bytes]:
+    prepare(settings(texts).with_values("data", workers=n_workers), run, log=QUIET)
     files = [run / "data.json", *run.glob("tokenizer*"), *(run / "tokens").rglob("*.*")]
     return {str(file.relative_to(run)): file.read_bytes() for file in files if file.is_file()}
 
@@ -63,7 +62,7 @@ def prepared(texts: Path, run: Path, workers: Workers) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The store that one process prepares, in one chunk."""
-    return prepared(texts, tmp_path_factory.mktemp("whole") / "run", LocalWorkers(1))
+    return prepared(texts, tmp_path_factory.mktemp("whole") / "run", 1)
 
 
 def in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +74,7 @@ def test_any_number_of_workers_prepares_the_same_bytes(
     texts: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
     in_small_chunks(monkeypatch)
-    assert prepared(texts, tmp_path / "run", LocalWorkers(n)) == whole
+    assert prepared(texts, tmp_path / "run", n) == whole
     assert any(name.startswith("tokens/train/") for name in whole)
 
 
@@ -93,8 +92,8 @@ def test_a_killed_worker_process_is_an_error_and_the_same_command_resumes(
     with monkeypatch.context() as patch:
         patch.setattr("transduce.tasks.translation.EncodePairs", Fatal)
         with pytest.raises(TransduceError, match=r"a worker process was killed.*data\.workers"):
-            prepared(texts, tmp_path / "run", LocalWorkers(2))
-    assert prepared(texts, tmp_path / "run", LocalWorkers(2)) == whole
+            prepared(texts, tmp_path / "run", 2)
+    assert prepared(texts, tmp_path / "run", 2) == whole
 
 
 def running() -> dict[int, int]:
@@ -160,17 +159,7 @@ def test_kills_at_random_moments_change_nothing_and_leave_no_process(
             assert time.monotonic() < until, left
             time.sleep(0.05)
     assert n_killed and n_reused
-    assert prepared(texts, tmp_path / "run", LocalWorkers(1)) == whole
-
-
-@pytest.mark.slow
-@pytest.mark.loopback
-def test_a_ray_cluster_prepares_the_same_bytes(
-    texts: Path, whole: dict[str, bytes], tmp_path: Path, cluster: Any
-) -> None:
-    done = subprocess.run([*command(texts, tmp_path), "--ray", cluster.address], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert prepared(texts, tmp_path / "run", LocalWorkers(1)) == whole  # is finished: reads it only
+    assert prepared(texts, tmp_path / "run", 1) == whole
 
 
 def test_the_command_prepares_what_train_continues(texts: Path, tmp_path: Path) -> None:
@@ -197,4 +186,4 @@ def test_a_full_disk_keeps_what_is_prepared(texts: Path, whole: dict[str, bytes]
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 2 and "File too large" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert any((run / "preparation").iterdir())
-    assert prepared(texts, run, LocalWorkers(1)) == whole
+    assert prepared(texts, run, 1) == whole

@@ -1,6 +1,6 @@
-"""Bulk translation, and the preparation of text, on the nodes of a Ray cluster.
+"""Bulk translation on the nodes of a Ray cluster.
 
-This process reads and writes the files and sends chunks to actors, each with its own model or vocabulary. If a node
+This process reads and writes the files and sends chunks to actors, each with its own model. If a node
 fails, the others compute its chunks. A chunk is written once, when its result is here: no line is lost or doubled.
 """
 
@@ -14,11 +14,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
-import transduce
-from transduce.data.workers import Arrays, ChunkT
+from transduce.data.workers import ChunkT
 from transduce.errors import SettingsError, TransduceError, needing
 from transduce.logging import Log
 from transduce.process import collect_garbage_rarely
@@ -29,11 +27,10 @@ _SECONDS_TO_START = 20.0
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The nodes of a Ray cluster, for `translate_to_folder` and `transduce.pipeline.prepare`.
+    """The nodes of a Ray cluster, for `translate_to_folder`.
 
     A node with CPUs runs one actor with all its cores; a node with several GPUs runs an actor per GPU. Every node needs
-    transduce and the run folder, at the same path; input files are needed on this machine only. Preparation of text
-    runs an actor per core, and nodes need only files of vectors.
+    transduce and the run folder, at the same path; input files are needed on this machine only.
 
     Args:
         address: HOST:PORT of the head of the cluster, which this machine belongs to, or "auto".
@@ -43,23 +40,18 @@ class RayCluster:
     address: str = "auto"
     log: Log = field(default_factory=Log)
 
-    def map(self, function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
-        """Prepare text: see `data.workers.Workers`."""
-        with self.start(partial(_Preparation, function), gpus=False, per_core=True) as nodes:
-            yield from nodes.map(chunks)
-
     @contextlib.contextmanager
-    def start(self, make: Callable[[], Any], *, gpus: bool, per_core: bool = False) -> Iterator[RayNodes]:
+    def start(self, make: Callable[[], Any], *, gpus: bool) -> Iterator[RayNodes]:
         """Make an object in actors on all nodes, which `RayNodes.map` calls with chunks; see `ChunkTranslator`.
 
         Raises `SettingsError` if there is no such cluster.
         """
         with _connected(self.address) as ray:
-            actors = self._actors(ray, per_core=per_core, gpus=gpus)
+            actors = self._actors(ray, gpus=gpus)
             # keep a reference: Ray ends actors without references
             yield RayNodes(ray, actors, make, self.log)
 
-    def _actors(self, ray: Any, *, per_core: bool, gpus: bool) -> list[_Actor]:
+    def _actors(self, ray: Any, *, gpus: bool) -> list[_Actor]:
         """Create actors with shares of the nodes' resources. An actor starts when its resources are free."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -67,7 +59,7 @@ class RayCluster:
         for node in ray.nodes():
             resources = node["Resources"] if node["Alive"] else {}
             n_cpus, n_gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0) * gpus)
-            n_actors = n_cpus if per_core else min(max(1, n_gpus), n_cpus)
+            n_actors = min(max(1, n_gpus), n_cpus)
             for _ in range(n_actors):
                 options = {
                     "num_cpus": n_cpus // n_actors,
@@ -78,16 +70,6 @@ class RayCluster:
         if not actors:
             raise SettingsError(f"the Ray cluster at {self.address} has no node with CPUs")
         return actors
-
-
-class _Preparation:
-    """Wraps a function that prepares text, and adds the attributes `how` and `notes` that `RayNodes` needs."""
-
-    def __init__(self, function: Callable[[Any], Arrays]) -> None:
-        self.how, self.notes, self._function = {"transduce": transduce.__version__}, (), function
-
-    def __call__(self, chunk: Any) -> Arrays:
-        return self._function(chunk)
 
 
 class _Worker:

@@ -51,10 +51,6 @@ def folder(help: str) -> Any:
     return option(help, metavar="FOLDER")
 
 
-def ray(work: str) -> Any:
-    return option(f"{work} on a Ray cluster: HOST:PORT of its head, or auto.", metavar="ADDRESS")
-
-
 def decoding_option(name: str, *flags: str) -> Any:
     """An option for a field of `DecodingOptions`; None unless given."""
     field = DecodingOptions.model_fields[name]

@@ -238,32 +238,23 @@ class Train(Request, opt.Command):
 class Prepare(Request, opt.Command):
     """Read, clean and encode the text of a training. The same options of train continue from there.
 
-    A killed command resumes. Sentence pairs are cleaned and encoded by a process per core (data.workers), or by the
-    nodes of a Ray cluster.
+    A killed command resumes. Sentence pairs are cleaned and encoded by a process per core (data.workers).
 
     \b
     transduce prepare --src train.en --tgt train.de --run runs/x
     transduce prepare recipe.toml --run runs/x --set data.workers=4
-    transduce prepare recipe.toml --run runs/x --ray auto
     """
 
-    ray: Annotated[str | None, opt.ray("Clean and encode pairs")] = None
     quiet: opt.Quiet = False
 
     def execute(self) -> None:
         settings, folder = self.settings(), self.run_folder()
-        if self.ray is not None and settings.task != "translation":
-            raise SettingsError(
-                f"--ray with task = '{settings.task}': a cluster prepares task = 'translation'; leave --ray out"
-            )
 
-        from transduce.bulk.ray_cluster import RayCluster
         from transduce.pipeline import prepare as run_prepare
 
         log = Log(quiet=self.quiet)
-        workers = None if self.ray is None else RayCluster(self.ray, log)
         with exit_on_signals():
-            run_prepare(settings, folder, log=log, workers=workers)
+            run_prepare(settings, folder, log=log)
         log.say(f"prepared: {folder / 'tokens'}; transduce train with the same options trains")
 
 

@@ -74,7 +74,9 @@ class Translate(opt.Command):
     output_dir: Annotated[
         Path | None, opt.option("Write the translation of each file to DIR/NAME; resumable.", metavar="DIR")
     ] = None
-    ray: Annotated[str | None, opt.ray("Translate")] = None
+    ray: Annotated[
+        str | None, opt.option("Translate on a Ray cluster: HOST:PORT of its head, or auto.", metavar="ADDRESS")
+    ] = None
     beam: opt.Beam = None
     length_penalty: opt.LengthPenalty = None
     max_length: opt.MaxLength = None

@@ -19,7 +19,7 @@ from transduce.config.settings import DataSettings
 from transduce.data.leaks import N_SAMPLES, comparable, shortened
 from transduce.data.pairs import Pair
 from transduce.data.word_links import n_words
-from transduce.data.workers import Arrays, ResultFile, Workers, compressed, compute, decompressed
+from transduce.data.workers import Arrays, ResultFile, compressed, compute, decompressed
 from transduce.errors import DataError
 from transduce.text.training import Reservoir
 
@@ -389,14 +389,12 @@ class PairCleaning:
     held_out: HeldOutSources | None
     report: CleanReport = field(default_factory=CleanReport)
 
-    def clean(
-        self, corpora: Sequence[Iterable[Pair]], file: ResultFile, workers: Workers, *, n: int = CHUNK
-    ) -> list[CleanedPairs]:
+    def clean(self, corpora: Sequence[Iterable[Pair]], file: ResultFile, *, n: int = CHUNK) -> list[CleanedPairs]:
         """Clean the pairs of all corpora, `n` at a time."""
         chunks = chain.from_iterable(chunks_of(number, pairs, n) for number, pairs in enumerate(corpora))
         function = CleanPairs(self.settings, None if self.held_out is None else self.seed)
         seen, counts = SeenHashes(), [0] * len(corpora)
-        for chunk, result in compute(function, chunks, workers, file):
+        for chunk, result in compute(function, chunks, file, n_workers=self.settings.workers):
             self._see(chunk, result, seen)
             counts[chunk.corpus] += 1
         ends = accumulate(counts, initial=0)

@@ -30,7 +30,7 @@ from transduce.data.store import (
     pack_texts,
 )
 from transduce.data.word_links import links_of_tokens, parse_links, whitespace_words
-from transduce.data.workers import Arrays, LocalWorkers, Workplace, batched, compressed, compute, decompressed
+from transduce.data.workers import Arrays, Workplace, batched, compressed, compute, decompressed
 from transduce.errors import DataError
 from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -133,12 +133,13 @@ def encode_pairs(
     pairs that the function reports. Raises `DataError` if no pair of the text `name` is left, `RunFolderError` if the
     disk is full.
     """
+    workplace = workplace or Workplace(folder.parent, n_workers=1)
 
     def fill(writer: StoreWriter) -> None:
         total, sizes = copy.deepcopy(report), [0] * len(corpora)
         n = min(function.tokenizers.src.chunk, function.tokenizers.tgt.chunk)
         records = (part for record in chain.from_iterable(corpora) for part in split_record(record, n))
-        for record, result in compute(function, records, workers, saved):
+        for record, result in compute(function, records, saved, n_workers=workplace.n_workers):
             facts = json.loads(decompressed(result["facts"]))
             total.include(facts["report"])
             for src, tgt, where in facts["hits"]:
@@ -150,8 +151,6 @@ def encode_pairs(
         total.require_pairs(function.settings, name)
         writer.facts |= {"sizes": sizes, "cleaning": total.to_json()}
 
-    workplace = workplace or Workplace(folder.parent, workers=LocalWorkers(1))
-    workers = workplace.workers or LocalWorkers(function.settings.workers)
     saved = workplace.results("encoded", key, sorted(function.without), sorted(function.held_out))
     columns, dtypes = function.columns, dict[str, Any]()
     for column, (offsets, dtype) in columns.items():

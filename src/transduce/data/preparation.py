@@ -24,7 +24,7 @@ from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix, n_bytes
 from transduce.data.pairs import Pair
 from transduce.data.reading import DOCUMENTS, Labelled, Piece, Source, Sources, Windows, number_of, sorted_labels
-from transduce.data.workers import LocalWorkers, Stream, Workplace, spooled
+from transduce.data.workers import Stream, Workplace, spooled
 from transduce.errors import DataError
 from transduce.logging import Log
 from transduce.text.tokenizer import Tokenizers
@@ -181,13 +181,13 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], workpl
     share = (1 + settings.tokenizer.joint) * (1 + data.both_directions)
     sample = Reservoir[tuple[str, str]](SAMPLE_LINES // share, seed=seed)
     cleaning = PairCleaning(data, seed, sample, None if sources.valid else HeldOutSources(MAX_HELD_OUT_PAIRS))
-    windows, workers = tuple(map(Windows[Pair], sources.train)), workplace.workers or LocalWorkers(data.workers)
+    windows = tuple(map(Windows[Pair], sources.train))
     marks = tuple(source.mark() for source in sources.train)
     fields = (key for key, field in DataSettings.model_fields.items() if not traits_of(field).changeable)
     rules = [(key, getattr(data, key)) for key in fields]
     saved = workplace.results("cleaned", marks, rules, seed, not sources.valid, CHUNK)
-    cleaned = cleaning.clean([corpus.read() for corpus in windows], saved, workers, n=CHUNK)
-    report, workplace = cleaning.report, replace(workplace, workers=workers)
+    cleaned = cleaning.clean([corpus.read() for corpus in windows], saved, n=CHUNK)
+    report, workplace = cleaning.report, replace(workplace, n_workers=data.workers)
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
     sampled = sample.items
     if cleaning.held_out is None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar, runtime_checkable
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -131,53 +131,45 @@ ChunkT = TypeVar("ChunkT")
 _FEW = 5  # with fewer chunks, starting processes takes longer than the work
 
 
-@runtime_checkable
-class Workers(Protocol):
-    """Processes of this machine or of a cluster that compute results of chunks."""
+def _map(
+    function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT], n_workers: int
+) -> Iterator[tuple[ChunkT, Arrays]]:
+    """Yield each chunk with its result, in order. Only a few chunks are in memory.
 
-    def map(self, function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
-        """Yield each chunk with its result, in order. Only a few chunks are in memory."""
+    Up to `n_workers` processes (0: one per core) compute the results; a few chunks are computed in this process. Raises
+    `TransduceError` if a process is killed.
+    """
+    chunks, n = iter(chunks), n_workers or n_cores()
+    first = list(islice(chunks, max(n, _FEW)))
+    n, is_little, chunks = min(n, len(first)), len(first) < _FEW, chain(first, chunks)
+    del first
+    if n == 1 or is_little:
+        for chunk in chunks:
+            yield chunk, function(chunk)
+        return
+    # Unlike the processes of multiprocessing, these do not run the caller's script again.
+    from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
-
-@dataclass(frozen=True, slots=True)
-class LocalWorkers:
-    """Up to `n` processes of this machine (0: one per core). A few chunks are computed in this process."""
-
-    n: int = 0
-
-    def map(self, function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Arrays]]:
-        """Apply the function to chunks, see `Workers`. Raises `TransduceError` if a process is killed."""
-        chunks, n = iter(chunks), self.n or n_cores()
-        first = list(islice(chunks, max(n, _FEW)))
-        n, is_little, chunks = min(n, len(first)), len(first) < _FEW, chain(first, chunks)
-        del first
-        if n == 1 or is_little:
-            for chunk in chunks:
-                yield chunk, function(chunk)
-            return
-        # Unlike the processes of multiprocessing, these do not run the caller's script again.
-        from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
-
-        environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
-        pool = ProcessPoolExecutor(n, initializer=_start_worker, initargs=(function,), env=environment)
-        waiting: deque[tuple[ChunkT, Any]] = deque()
-        try:
-            for chunk in chunks:
-                waiting.append((chunk, pool.submit(_call, chunk)))
-                if len(waiting) > 2 * n:
-                    done, result = waiting.popleft()
-                    yield done, result.result()
-            for done, result in waiting:
+    environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
+    pool = ProcessPoolExecutor(n, initializer=_start_worker, initargs=(function,), env=environment)
+    waiting: deque[tuple[ChunkT, Any]] = deque()
+    try:
+        for chunk in chunks:
+            waiting.append((chunk, pool.submit(_call, chunk)))
+            if len(waiting) > 2 * n:
+                done, result = waiting.popleft()
                 yield done, result.result()
-        except BaseException as error:
-            pool.shutdown(kill_workers=True)
-            if isinstance(error, BrokenProcessPool):
-                raise TransduceError(
-                    "a worker process was killed, perhaps because memory ran out; lower data.workers "
-                    f"({n}); the same command resumes"
-                ) from error
-            raise
-        pool.shutdown()
+        for done, result in waiting:
+            yield done, result.result()
+    except BaseException as error:
+        pool.shutdown(kill_workers=True)
+        if isinstance(error, BrokenProcessPool):
+            raise TransduceError(
+                "a worker process was killed, perhaps because memory ran out; lower data.workers "
+                f"({n}); the same command resumes"
+            ) from error
+        raise
+    pool.shutdown()
 
 
 _function: Callable[[Any], Arrays]  # of this worker process
@@ -197,15 +189,16 @@ def _call(chunk: Any) -> Arrays:
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Folder and workers for the preparation of text.
+    """Folder and number of processes for the preparation of text.
 
     folder: the folder for intermediate results (default: the system's temporary folder). keep: name their files, so
-    that the same preparation resumes after a kill. workers: the workers (default: `data.workers` processes).
+    that the same preparation resumes after a kill. n_workers: number of processes that clean and
+    encode sentence pairs; 0: one per core.
     """
 
     folder: Path | None = None
     keep: bool = False
-    workers: Workers | None = None
+    n_workers: int = 0
 
     def results(self, name: str, *parts: object) -> ResultFile:
         """The file of intermediate results with this name.
@@ -217,9 +210,9 @@ class Workplace:
 
 
 def compute(
-    function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT], workers: Workers, saved: ResultFile
+    function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT], saved: ResultFile, *, n_workers: int
 ) -> Iterator[tuple[ChunkT, Arrays]]:
-    """Yield each chunk with its result, in order. Results in `saved` are reused; new results are added.
+    """Yield each chunk with its result, see `_map`. Results in `saved` are reused; new results are added.
 
     A value that the caller puts into a new result is saved with it.
     """
@@ -228,6 +221,6 @@ def compute(
         if (result := next(earlier, None)) is not None:
             yield chunk, result
             continue
-        for left, new in workers.map(function, chain([chunk], chunks)):
+        for left, new in _map(function, chain([chunk], chunks), n_workers):
             yield left, new
             saved.append(new)

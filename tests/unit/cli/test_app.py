@@ -84,7 +84,6 @@ def test_version_with_the_engine(transduce: Callable[..., Result]) -> None:
         (["train", "--src", "no.en", "--tgt", "no.de", "--run", "r"], "there is no file"),
         (["train", "--src", "a", "--run", "r"], "the number of --src is 1 and of --tgt 0"),
         (["serve", "r", "--inspect", "--api-key-file", "k"], "leave out --api-key-file, or --inspect"),
-        (["prepare", "--text", __file__, "--run", "r", "--ray", "auto"], "--ray with task = 'causal': "),
     ],
 )
 def test_user_errors_are_one_line_with_exit_code_2(

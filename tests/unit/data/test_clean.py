@@ -29,7 +29,7 @@ from transduce.data.leaks import LeakCheck, comparable, watch
 from transduce.data.lines import Unreadable
 from transduce.data.pairs import Pair
 from transduce.data.reading import WINDOW, Windows, line_sources, memory_source, pair_sources, take_sample
-from transduce.data.workers import LocalWorkers, ResultFile, spooled
+from transduce.data.workers import ResultFile, spooled
 from transduce.errors import DataError, RunFolderError
 from transduce.text.training import Reservoir
 
@@ -112,7 +112,7 @@ def test_long_pairs_are_in_memory_in_small_numbers() -> None:
 def test_duplicates_are_remembered_across_corpora() -> None:
     cleaning = PairCleaning(DataSettings(deduplicate=True), 1, Reservoir(9, seed=1), None)
     pairs = pairs_of(("a", "b"), ("a\nb", "c"), ("a", "b\nc"), ("a\x00", "b"))
-    streams = cleaning.clean([pairs, pairs], ResultFile(None), LocalWorkers(1), n=3)
+    streams = cleaning.clean([pairs, pairs], ResultFile(None), n=3)
     assert [[pair[:2] for pair in stream()] for stream in streams] == [[pair[:2] for pair in pairs[:3]], []]
     assert cleaning.report.dropped["duplicate"].count == 5 and cleaning.report.kept == len(cleaning.sample.items) == 3
 
