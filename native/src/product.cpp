@@ -90,7 +90,11 @@ PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel, bool
 }
 
 void unpack(const PackedMatrix& packed, int panel, int column, float* to) {
-    for (int i = 0; i < packed.depth; i++) to[i] = packed.scale[column] * packed.quantized[int8_place(packed, panel, column, i)];
+    const float scale = packed.scale[column];
+    for (int i = 0; i < packed.depth; i += panel) {
+        const int8_t* q = &packed.quantized[int8_place(packed, panel, column, i)];
+        for (int j = 0; j < panel; j++) to[i + j] = scale * q[j];
+    }
 }
 
 Multiplier::Multiplier(const ProductKernels& kernels, int max_depth) : kernels_(kernels) {

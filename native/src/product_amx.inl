@@ -95,7 +95,10 @@ void multiply_bf16x3(const PackedMatrix& w, const Activations& a, int first, int
 
 // ---- int8
 
+constexpr int kFewRows = 3;  // up to here the products of vectors, which give the same numbers, take less time than tiles
+
 void convert_int8_tiles(Activations& a, int depth) {
+    if (a.rows <= kFewRows) return convert_int8_rows(a, depth);
     for (int r = 0; r < a.rows; r++) {
         int8_t* to = a.quantized + size_t(r / 16) * depth * 16 + r % 16 * 64;
         a.scale[r] = quantize_row(a.values + r * a.stride, depth, [to](int k, Bytes q) { std::memcpy(to + k / 64 * 1024 + k % 64, &q, 16); });
@@ -127,6 +130,7 @@ void int8_block(const int8_t* a, const int8_t* b, int n_tiles) {
 
 void multiply_int8_tiles(const PackedMatrix& w, const Activations& a, int first, int last, float* c, size_t stride, const float* init,
                          size_t init_stride) {
+    if (a.rows <= kFewRows) return multiply_int8(w, a, first, last, c, stride, init, init_stride);
     configure_tiles(a.rows < 16 ? a.rows : 16);
     const int n_tiles = w.depth / 64;
     alignas(64) int32_t sums[2][1024];
