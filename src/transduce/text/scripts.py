@@ -41,12 +41,15 @@ signs; otherwise they begin the next word.
 LONG_WORD = rf"[^\s{_SPACELESS}]{{101,}}"
 """A pattern for strings that are too long to be a word, such as encoded data."""
 
+ENTITY = r"&(?:#\w{1,8}|[A-Za-z]\w{1,31});"
+"""A pattern for the name of a character in HTML, such as &nbsp;, or &apos; in text that Moses has tokenized."""
+
 INLINE = (
-    r"&(?:#\w{1,8}|[A-Za-z]\w{1,31});|\x1b\[[\d;]{0,20}m"
+    rf"{ENTITY}|\x1b\[[\d;]{{0,20}}m"
     r"|\]\([^\s()]{1,2000}(?:\([^\s()]{0,100}\)[^\s()]{0,100})?(?:[ ]\"[^\"\n]{0,300}\")?\)"
 )
-"""A pattern for parts that may touch a word without being part of it: names of characters in HTML, such as &nbsp;, the
-colors of a terminal, and targets of links in Markdown with the bracket before them.
+"""A pattern for parts that may touch a word without being part of it: entities, the colors of a terminal, and targets
+of links in Markdown with the bracket before them.
 """
 
 CODE = (

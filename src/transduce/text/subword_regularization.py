@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from transduce.text.scripts import ENTITY
 from transduce.text.special import SPACE
 
 _SMOOTHING = 0.2  # alpha of sampling from all segmentations of a sentence (Kudo 2018, section 3.2)
@@ -38,12 +39,15 @@ def resegmented(sp: Any, texts: Sequence[str], *, kind: str, amount: float, seed
         return {}
     draw = random.Random(seed)
     chosen = [i for i in range(len(texts)) if draw.random() < (amount if kind == "unigram" else 1.0)]
-    scores, words_of = _scores(sp), _splitter(sp)
+    scores, words_of, entities = _scores(sp), _splitter(sp), _entities(sp)
     word = _unigram_word(sp) if kind == "unigram" else lambda text, draw: _bpe_word(scores, text, amount, draw)
     segmented: dict[int, list[str]] = {}
     for i, pieces in zip(chosen, sp.encode([texts[i] for i in chosen], out_type=str, num_threads=1), strict=True):
         known = all(piece in scores for piece in pieces)
-        segmented[i] = [p for part in words_of("".join(pieces)) for p in word(part, draw)] if known else pieces
+        if known:
+            words = words_of("".join(pieces))
+            pieces = [p for part in words for p in ([part] if part in entities else word(part, draw))]
+        segmented[i] = pieces
     return segmented
 
 
@@ -56,11 +60,20 @@ def _scores(sp: Any) -> Scores:
 
 
 @lru_cache(maxsize=8)
+def _entities(sp: Any) -> frozenset[str]:
+    """Entities such as &apos; that are one piece each, in every segmentation."""
+    return frozenset(piece for piece in _scores(sp) if re.fullmatch(ENTITY, piece))
+
+
+@lru_cache(maxsize=8)
 def _splitter(sp: Any) -> Callable[[str], list[str]]:
-    """A function that splits a text into words; it does not split if the vocabulary has pieces that span spaces."""
+    """A function that splits a text into words and entities; not into words if pieces of the vocabulary span spaces."""
+    entities = _entities(sp)
+    parts = re.compile(f"({'|'.join(map(re.escape, sorted(entities))) or '(?!)'})").split
     if any(SPACE in piece[1:] for piece in _scores(sp)):
-        return lambda text: [text]
-    return re.compile(f"{SPACE}[^{SPACE}]*|[^{SPACE}]+").findall
+        return parts
+    words = re.compile(f"{SPACE}[^{SPACE}]*|[^{SPACE}]+").findall
+    return lambda text: [word for part in parts(text) for word in ([part] if part in entities else words(part))]
 
 
 @lru_cache(maxsize=8)

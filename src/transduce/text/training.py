@@ -25,6 +25,7 @@ from transduce.config.settings import Direction, Normalization, TokenizerSetting
 from transduce.errors import DataError, SettingsError, VocabularyTooSmall, message_of
 from transduce.text.languages import normalize_code
 from transduce.text.placeholders import PLACEHOLDERS
+from transduce.text.scripts import ENTITY
 from transduce.text.special import MASK_PIECE, SPACE, Framing
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, parse_model, with_pieces
 
@@ -37,6 +38,8 @@ If a text contains them, they become separate pieces, which SentencePiece does n
 """
 
 _SPELLING = re.compile(f"([{SPELLING}])")
+
+_ENTITY = re.compile(ENTITY)
 
 SAMPLE_LINES = 1_000_000
 """Maximum number of lines that a vocabulary is learned from; a random sample of longer text."""
@@ -55,6 +58,7 @@ _NORMALIZED: dict[str, Any] = {"normalization_rule_name": "identity", "remove_ex
 _THREADS = 8  # fixed for any number of cores, because sums depend on the number of threads
 _LINES_AT_ONCE = 10_000  # lines offered to a sample per call
 _LEARNABLE = 5  # fewest occurrences with which a character is always in a translator's vocabulary
+_USUAL_ENTITY = 20  # fewest occurrences with which an entity is a piece of the vocabulary: others are kept as written
 _RARE = 0.0005  # largest share of the text's characters that are spelled in bytes
 _ROOM_FOR_BYTES = 1024  # smallest size of a vocabulary with pieces for the 256 bytes
 _NEVER_WRITTEN = "\ufffd"  # replacement character of invalid UTF-8
@@ -70,7 +74,7 @@ def train_tokenizer(lines: Iterable[str], settings: TokenizerSettings, *, vocab_
     if settings.exact:
         return Tokenizer(_train(list(lines), settings, vocab_size, symbols=["\n"], **_EXACT))
     lines = list(normalized(lines, settings.normalization))
-    model = _train(lines, settings, vocab_size, symbols=_spelling_in(lines), **_NORMALIZED)
+    model = _train(lines, settings, vocab_size, symbols=_symbols_in(lines), **_NORMALIZED)
     return Tokenizer(_with_normalization(model, settings.normalization))
 
 
@@ -149,14 +153,17 @@ def _train_side(lines: list[str], alphabet: Collection[str], settings: Tokenizer
         lines,
         settings,
         vocab_size,
-        symbols=[*PLACEHOLDERS[: settings.placeholders or 0], *_spelling_in(lines)],
+        symbols=[*PLACEHOLDERS[: settings.placeholders or 0], *_symbols_in(lines)],
         **_NORMALIZED,
         byte_fallback=spells or settings.character_coverage < 1,
     )
 
 
-def _spelling_in(lines: Iterable[str]) -> list[str]:
-    return [character for character in SPELLING if any(character in line for line in lines)]
+def _symbols_in(lines: Sequence[str]) -> list[str]:
+    """Parts of the text that become one piece each: characters of `SPELLING`, and entities that are frequent."""
+    entities = Counter(chain.from_iterable(_ENTITY.findall(line) for line in lines if "&" in line))
+    usual = sorted(entity for entity, count in entities.items() if count >= _USUAL_ENTITY)
+    return [character for character in SPELLING if any(character in line for line in lines)] + usual
 
 
 def _train(

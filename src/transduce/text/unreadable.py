@@ -110,8 +110,11 @@ def _misread_spans(text: str, vocabulary: Vocabulary) -> list[Span]:
             ids = vocabulary.encode(match[0])
             known = [i for i in ids[vocabulary.n_frame(ids) :] if i not in vocabulary.unreadable_ids]
             is_known = vocabulary.of_characters or any(len(bare(piece)) > 1 for piece in vocabulary.pieces(known))
-        else:
-            is_known = bool(match["first"]) and match["first"] in _beginnings_of_words(vocabulary)
+        elif match["first"]:
+            is_known = match["first"] in _beginnings_of_words(vocabulary)
+        else:  # one piece, such as an entity that is frequent in the training text
+            pieces = vocabulary.pieces(vocabulary.encode(match[0]))
+            is_known = len(match[0]) > 1 and any(bare(piece) == match[0] for piece in pieces)
         if is_known:
             continue
         spans.append(match.span())

@@ -243,6 +243,18 @@ def test_quantities_code_and_signs_without_a_piece_are_kept(
         assert restore(masked.text, masked) == text
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
+def test_entities_that_the_training_text_often_has_are_read_and_others_are_kept(kind: str) -> None:
+    src = ["the dog &apos;s house", "a man &apos;s hat &quot;"] * 30
+    tgt = ["das haus des hundes", "der hut des mannes"] * 30
+    known = train_tokenizers(src, tgt, TokenizerSettings(placeholders=8, kind=kind), vocab_size=80)
+    text = "the man &apos;s house &quot; a hat &lt; the dog"
+    assert "&apos;" in known.src.pieces(known.src.encode(text))
+    masked = prepare(text, known.src, known.src.encode(text))
+    assert (masked.text, masked.parts) == (f"the man &apos;s house &quot; a hat {A} the dog", ("&lt;",))
+    assert known.tgt.decode(known.tgt.encode("der &apos;hund&apos;")) == "der &apos;hund&apos;"
+
+
 def test_zero_width_spaces_between_words_of_scripts_without_spaces_are_read_as_spaces() -> None:
     lines = ["ខ្ញុំ\u200bទៅ\u200bផ្ទះ", "គាត់\u200bមក"] * 60
     known = train_tokenizers(lines, lines, TokenizerSettings(placeholders=8), vocab_size=60)

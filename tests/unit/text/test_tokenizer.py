@@ -162,10 +162,8 @@ def test_segmentations_are_sampled_with_their_probabilities() -> None:
 
 def test_bpe_without_dropped_merges_equals_the_library() -> None:
     sp = sentencepiece.SentencePieceProcessor(model_proto=TOKENIZERS["bpe", "nmt_nfkc"].model)
-    for line in LINES[:50]:
-        pieces = sp.encode(line, out_type=str)
-        words = sampling._splitter(sp)("".join(pieces))
-        assert [p for w in words for p in sampling._bpe_word(sampling._scores(sp), w, 0.0, random.Random(1))] == pieces
+    resegmented = sampling.resegmented(sp, LINES[:50], kind="bpe", amount=1e-12, seed=1)
+    assert list(resegmented.values()) == sp.encode(LINES[:50], out_type=str)
 
 
 def test_sampling_from_threads_is_the_same() -> None:
