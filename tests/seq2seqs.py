@@ -14,6 +14,13 @@ from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CO
 
 from marians import LINES
 
+TOKENIZERS = {
+    "m2m": "M2M100Tokenizer",
+    "nllb": "NllbTokenizer",
+    "nllb legacy": "NllbTokenizer",
+    "mbart": "MBart50Tokenizer",
+    "mbart25": "MBartTokenizer",
+}
 NLLB_CODES = ("ace_Arab", "eng_Latn", "deu_Latn", "zho_Hans", "zho_Hant")
 MORE = ["猫 は 本 を 読む .", "Собака читает книгу .", "الكلب يقرأ .", "ο σκύλος διαβάζει", "कुत्ता पढ़ता है", "éàüß ¿qué?"]
 
@@ -46,22 +53,23 @@ def write_tokenizer(path: Path, kind: str) -> Any:
         made.save_model(str(path))
         config = {"tokenizer_class": "BartTokenizer"}
     else:
-        model = pieces("unigram" if kind == "mbart" else "bpe")
+        model = pieces("unigram" if kind.startswith("mbart") else "bpe")
         (path / "sentencepiece.bpe.model").write_bytes(model)
-        config = {"tokenizer_class": {"m2m": "M2M100Tokenizer", "nllb": "NllbTokenizer"}.get(kind, "MBart50Tokenizer")}
+        config = {"tokenizer_class": TOKENIZERS[kind]}
         if kind == "m2m":
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
             names = [processor.id_to_piece(i) for i in range(3, processor.vocab_size())]
             ids = {piece: i for i, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *names])}
             (path / "vocab.json").write_text(json.dumps(ids))
-        if kind == "nllb":
+        if kind.startswith("nllb"):
+            config["legacy_behaviour"] = kind == "nllb legacy"
             config["additional_special_tokens"] = NLLB_CODES
         if kind == "mbart":
             listed = {"additional_special_tokens": FAIRSEQ_LANGUAGE_CODES}
             (path / "special_tokens_map.json").write_text(json.dumps(listed))
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    if kind == "nllb":
+    if kind.startswith("nllb"):
         tokenizer.save_pretrained(path)  # the ids in its tokenizer.json
     return tokenizer
 
@@ -71,7 +79,7 @@ def write_model(path: Path, kind: str, seed: int, *, eos: float = 3.0, **options
     draw = random.Random(seed)
     tokenizer = write_tokenizer(path, kind)
     n_ids = {"m2m": len(tokenizer) + 100}.get(kind, len(tokenizer)) + draw.choice([0, 2])
-    if kind == "mbart":
+    if kind.startswith("mbart"):
         n_ids = len(tokenizer)
     heads, width = draw.choice([1, 2, 4]), draw.choice([5, 16])
     sides = {f"{side}_attention_heads": heads for side in ("encoder", "decoder")}
@@ -86,12 +94,12 @@ def write_model(path: Path, kind: str, seed: int, *, eos: float = 3.0, **options
         "activation_function": draw.choice(["relu", "gelu", "swish"]),
         "scale_embedding": draw.choice([True, False]),
         "tie_word_embeddings": draw.choice([True, True, False]),
-        "decoder_start_token_id": 2,
+        "decoder_start_token_id": tokenizer.convert_tokens_to_ids("de_DE") if kind == "mbart25" else 2,
         "init_std": 0.3,
         "dtype": "float32",
         **options,
     }
-    family = {"m2m": "M2M100", "nllb": "M2M100", "mbart": "MBart", "bart": "Bart"}[kind]
+    family = {"m2m": "M2M100", "nllb": "M2M100", "mbart": "MBart", "mbart25": "MBart", "bart": "Bart"}[kind.split()[0]]
     transformers.set_seed(seed)
     model = getattr(transformers, f"{family}ForConditionalGeneration")(
         getattr(transformers, f"{family}Config")(**config)
@@ -99,7 +107,7 @@ def write_model(path: Path, kind: str, seed: int, *, eos: float = 3.0, **options
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.1 * torch.randn_like(weight)  # biases and norms too
-        if kind in ("m2m", "nllb"):  # make the end likely, so that searches end
+        if family == "M2M100":  # make the end likely, so that searches end
             row = model.lm_head.weight[2]
             model.model.decoder.layer_norm.bias += eos * row / row.square().sum()
         else:

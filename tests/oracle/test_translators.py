@@ -81,7 +81,7 @@ KINDS = {
     "Marian": Kind(write_marian),
     "Marian's .npz": Kind(write_npz, "ctranslate2"),
     "Marian's .bin": Kind(lambda path: marian_models.make_folder(path, kind=marian_models.INT8), None),
-    **{kind: Kind(write_seq2seq(kind), languages=("en", "de")) for kind in ("m2m", "nllb", "mbart")},
+    **{kind: Kind(write_seq2seq(kind), languages=("en", "de")) for kind in ("m2m", "nllb", "mbart", "mbart25")},
     "bart": Kind(write_seq2seq("bart")),
     **{kind: Kind(write_t5(kind)) for kind in ("t5", "t5 1.1", "mt5")},
     "madlad": Kind(write_t5("madlad"), languages=("fr", "de")),

@@ -24,7 +24,7 @@ def import_model(
 ) -> None:
     """Create a run folder from a model of transformers, Marian, CTranslate2 or Argos Translate, or adapters of PEFT.
 
-    The kind of model is detected from the files. From transformers, Marian, M2M-100, NLLB, mBART-50, BART, T5, mT5,
+    The kind of model is detected from the files. From transformers, Marian, M2M-100, NLLB, mBART, BART, T5, mT5,
     MADLAD-400, BERT and GPT-2 are supported: a folder contains config.json, weights (safetensors, or pytorch_model.bin)
     and the vocabulary. A folder of CTranslate2 contains model.bin, the vocabularies and the SentencePiece models. A
     model of Marian, such as OPUS-MT's and Firefox's, is a file *.npz or *.bin, with the vocabularies in its folder.

@@ -60,6 +60,9 @@ class TransformerSettings(DecoderSettings, SourceSettings):
 
     one_end: bool = setting(False, "Read the begin-of-sentence token as the end-of-sentence token (M2M-100, BART).")
     source_end: bool = setting(True, "Let the encoder read the end-of-sentence token (not in OpenNMT-py).")
+    language_last: bool = setting(
+        False, "Give a source's first token, its language, the position after its end (mBART-25)."
+    )
 
     @property
     def replaces_self_attention(self) -> bool:

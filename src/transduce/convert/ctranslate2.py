@@ -42,6 +42,7 @@ EXPRESSIBLE: Expressible = {
     "feed_forward": ("plain", "gated"),
     "activation": tuple(_ACTIVATIONS.values()),
     "one_end": (False,),
+    "language_last": (False,),
 }
 _SIDES = ("encoder", "decoder")
 _POSITIONS = "position_encodings.encodings"

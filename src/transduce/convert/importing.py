@@ -204,11 +204,10 @@ def _translate_a_sentence(run: Path) -> Iterator[str]:
     translator, sentence = Translator.load(run), "Hello, world."
     framing = translator.tokenizers.src.framing
     if translator.tokenizers.src.frame is None:
-        english = [code for code in framing.languages if base_language(code) == "en"]
-        others = [code for code in framing.languages if code not in english]
-        if not english or not others:
+        english = [(src, tgt) for src, tgt in framing.pairs() if base_language(src) == "en" != base_language(tgt)]
+        if not english:
             return
-        translator = translator.between(english[0], others[0])
+        translator = translator.between(*english[0])
     try:
         text = translator.translate(sentence, beam=1, max_length=32).text
     except TransduceError as error:  # weights that give no finite probability

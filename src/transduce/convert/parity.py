@@ -98,8 +98,13 @@ def translator_outputs(
     def their_ids(ids: Tensor, rows: Rows) -> Tensor:
         return rows.index[ids].masked_fill(ids == PAD, theirs.config.pad_token_id)
 
+    read = batch.src
+    if ours.language_last:  # transformers gets the first token in its place
+        n = (read != PAD).sum(1, keepdim=True)
+        places = torch.arange(1, read.shape[1] + 1).expand_as(read)
+        read = read.gather(1, torch.where(places < n, places, (places - n) % read.shape[1]))
     logits = theirs(
-        input_ids=their_ids(batch.src, src),
+        input_ids=their_ids(read, src),
         attention_mask=(batch.src != PAD).long(),
         decoder_input_ids=their_ids(batch.tgt_in, tgt),
     ).logits

@@ -1,13 +1,14 @@
-"""Encoder-decoders that transformers builds like BART: Marian, M2M-100 and NLLB, mBART-50, BART.
+"""Encoder-decoders that transformers builds like BART: Marian, M2M-100 and NLLB, mBART, BART.
 
 They share one weight map. A family has the properties that its class in transformers fixes, whatever config.json
-says. The decoder starts with pad in Marian, and with eos in the other families, whose models read our BOS as EOS
-(`model.one_end`).
+says. The decoder starts with pad in Marian, with the target's language in mBART-25, and with eos in the other families,
+whose models read our BOS as EOS (`model.one_end`).
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from transduce.convert.seq2seq_vocabulary import (
     ExportedVocabulary,
     marian_vocabulary,
     multilingual_vocabulary,
+    puts_language_last,
     read_marian,
     read_multilingual,
 )
@@ -94,13 +96,15 @@ def _norms(*, pre: bool, embedding: bool) -> dict[str, tuple[bool, ...]]:
 class Family:
     """A class of transformers.
 
-    `settings`: our settings without a key in config.json. `has_bias`: the logits have a bias.
+    `settings`: our settings without a key in config.json. `has_bias`: the logits have a bias. `has_languages`: texts
+    begin with tokens for languages.
     """
 
     architecture: str
     format: ConfigFormat
     settings: Mapping[str, Any]
     has_bias: bool = True
+    has_languages: bool = False
 
     @property
     def expressible(self) -> Expressible:
@@ -115,6 +119,7 @@ class Family:
             "positions": ("sinusoidal", positions) if positions == "sinusoidal_halves" else (positions,),
             "bias": (True,),
             "n_encoder_layers": range(1, format_limits.MAX_LAYERS + 1),
+            "language_last": (False, True) if self.has_languages else (False,),
         }
 
 
@@ -129,11 +134,13 @@ FAMILIES = {
         _format({}, activation_function="relu", scale_embedding=True, attention_dropout=0.1, decoder_start_token_id=2),
         {"residual": "pre", "positions": "sinusoidal_fairseq", "embedding_norm": False},
         has_bias=False,
+        has_languages=True,
     ),
     "mbart": Family(
         "MBartForConditionalGeneration",
         _format({**_norms(pre=True, embedding=True), "static_position_embeddings": (False,)}),
         {"residual": "pre", "positions": "learned", "embedding_norm": True},
+        has_languages=True,
     ),
     "bart": Family(
         "BartForConditionalGeneration",
@@ -170,7 +177,9 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSet
     if is_marian and share and not tie:
         problems.append("share_encoder_decoder_embeddings = true with tie_word_embeddings = false is not supported")
     pad, start, eos = (config.get(f"{key}_token_id") for key in ("pad", "decoder_start", "eos"))
-    if type(pad) is not int or (start != pad if is_marian else start not in (pad, eos) or type(start) is not int):
+    allowed = (pad,) if is_marian else (pad, eos)
+    is_free = config["model_type"] == "mbart"  # `read_multilingual` checks it
+    if type(pad) is not int or not (is_free or (type(start) is int and start in allowed)):
         wanted = "pad" if is_marian else "pad or the end"
         problems.append(f"decoder_start_token_id = {start}, pad_token_id = {pad}: the decoder must start with {wanted}")
     family.format.check(config, origin=origin, optional_sizes=("decoder_vocab_size",), more=problems)
@@ -257,8 +266,9 @@ def import_seq2seq(folder: Path) -> Imported:
     if kind == "marian":
         src, tgt, tokenizers = read_marian(folder, config, tokenizer_config, tie=model.tie, notes=notes)
     else:
-        src, tokenizers = read_multilingual(folder, config, notes=notes)
-        tgt = src
+        src, tokenizers = read_multilingual(folder, config, tokenizer_config, notes=notes)
+        tgt, last = src, puts_language_last(config, tokenizer_config)
+        model = model.model_copy(update={"language_last": last})
     match config.get(_OWN):
         case {"positions": "sinusoidal"}:
             model = model.model_copy(update={"positions": "sinusoidal"})
@@ -268,7 +278,10 @@ def import_seq2seq(folder: Path) -> Imported:
     if kind == "marian" and output_bias:  # its bias is trained, even if all numbers are zero
         output_bias = True
     model = model.model_copy(update={"output_bias": output_bias})
-    languages = _languages_of(tokenizer_config, None if kind == "marian" else tokenizers.src.framing.languages)
+    framing = tokenizers.src.framing
+    languages = _languages_of(tokenizer_config, None if kind == "marian" else framing.languages)
+    if framing.directions:
+        languages["tgt_lang"] = framing.directions[0][1]  # mBART-25, with one target
     settings = translator_settings(model, tokenizers, config, tgt, folder=folder, languages=languages, notes=notes)
     compare = partial(compared, folder, FAMILIES[kind].architecture, tokenizers, src, tgt, model.max_positions - 1)
     return Imported(settings, tokenizers, state, tuple(notes), compare)
@@ -287,7 +300,8 @@ def translator_settings(
     """Return the settings of an imported translator. Rules of transformers' search that ours lacks become a note."""
     generation = read_object(folder / "generation_config.json", optional=True)
     never_generated = {config["pad_token_id"], int(tgt.index[PAD])}
-    rules = _ignored_rules({**config, **generation}, never_generated, tgt, tokenizers.tgt.framing.ids)
+    framing = tokenizers.tgt.framing
+    rules = _ignored_rules({**config, **generation}, never_generated, tgt, framing.ids if framing.tgt else ())
     if rules:
         notes.append(f"not taken over, as the search here has no such rule: {', '.join(rules)}")
     kept: Any = tokenizers.src.kind
@@ -308,6 +322,8 @@ def compared(
         vocabularies["text_target"] = tokenizers.tgt.with_frame(()), tgt
     keep_spaces = (FAMILIES[kind].architecture for kind in ("marian", "bart"))
     texts = parity.TEXTS if architecture in keep_spaces else parity.TIDY_TEXTS
+    if tokenizers.tgt.framing.directions:  # transformers 5 leaves out the normalization of mBART-25's SentencePiece
+        texts = tuple(unicodedata.normalize("NFKC", text) for text in texts)
     outputs = partial(parity.translator_outputs, model, tokenizers, src, tgt, longest)
     return parity.compare_with_transformers(folder, architecture, vocabularies, outputs, texts=texts)
 
@@ -384,7 +400,7 @@ def export_seq2seq(out: Path, run: Outgoing) -> list[str]:
     """
     s = run.settings.model
     assert isinstance(s, TransformerSettings)
-    if run.tokenizers.src.framing.directions:
+    if run.tokenizers.src.framing.directions and not s.language_last:
         raise UserError(
             f"transformers has no tokenizer that writes language tokens as this run does; {CTRANSLATE2_HINT}"
         )

@@ -80,11 +80,15 @@ def read_marian(
     return src, tgt, Tokenizers(src_tokenizer, tgt_tokenizer)
 
 
+def _pieces_of(model: bytes) -> list[str]:
+    return [piece.piece for piece in parse_model(model).pieces]
+
+
 def read_pieces(spm: Path) -> list[str]:
     """The pieces of a SentencePiece model in the order of their ids."""
     content = read_bytes(spm)
     try:
-        return [piece.piece for piece in parse_model(content).pieces]
+        return _pieces_of(content)
     except Exception as error:  # errors of the protocol buffers' reader
         raise RunFolderError(f"{spm} is damaged: {type(error).__name__}") from None
 
@@ -159,7 +163,7 @@ def marian_vocabulary(run: Outgoing, s: TransformerSettings, *, keep_null: bool)
     return ExportedVocabulary(src, tgt, int(tgt.index[BOS]), None, "MarianTokenizer", files)
 
 
-# -- M2M-100, NLLB, mBART-50 and BART: fairseq's special ids, and tokens that name languages
+# -- M2M-100, NLLB, mBART and BART: fairseq's special ids, and tokens that name languages
 
 SPM = "sentencepiece.bpe.model"
 _FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
@@ -167,6 +171,10 @@ _M2M = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy "
     "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
     "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+)
+_MBART = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX "
+    "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
 )
 _WMT21 = "en ha is ja cs ru zh de"
 _SPARE = 8  # rows that fairseq adds after a vocabulary
@@ -183,16 +191,24 @@ def language_codes(ids: Mapping[str, int], ours: Mapping[int, int]) -> dict[str,
     return {match[1]: ours[i] for match, i in matches if match is not None}
 
 
-def read_multilingual(folder: Path, config: Mapping[str, Any], *, notes: list[str]) -> tuple[Rows, Tokenizers]:
+def _is_mbart_25(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool:
+    """Whether a model is mBART-25. Folders of mBART-50 name its tokenizer, which is not the one of its class."""
+    named = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class")
+    return config["model_type"] == "mbart" and not str(named).startswith("MBart50")
+
+
+def puts_language_last(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool:
+    """Whether the token of a source's language follows its end: in mBART-25, and in older versions of NLLB."""
+    return _is_mbart_25(config, tokenizer_config) or bool(tokenizer_config.get("legacy_behaviour"))
+
+
+def read_multilingual(
+    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, notes: list[str]
+) -> tuple[Rows, Tokenizers]:
     """Rows and tokenizers, from a SentencePiece model with ids, tokenizer.json, or the files of byte-level BPE."""
-    tokenizer_config = read_object(folder / "tokenizer_config.json", optional=True)
-    if tokenizer_config.get("tokenizer_class") == "MBartTokenizer" or tokenizer_config.get("legacy_behaviour"):
-        raise UserError(
-            f"{folder}: tokens for languages behind a text, as in mBART-25 and with legacy_behaviour, are not supported"
-        )
-    n, content = config["vocab_size"], None
+    n, content, is_mbart_25 = config["vocab_size"], None, _is_mbart_25(config, tokenizer_config)
     if (folder / SPM).exists():
-        ids = _piece_ids(folder, tokenizer_config)
+        ids = _piece_ids(folder, tokenizer_config, _MBART if is_mbart_25 else "")
         added: Mapping[str, int] = ids
     else:
         content = hub_folder.read_tokenizer(folder, [*_FAIRSEQ, "<mask>"])
@@ -200,10 +216,16 @@ def read_multilingual(folder: Path, config: Mapping[str, Any], *, notes: list[st
         added = {token["content"]: token["id"] for token in json.loads(content)["added_tokens"]}
     if any(ids.get(piece) is None for piece in _FAIRSEQ):
         raise UserError(f"{folder}: the vocabulary lacks one of {', '.join(_FAIRSEQ)}")
-    pad, start, eos = (config[f"{key}_token_id"] for key in ("pad", "decoder_start", "eos"))
+    ends: list[Any] = [config.get(f"{key}_token_id") for key in ("pad", "decoder_start", "eos")]
+    pad, start, eos = ends
+    named = f"pad_token_id = {pad}, eos_token_id = {eos}, decoder_start_token_id = {start}"
+    start = ids.get(str(tokenizer_config.get("tgt_lang")), -1) if start is None and is_mbart_25 else start
+    if not all(type(i) is int and 0 <= i < n for i in (pad, start, eos)):
+        hint = "; mBART-25 starts with the token of its target language: give its id" if is_mbart_25 else ""
+        raise UserError(f"{folder / 'config.json'}: {named}: not ids within 0 .. {n - 1}{hint}")
     special = [-1 if start == pad else pad, ids["<unk>"], start, eos]
-    if len({pad, ids["<unk>"], eos, ids["<s>"]}) < 4 or not all(0 <= i < n for i in (pad, start, eos)):
-        raise UserError(f"{folder}: unknown, pad, beginning and end need four ids within 0 .. {n - 1}")
+    if len({pad, ids["<unk>"], eos, ids["<s>"]}) < 4:
+        raise UserError(f"{folder}: unknown, pad, beginning and end need four ids")
     rows = rows_of(ids, special, n=n, origin=folder, spare=_SPARE)
     ours = {row: i for i, row in enumerate(rows.index.tolist())}
     codes = language_codes(added, ours)
@@ -211,6 +233,13 @@ def read_multilingual(folder: Path, config: Mapping[str, Any], *, notes: list[st
         framing = Framing({}, (ours[ids["<s>"]],), (ours[ids["<s>"]],))
     elif codes:
         framing = Framing(codes, ("src",), ("tgt",))
+        if is_mbart_25:
+            target = next((code for code, i in codes.items() if i == BOS), None)
+            if target is None:
+                raise UserError(
+                    f"{folder}: decoder_start_token_id = {start}: mBART-25 starts with the token of its target language"
+                )
+            framing = Framing(codes, ("src",), (), tuple((code, target) for code in codes if code != target))
         notes.append(f"{len(codes)} languages: {', '.join(sorted(codes))}")
     else:
         raise UserError(f"{folder}: the vocabulary has no tokens for languages, such as __en__, eng_Latn or en_XX")
@@ -221,8 +250,11 @@ def read_multilingual(folder: Path, config: Mapping[str, Any], *, notes: list[st
     return rows, Tokenizers(vocabulary, vocabulary)
 
 
-def _piece_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, int]:
-    """The ids of pieces and of tokens for languages: M2M-100 lists the pieces; other models have fairseq's order."""
+def _piece_ids(folder: Path, tokenizer_config: Mapping[str, Any], codes: str) -> dict[str, int]:
+    """The ids of pieces and of tokens for languages: M2M-100 lists the pieces; other models have fairseq's order.
+
+    `codes`: the tokens for languages if no file lists them.
+    """
     if (folder / "vocab.json").exists():
         return _m2m_ids(read_object(folder / "vocab.json"), tokenizer_config)
     ids = _fairseq_ids(read_pieces(folder / SPM))
@@ -233,7 +265,7 @@ def _piece_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, i
     if isinstance(decoder, dict) and len(decoder) > len(_FAIRSEQ) + 1:
         return ids | {str(token.get("content")): int(i) for i, token in decoder.items()}
     listed = {**read_object(folder / "special_tokens_map.json", optional=True), **tokenizer_config}
-    names = listed.get("extra_special_tokens") or listed.get("additional_special_tokens") or []
+    names = listed.get("extra_special_tokens") or listed.get("additional_special_tokens") or codes.split()
     names = [name.get("content") if isinstance(name, dict) else name for name in names]
     names = [str(name) for name in names if name not in ids]
     if tokenizer_config.get("tokenizer_class") == "NllbTokenizer":
@@ -257,11 +289,15 @@ def multilingual_vocabulary(run: Outgoing, s: TransformerSettings, kind: str) ->
     framing = vocabulary.framing
     if not tokenizers.is_one:
         raise UserError(f"transformers' {kind} needs a vocabulary that was imported from it, and this one was not")
-    codes = {code: vocabulary.pieces([i])[0] for code, i in framing.languages.items()}
+    codes = {code: code if i == BOS else vocabulary.pieces([i])[0] for code, i in framing.languages.items()}
     token = next(iter(codes.values()), "")
     tokenizer = next((name for name, pattern in _CODES.items() if pattern.fullmatch(token)), "BartTokenizer")
     names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     own: dict[str, Any] = {**names, "tokenizer_class": tokenizer, "model_max_length": s.max_positions}
+    if s.language_last and framing.tgt:
+        own["legacy_behaviour"] = True
+    elif s.language_last:
+        own["tokenizer_class"] = tokenizer = "MBartTokenizer"
     data = run.settings.data
     own |= {key: code for key in ("src_lang", "tgt_lang") if (code := getattr(data, key)) in codes}
     if isinstance(vocabulary, HubTokenizer):
@@ -270,10 +306,13 @@ def multilingual_vocabulary(run: Outgoing, s: TransformerSettings, kind: str) ->
         bos = int(rows.index[int(framing.src[0])]) if kind == "bart" else 0
         return ExportedVocabulary(rows, rows, int(rows.index[PAD if s.one_end else BOS]), bos, tokenizer, files)
     n = vocabulary.vocab_size - 1  # one piece starts the decoder and ends a text
-    special = ("<pad>", "<unk>", "</s>", "</s>") if s.one_end else ("", "<unk>", "<pad>", "</s>")
-    rows = rows_of({"": n - 1}, [_FAIRSEQ.get(piece, -1) for piece in special], n=n, origin="")
+    special, ids = ("<pad>", "<unk>", "</s>", "</s>") if s.one_end else ("", "<unk>", "<pad>", "</s>"), dict(_FAIRSEQ)
+    if (target := next((code for code, i in framing.languages.items() if i == BOS), None)) is not None:
+        n, special = n + 1, ("<pad>", "<unk>", target, "</s>")
+        ids[target] = len(_fairseq_ids(_pieces_of(vocabulary.model))) + list(codes).index(target)
+    rows = rows_of({"": n - 1}, [ids.get(piece, -1) for piece in special], n=n, origin="")
     pieces = dict(zip(rows.index.tolist(), vocabulary.pieces(range(vocabulary.vocab_size)), strict=True))
-    pieces |= {i: piece for piece, i in _FAIRSEQ.items()}
+    pieces |= {i: piece for piece, i in ids.items()}
     n_named = 1 + max(i for i in range(n) if not pieces[i].startswith("<unnamed"))
     files = _piece_files(vocabulary.model, [pieces[i] for i in range(n_named)], [*codes.values()], own)
     return ExportedVocabulary(rows, rows, _FAIRSEQ["<pad>"], 0, tokenizer, files)
@@ -298,7 +337,7 @@ def _piece_files(spm: bytes, named: Sequence[str], codes: Sequence[str], own: di
             if piece in added or piece.startswith("<unnamed")  # a row before the row of a new language
         }
         own |= {"extra_special_tokens": [*codes], "mask_token": "<mask>"}
-        ids = _fairseq_ids([piece.piece for piece in parse_model(spm).pieces])
+        ids = _fairseq_ids(_pieces_of(spm))
         ids |= {token["content"]: int(i) for i, token in own["added_tokens_decoder"].items()}
     missing = [piece for i, piece in enumerate(named) if ids.get(piece) != i and not piece.startswith("<unnamed")]
     if missing:

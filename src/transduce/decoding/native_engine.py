@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config.architectures import GPTSettings
+from transduce.config.architectures import GPTSettings, TransformerSettings
 from transduce.config.decoding import DecodingOptions
 from transduce.data.store import Example, Ids, RowExample
 from transduce.decoding.alignment import Head
@@ -158,7 +158,15 @@ class NativeEngine:
         settings = self._model.settings
         if isinstance(settings, GPTSettings):
             return [self._model.start if i == BOS else i for i in ids]
+        if settings.language_last and len(ids) > 0:
+            return (*ids[1:], EOS, ids[0])
         return (*ids, EOS) if settings.source_end or len(ids) == 0 else ids
+
+    def in_source_order(self, weights: np.ndarray) -> np.ndarray:
+        """The model's attention [..., S] in the order of the source's tokens; see `read_ids`."""
+        settings = self._model.settings
+        is_other = isinstance(settings, TransformerSettings) and settings.language_last
+        return np.roll(weights, 1, axis=-1) if is_other else weights
 
     def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`. The calling thread decodes too."""
@@ -205,7 +213,8 @@ class NativeEngine:
 
     def attention(self, pairs: Sequence[Example], heads: Sequence[Head]) -> list[np.ndarray]:
         """See `Engine.attention`. If the encoder does not read the end of the source, its weight is zero."""
-        weights_of = [weights for _, weights in self._map([self._pair(pair) for pair in pairs], heads)]
+        scored = self._map([self._pair(pair) for pair in pairs], heads)
+        weights_of = [self.in_source_order(weights) for _, weights in scored]
         unread = [len(pair.src) + 1 - weights.shape[2] for pair, weights in zip(pairs, weights_of, strict=True)]
         return [np.pad(weights, ((0, 0), (0, 0), (0, n))) for weights, n in zip(weights_of, unread, strict=True)]
 
@@ -359,6 +368,7 @@ class NativeCaller:
                 attention = None
                 if width := widths[number]:
                     attention = weights[used : (used := used + len(ids) * width)].reshape(len(ids), width)
+                    attention = self._engine.in_source_order(attention)
                 hypotheses.append(Hypothesis(ids, log_probs[number], scores[number], finished[number] == 1, attention))
                 number += 1
             events.append(_event(ticket, OUTCOMES[outcome], hypotheses))

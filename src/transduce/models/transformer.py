@@ -20,7 +20,7 @@ from transduce.models.parts import (
     stack_problems,
 )
 from transduce.nn.masks import SourceInput, pad_memory, padding_mask
-from transduce.nn.positions import POSITIONS
+from transduce.nn.positions import POSITIONS, Positions
 from transduce.nn.state import DecoderState
 from transduce.text.special import BOS, EOS, PAD
 
@@ -29,6 +29,8 @@ TRANSFORMER_OPTIONS = {**ENCODER_OPTIONS, **DECODER_OPTIONS, "decoder_self": DEC
 
 def transformer_problems(s: TransformerSettings) -> Iterator[str]:
     yield from stack_problems(s)
+    if s.language_last and (s.reads_vectors or POSITIONS[s.positions].vectors is Positions.vectors):
+        yield f"model.language_last needs tokens and added positions such as 'learned', not '{s.positions}'"
     if s.replaces_self_attention:
         own = f"has no effect with model.decoder_self = '{s.decoder_self}'"
         if is_changed(s, "decoder_pattern"):
@@ -49,16 +51,16 @@ class Transformer(EncoderDecoder[DecoderState]):
         self.decoder = parts.decoder(cross=True, own=settings.decoder_self)
         initialize(self)
         self.tie(settings, n_tgt)
-        self.source_end = settings.source_end
+        self.source_end, self.language_last = settings.source_end, settings.language_last
 
     def encode(self, src: SourceInput) -> Float[Tensor, "B S D"]:
         """The memory [B, S, D] of a source."""
         src = self._without_end(src)
-        return self.encoder(self.src_embedding(src), mask=padding_mask(src), positions=self.src_embedding.positions)
+        return self.encoder(self._embedded(src), mask=padding_mask(src), positions=self.src_embedding.positions)
 
     def start(self, src: SourceInput, *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
         src = self._without_end(src)
-        x, mask = self.src_embedding(src), padding_mask(src)
+        x, mask = self._embedded(src), padding_mask(src)
         if capacity:
             x, mask = pad_memory(x, mask)
         memory = self.encoder(x, mask=mask, positions=self.src_embedding.positions)
@@ -67,6 +69,13 @@ class Transformer(EncoderDecoder[DecoderState]):
     def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:
         x = self.tgt_embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.tgt_embedding.positions)
+
+    def _embedded(self, src: SourceInput) -> Float[Tensor, "B S D"]:
+        """The embedded source. With `language_last` its tokens keep their order, but have other positions."""
+        if not self.language_last:
+            return self.src_embedding(src)
+        number = (src != PAD).cumsum(1)  # from 1; the first of n tokens gets position n - 1, the second 0, and so on
+        return self.src_embedding(src, positions=(number - 2) % number[:, -1:].clamp_min(1))
 
     def _without_end(self, src: SourceInput) -> SourceInput:
         """The source with padding in place of EOS if the encoder does not read EOS; an empty source keeps EOS."""
