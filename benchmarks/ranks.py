@@ -39,7 +39,7 @@ def work(args: argparse.Namespace) -> None:
     from transduce.distributed.group import join_ranks
     from transduce.models.registry import build_model
     from transduce.process import keep_freed_memory
-    from transduce.runs.shards import shard_of
+    from transduce.runs.tensors import shard_of
     from transduce.training.feed import DataPosition, PairFeeder
     from transduce.training.optim import optimizer_tensors
     from transduce.training.step import Updater

@@ -12,9 +12,9 @@ if TYPE_CHECKING:  # the names below, for type checkers and editors
     from transduce.config.decoding import DecodingOptions as DecodingOptions
     from transduce.config.settings import Settings as Settings
     from transduce.convert.publishing import push_to_hub as push_to_hub
-    from transduce.decoding.classifier import TextClassifier as TextClassifier
+    from transduce.decoding.encoders import MaskFiller as MaskFiller
+    from transduce.decoding.encoders import TextClassifier as TextClassifier
     from transduce.decoding.generator import Generator as Generator
-    from transduce.decoding.mask_filler import MaskFiller as MaskFiller
     from transduce.decoding.queue import DecodingQueue as DecodingQueue
     from transduce.decoding.translator import Translator as Translator
     from transduce.distillation.distill import distill as distill
@@ -27,10 +27,10 @@ _LAZY = {
     "DecodingOptions": "transduce.config.decoding",
     "DecodingQueue": "transduce.decoding.queue",
     "Generator": "transduce.decoding.generator",
-    "MaskFiller": "transduce.decoding.mask_filler",
+    "MaskFiller": "transduce.decoding.encoders",
     "RayCluster": "transduce.bulk.ray_cluster",
     "Settings": "transduce.config.settings",
-    "TextClassifier": "transduce.decoding.classifier",
+    "TextClassifier": "transduce.decoding.encoders",
     "Translator": "transduce.decoding.translator",
     "compare": "transduce.comparison.compare",
     "diagnose": "transduce.doctor.diagnose",

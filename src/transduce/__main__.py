@@ -17,7 +17,7 @@ try:
     import typer
 
     from transduce.cli.app import app
-    from transduce.cli.output import print_lines
+    from transduce.cli.options import print_lines
     from transduce.config.extensions import ALLOW
     from transduce.distributed.launch import this_process
     from transduce.errors import NEEDS_PYTORCH, RankExited, RankStuck, TransduceError, is_out_of_memory

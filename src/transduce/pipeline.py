@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from transduce.bulk.back_translation import with_back_translations
+from transduce.bulk.translate import with_back_translations
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
 from transduce.data.preparation import Texts

@@ -49,7 +49,7 @@ def stopped_after_one_update() -> Iterator[None]:
 def stopped_after_two_chunks() -> Iterator[None]:
     """Stop a bulk translation, of a line per chunk, with SIGTERM."""
     from transduce.bulk import translate as bulk
-    from transduce.bulk.journal import OutputFile
+    from transduce.bulk.translate import OutputFile
 
     append, left = OutputFile.append, [2]
 

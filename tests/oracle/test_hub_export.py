@@ -21,8 +21,8 @@ from transduce.convert import weight_map
 from transduce.convert.exporting import export_run, open_outgoing
 from transduce.convert.hub_folder import hard_texts
 from transduce.convert.importing import import_run
+from transduce.decoding.encoders import MaskFiller
 from transduce.decoding.generator import Generator
-from transduce.decoding.mask_filler import MaskFiller
 from transduce.errors import TransduceError, UserError
 from transduce.runs.tensors import load_tensors
 from transduce.text.special import UNK

@@ -15,9 +15,8 @@ from typer import Option
 
 from transduce.cli.convert import export_model, import_model, push
 from transduce.cli.evaluate import Compare, Distill, Evaluate
-from transduce.cli.inspect import Inspect
 from transduce.cli.options import Command, TextCommand
-from transduce.cli.serve import Serve
+from transduce.cli.serve import Inspect, Serve
 from transduce.cli.train import Doctor, Prepare, Train, demo, report, verify
 from transduce.cli.translate import Align, Generate, Score, Translate, classify, fill
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from transduce.cli.options import Quiet, Run, argument, option
-from transduce.cli.output import print_lines
+from transduce.cli.options import Quiet, Run, argument, option, print_lines
 
 
 def import_model(

@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from transduce.cli import options as opt
-from transduce.cli.output import check_output, print_result
+from transduce.cli.options import check_output, print_result
 from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.process import interrupted_by

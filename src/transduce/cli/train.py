@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from transduce.cli import options as opt
-from transduce.cli.output import print_lines, print_result
+from transduce.cli.options import print_lines, print_result
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.logging import Log
 from transduce.process import exit_on_signals

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from typer import Option
 
 from transduce.cli import options as opt
-from transduce.cli.output import check_output, print_lines, to_json, write_lines
+from transduce.cli.options import check_output, print_lines, to_json, write_lines
 from transduce.config.decoding import DecodingOptions
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
@@ -382,7 +382,7 @@ def fill(
     transduce fill runs/bert --top 10 --json < texts.txt
     """
     from transduce.data.lines import read_lines
-    from transduce.decoding.mask_filler import MaskFiller
+    from transduce.decoding.encoders import MaskFiller
 
     results = MaskFiller.load(run, device=device).fill(list(read_lines(STDIN)) if texts is None else texts, top=top)
     if json:
@@ -407,7 +407,7 @@ def classify(
     echo "a fine film" | transduce classify runs/sst2 --json
     """
     from transduce.data.lines import read_inputs
-    from transduce.decoding.classifier import TextClassifier
+    from transduce.decoding.encoders import TextClassifier
 
     classifier = TextClassifier.load(run, device=device)
     lines, n_cut = read_inputs(file or STDIN, classifier.vocabulary), 0

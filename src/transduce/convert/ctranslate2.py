@@ -1,4 +1,4 @@
-"""CTranslate2: import and export of translators, and packages of Argos Translate, which contain a CTranslate2 model.
+"""CTranslate2: import and export of translators, and packages of Argos Translate, zip files with such a model.
 
 One weight map serves both directions. The import reads the files without the library. The export uses its model
 specifications, but not its converter for Marian models, which starts the decoder from a zero vector.
@@ -7,26 +7,32 @@ specifications, but not its converter for Marian models, which starts the decode
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from transduce import __version__
 from transduce.config.architectures import TransformerSettings
 from transduce.config.model import NORM_EPSILONS
 from transduce.config.settings import DataSettings, Settings, TokenizerSettings
 from transduce.convert import weight_map
 from transduce.convert.ctranslate2_files import ModelFiles, dotted, read_model, read_vocabularies
-from transduce.convert.folder import Imported, Outgoing
-from transduce.convert.format_limits import Expressible, check_expressible, model_from, position_table
+from transduce.convert.folder import Imported, Outgoing, read_object
+from transduce.convert.format_limits import CTRANSLATE2_HINT, Expressible, check_expressible, model_from, position_table
 from transduce.convert.parity import MAX_TOKENS, NotLoaded, compare, examples, logits_of, settle
 from transduce.convert.seq2seq_vocabulary import language_codes, piece_tokenizer
 from transduce.convert.weight_map import NEVER, TIES, Entry, Rows, block_layers
-from transduce.errors import UserError
+from transduce.errors import RunFolderError, SettingsError, UserError
+from transduce.runs.atomic import write_json, write_text
+from transduce.text.languages import language_name
 from transduce.text.special import BOS, EOS, PAD, Framing
 from transduce.text.tokenizer import Tokenizers
 
@@ -396,3 +402,67 @@ def _log_probs(
     tgt = [sides.tokens(1, row) for row in batch.tgt_in.tolist()]
     theirs = [torch.tensor(score.log_probs) for score in engine.score_batch(src, tgt)]
     return [(row, ours[: len(row)]) for row, ours in zip(theirs, expected, strict=True)]
+
+
+ARGOS_SUFFIX, ARGOS_METADATA = ".argosmodel", "metadata.json"
+_MODEL, _PIECES = "model", "sentencepiece.model"
+
+
+@contextmanager
+def unpacked(package: Path) -> Iterator[Path]:
+    """Unpack a package into a temporary folder, and yield the folder in it. Raises `UserError`."""
+    with TemporaryDirectory(prefix="transduce-") as temporary:
+        try:
+            with zipfile.ZipFile(package) as archive:
+                archive.extractall(temporary)  # never writes outside the folder
+        except (zipfile.BadZipFile, OSError, RuntimeError) as error:
+            raise RunFolderError(f"{package} is damaged, or not a package of Argos Translate: {error}") from None
+        folders = [path.parent for path in Path(temporary).glob(f"*/{ARGOS_METADATA}")]
+        if len(folders) != 1:
+            raise RunFolderError(
+                f"{package} is no package of Argos Translate: it needs one folder with {ARGOS_METADATA}"
+            )
+        yield folders[0]
+
+
+def import_argos(folder: Path) -> Imported:
+    """Read an unpacked package. Raises `UserError`, also if the package tokenizes without SentencePiece."""
+    metadata = read_object(folder / ARGOS_METADATA)
+    if (folder / "bpe.model").exists() and not (folder / _PIECES).exists():
+        raise UserError(f"{folder} splits words with bpe.model, which is not supported; packages with {_PIECES} are")
+    codes = {"src_lang": metadata.get("from_code"), "tgt_lang": metadata.get("to_code")}
+    languages = {name: str(code) for name, code in codes.items() if code}
+    return import_ctranslate2(folder / _MODEL, languages=languages, prefix=str(metadata.get("target_prefix") or ""))
+
+
+def export_argos(out: Path, run: Outgoing) -> list[str]:
+    """Write the package `out`, compare its model with the run's, and return lines that report the result.
+
+    Raises `UserError` if CTranslate2 does not support a setting, or if the run does not name its languages.
+    """
+    if run.tokenizers.src.framing.directions:
+        raise UserError(f"a package of Argos Translate cannot begin sources with a language token; {CTRANSLATE2_HINT}")
+    data = run.settings.data
+    unnamed = [f"data.{side}_lang" for side in ("src", "tgt") if not data.is_changed(f"{side}_lang")]
+    if unnamed:
+        raise SettingsError(f"a package of Argos Translate names its languages, and the run has no {unnamed[0]}")
+    with TemporaryDirectory(prefix="transduce-") as temporary:
+        folder = Path(temporary) / f"translate-{data.src_lang}_{data.tgt_lang}"
+        (folder / _MODEL).mkdir(parents=True)
+        lines = export_ctranslate2(folder / _MODEL, run)
+        (folder / _MODEL / "target.spm").unlink()  # Argos joins the pieces of a translation without a model
+        (folder / _MODEL / "source.spm").rename(folder / _PIECES)
+        metadata = {
+            "package_version": "1.0",
+            "argos_version": "1.9.0",
+            "from_code": data.src_lang,
+            "from_name": language_name(data.src_lang),
+            "to_code": data.tgt_lang,
+            "to_name": language_name(data.tgt_lang),
+        }
+        write_json(folder / ARGOS_METADATA, metadata)
+        write_text(folder / "README.md", f"# {run.settings.name or folder.name}\n\nMade by transduce {__version__}.\n")
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(folder.rglob("*")):
+                archive.write(path, path.relative_to(folder.parent))
+    return lines

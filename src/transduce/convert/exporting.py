@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.config.architectures import TransformerSettings
-from transduce.convert.argos import export_argos
 from transduce.convert.bert import export_bert
-from transduce.convert.ctranslate2 import QUANTIZATIONS, export_ctranslate2
+from transduce.convert.ctranslate2 import QUANTIZATIONS, export_argos, export_ctranslate2
 from transduce.convert.folder import Outgoing, check_free, make_parents
 from transduce.convert.gpt2 import export_gpt2
 from transduce.convert.peft import export_peft

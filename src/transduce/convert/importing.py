@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transduce.config.recipe import to_toml
 from transduce.config.settings import Settings
-from transduce.convert import argos, bert, ctranslate2, gpt2, marian, peft, seq2seq, t5
+from transduce.convert import bert, ctranslate2, gpt2, marian, peft, seq2seq, t5
 from transduce.convert.ctranslate2_files import MODEL
 from transduce.convert.folder import SAFE, Imported, check_free, make_parents, read_object, weight_files
 from transduce.convert.parity import NotLoaded
@@ -76,7 +76,7 @@ _CTRANSLATE2 = Importer(
     find_weights=lambda folder: [folder / MODEL],
 )
 _ARGOS = Importer(  # for an unpacked package
-    argos.import_argos, program="CTranslate2", find_weights=lambda folder: [folder / "model" / MODEL]
+    ctranslate2.import_argos, program="CTranslate2", find_weights=lambda folder: [folder / "model" / MODEL]
 )
 _MARIAN = Importer(marian.import_marian, program="Marian", find_weights=lambda source: [marian.find_model(source)])
 
@@ -99,7 +99,7 @@ def find_importer(folder: Path, base: Path | None = None) -> Importer:
     """
     if _has_adapters(folder):
         return _of_adapters(base)
-    if (folder / argos.METADATA).exists():
+    if (folder / ctranslate2.ARGOS_METADATA).exists():
         return _ARGOS
     if folder.is_file() or (not (folder / "config.json").exists() and marian.models_in(folder)):
         return _MARIAN
@@ -146,18 +146,18 @@ def import_run(
     opened: AbstractContextManager[Path] = nullcontext(Path(source))
     if path.is_dir():
         title, kind = path.name, "folder"
-    elif path.suffix == argos.SUFFIX:
-        kind, opened = "package", argos.unpacked(path)
+    elif path.suffix == ctranslate2.ARGOS_SUFFIX:
+        kind, opened = "package", ctranslate2.unpacked(path)
     with opened as folder:
         yield from _import_folder(folder, run, title, f"the {kind} `{plain(path.name)}`", base=base)
 
 
 def _check_path(source: Path, revision: str | None) -> None:
     """Raise an error, with a hint at a likely mistake, if the path is neither a folder nor a file of a model."""
-    if source.is_file() and source.suffix not in (argos.SUFFIX, *marian.SUFFIXES):
+    if source.is_file() and source.suffix not in (ctranslate2.ARGOS_SUFFIX, *marian.SUFFIXES):
         raise RunFolderError(
-            f"{source} is a file; give the folder that contains it, a package *{argos.SUFFIX}, or a model of Marian "
-            f"({' or '.join(f'*{suffix}' for suffix in marian.SUFFIXES)})"
+            f"{source} is a file; give the folder that contains it, a package *{ctranslate2.ARGOS_SUFFIX}, or a model "
+            f"of Marian ({' or '.join(f'*{suffix}' for suffix in marian.SUFFIXES)})"
         )
     if not source.exists():
         hint = ""
@@ -167,7 +167,9 @@ def _check_path(source: Path, revision: str | None) -> None:
             hint = f" (the folder {source.parent} exists, so this is not read as a name on the Hub)"
         raise RunFolderError(f"there is no folder {source}{hint}")
     if not source.is_dir() and not source.is_file():
-        raise RunFolderError(f"{source} is neither a folder nor a package *{argos.SUFFIX}; give one of the two")
+        raise RunFolderError(
+            f"{source} is neither a folder nor a package *{ctranslate2.ARGOS_SUFFIX}; give one of the two"
+        )
     if revision is not None:
         raise SettingsError(f"revision = {revision!r} needs a name on the Hub; {source} exists here")
 

@@ -24,9 +24,8 @@ from zlib import crc32
 
 from transduce.config.settings import Settings
 from transduce.data.pairs import Pair
-from transduce.text.languages import base_language
+from transduce.text.languages import LETTER, base_language, is_spaced
 from transduce.text.placeholders import PLACEHOLDERS, Masked, mask_pair, placeholders_in, shared_spans
-from transduce.text.scripts import LETTER, is_spaced
 from transduce.text.special import Span, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 

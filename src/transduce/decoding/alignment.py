@@ -21,8 +21,8 @@ from transduce.config.settings import Settings
 from transduce.data.store import Example
 from transduce.decoding.engine import Engine
 from transduce.decoding.results import Translation
+from transduce.text.languages import script
 from transduce.text.placeholders import Masked, encode_masked
-from transduce.text.scripts import script
 from transduce.text.special import Span, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 

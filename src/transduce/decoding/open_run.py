@@ -121,8 +121,7 @@ def open_engine(
         if find_spec("torch") is None:
             raise SettingsError(f"{path}: {slow_because}; the model needs {NEEDS_PYTORCH}")
     # Imported late: importing torch takes longer than starting the native library.
-    from transduce.decoding.ensemble import Ensemble
-    from transduce.decoding.torch_engine import TorchEngine
+    from transduce.decoding.torch_engine import Ensemble, TorchEngine
 
     model = load()
     if others:

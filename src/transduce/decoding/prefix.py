@@ -17,8 +17,8 @@ from functools import lru_cache
 
 from transduce.decoding.engine import Spelling
 from transduce.errors import DataError
+from transduce.text.languages import LETTER, is_spaced
 from transduce.text.placeholders import Masked, placeholders_in, restore
-from transduce.text.scripts import LETTER, is_spaced
 from transduce.text.special import EOS, SPACE, UNK, Vocabulary
 from transduce.text.tokenizer import SentencePieceVocabulary
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from transduce.errors import listed
 from transduce.logging import Log
+from transduce.text.languages import DIGITS, with_ascii_digits
 from transduce.text.placeholders import Masked
-from transduce.text.scripts import DIGITS, with_ascii_digits
 from transduce.text.sentences import joined_parts
 from transduce.text.special import Vocabulary
 

@@ -36,7 +36,7 @@ from transduce.distributed.launch import ProcessRank, this_process
 from transduce.errors import RankExited, RankStuck, SettingsError, TransduceError
 from transduce.nn.attention import CrossAttention
 from transduce.nn.stack import Decoder, Encoder
-from transduce.runs.shards import gather
+from transduce.runs.tensors import gather
 from transduce.training.ranks import SINGLE_RANK, Ranks, gradient_norm, name_on_rank
 
 T = TypeVar("T")

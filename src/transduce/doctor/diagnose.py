@@ -19,8 +19,7 @@ from transduce.data.clean import RATIO, TOO_LONG
 from transduce.data.reading import Sample, Sources, sorted_labels, take_sample
 from transduce.distributed.group import check_devices
 from transduce.doctor.checks import Finding, Level, note_or_warning, percent, run_checks, texts_of
-from transduce.doctor.resources import size, tokens_at_once
-from transduce.doctor.trial_updates import FULL, Trial, measure
+from transduce.doctor.resources import FULL, Trial, measure, size, tokens_at_once
 from transduce.errors import UserError, message_of
 from transduce.logging import Log, duration
 from transduce.machine import Machine, this_machine

@@ -20,7 +20,7 @@ from transduce.config.settings import Direction, Settings
 from transduce.data.lines import read_inputs, read_lines, read_parallel
 from transduce.data.preparation import ScoredSet
 from transduce.data.reading import labelled_sources, number_of
-from transduce.decoding.classifier import TextClassifier
+from transduce.decoding.encoders import TextClassifier
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError, UserError

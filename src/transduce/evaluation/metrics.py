@@ -18,8 +18,7 @@ from sacrebleu.tokenizers import tokenizer_spm
 from transduce.config.settings import Settings
 from transduce.data.word_links import GoldLinks, WordLink
 from transduce.errors import DataError, UserError, message_of, nearest
-from transduce.text.languages import base_language
-from transduce.text.scripts import LETTER
+from transduce.text.languages import LETTER, base_language
 
 ENOUGH = 100  # sentences; a note says that scores of fewer are unreliable
 _ENDS_TOKENIZED = 0.5  # fraction of hypotheses ending in " ." above which text counts as tokenized

@@ -31,10 +31,17 @@ from transduce.inspection.analyses import (
     without_view,
 )
 from transduce.inspection.arrays import NamedArray, pack
-from transduce.inspection.inspected_models import Sentence, Side, Subject, TranslationSubject, open_subject
+from transduce.inspection.inspected_models import (
+    Node,
+    Replay,
+    Sentence,
+    Side,
+    Subject,
+    TranslationSubject,
+    open_subject,
+)
 from transduce.inspection.page import page_of
 from transduce.inspection.recorded_modules import RecordedModule, cell, operands, parts_of
-from transduce.inspection.replay import Node, Replay
 from transduce.models.registry import count_parameters
 from transduce.nn.recording import switched_off, switches
 from transduce.nn.relative_attention import RelativeAttention

@@ -21,9 +21,8 @@ from transduce.nn.attention import (
 from transduce.nn.convolutional import GatedConvolution, MemoryAttention
 from transduce.nn.embedding import TokenEmbedding, TokenTable, VectorEmbedding
 from transduce.nn.feedforward import ConvFeedForward, FeedForward, GatedFeedForward
-from transduce.nn.recurrent import GRU, LSTM, StateAttention
+from transduce.nn.recurrent import GRU, LSTM, SSRU, StateAttention
 from transduce.nn.relative_attention import RelativeAttention
-from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Decoder, PostNorm, PreNorm
 from transduce.nn.star import RelayAttention, SatelliteAttention
 

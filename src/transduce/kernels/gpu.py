@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.kernels.triton_attention import attend, attends
+from transduce.kernels.triton_layers import add_and_norm, attend, attends, normed
 from transduce.kernels.triton_linear import GpuLinear, GpuLinearCrossEntropy
-from transduce.kernels.triton_residual import add_and_norm, normed
 from transduce.nn.attention import CrossAttention, FullProjection, MultiHeadAttention, SelfAttention, merge_heads
 from transduce.nn.bias import CAUSAL, Bias
 from transduce.nn.dtypes import product_dtype

@@ -35,7 +35,7 @@ from transduce.nn.feedforward import FeedForward, GatedFeedForward
 from transduce.nn.masks import attention_bias
 from transduce.nn.patterns import CausalPattern, FullPattern
 from transduce.nn.positions import Positions, RotaryPositions
-from transduce.nn.ssru import SSRU
+from transduce.nn.recurrent import SSRU
 from transduce.nn.stack import Decoder, DecoderBlock, Encoder, EncoderBlock, PostNorm, PreNorm, Stack
 from transduce.nn.state import DecoderState
 

@@ -19,7 +19,7 @@ from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS, FeedForward
 from transduce.nn.masks import SourceInput
 from transduce.nn.patterns import PATTERNS, SPREADS, Factors, Pattern, SparsePattern, SummaryPattern, make_patterns
 from transduce.nn.positions import POSITIONS, Positions
-from transduce.nn.ssru import SSRU
+from transduce.nn.recurrent import SSRU
 from transduce.nn.stack import NORMS, RESIDUALS, Decoder, DecoderBlock, Encoder, EncoderBlock, PostNorm
 
 StateT = TypeVar("StateT")

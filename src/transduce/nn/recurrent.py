@@ -2,6 +2,8 @@
 
 Units are PyTorch's LSTM and GRU cells, with products whose rows do not depend on the batch. Decoders have no attention,
 attention before a step (Bahdanau et al. 2015) or after it (Luong et al. 2015).
+
+The simpler simple recurrent unit (SSRU) stands in place of a decoder's self-attention (Kim et al. 2019, section 3).
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.nn.attention import Attention
+from transduce.nn.attention import Attention, FullProjection
+from transduce.nn.bias import Bias
 from transduce.nn.dtypes import wide
 from transduce.nn.masks import attention_bias
-from transduce.nn.state import RowState
+from transduce.nn.positions import Rotate
+from transduce.nn.state import DecoderState, LayerCache, RowState
 
 State = tuple[Tensor, ...]
 """The state of a unit, [N, H] each, float32 or wider: the hidden state, and for the LSTM the cell state."""
@@ -437,3 +441,41 @@ class BahdanauDecoder(AttentiveDecoder):
         self._keep(states, state, len(read))
         pairs = self.readout(torch.cat([torch.stack(read, 1).to(x.dtype), x], -1))
         return self.dropout(torch.maximum(*pairs.chunk(2, -1)))
+
+
+class SSRU(nn.Module):
+    """ReLU(c_t) with c_t = f_t * c_{t-1} + (1 - f_t) * W x_t and f_t = sigmoid(W_f x_t + b_f); c_0 = 0.
+
+    Both products depend on the inputs only, so training computes them for all positions at once. In decoding, the state
+    is one vector per hypothesis, for any length. As in every linear layer here, W has a bias too.
+    """
+
+    def __init__(self, *, d_model: int, bias: bool = True) -> None:
+        super().__init__()
+        self.gate_value = FullProjection(d_model, (1, 1), d_head=d_model, bias=bias)
+
+    def forward(
+        self, x: Float[Tensor, "B Q D"], *, bias: Bias, rotate: Rotate, cache: LayerCache, state: DecoderState
+    ) -> Float[Tensor, "B Q D"]:
+        """The next tokens x, beam by beam, after the unit; continues from `cache.recurrent` and replaces it."""
+        rows = x.reshape(state.n_rows, -1, x.shape[2])  # [N, T, D]
+        gate, value = (part.squeeze(1) for part in self.gate_value(rows))
+        gate, value = wide(gate).sigmoid(), wide(value)
+        first = value.new_zeros(value[:, 0].shape) if cache.recurrent is None else cache.recurrent
+        states = scan(gate, value, first)
+        cache.recurrent = states[:, -1]
+        return F.relu(states).reshape(x.shape)
+
+
+def scan(
+    gate: Float[Tensor, "N T D"], value: Float[Tensor, "N T D"], first: Float[Tensor, "N D"]
+) -> Float[Tensor, "N T D"]:
+    """c_1 .. c_T with c_t = gate_t * c_{t-1} + (1 - gate_t) * value_t and c_0 = `first`.
+
+    Steps are computed in sequence, each for all rows at once, as in decoding.
+    """
+    state, states = first, list[Tensor]()
+    for now, f in zip(value.unbind(1), gate.unbind(1), strict=True):
+        state = torch.lerp(now, state, f)
+        states.append(state)
+    return torch.stack(states, 1)

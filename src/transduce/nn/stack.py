@@ -17,7 +17,7 @@ from transduce.nn.feedforward import FeedForward
 from transduce.nn.masks import attention_bias
 from transduce.nn.patterns import Pattern
 from transduce.nn.positions import Positions, Rotate
-from transduce.nn.ssru import SSRU
+from transduce.nn.recurrent import SSRU
 from transduce.nn.state import DecoderState, LayerCache
 
 NORMS: dict[str, Callable[..., nn.Module]] = {

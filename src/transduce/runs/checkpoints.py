@@ -21,7 +21,7 @@ import torch
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import expecting, read_json, write_aside
 from transduce.runs.manifest import check_sealed, seal_folder
-from transduce.runs.shards import FOLDER as SHARDS
+from transduce.runs.tensors import FOLDER as SHARDS
 from transduce.runs.tensors import load_tensors, write_tensors
 
 FILES = ("training.safetensors", "state.json")

@@ -1,28 +1,36 @@
-"""The web application: all protocols, the pages, health and metrics, as one ASGI application."""
+"""The web application: all protocols, their OpenAPI description, the pages, health and metrics (ASGI)."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transduce.decoding.queue import CALLER, ExpiredError, expiring
+from transduce import __version__
+from transduce.decoding.queue import CALLER, SECONDS, ExpiredError, expiring
 from transduce.inspection.page import PAGE as THEME
 from transduce.inspection.page import THEME_FILES
 from transduce.logging import escape
 from transduce.serving.http import (
     PAGE,
+    PAGE_HEADERS,
     SENDING,
     Call,
     Endpoint,
@@ -32,14 +40,142 @@ from transduce.serving.http import (
     json_response,
     read_body,
 )
-from transduce.serving.interface import interface_endpoints
 from transduce.serving.keys import NO_KEYS, ApiKeys
-from transduce.serving.metrics import Metrics
 from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, own
 from transduce.serving.service import Service
 
 if TYPE_CHECKING:
     from transduce.serving.inspection_page import InspectionPage
+
+
+_LOAD = {
+    "n_waiting": ("transduce_queue_sentences", "Sentences that wait for decoding."),
+    "n_waiting_tokens": ("transduce_queue_tokens", "Source tokens of the sentences that wait."),
+    "n_open": ("transduce_open_sentences", "Sentences that wait or are being decoded."),
+}
+_WORK = {
+    "n_steps": ("transduce_decoding_steps", "Decoding steps."),
+    "n_rows": ("transduce_decoding_rows", "Hypotheses in these steps; rows / steps is the mean batch size."),
+    "n_new": ("transduce_new_tokens", "Tokens of the best translations, and of the texts of language models."),
+}
+
+
+class Metrics:
+    """Counters of one service; `text` is the page for Prometheus. No labels come from the client's data."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        requests = Counter(
+            "transduce_requests", "Requests by route and status.", ["route", "status"], registry=self._registry
+        )
+        self._requests: Callable[[str, int], Counter] = cache(requests.labels)  # cached: the library's lookup is slower
+        seconds = Histogram(
+            "transduce_request_seconds", "Time to the response.", ["route"], buckets=SECONDS, registry=self._registry
+        )
+        self._seconds: Callable[[str], Histogram] = cache(seconds.labels)
+        self.n_characters = 0
+
+    def count(self, route: str, status: int, seconds: float, n_characters: int) -> None:
+        """Count a response, and the characters of texts that it translates."""
+        if status == 200:
+            self.n_characters += n_characters
+        self._requests(route, status).inc()
+        self._seconds(route).observe(seconds)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The current values; prometheus_client calls this."""
+        pending = {"requests": self._service.n_requests, "tokens": self._service.admission.n_tokens}
+        for name, value in pending.items():
+            yield GaugeMetricFamily(f"transduce_pending_{name}", f"Pending {name}, waiting or running.", value)
+        help_text = "Characters of the texts that were translated."
+        yield CounterMetricFamily("transduce_characters", help_text, self.n_characters)
+        runs = self._service.runs
+        loads = [(run.name, {**run.model.queue.workload(), "n_new": run.model.n_new}) for run in runs]
+        families: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], dict[str, tuple[str, str]]], ...]
+        families = (GaugeMetricFamily, _LOAD), (CounterMetricFamily, _WORK)
+        for family, names in families:
+            for key, (name, help_text) in names.items():
+                metric = family(name, help_text, labels=["run"])
+                for label, load in loads:
+                    if key in load:
+                        metric.add_metric([label], load[key])
+                yield metric
+        help_text = "Time of the sentences of a call from the queue to the last result."
+        times = HistogramMetricFamily("transduce_decoding_seconds", help_text, labels=["run"])
+        for run in runs:
+            buckets = zip([*map(str, SECONDS), "+Inf"], accumulate(run.model.queue.n_calls), strict=True)
+            times.add_metric([run.name], list(buckets), run.model.queue.call_seconds)
+        yield times
+
+
+_BODIES = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+_RESPONSES = {"200": {"description": "The result"}, "4XX": {"description": "One line that names the problem"}}
+
+
+def describe_interface(endpoints: Sequence[Endpoint], *, needs_key: bool) -> dict[str, Any]:
+    """The OpenAPI description of endpoints, by their handlers' docstrings and the classes of their requests."""
+    classes = dict.fromkeys(endpoint.request for endpoint in endpoints if endpoint.request is not None)
+    _, schemas = models_json_schema(
+        [(request, "validation") for request in classes], ref_template="#/components/schemas/{model}"
+    )
+    components: dict[str, Any] = {"schemas": schemas["$defs"]}
+    if needs_key:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        operation = _describe_operation(endpoint)
+        if needs_key and not endpoint.is_open:
+            operation["security"] = [{"key": []}]
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "transduce", "version": __version__},
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
+    protocol = endpoint.handler.__module__.rpartition(".")[2]
+    operation: dict[str, Any] = {
+        "tags": ["transduce" if protocol in {"own", "app"} else protocol],
+        "description": inspect.getdoc(endpoint.handler) or "",
+        "responses": _RESPONSES,
+    }
+    names = [part[1:-1] for part in endpoint.path.split("/") if part.startswith("{")]
+    if names:
+        in_path = {"in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [{"name": name, **in_path} for name in names]
+    if endpoint.request is not None:
+        body = {"schema": {"$ref": f"#/components/schemas/{endpoint.request.__name__}"}}
+        operation["requestBody"] = {"required": True, "content": dict.fromkeys(_BODIES, body)}
+    return operation
+
+
+def interface_endpoints(endpoints: Sequence[Endpoint], *, needs_key: bool) -> list[Endpoint]:
+    """The endpoints `/openapi.json` for programs and `/docs` for people."""
+
+    @cache
+    def description() -> dict[str, Any]:
+        return describe_interface(endpoints, needs_key=needs_key)
+
+    async def openapi(call: Call) -> Response:
+        return json_response(description())
+
+    async def docs(call: Call) -> Response:
+        from jinja2 import Environment, FileSystemLoader  # imported only if someone opens the page
+
+        templates = Environment(loader=FileSystemLoader(PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        page = templates.get_template("interface.html").render(description())
+        return Response(page, media_type="text/html", headers=PAGE_HEADERS)
+
+    return [Endpoint("GET", "/openapi.json", openapi, is_open=True), Endpoint("GET", "/docs", docs, is_open=True)]
+
 
 _PROTOCOLS = (own, libretranslate, deepl, huggingface, openai)
 _PAGE_FILES = {

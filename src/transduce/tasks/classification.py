@@ -19,7 +19,7 @@ from transduce.data.encoding import encode_labelled
 from transduce.data.preparation import LabelledTexts
 from transduce.data.reading import Labelled, number_of, read_labelled
 from transduce.data.store import LabelStore
-from transduce.decoding.classifier import TextClassifier, longest_of
+from transduce.decoding.encoders import TextClassifier, longest_of
 from transduce.errors import DataError
 from transduce.evaluation.metrics import LabelScores, score_labels
 from transduce.evaluation.run_record import save_generated, save_set

@@ -20,7 +20,7 @@ from transduce.data.encoding import encode_sentences
 from transduce.data.preparation import Texts
 from transduce.data.reading import Piece, read_pieces
 from transduce.data.store import SentenceStore
-from transduce.decoding.mask_filler import MaskFiller
+from transduce.decoding.encoders import MaskFiller
 from transduce.decoding.results import MaskedScore
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.run_record import save_generated, save_set

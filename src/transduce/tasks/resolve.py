@@ -17,8 +17,8 @@ from transduce.config.model import ModelSettings, OutputSettings
 from transduce.config.section import resolved
 from transduce.config.settings import Settings
 from transduce.data.lines import bare_suffix, format_path
+from transduce.data.pairs import infer_languages
 from transduce.data.preparation import N_ENCODED, LabelledTexts, PairTexts, Texts
-from transduce.data.tmx import infer_languages
 from transduce.errors import SettingsError, VocabularyTooSmall, check_known, nearest
 from transduce.evaluation.metrics import Scoring, metrics
 from transduce.logging import Log

@@ -20,8 +20,7 @@ from itertools import chain, pairwise
 import sentencepiece
 
 from transduce.errors import SettingsError
-from transduce.text.languages import find_language
-from transduce.text.scripts import script
+from transduce.text.languages import find_language, script
 from transduce.text.special import SPACE, Vocabulary, characters
 from transduce.text.tokenizer import (
     PieceTokenizer,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transduce.text.scripts import (
+from transduce.text.languages import (
     FINAL_SIGNS,
     is_other_sign,
     is_spaced,

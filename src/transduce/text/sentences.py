@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from transduce.text.languages import base_language
-from transduce.text.scripts import CODE, FINAL_SIGNS, IN_TOKEN, LONG_WORD, script, with_ascii_digits
+from transduce.text.languages import CODE, FINAL_SIGNS, IN_TOKEN, LONG_WORD, base_language, script, with_ascii_digits
 from transduce.text.special import Span, characters
 
 LONGEST = 1000

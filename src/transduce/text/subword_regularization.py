@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from transduce.text.scripts import ENTITY
+from transduce.text.languages import ENTITY
 from transduce.text.special import SPACE
 
 _SMOOTHING = 0.2  # alpha of sampling from all segmentations of a sentence (Kudo 2018, section 3.2)

@@ -23,9 +23,8 @@ import sentencepiece
 
 from transduce.config.settings import Direction, Normalization, TokenizerSettings
 from transduce.errors import DataError, SettingsError, VocabularyTooSmall, message_of
-from transduce.text.languages import normalize_code
+from transduce.text.languages import ENTITY, normalize_code
 from transduce.text.placeholders import PLACEHOLDERS
-from transduce.text.scripts import ENTITY
 from transduce.text.special import MASK_PIECE, SPACE, Framing
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, parse_model, with_pieces
 

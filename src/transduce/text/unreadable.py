@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from transduce.text.scripts import (
+from transduce.text.languages import (
     CODE,
     FINAL_SIGNS,
     IN_TOKEN,

@@ -27,8 +27,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from transduce.errors import RunFolderError
 from transduce.runs.manifest import Fingerprint, check_file, fingerprint
-from transduce.runs.shards import gather, shard_of, sharded_like
-from transduce.runs.tensors import load_tensors, save_tensors
+from transduce.runs.tensors import gather, load_tensors, save_tensors, shard_of, sharded_like
 from transduce.training.ranks import SINGLE_RANK, Ranks
 
 Weights = Mapping[str, Tensor]

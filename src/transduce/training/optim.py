@@ -14,7 +14,7 @@ from transduce.config.section import resolved
 from transduce.config.settings import TrainingSettings
 from transduce.kernels import optimizer as native
 from transduce.nn.attention import FullProjection
-from transduce.runs.shards import shard_of, sharded_like
+from transduce.runs.tensors import shard_of, sharded_like
 
 _EPS = 1e-9  # the paper's
 # Newton-Schulz coefficients of Jordan et al. 2024, as in torch.optim.Muon

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.kernels.optimizer import norm, reaches
-from transduce.runs.shards import shard_of
+from transduce.runs.tensors import shard_of
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from transduce.runs.atomic import expecting, remove_leftovers
 from transduce.runs.checkpoints import Checkpoint, environment
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import Change, format_changes, sealed_files
-from transduce.runs.shards import copy_shards, copy_to_cpu, gather, is_sharded, read_shards
+from transduce.runs.tensors import copy_shards, copy_to_cpu, gather, is_sharded, read_shards
 from transduce.training.averaging import AVERAGES, copy_values
 from transduce.training.feed import Count, DataPosition
 from transduce.training.loss import Carry

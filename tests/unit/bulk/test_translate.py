@@ -16,8 +16,7 @@ import pytest
 import transduce
 from native_engines import instruction_sets
 from transduce.bulk import translate as bulk
-from transduce.bulk.journal import OutputFile
-from transduce.bulk.translate import Chunk, ChunkTranslator, Translated, translate_to_folder
+from transduce.bulk.translate import Chunk, ChunkTranslator, OutputFile, Translated, translate_to_folder
 from transduce.config.decoding import DecodingOptions
 from transduce.data.lines import zstd
 from transduce.decoding.results import format_rows

@@ -15,7 +15,7 @@ import transduce as package
 from native_engines import library_missing
 from transduce.__main__ import main
 from transduce.cli import app as cli
-from transduce.cli.output import print_lines
+from transduce.cli.options import print_lines
 from transduce.config.decoding import DecodingOptions
 from transduce.config.section import traits_of
 from transduce.config.settings import Settings
@@ -192,7 +192,7 @@ def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    code = "import transduce.cli.output as o\ntry: o.print_lines(map(str, range(10**6)))\nexcept o.typer.Exit: pass"
+    code = "import transduce.cli.options as o\ntry: o.print_lines(map(str, range(10**6)))\nexcept o.typer.Exit: pass"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
         assert process.stdout.readline() == b"0\n"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from transduce.cli.output import write_lines
+from transduce.cli.options import write_lines
 from transduce.cli.train import Doctor, Prepare, Request, Train
 from transduce.cli.translate import input_of, translate_files
 from transduce.config.decoding import DecodingOptions

@@ -8,8 +8,7 @@ import pytest
 
 from transduce.config.settings import Corpus, DataSettings, Settings
 from transduce.data.clean import Cleaner
-from transduce.data.pairs import read_pairs
-from transduce.data.tmx import infer_languages
+from transduce.data.pairs import infer_languages, read_pairs
 from transduce.doctor.diagnose import diagnose
 from transduce.errors import DataError
 from transduce.logging import Log

@@ -30,9 +30,8 @@ from transduce.data.batch import pad_sources
 from transduce.data.store import Example
 from transduce.decoding import torch_engine
 from transduce.decoding.engine import DecodingInput, Engine, Hypothesis
-from transduce.decoding.ensemble import Ensemble, mean_log_probs
 from transduce.decoding.search import beam_search
-from transduce.decoding.torch_engine import TorchEngine
+from transduce.decoding.torch_engine import Ensemble, TorchEngine, mean_log_probs
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 from transduce.kernels.library import load_library

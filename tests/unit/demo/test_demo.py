@@ -8,8 +8,20 @@ from random import Random
 
 import pytest
 
-from transduce.demo.corpus import SPLITS, DemoPair, _stream, demo_pairs, grammar, is_reserved, rows
-from transduce.demo.grammar import Grammar, Rule, Symbol, derive, lexical_rule
+from transduce.demo.corpus import (
+    SPLITS,
+    DemoPair,
+    Grammar,
+    Rule,
+    Symbol,
+    _stream,
+    demo_pairs,
+    derive,
+    grammar,
+    is_reserved,
+    lexical_rule,
+    rows,
+)
 
 # Written by hand: at least one sentence for every construction; no German where the grammar has no such sentence.
 GOLD = """

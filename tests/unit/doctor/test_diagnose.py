@@ -21,8 +21,17 @@ from transduce.data.reading import Sources
 from transduce.data.store import Example, TokenStore
 from transduce.doctor.checks import CHECKS, Finding, find_shift, run_checks
 from transduce.doctor.diagnose import TRAINED, _for_trial, _unknown, diagnose, memory_findings, time_findings, time_of
-from transduce.doctor.resources import tokens_at_once, warn_of_resources
-from transduce.doctor.trial_updates import FULL, TIMEOUT, Trial, largest, measure, rehearse, why_it_crashed
+from transduce.doctor.resources import (
+    FULL,
+    TIMEOUT,
+    Trial,
+    largest,
+    measure,
+    rehearse,
+    tokens_at_once,
+    warn_of_resources,
+    why_it_crashed,
+)
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.models.registry import build_model
@@ -147,7 +156,7 @@ def test_a_higher_coverage_is_advised_only_where_there_is_one(coverage: float, a
 def test_a_trial_reports_its_error(
     error: Exception, died: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with mock.patch("transduce.doctor.trial_updates.RunFolder.open", side_effect=error):
+    with mock.patch("transduce.doctor.resources.RunFolder.open", side_effect=error):
         rehearse(tmp_path, 1.0, 1)
     assert Trial(**json.loads(capsys.readouterr().out)) == Trial(died=died)
 

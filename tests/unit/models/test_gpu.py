@@ -16,7 +16,7 @@ from transduce.data.batch import collate, collate_rows
 from transduce.data.store import Example, RowExample
 from transduce.models.registry import build_model
 from transduce.nn.loss import label_smoothed_loss
-from transduce.training import graphs
+from transduce.training import step
 from transduce.training.step import Updater
 
 pytestmark = pytest.mark.gpu
@@ -101,7 +101,7 @@ def test_cuda_graphs_give_the_losses_of_eager_execution(kind: str, monkeypatch: 
     batches = list(map(collate, pairs)) if kind == "transformer" else list(map(collate_rows, rows))
     results = {}
     for n_graphs in (512, 0):
-        monkeypatch.setattr(graphs, "_MAX_GRAPHS", n_graphs)
+        monkeypatch.setattr(step, "_MAX_GRAPHS", n_graphs)
         torch.manual_seed(1)
         chosen = settings(kind=kind, dropout=0.3) if kind == "gpt" else settings(dropout=0.3)
         model = build_model(chosen, n_src=VOCAB, n_tgt=VOCAB)

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.nn.recurrent import CELLS, Cell, State, initialize_cell
-from transduce.nn.ssru import SSRU, scan
+from transduce.nn.recurrent import CELLS, SSRU, Cell, State, initialize_cell, scan
 from transduce.nn.state import DecoderState, LayerCache
 
 TORCHS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}

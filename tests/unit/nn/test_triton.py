@@ -68,7 +68,7 @@ def test_attention_and_its_gradients(
     bias: str | None,
     causal: bool,
 ) -> None:
-    from transduce.kernels.triton_attention import attend
+    from transduce.kernels.triton_layers import attend
 
     query = heads(batch, n_queries, n_heads, width)
     key, value = heads(batch, n_keys, n_kv_heads, width), heads(batch, n_keys, n_kv_heads, values)
@@ -88,7 +88,7 @@ def test_attention_and_its_gradients(
 
 
 def test_dropout_of_weights_is_the_same_in_the_gradient_and_independent() -> None:
-    from transduce.kernels.triton_attention import _HeadsAttention, attend
+    from transduce.kernels.triton_layers import _HeadsAttention, attend
 
     n_heads, n, batch = 4, 32, 10
     query, key = heads(batch, n, n_heads, 16), heads(batch, n, n_heads, 16)
@@ -118,10 +118,10 @@ def test_dropout_of_weights_is_the_same_in_the_gradient_and_independent() -> Non
 def test_residual_connections_and_norms(
     kind: str, shape: tuple[int, ...], p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transduce.kernels import triton_residual
-    from transduce.kernels.triton_residual import add_and_norm, normed
+    from transduce.kernels import triton_layers
+    from transduce.kernels.triton_layers import add_and_norm, normed
 
-    monkeypatch.setattr(triton_residual, "_PROGRAMS", 32)
+    monkeypatch.setattr(triton_layers, "_PROGRAMS", 32)
     width = shape[-1]
     norm = {
         "layer": lambda: nn.LayerNorm(width),
@@ -156,7 +156,7 @@ def test_residual_connections_and_norms(
 
 
 def test_a_stream_in_bfloat16() -> None:
-    from transduce.kernels.triton_residual import add_and_norm
+    from transduce.kernels.triton_layers import add_and_norm
 
     norm = nn.LayerNorm(24).to(GPU)
     x = torch.randn(7, 24, device=GPU, requires_grad=True)  # of an embedding

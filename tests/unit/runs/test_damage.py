@@ -17,8 +17,8 @@ import toys
 from system.commands import transduce
 from transduce.config.settings import Settings
 from transduce.convert.hub_folder import read_tokenizer
+from transduce.data.pairs import Memory
 from transduce.data.store import TextStore
-from transduce.data.tmx import Memory
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError
 from transduce.evaluation.report import report_html

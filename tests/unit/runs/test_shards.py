@@ -11,8 +11,17 @@ from torch import distributed
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from transduce.errors import RunFolderError
-from transduce.runs.shards import FOLDER, copy_shards, gather, is_sharded, read_shards, shard_of, sharded_like
-from transduce.runs.tensors import load_tensors, write_tensors
+from transduce.runs.tensors import (
+    FOLDER,
+    copy_shards,
+    gather,
+    is_sharded,
+    load_tensors,
+    read_shards,
+    shard_of,
+    sharded_like,
+    write_tensors,
+)
 
 WHOLE = {"model/a": torch.arange(15.0).view(5, 3), "model/b": torch.arange(5.0), "updater/c": torch.ones(2, 2)}
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from transduce.config.settings import TokenizerSettings
 from transduce.data.lines import read_inputs, read_lines
 from transduce.data.reading import read_labelled
-from transduce.decoding.classifier import TextClassifier
+from transduce.decoding.encoders import TextClassifier
 from transduce.errors import DataError, RunFolderError
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizer

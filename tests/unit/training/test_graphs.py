@@ -10,8 +10,8 @@ from oracle.cases import VOCAB, settings
 from transduce.data.batch import TrainingBatch, collate, collate_rows
 from transduce.data.store import Example, RowExample
 from transduce.models.registry import build_model
-from transduce.training.graphs import padded_to_recur
 from transduce.training.loss import predict_tokens
+from transduce.training.step import padded_to_recur
 
 
 def batch_of(kind: str, lengths: list[tuple[int, int]]) -> TrainingBatch:

@@ -16,7 +16,7 @@ from xml.parsers import expat
 
 from transduce.errors import SettingsError
 from transduce.serving.tags.transfer import Element
-from transduce.text.scripts import LETTER, UNIT
+from transduce.text.languages import LETTER, UNIT
 
 DEEPEST = 100
 """Elements inside each other."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
-from transduce.text.scripts import DIGITS, IN_TOKEN, LETTER, LETTER_WITHOUT_SPACES, NARROW_SPACE
+from transduce.text.languages import DIGITS, IN_TOKEN, LETTER, LETTER_WITHOUT_SPACES, NARROW_SPACE
 
 NUMBER = (
     rf"(?<!{LETTER})(?<!{LETTER}[-./_'’])"  # excludes ends of words such as B2 or COVID-19

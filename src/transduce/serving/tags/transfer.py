@@ -18,8 +18,8 @@ from operator import attrgetter, itemgetter
 from typing import Literal
 
 from transduce.serving.tags.protected import OTHER, forms_of
+from transduce.text.languages import is_spaced
 from transduce.text.placeholders import KEPT_SIGNS, KEPT_WORDS
-from transduce.text.scripts import is_spaced
 from transduce.text.special import Span
 
 MOST_PARTS = 100
