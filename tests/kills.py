@@ -92,6 +92,40 @@ def bulk_child(arguments: list[str], errors: str, chunk_lines: int) -> None:
     child(arguments, errors)
 
 
+def preparing_child(text: Path, run: Path, when: str, number: int) -> None:
+    """Prepare in 8 chunks, log the calls, and kill this process at the call `when` after `number` of them."""
+    from transduce.config.settings import Settings
+    from transduce.data import clean, encoding, preparation, store
+    from transduce.logging import Log
+    from transduce.pipeline import prepare
+
+    log, left = run.with_suffix(".calls").open("w", buffering=1), [number]
+
+    def counted(name: str, original: Any) -> Any:
+        def call(*args: Any) -> Any:
+            if when == name:
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left[0] -= 1
+            print(name, file=log)
+            return original(*args)
+
+        return call
+
+    preparation.CHUNK = 400
+    clean.CleanPairs.__call__ = counted("clean", clean.CleanPairs.__call__)  # type: ignore[method-assign]
+    encoding.EncodePairs.__call__ = counted("encode", encoding.EncodePairs.__call__)  # type: ignore[method-assign]
+    store.write_json = counted("close", store.write_json)
+    corpora = [{"src": str(text / "a.en"), "tgt": str(text / "a.de")}]
+    asked = {
+        "data": {"train": corpora, "deduplicate": True, "workers": 1},
+        "tokenizer": {"vocab_size": 60},
+        "model": {"d_model": 16, "d_ff": 16, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1},
+        "training": {"batch_tokens": 2000, "max_updates": 1},
+    }
+    prepare(Settings.from_mapping(asked), run, log=Log(quiet=True))
+
+
 class Processes:
     """Starts trainings: most from a server, some as shell commands."""
 

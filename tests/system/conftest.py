@@ -1,11 +1,9 @@
-"""Runs that tests of the service share, and processes from a server that has already imported PyTorch."""
+"""Runs that tests of the service share, a browser, and a cluster."""
 
-import multiprocessing
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +13,6 @@ import marians
 import text_runs
 from shared import build_once
 from transduce import Translator
-
-
-@pytest.fixture(scope="session")
-def processes() -> ForkServerContext:
-    """Starts processes a hundred times faster; they have one thread each if their target is a function of `toys`."""
-    context = multiprocessing.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:
-        tests = Path(__file__).parents[1]
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(tests.parent / "src"), str(tests)]))
-        late = ["torch._dynamo", "sentencepiece", "sacrebleu", "transduce.pipeline"]  # commands import them
-        context.set_forkserver_preload(["toys", *late])
-        first = context.Process(target=int)
-        first.start()
-        first.join()
-    return context
 
 
 @pytest.fixture(scope="session")

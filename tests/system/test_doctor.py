@@ -1,8 +1,13 @@
 """`transduce doctor`: ready, or a line for each obstacle and exit code 2. It leaves no files behind."""
 
+import contextlib
+import io
 import json
 import os
+import subprocess
+from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -10,11 +15,26 @@ import transduce as package
 from system.commands import sets, small, transduce, write_corpus
 from transduce.config.settings import Settings
 from transduce.demo.corpus import demo_pairs
+from transduce.doctor import diagnose, resources
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setitem(diagnose.diagnose.__kwdefaults__, "seconds", 0.2)
+
+
+@pytest.fixture
+def trial_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the start of a process; another test measures in one."""
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        folder, seconds, n_processes = command[-3:]
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            resources.rehearse(Path(folder), float(seconds), int(n_processes))
+        return subprocess.CompletedProcess(command, 0, out.getvalue().encode(), b"")
+
+    monkeypatch.setattr(resources, "subprocess", mock.Mock(wraps=subprocess, run=run))
 
 
 @pytest.fixture
@@ -23,15 +43,25 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     return write_corpus(tmp_path, "train", 400)
 
 
-def test_ready(corpus: tuple[Path, Path], tmp_path: Path) -> None:
+def test_ready_in_text_and_in_json(corpus: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     src, tgt = corpus
     before = sorted(os.listdir(tmp_path))
-    done = transduce("doctor", "--src", src, "--tgt", tgt, "--run", "runs/x", *small())
+    command = ["doctor", "--src", src, "--tgt", tgt, "--run", "runs/x", *small()]
+    diagnosed = cache(diagnose.diagnose)  # one trial for both
+    monkeypatch.setattr(diagnose, "diagnose", lambda asked, **_: diagnosed(asked))
+    done = transduce(*command)
     assert (done.code, done.err.count("error")) == (0, 0), done
     assert done.out.splitlines()[-1] == "ready" and "data      train.en + train.de: 400" in done.out
     for name in ("memory", "speed", "time", "machine"):
         assert f"\n{name}" in done.out, name
     assert sorted(os.listdir(tmp_path)) == before
+
+    done = transduce(*command, "--json")
+    found = json.loads(done.out)
+    assert done.out.count("\n") == 1 and found["ready"] and not done.err
+    assert found["corpora"] == {"train.en + train.de": 400}
+    assert found["trial"]["peak"] > 50 << 20 and found["trial"]["updates"] > 0
+    assert found["time"]["updates"] == 4 and found["time"]["by"] == "max_updates"
 
 
 def test_obstacles_are_printed_and_exit_code_is_2(corpus: tuple[Path, Path]) -> None:
@@ -46,20 +76,14 @@ def test_obstacles_are_printed_and_exit_code_is_2(corpus: tuple[Path, Path]) -> 
     assert done.out.splitlines()[-1] == f"not ready: {len(obstacles)} obstacles" and "\nmemory" not in done.out
 
 
-def test_json_and_python(corpus: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    src, tgt = corpus
-    done = transduce("doctor", "--src", src, "--tgt", tgt, "--run", "runs/x", "--json", *small())
-    found = json.loads(done.out)
-    assert done.out.count("\n") == 1 and found["ready"] and not done.err
-    assert found["corpora"] == {"train.en + train.de": 400}
-    assert found["trial"]["peak"] > 50 << 20 and found["trial"]["updates"] > 0
-    assert found["time"]["updates"] == 4 and found["time"]["by"] == "max_updates"
+def test_obstacles_in_python(corpus: tuple[Path, Path]) -> None:
+    src, _ = corpus
     asked = Settings.from_mapping({"data": {"train": [{"src": str(src), "tgt": str(src)}]}})
     diagnosis = package.diagnose(asked)
     assert not diagnosis.ready and diagnosis.obstacles[0].check == "copies"
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("trial_in_this_process")
 @pytest.mark.parametrize("task", ["causal", "masked", "classification"])
 def test_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -75,13 +99,13 @@ def test_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "tokenizer": {"vocab_size": 300},
         "training": {"batch_tokens": 512, "max_updates": 4, "precision": "float32"},
     }
-    found = package.diagnose(Settings.from_mapping(values), seconds=1.0)
+    found = package.diagnose(Settings.from_mapping(values))
     assert found.ready, found.obstacles
     assert found.trial is not None and found.trial.peak is not None and found.trial.seconds_per_update is not None
     assert found.time is not None and found.time.updates == 4
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("trial_in_this_process")
 def test_fine_tuning_and_processes(corpus: tuple[Path, Path]) -> None:
     src, tgt = corpus
     given = ("--src", src, "--tgt", tgt, "--quiet")
@@ -93,6 +117,7 @@ def test_fine_tuning_and_processes(corpus: tuple[Path, Path]) -> None:
     assert found["trial"]["updates"] > 0
 
 
+@pytest.mark.usefixtures("trial_in_this_process")
 def test_too_little_memory_is_an_obstacle(corpus: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial takes more than the machine reports as free."""
     from transduce import machine

@@ -1,8 +1,7 @@
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import kills
 from transduce.config.settings import Settings
 from transduce.data.clean import CleanPairs, PairChunk, unpack_pairs
 from transduce.data.leaks import comparable
@@ -231,53 +231,22 @@ def test_a_sample_in_memory_is_reported_under_its_own_places(tmp_path: Path) -> 
     assert next(texts.train.read()).where == "big.en:1001"
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from transduce.config.settings import Settings
-from transduce.data import clean, encoding, preparation, store, workers
-from transduce.logging import Log
-from transduce.pipeline import prepare
-
-text, run, when, number = *map(Path, sys.argv[1:3]), sys.argv[3], int(sys.argv[4])
-preparation.CHUNK = 400
-
-def counted(name, original):
-    def call(*args):
-        global number
-        if when == name:
-            if not number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            number -= 1
-        print(name, flush=True)
-        return original(*args)
-    return call
-
-clean.CleanPairs.__call__ = counted("clean", clean.CleanPairs.__call__)
-encoding.EncodePairs.__call__ = counted("encode", encoding.EncodePairs.__call__)
-store.write_json = counted("close", store.write_json)
-settings = Settings.from_mapping({
-    "data": {"train": [{"src": str(text / "a.en"), "tgt": str(text / "a.de")}], "deduplicate": True, "workers": 1},
-    "tokenizer": {"vocab_size": 60},
-    "model": {"d_model": 16, "d_ff": 16, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1},
-    "training": {"batch_tokens": 2000, "max_updates": 1},
-})
-prepare(settings, run, log=Log(quiet=True))
-"""
-
-
 def prepared_files(run: Path) -> dict[str, bytes]:
     return {str(file.relative_to(run)): file.read_bytes() for file in run.rglob("*") if file.is_file()}
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_a_killed_preparation_resumes_and_leaves_no_temporary_file_behind(tmp_path: Path) -> None:
+def test_a_killed_preparation_resumes_and_leaves_no_temporary_file_behind(
+    tmp_path: Path, processes: ForkServerContext
+) -> None:
     corpus(tmp_path, "a", 3000)  # 8 chunks
 
     def start(run: str, when: str, number: int) -> tuple[int, int, int]:
-        command = [sys.executable, "-c", KILLED, str(tmp_path), str(tmp_path / run), when, str(number)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        return done.returncode, done.stdout.count("clean"), done.stdout.count("encode")
+        process = processes.Process(target=kills.preparing_child, args=(tmp_path, tmp_path / run, when, number))
+        process.start()
+        process.join()
+        calls = (tmp_path / run).with_suffix(".calls").read_text().split()
+        return process.exitcode, calls.count("clean"), calls.count("encode")
 
     killed = -signal.SIGKILL
     assert start("whole", "", 0) == (0, 8, 9)  # the validation set is a chunk
