@@ -4,24 +4,10 @@ import hashlib
 import re
 from collections.abc import Iterator
 from itertools import islice, product
-from random import Random
 
 import pytest
 
-from transduce.demo.corpus import (
-    SPLITS,
-    DemoPair,
-    Grammar,
-    Rule,
-    Symbol,
-    _stream,
-    demo_pairs,
-    derive,
-    grammar,
-    is_reserved,
-    lexical_rule,
-    rows,
-)
+from transduce.demo.corpus import SPLITS, DemoPair, Rule, Symbol, _stream, demo_pairs, grammar, is_reserved, rows
 
 # Written by hand: at least one sentence for every construction; no German where the grammar has no such sentence.
 GOLD = """
@@ -160,13 +146,6 @@ def _line(tokens: tuple[str, ...]) -> str:
     return re.sub(r"(^|\? )(\w)", lambda m: m[1] + m[2].upper(), text.replace("+", ""))
 
 
-def test_vocabulary_has_at_least_300_words_of_open_classes() -> None:
-    nouns, adjectives, verbs = rows("noun"), rows("adjective"), rows("verb")
-    english = {row[1] for row in nouns} | {row[0] for row in adjectives} | {row[1] + row[5] for row in verbs}
-    german = {row[4] for row in nouns} | {row[1] for row in adjectives} | {row[6] for row in verbs}
-    assert min(len(english), len(german)) >= 300
-
-
 def test_same_arguments_same_pairs() -> None:
     for split in SPLITS:
         few = list(demo_pairs(split, 20, seed=3))
@@ -225,47 +204,3 @@ def test_reserved_combinations_are_never_in_training_but_their_parts_are(drawn: 
         assert first in trained[f"{kind} 1"], (kind, first)
         anywhere = set().union(*trained.values()) if kind == "number" else trained[f"{kind} 2"]
         assert second in anywhere, (kind, second)
-
-
-def test_sentence_lengths_and_structures(drawn: list) -> None:
-    lengths = [len(words(pair.tgt)) for pair, _, _ in drawn]
-    assert 8 <= sum(lengths) / len(lengths) <= 11
-    assert max(lengths) <= 24
-    structures = [pair.structure for pair, _, _ in drawn]
-    assert min(structures.count(s) for s in set(structures)) > 0.01 * len(drawn)
-    assert len(set(structures)) >= 15
-
-
-def test_compounds_are_one_german_word() -> None:
-    nouns = (derive(grammar().symbol("noun", "nom", "sg", "furniture", "masc"), Random(seed)) for seed in range(400))
-    compounds = [pair for pair in nouns if len(pair.src) > 1]
-    assert compounds and all(len(pair.tgt) == 1 for pair in compounds)
-
-
-def test_phrases_of_two_parts() -> None:
-    """A weight alone passes all parts on."""
-
-    def bracket() -> Iterator[tuple[float, Rule]]:
-        yield 1.0, lexical_rule("turns on", "schaltet / ein", head="ein+schalten")
-
-    rules = "passed: B = bracket\n    1\nclause: V = passed, met seen V x\n    1 he V it . => er V0 es V1 ."
-    found = derive(Grammar(rules, {}, {"bracket": bracket}).symbol("clause"), Random(1))
-    assert found.src == ["he", "turns", "on", "it", "."]
-    assert found.tgt == ["er", "schaltet", "es", "ein", "."]
-    assert found.met == [("seen", "ein+schalten", "x")]
-
-
-def test_loops_conditions_and_tables() -> None:
-    rules = """
-table size small 1 big 3
-table colour.small red
-text: x in size, if x in size, unless x in rare, C = word colour.x
-    1 x C => y C
-table rare big 1
-"""
-
-    def word(text: str) -> Iterator[tuple[float, Rule]]:
-        yield 1.0, lexical_rule(text, text)
-
-    (rule,) = Grammar(rules, {}, {"word": word}).symbol("text").rules
-    assert derive(rule, Random(1)).src == ["x", "red"]
