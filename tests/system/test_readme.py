@@ -69,7 +69,7 @@ def test_the_commands_run(workshop: Path) -> None:
     assert (workshop / "test.out").read_text(encoding="utf-8").count("\n") == 10
     assert (workshop / "test.nbest.jsonl").read_text(encoding="utf-8").count("\n") == 10
     assert (workshop / "test.scores").read_text().count("\n") == 10
-    assert (workshop / "dog.html").exists()
+    assert (workshop / "dog.html").exists() and (workshop / "inside" / "index.html").exists()
 
 
 def test_the_python_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

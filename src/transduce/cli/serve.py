@@ -32,6 +32,7 @@ class Inspect(opt.Command):
     transduce inspect runs/x "A dog runs."
     transduce inspect runs/x "A dog runs." --html dog.html
     transduce inspect runs/x --compare runs/y
+    transduce inspect runs/x --export-site site
     """
 
     run: opt.Run
@@ -44,6 +45,9 @@ class Inspect(opt.Command):
         list[str] | None, opt.option("Switch off a part, such as decoder.mask; repeatable.", metavar="NAME")
     ] = None
     html: Annotated[Path | None, opt.file("Write the page with the recorded values inside; works offline.")] = None
+    export_site: Annotated[
+        Path | None, opt.folder("Write a page that computes any sentence in the reader's browser, without a server.")
+    ] = None
     json: Annotated[bool, Option("--json", help="Print all values as JSON; with --compare, one line a run.")] = False
     svg: Annotated[
         Path | None,
@@ -60,11 +64,16 @@ class Inspect(opt.Command):
     def execute(self) -> None:
         runs = [self.run] if self.compare is None else [self.run, self.compare]
         for_text = {f"--{name}": getattr(self, name) for name in ("target", "off", "html", "json", "svg")}
-        if self.text is None:
+        for_server = {"--port": self.port, "--no-browser": not self.browser}
+        if self.export_site is not None:
+            others = {"TEXT": self.text, "--compare": self.compare, **for_text, **for_server}
+            _refuse(others, "with --export-site")
+            self._export_site(self.export_site, self.decoding())
+        elif self.text is None:
             _refuse(for_text, "without TEXT")
             self._serve(runs, self.decoding())
         else:
-            _refuse({"--port": self.port, "--no-browser": not self.browser}, "with TEXT")
+            _refuse(for_server, "with TEXT")
             self._show(runs, self.text, self.decoding())
 
     def _show(self, runs: Sequence[Path], text: str, decoding: DecodingOptions) -> None:
@@ -90,6 +99,21 @@ class Inspect(opt.Command):
             title = [f"{path}:"] if len(runs) > 1 else []
             print_lines([*title, *_texts(inspection), "", show_attention(inspection), ""], colours=True)
         print_lines(f"written: {path}" for path in (self.html, self.svg) if path is not None)
+
+    def _export_site(self, folder: Path, decoding: DecodingOptions) -> None:
+        from transduce.convert.folder import check_free
+        from transduce.inspection.inspected_models import open_subject
+        from transduce.inspection.site import sample_texts, site_page
+
+        check_free(folder)
+        languages = self.src_lang, self.tgt_lang
+        subject = open_subject(self.run, device=self.device, decoding=decoding, languages=languages)
+        assert subject.folder is not None
+        page = folder / "index.html"
+        content = site_page(subject, sample_texts(subject.folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(page, content)
+        print_lines([f"written: {page}"])
 
     def _serve(self, runs: Sequence[Path], decoding: DecodingOptions) -> None:
         opt.require_packages()

@@ -65,18 +65,19 @@ def positions_view(model: nn.Module, sentence: Sentence, subject: Subject) -> It
 def masks_view(parts: Sequence[RecordedModule]) -> Iterator[dict[str, Any]]:
     """Yield the different masks of each kind of attention: which keys a query may attend to."""
     users: dict[str, dict[bytes, list[tuple[int, int]]]] = {}  # layers and heads by kind of attention and mask
-    masks: dict[bytes, tuple[NamedArray, np.ndarray]] = {}
+    masks: dict[tuple[str, bytes], tuple[NamedArray, np.ndarray]] = {}
     for part in parts:
         bias = part.values.get(f"{part.name}.bias")
         if bias is None:
             continue
-        users_of_kind = users.setdefault(f"{part.stack} {part.kind.kind.replace('_', '-')}", {})
+        kind = f"{part.stack} {part.kind.kind.replace('_', '-')}"
+        users_of_kind = users.setdefault(kind, {})
         for head, mask in enumerate(np.isfinite(bias.array)):
             users_of_kind.setdefault(mask.tobytes(), []).append((part.layer or 0, head))
-            masks.setdefault(mask.tobytes(), (bias, mask))
+            masks.setdefault((kind, mask.tobytes()), (bias, mask))
     for kind, users_of_kind in users.items():
         for content, layers_and_heads in users_of_kind.items():
-            bias, mask = masks[content]
+            bias, mask = masks[kind, content]
             several = len(users_of_kind) > 1
             yield {
                 "title": kind + (_name_users(layers_and_heads, users_of_kind.values()) if several else ""),

@@ -37,9 +37,10 @@ def _modules(script: str) -> list[str]:
     return read_page_file(script).partition("\n")[0].removeprefix("// modules: ").split()
 
 
-def script_of(name: str) -> str:
-    """Join a script and its modules to one module."""
-    return "\n".join(_DROPPED.sub("", read_page_file(module)) for module in _modules(name))
+def script_of(*names: str) -> str:
+    """Join scripts and their modules to one module."""
+    modules = dict.fromkeys(module for name in names for module in _modules(name))
+    return "\n".join(_DROPPED.sub("", read_page_file(module)) for module in modules)
 
 
 def theme_colour(name: str) -> str:
@@ -59,15 +60,25 @@ def embed_files(text: str) -> str:
 
 def page_of(records: Sequence[dict[str, Any]]) -> str:
     """Return the page as one file that contains the records and needs no network."""
-    data = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
-    texts = {language: json.loads(read_page_file(name)) for language, name in _TEXTS.items()}
+    return _page_with("records", records, "inspect.js")
+
+
+def page_of_model(data: dict[str, Any]) -> str:
+    """Return the page as one file that contains a model, computes with it, and needs no network."""
+    return _page_with("site", data, "site.js", "inspect.js")
+
+
+def _page_with(name: str, content: Any, *scripts: str) -> str:
+    """Return the page as one file, with content as JSON in the element `name`."""
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    texts = {language: json.loads(read_page_file(file)) for language, file in _TEXTS.items()}
     inside = data.replace("<", "\\u003c").encode("utf-8", "replace").decode("utf-8")
     parts = {
         '<meta charset="utf-8">': f'<meta charset="utf-8">\n{_POLICY}',
         '<script type="module" src="inspect.js"></script>': (
-            f'<script type="application/json" id="records">{inside}</script>\n'
+            f'<script type="application/json" id="{name}">{inside}</script>\n'
             f'<script type="application/json" id="texts">{json.dumps(texts, ensure_ascii=False)}</script>\n'
-            f'<script type="module">\n{script_of("inspect.js")}</script>'
+            f'<script type="module">\n{script_of(*scripts)}</script>'
         ),
     }
     page = _STYLE.sub(lambda link: f"<style>\n{read_page_file(link[1])}</style>", read_page_file("inspect.html"))

@@ -23,6 +23,7 @@ from transduce.errors import SettingsError, check_known
 from transduce.inspection.inspected_models import Subject, open_subject
 from transduce.inspection.inspection import Inspection, inspect_sentence
 from transduce.inspection.page import PAGE, page_files
+from transduce.inspection.site import sample_texts
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.serving.http import Call, Endpoint, file_response, json_response
@@ -144,7 +145,7 @@ class InspectionPage:
             folder = RunFolder.open(path)
             kind, task = folder.settings.model.kind, folder.settings.task
             # The clients of a service may not read the texts of a run.
-            examples = [] if call.service.runs else _examples(folder)
+            examples = [] if call.service.runs else sample_texts(folder)
             models.append({"name": name, "kind": kind, "task": task, "together": self._together, "examples": examples})
         return json_response(models)
 
@@ -208,14 +209,6 @@ class InspectionPage:
     def _check_given_up(self) -> None:
         if self._given_up.is_set():
             raise ExpiredError(EXPIRED)
-
-
-def _examples(folder: RunFolder) -> list[str]:
-    """Up to five texts from the samples of a run's report, from short to long."""
-    sets = folder.read_record("samples.json").get("sets", [])
-    samples = [sample for examples in sets for sample in examples["samples"]]
-    texts = sorted(dict.fromkeys(sample.get("src", sample.get("prompt", "")) for sample in samples), key=len)
-    return texts[:: len(texts) // 5 + 1]
 
 
 def named_runs(paths: Sequence[Path]) -> dict[str, Path]:

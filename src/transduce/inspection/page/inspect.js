@@ -185,7 +185,9 @@ function showStatus(message, isError = false) {
   byId("status").classList.toggle("error", isError);
 }
 
-async function ask(path, body, signal) {
+const ask = (...request) => (page.ask ?? askServer)(...request);
+
+async function askServer(path, body, signal) {
   const request = body
     ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal }
     : { signal };
@@ -287,7 +289,7 @@ function lacksWeights(part) {
 }
 
 page.inspectSentence = inspectSentence;
-page.cell = (record, value, index) => ask("/inspect/cell", { ...record.asked, value, index });
+const askCell = (record, value, index) => ask("/inspect/cell", { ...record.asked, value, index });
 
 function showExamples(texts) {
   const choose = (text) => {
@@ -300,6 +302,7 @@ function showExamples(texts) {
 
 async function startLive() {
   page.live = true;
+  if (!page.ask) page.cell = askCell;
   document.body.classList.add("live");
   byId("form").hidden = false;
   byId("form").addEventListener("submit", (event) => {
@@ -312,10 +315,10 @@ async function startLive() {
   };
   for (const id of ["text", "target"]) byId(id).addEventListener("input", changed);
   try {
-    const [models, ...texts] = await Promise.all(
-      ["/inspect/models", ...LANGUAGES.map((name) => `tour.${name}.json`)].map((path) => ask(path)),
-    );
-    page.texts = Object.fromEntries(LANGUAGES.map((name, i) => [name, texts[i]]));
+    const missing = LANGUAGES.filter((name) => !page.texts[name]);
+    const paths = ["/inspect/models", ...missing.map((name) => `tour.${name}.json`)];
+    const [models, ...texts] = await Promise.all(paths.map((path) => ask(path)));
+    missing.forEach((name, i) => (page.texts[name] = texts[i]));
     const options = models.map((one) => [`${one.name} (${one.kind}, ${one.task})`, one.name]);
     const first = selectBox("model", "model", options, models[0]?.name, inspectSentence);
     first.lastChild.id = "model";

@@ -31,7 +31,7 @@ function completeRow(record) {
 
 // The output without each group of parts. On the live page, a button switches the group off everywhere.
 function withoutTable(record) {
-  if (!record.without) return note("The server is computing the outputs without each part ...");
+  if (!record.without) return note("The outputs without each part are being computed ...");
   const rows = [completeRow(record), ...record.without].map(({ title, off, text, log_prob: p }) => {
     const isOff = page.live && record.off.length === off.length && off.every((name) => record.off.includes(name));
     const name = page.live

@@ -50,7 +50,7 @@ export const matricesSection = {
       panel.append(
         note(
           page.live
-            ? "The server is computing these values ..."
+            ? "These values are being computed ..."
             : `This page does not contain these values: ${missing.map((value) => value.title).join("; ")}. ` +
                 "The live page (`transduce inspect`) shows them.",
         ),

@@ -28,7 +28,7 @@ async function formulaOf(record, part, value, index) {
   const sum = sums[part.kind]?.(record, part, value, index);
   if (sum) return sum;
   if (!value.is_product) return null;
-  const product = page.live ? await page.cell(record, value.name, index) : recordedProduct(part, value, index);
+  const product = page.cell ? await page.cell(record, value.name, index) : recordedProduct(part, value, index);
   return product && productOf(product);
 }
 
@@ -166,7 +166,8 @@ function productOf({ terms: factors, scale, bias, result, text }) {
 
 export async function fillNumber(record, part, value, index, box) {
   const title = el("h2", "This number");
-  const readout = value?.data && `${format(cellValue(value, index))}: ${value.title}, ${cellPlace(record, value, index)} ▾`;
+  const readout =
+    value?.data && `${format(cellValue(value, index))}: ${value.title}, ${cellPlace(record, value, index)} ▾`;
   document.getElementById("readout").textContent = readout ?? "";
   if (!value?.data) {
     box.replaceChildren(title, note("Click a cell on the stage to see its formula and its line of code."));

@@ -1,7 +1,18 @@
 // Records: their arrays, sides and parts, and the choices that all sections share.
 
-// width: of a panel, in pixels. cell: a request of the live page. Its records have their request: `asked`.
-export const page = { live: false, records: [], width: 340, render: () => {}, inspectSentence: () => {}, cell: null };
+// width: of a panel, in pixels. ask: answers requests in a page without a server. cell: a request of a page with one.
+// Records of both have their request: `asked`.
+export const page = {
+  live: false,
+  records: [],
+  width: 340,
+  render: () => {},
+  inspectSentence: () => {},
+  ask: null,
+  cell: null,
+};
+
+export const [UNK, BOS, EOS] = [1, 2, 3]; // special ids of every vocabulary
 
 export const MODES = { explore: "Explore", tour: "Tour", lab: "Lab", all: "All values" };
 export const LANGUAGES = ["en", "de"]; // of the tour
@@ -52,12 +63,19 @@ export const forgetPrefixes = () => changes.forEach((one) => (one.prefix = []));
 
 const decoded = new WeakMap(); // from an array of a record to its decoded form
 
-// {shape, data: numbers in C order} of an array of a record.
-export function decode(array) {
-  if (decoded.has(array)) return decoded.get(array);
-  const text = atob(array.data);
+// The bytes of a base64 text.
+export function bytesOf(base64) {
+  const text = atob(base64);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
+
+// {shape, data: numbers in C order} of an array of a record; an array that was computed here has its numbers.
+export function decode(array) {
+  if (typeof array.data !== "string") return array;
+  if (decoded.has(array)) return decoded.get(array);
+  const bytes = bytesOf(array.data);
   let data = bytes;
   if (array.dtype === "float32") data = new Float32Array(bytes.buffer);
   if (array.dtype === "float16") data = new Float32Array(new Float16Array(bytes.buffer));

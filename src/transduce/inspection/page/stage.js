@@ -367,7 +367,7 @@ export function drawStage(record, box, number) {
     const kept =
       "This page has no room for the matrices of this part; the live page (`transduce inspect`) has them. Its " +
       "attention weights, if it has any, are among “all values”.";
-    box.append(note(page.live ? "The server is computing these values ..." : kept));
+    box.append(note(page.live ? "These values are being computed ..." : kept));
     return fillNumber(record, part, null, [], number);
   }
   const { others = [], ...first } = draw(record, part, box);

@@ -20,7 +20,7 @@ export const tokensSection = {
     panel.append(facts(`p = ${part.equation}`, { h: part.values[0].shape, p: part.shape }, part.source));
     if (record.tokens?.length) panel.append(tokenTable(record, predictedSide(record)));
     panel.append(el("h3", "Attribution to the input"));
-    if (!record.saliency) return panel.append(note("The server is computing the attributions ..."));
+    if (!record.saliency) return panel.append(note("The attributions are being computed ..."));
     panel.append(el("div.maps", ...record.saliency.map((one) => saliencyMap(record, one, mapWidth()))));
     if (record.saliency.length === 1) {
       panel.append(note("Leaving words out is shown where the model reads another text than it predicts."));
