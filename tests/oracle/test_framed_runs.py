@@ -20,8 +20,8 @@ from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
 from transduce.inspection.inspection import inspect
 from transduce.runs.folder import RunFolder
+from transduce.serving.access import Admission, Limits
 from transduce.serving.async_models import AsyncTranslator
-from transduce.serving.limits import Admission, Limits
 from transduce.serving.service import RunSpec, Service
 from transduce.text.special import Framing
 from transduce.text.tokenizer import Tokenizers

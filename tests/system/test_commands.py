@@ -18,7 +18,7 @@ from system.commands import small, succeed, transduce, write_corpus
 from transduce import Translator
 from transduce.kernels.library import load_library
 from transduce.runs.folder import RunFolder
-from transduce.serving.limits import Limits
+from transduce.serving.access import Limits
 from transduce.serving.service import RunSpec, Service
 
 

@@ -31,9 +31,9 @@ from transduce.decoding.translator import Translator
 from transduce.evaluation.report import write_report
 from transduce.evaluation.run_record import save_set
 from transduce.inspection.analyses import RULES
-from transduce.inspection.arrays import unpack
 from transduce.inspection.inspection import Inspection, inspect, kept_page
 from transduce.inspection.page import PAGE
+from transduce.inspection.recorded_modules import unpack
 from transduce.pipeline import save_attention
 from transduce.runs.folder import RunFolder
 from transduce.serving.inspection_page import InspectionPage, LookRequest

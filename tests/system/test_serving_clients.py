@@ -12,10 +12,9 @@ from starlette.responses import Response, StreamingResponse
 
 from servers import serving
 from transduce.logging import Log
+from transduce.serving.access import NO_KEYS, ApiKeys, Limits, new_key
 from transduce.serving.app import App
 from transduce.serving.http import Call, Endpoint
-from transduce.serving.keys import NO_KEYS, ApiKeys, new_key
-from transduce.serving.limits import Limits
 from transduce.serving.server import _reload_when_asked
 from transduce.serving.service import RunSpec, Service
 

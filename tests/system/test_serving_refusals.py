@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from servers import request, serving
+from transduce.serving.access import Limits
 from transduce.serving.app import make_app
 from transduce.serving.inspection_page import InspectionPage
-from transduce.serving.limits import Limits
 from transduce.serving.service import RunSpec, Service
 
 pytestmark = pytest.mark.loopback

@@ -198,9 +198,8 @@ class Serve(opt.Command):
 
     def execute(self) -> None:
         opt.require_packages()
+        from transduce.serving.access import ApiKeys, Limits
         from transduce.serving.glossaries import Glossaries
-        from transduce.serving.keys import ApiKeys
-        from transduce.serving.limits import Limits
         from transduce.serving.server import ServerOptions
         from transduce.serving.server import serve as run_server
         from transduce.serving.service import RunSpec, Service
@@ -245,7 +244,7 @@ class Serve(opt.Command):
 
 
 def _print_key(name: str) -> None:
-    from transduce.serving.keys import new_key
+    from transduce.serving.access import new_key
 
     secret, line = new_key(name)
     Log().say(f"key: {secret}\nGive it to the client; it is stored nowhere. Append this line to the key file:")

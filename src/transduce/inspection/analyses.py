@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transduce.inspection.arrays import NamedArray, pack, to_numpy
 from transduce.inspection.inspected_models import Sentence, Side, Subject
 from transduce.inspection.module_descriptions import Rows, describe_logits
-from transduce.inspection.recorded_modules import RecordedModule, source_of
+from transduce.inspection.recorded_modules import NamedArray, RecordedModule, pack, source_of, to_numpy
 from transduce.models.parts import TokenPredictor
 from transduce.nn.convolutional import ConvEncoder
 from transduce.nn.embedding import TokenEmbedding

@@ -30,7 +30,6 @@ from transduce.inspection.analyses import (
     tokens_view,
     without_view,
 )
-from transduce.inspection.arrays import NamedArray, pack
 from transduce.inspection.inspected_models import (
     Node,
     Replay,
@@ -41,7 +40,7 @@ from transduce.inspection.inspected_models import (
     open_subject,
 )
 from transduce.inspection.page import page_of
-from transduce.inspection.recorded_modules import RecordedModule, cell, operands, parts_of
+from transduce.inspection.recorded_modules import NamedArray, RecordedModule, cell, operands, pack, parts_of
 from transduce.models.registry import count_parameters
 from transduce.nn.recording import switched_off, switches
 from transduce.nn.relative_attention import RelativeAttention

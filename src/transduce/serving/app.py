@@ -28,6 +28,7 @@ from transduce.decoding.queue import CALLER, SECONDS, ExpiredError, expiring
 from transduce.inspection.page import PAGE as THEME
 from transduce.inspection.page import THEME_FILES
 from transduce.logging import escape
+from transduce.serving.access import NO_KEYS, ApiKeys
 from transduce.serving.http import (
     PAGE,
     PAGE_HEADERS,
@@ -40,7 +41,6 @@ from transduce.serving.http import (
     json_response,
     read_body,
 )
-from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, own
 from transduce.serving.service import Service
 

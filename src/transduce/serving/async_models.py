@@ -22,7 +22,7 @@ from transduce.decoding.results import TextLogProbs, Translation
 from transduce.decoding.translator import EncodedSource, Translator
 from transduce.errors import DataError
 from transduce.process import n_threads_to_use
-from transduce.serving.limits import Admission
+from transduce.serving.access import Admission
 
 _DEFAULT = DecodingOptions()
 _PIECE = 2048  # tokens scored at once: enough to be fast, few enough to stop soon after a client disconnects

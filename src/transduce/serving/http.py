@@ -23,9 +23,8 @@ from starlette.responses import FileResponse, Response
 from transduce.decoding.queue import ExpiredError, QueueClosedError
 from transduce.errors import SettingsError, UserError, message_of
 from transduce.logging import print_exception
+from transduce.serving.access import DrainingError, OverloadedError, UnauthorizedError
 from transduce.serving.glossaries import StorageError, UnknownGlossaryError
-from transduce.serving.keys import UnauthorizedError
-from transduce.serving.limits import DrainingError, OverloadedError
 from transduce.serving.service import Service
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the parser warns of malformed input of clients

@@ -26,8 +26,8 @@ from transduce.inspection.page import PAGE, page_files
 from transduce.inspection.site import sample_texts
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
+from transduce.serving.access import OverloadedError
 from transduce.serving.http import Call, Endpoint, file_response, json_response
-from transduce.serving.limits import OverloadedError
 from transduce.text.languages import Languages
 
 _MOST_OPEN = 32  # inspections at a time, of which one is computed; the page sends some for each click

@@ -24,9 +24,9 @@ from starlette.types import ASGIApp
 from transduce.errors import SettingsError, TransduceError, listed
 from transduce.logging import Log
 from transduce.process import handle_signals
+from transduce.serving.access import NO_KEYS, ApiKeys
 from transduce.serving.app import log_request, make_app
 from transduce.serving.async_models import AsyncTextGenerator
-from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.service import Service
 
 if TYPE_CHECKING:

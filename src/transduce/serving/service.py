@@ -21,9 +21,9 @@ from transduce.decoding.results import TextLogProbs, Translation, joined_note
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError, listed, nearest
 from transduce.runs.folder import RunFolder
+from transduce.serving.access import Admission, DrainingError, Limits, OverloadedError, check_at_most
 from transduce.serving.async_models import AsyncTextGenerator, AsyncTranslator
 from transduce.serving.glossaries import Glossaries
-from transduce.serving.limits import Admission, DrainingError, Limits, OverloadedError, check_at_most
 from transduce.text.languages import Languages, base_language, normalize_code
 
 _DEFAULT, _LIMITS = DecodingOptions(), Limits()

@@ -22,7 +22,7 @@ from transduce.evaluation.run_record import (
     save_set,
 )
 from transduce.evaluation.wording import wording_of
-from transduce.inspection.arrays import pack, unpack
+from transduce.inspection.recorded_modules import pack, unpack
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder

@@ -20,11 +20,11 @@ from transduce.config.architectures import model_settings
 from transduce.data.batch import collate
 from transduce.data.store import Example
 from transduce.errors import UserError
-from transduce.inspection.arrays import unpack
 from transduce.inspection.inspected_models import open_subject
 from transduce.inspection.inspection import inspect_sentence
 from transduce.inspection.page import theme_colour
 from transduce.inspection.pictures import LEGEND, LEVELS, SHADES, averaged_attention, picture, save_picture, shade
+from transduce.inspection.recorded_modules import unpack
 from transduce.models.registry import build_model
 from transduce.nn.recording import record
 

@@ -17,9 +17,9 @@ from transduce.decoding.search import beam_search
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
 from transduce.inspection.analyses import gradient_times_input, label_head
-from transduce.inspection.arrays import pack, unpack
 from transduce.inspection.inspected_models import Side, Subject, TranslationSubject, open_subject, replay
 from transduce.inspection.inspection import Inspection, inspect_sentence
+from transduce.inspection.recorded_modules import pack, unpack
 from transduce.nn.recording import intervene, switches
 from transduce.text.hub import HubTokenizer
 from transduce.text.special import BOS, EOS

@@ -12,8 +12,8 @@ from transduce import DecodingOptions, Generator
 from transduce.decoding.queue import ExpiredError
 from transduce.errors import DataError
 from transduce.kernels.library import load_library
+from transduce.serving.access import Admission, Limits, OverloadedError
 from transduce.serving.async_models import AsyncTextGenerator, Completions, in_parts
-from transduce.serving.limits import Admission, Limits, OverloadedError
 
 pytestmark = pytest.mark.anyio
 PROMPTS = ["Der Hund 😀", ""]

@@ -10,6 +10,7 @@ from filelock import FileLock
 
 from transduce.errors import SettingsError, UserError
 from transduce.runs.atomic import write_json
+from transduce.serving.access import ApiKeys, OverloadedError, UnauthorizedError, new_key
 from transduce.serving.glossaries import (
     LONGEST_TERM,
     MOST_ENTRIES,
@@ -20,8 +21,6 @@ from transduce.serving.glossaries import (
     UnknownGlossaryError,
     parse_entries,
 )
-from transduce.serving.keys import ApiKeys, UnauthorizedError, new_key
-from transduce.serving.limits import OverloadedError
 
 
 def test_a_key_has_a_limit_of_requests_per_minute(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from starlette.responses import StreamingResponse
 import marians
 from transduce.decoding.queue import ExpiredError
 from transduce.errors import SettingsError
+from transduce.serving.access import Limits, OverloadedError
 from transduce.serving.http import Call, Handler
-from transduce.serving.limits import Limits, OverloadedError
 from transduce.serving.protocols import deepl, huggingface, libretranslate, openai, own
 from transduce.serving.protocols.own import token_ends
 from transduce.serving.service import Service

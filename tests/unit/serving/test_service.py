@@ -25,8 +25,8 @@ from transduce.decoding.results import Translation
 from transduce.errors import RunFolderError, SettingsError
 from transduce.kernels.library import load_library
 from transduce.logging import Log
+from transduce.serving.access import DrainingError, Limits, OverloadedError
 from transduce.serving.inspection_page import InspectionPage
-from transduce.serving.limits import DrainingError, Limits, OverloadedError
 from transduce.serving.server import _reload_when_asked
 from transduce.serving.service import RunSpec, ServedRun, Service
 from transduce.serving.tags.markup import MarkupRules

@@ -23,6 +23,7 @@ from transduce.config.section import MAX_SEED
 from transduce.decoding.queue import EXPIRED, ExpiredError
 from transduce.decoding.results import Candidate, Translation
 from transduce.errors import SettingsError, TransduceError, nearest
+from transduce.serving.access import Limits, check_at_most
 from transduce.serving.async_models import AsyncTextGenerator, Completion, Completions, in_parts, offload
 from transduce.serving.http import (
     SENDING,
@@ -35,7 +36,6 @@ from transduce.serving.http import (
     json_response,
     refuse_unsupported,
 )
-from transduce.serving.limits import Limits, check_at_most
 from transduce.serving.service import Route, Service
 from transduce.serving.texts import SHORTEST, TextTranslation, join_notes, translate_texts
 from transduce.text.sentences import joined_parts
