@@ -284,6 +284,7 @@ def load_model(folder: RunFolder, tokenizers: Tokenizers) -> torch.nn.Module:
     sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
     try:
         origin = folder.path / "model.safetensors"
-        return build_from(folder.settings.model, folder.load_model(), **sizes, origin=origin)
+        with folder.open_weights() as weights:
+            return build_from(folder.settings.model, weights, **sizes, origin=origin)
     except SettingsError as error:
         raise RunFolderError(f"{folder.path / 'config.json'} describes no model: {error}") from error

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from transduce.config.architectures import MODEL_SETTINGS, resolve_preset
@@ -24,6 +25,7 @@ from transduce.models.rnn import RECURRENT_OPTIONS, RecurrentModel, recurrent_pr
 from transduce.models.star import CLASSIFIER_OPTIONS, STAR_OPTIONS, StarClassifier, StarTransformer
 from transduce.models.transformer import TRANSFORMER_OPTIONS, Transformer, transformer_problems
 from transduce.models.transformer_xl import TRANSFORMER_XL_OPTIONS, TransformerXL
+from transduce.runs.tensor_file import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,27 +112,25 @@ def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module
 
 
 def build_from(
-    settings: ModelSettings, tensors: Mapping[str, Tensor], *, n_src: int, n_tgt: int, origin: object
+    settings: ModelSettings, weights: Mapping[str, np.ndarray | StoredTensor], *, n_src: int, n_tgt: int, origin: object
 ) -> nn.Module:
     """A model with the given weights; a `RunFolderError` if their names or shapes differ from the model's.
 
-    Names and shapes are compared before memory is allocated for the sizes in the settings.
+    Names and shapes are compared before memory is allocated for the sizes in the settings. Stored weights are read one
+    by one.
     """
     with torch.device("meta"), Uninitialized():
         empty = build_model(settings, n_src=n_src, n_tgt=n_tgt)
     expected = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     for name in expected | shapes:
         if shapes.get(name) != expected.get(name):
             there, here = (str(list(s[name])) if name in s else "missing" for s in (shapes, expected))
             raise RunFolderError(f"{origin} does not fit the settings: {name} is {there}, expected {here}")
-        if not tensors[name].is_floating_point():
-            raise RunFolderError(
-                f"{origin} does not fit the settings: {name} has dtype {tensors[name].dtype}, expected floating point"
-            )
     with Uninitialized():
         model = build_model(settings, n_src=n_src, n_tgt=n_tgt)
-    model.load_state_dict(tensors)
+    for name, tensor in model.state_dict().items():
+        tensor.copy_(torch.from_numpy(np.asarray(weights[name])))
     return model
 
 

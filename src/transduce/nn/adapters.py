@@ -19,6 +19,9 @@ from transduce.nn.feedforward import FeedForward, GatedFeedForward
 from transduce.nn.loss import frozen_label_smoothed_loss
 from transduce.nn.stack import Stack
 
+_ROWS_AT_ONCE = 1 << 14
+"""Rows of a table that are converted to another type at once: a copy of the whole table may not fit in memory."""
+
 
 class LowRank(nn.Module):
     """B A: A is random and B zero at the start, so that the adapted layer begins as the frozen one (section 4.1)."""
@@ -83,8 +86,9 @@ class AdaptedTable(TokenTable):
         return torch.where((ids < n)[..., None], vectors, F.embedding((ids - n).clamp(min=0), self.new))
 
     def logits(self, hidden: Float[Tensor, "*B D"], bias: Float[Tensor, " V"] | None) -> Float[Tensor, "*B V"]:
-        old = self.linear(hidden, self.weight.to(hidden.dtype))
-        logits = old if self.new is None else torch.cat([old, self.linear(hidden, self.new.to(hidden.dtype))], -1)
+        parts = [self.weight] if self.weight.dtype == hidden.dtype else self.weight.split(_ROWS_AT_ONCE)
+        parts = [*parts, *([] if self.new is None else [self.new])]
+        logits = torch.cat([self.linear(hidden, part.to(hidden.dtype)) for part in parts], -1)
         return logits if bias is None else logits + bias
 
     def loss(

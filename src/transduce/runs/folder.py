@@ -241,10 +241,10 @@ class RunFolder:
 
     def load_model(self) -> dict[str, torch.Tensor]:
         """The weights for translation, whose file is compared with the manifest. Adapters are merged."""
-        from transduce.runs.tensors import tensors_in, tensors_of  # imports torch
+        from transduce.runs.tensors import tensors_of  # imports torch
 
-        file = self._read_weights()
-        return tensors_of(self._merged(file)) if BASE in file.metadata else tensors_in(file)
+        with self.open_weights() as weights:
+            return tensors_of(weights)
 
     def load_adapters(self) -> dict[str, torch.Tensor]:
         """The weights in the run's own file: adapters, if the run kept them."""

@@ -8,8 +8,6 @@ not write them, because it makes ranks exchange pickles.
 from __future__ import annotations
 
 import json
-import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,13 +18,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 from torch import Tensor
 
 from transduce.errors import RunFolderError, cannot_write, message_of
 from transduce.runs.atomic import expecting, sync, write_aside
-from transduce.runs.tensor_file import ERRORS, TensorFile, open_tensors, read_header, read_tensors
+from transduce.runs.tensor_file import ERRORS, StoredTensor, TensorFile, open_tensors, read_tensors
+
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The names of dtypes in a safetensors file."""
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -44,14 +54,17 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
     entries = {"format": "pt", **(metadata or {})}
     if aliases:
         entries["aliases"] = json.dumps(aliases, sort_keys=True)
-    path.touch()
-    mode = path.stat().st_mode
-    try:
-        save_file(distinct, path, metadata=entries)
-    except SafetensorError as error:
-        raise _as_os_error(error) from error
-    path.chmod(mode)  # safetensors creates files that only their owner can read
-    _sort_metadata(path)
+    header: dict[str, object] = {"__metadata__": dict(sorted(entries.items()))}
+    in_order, end = sorted(distinct.items(), key=lambda item: (-item[1].element_size(), item[0])), 0
+    for name, tensor in in_order:
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    head = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    head += b" " * (-len(head) % 8)  # the data begins at a multiple of 8
+    with path.open("wb") as file:  # safetensors would copy all tensors before it writes the first
+        file.write(len(head).to_bytes(8, "little") + head)
+        for _, tensor in in_order:
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -73,10 +86,10 @@ def stream_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, torch.from_numpy(np.asarray(tensor))
 
 
-def tensors_of(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """Copies of arrays as tensors; an array with several names becomes one tensor."""
+def tensors_of(arrays: Mapping[str, np.ndarray | StoredTensor]) -> dict[str, torch.Tensor]:
+    """Arrays as tensors; an array with several names becomes one tensor."""
     distinct = {id(array): array for array in arrays.values()}
-    tensors = {key: torch.from_numpy(array.copy()) for key, array in distinct.items()}
+    tensors = {key: torch.from_numpy(np.asarray(array)) for key, array in distinct.items()}
     return {name: tensors[id(array)] for name, array in arrays.items()}
 
 
@@ -99,24 +112,6 @@ def _distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
         storages.add(copy.untyped_storage().data_ptr())
         distinct[name] = copy
     return distinct, aliases
-
-
-def _as_os_error(error: SafetensorError) -> OSError:
-    """Convert an error of safetensors to the underlying OSError, so that a full disk is reported as such."""
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(match[1]), os.strerror(int(match[1]))) if match else OSError(str(error))
-
-
-def _sort_metadata(path: Path) -> None:
-    """Sort the metadata of a new file, which safetensors writes in random order."""
-    head = read_header(path).head
-    header = json.loads(head[8:])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    assert len(text) <= len(head) - 8, "sorting does not make it longer"
-    with path.open("r+b") as file:
-        file.seek(8)
-        file.write(text.ljust(len(head) - 8))  # the format pads with spaces
 
 
 FOLDER = "shards"

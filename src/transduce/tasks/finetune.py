@@ -27,6 +27,7 @@ from transduce.errors import RunFolderError, SettingsError
 from transduce.logging import Log
 from transduce.models.registry import ARCHITECTURES, Uninitialized, build_model, count_parameters
 from transduce.nn.adapters import add_adapters
+from transduce.process import release_memory
 from transduce.runs.folder import NEW, RunFolder
 from transduce.runs.manifest import WEIGHTS, fingerprint
 from transduce.runs.tensor_file import read_header
@@ -240,6 +241,8 @@ def save_start_weights(start: Start, extended: Extended, settings: Settings, fol
         elif same_labels or not name.startswith("labels."):
             kept[name] = tensor
     save_tensors(path, kept)
+    kept.clear()
+    release_memory()  # of all weights in float32; adapters may be trained in much less
 
 
 def with_rows(tensor: Tensor, parts: Sequence[Parts], first: int) -> Tensor:

@@ -16,7 +16,7 @@ from sacrebleu.metrics import CHRF
 from torch import nn
 
 from transduce.config.architectures import TransformerSettings
-from transduce.config.settings import Settings
+from transduce.config.settings import Direction, Settings
 from transduce.data.clean import Cleaner, format_cleaning, n_pairs, pack_pairs
 from transduce.data.copies import CaseCopies, Copies
 from transduce.data.encoding import EncodePairs, counted, encode_pairs
@@ -158,7 +158,12 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         if not sets:
             log.say("nothing was scored: no test text, and training.valid_bleu_sentences = 0")
             log.say(f"to score the run later, evaluate {folder.path} on a source and a reference text")
-        return _sentences_to_draw(sets, translator)
+        chosen = _sentences_to_draw(sets)
+        del translator  # a large model may not fit in memory twice, for the library and for PyTorch
+        if not chosen:
+            return []
+        drawing = Translator.load(folder.path, device=folder.settings.training.device, trainable=True)
+        return [(in_direction(drawing, direction), src) for direction, src in chosen]
 
     def evaluate(self, run: Path, options: TranslationEvaluation, *, device: str = "auto") -> Evaluation:
         return evaluate_translations(run, options, device=device)
@@ -170,6 +175,9 @@ def _judge(tokenizers: Tokenizers, sets: Sequence[ScoredSet], settings: Settings
     items = [(number, src) for number, pairs in enumerate(by_length) for src, _ in pairs]
     references = [ref for pairs in by_length for _, ref in pairs]
     search, limit = settings.decoding, settings.model.position_limit
+    training = settings.training
+    # a search needs no more memory than an update
+    most = max(1, (training.micro_batch_tokens or training.batch_tokens or search.batch_tokens) // search.beam)
 
     @cache  # cached: all validations reuse the translator and its threads
     def translator_of(model: nn.Module) -> Translator:
@@ -179,7 +187,8 @@ def _judge(tokenizers: Tokenizers, sets: Sequence[ScoredSet], settings: Settings
         outputs = list[str]()
         for number, group in groupby(given, key=itemgetter(0)):
             translator = in_direction(translator_of(model), sets[number].direction)
-            outputs += [translation.text for translation in translator.translate([src for _, src in group])]
+            translations = translator.translate([src for _, src in group], batch_tokens=min(most, search.batch_tokens))
+            outputs += [translation.text for translation in translations]
         return outputs
 
     def score(hypotheses: Sequence[str]) -> dict[str, float]:
@@ -214,12 +223,11 @@ def _score(folder: RunFolder, held: ScoredSet, *, translator: Translator, update
     return scores
 
 
-def _sentences_to_draw(sets: Sequence[ScoredSet], translator: Translator) -> ToDraw:
+def _sentences_to_draw(sets: Sequence[ScoredSet]) -> list[tuple[Direction, str]]:
     """Choose sentences of a length that suits a picture; all sentences if there are none."""
     fewest, most = DRAWN_WORDS
-    directed = [(in_direction(translator, held.direction), held.pairs) for held in sets]
-    sources = [(translator, src) for translator, pairs in directed for src, _ in pairs if src.strip()]
-    return [(translator, src) for translator, src in sources if fewest <= len(src.split()) <= most] or sources
+    sources = [(held.direction, src) for held in sets for src, _ in held.pairs if src.strip()]
+    return [(direction, src) for direction, src in sources if fewest <= len(src.split()) <= most] or sources
 
 
 def _read_scored(path: Path, n: int | None = None) -> list[ScoredSet]:

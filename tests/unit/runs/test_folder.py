@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transduce.config.settings import Settings
 from transduce.errors import RunFolderError
 from transduce.runs import folder as folder_module
 from transduce.runs.folder import RunFolder
+from transduce.runs.tensor_file import TensorFile
 
 RECIPE = "[training]\nlr = 0.002\n"
 
@@ -204,16 +206,16 @@ def test_weights_that_a_training_replaces_meanwhile_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = finished_run(tmp_path / "run")
-    read, replaced = folder_module.read_tensors, list[Path]()
+    read, replaced = folder_module.open_tensors, list[Path]()
 
-    def replace_and_read(file: Path) -> bytes:
+    def replace_and_read(file: Path, files: ExitStack) -> TensorFile:
         if not replaced:
             replaced.append(file)
             with RunFolder.open_locked(path) as training:
                 training.save_model({"w": torch.zeros(100)})
-        return read(file)
+        return read(file, files)
 
-    monkeypatch.setattr(folder_module, "read_tensors", replace_and_read)
+    monkeypatch.setattr(folder_module, "open_tensors", replace_and_read)
     assert torch.equal(RunFolder.open(path).load_model()["w"], torch.zeros(100))
 
 
