@@ -20,6 +20,7 @@ from transduce.config.settings import Settings
 from transduce.data.preparation import Texts
 from transduce.data.reading import Sample
 from transduce.data.workers import Workplace
+from transduce.decoding.translator import Translator
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.distributed.launch import this_process
 from transduce.doctor.checks import warn_of_data
@@ -35,6 +36,7 @@ from transduce.errors import (
     TransduceError,
     UserError,
 )
+from transduce.evaluation.evaluate import in_direction
 from transduce.evaluation.report import render_report, write_card, write_report
 from transduce.evaluation.wording import wording_of
 from transduce.inspection.inspected_models import MOST_TOKENS
@@ -351,9 +353,13 @@ def run_worker() -> int:
 
 def save_attention(folder: RunFolder, sentences: ToDraw) -> None:
     """Save the attention of the first sentences that can be inspected, for the report."""
+    if not sentences:
+        return
+    translator = Translator.load(folder.path, device=folder.settings.training.device, trainable=True)
+    directed = ((in_direction(translator, direction), src) for direction, src in sentences)
     readable = (
         (translator, src)
-        for translator, src in sentences
+        for translator, src in directed
         if len(translator.tokenizers.src.encode(src)) <= min(translator.longest, MOST_TOKENS)
     )
     if inspections := [inspect(translator, src) for translator, src in islice(readable, N_DRAWN)]:

@@ -598,7 +598,7 @@ def test_the_heads_of_a_report_are_those_of_the_page(runs: Runs, browser: Browse
     lines = ["a man </script>", "two women"]
     found = [inspect(translator, line) for line in lines]
     held_out = ScoredSet("test", ("en", "de"), [(line, "") for line in lines])
-    save_attention(folder, _sentences_to_draw([held_out], translator))
+    save_attention(folder, _sentences_to_draw([held_out]))
     (run / "data.json").write_text(json.dumps({"fingerprint": "0" * 64}), encoding="utf-8")
     write_report(folder)
     browser.get((run / "report.html").as_uri())

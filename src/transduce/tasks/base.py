@@ -24,7 +24,7 @@ from torch import nn
 
 from transduce.config.architectures import BertSettings
 from transduce.config.section import traits_of
-from transduce.config.settings import DataSettings, Settings
+from transduce.config.settings import DataSettings, Direction, Settings
 from transduce.data.clean import reverse_pair
 from transduce.data.encoding import counted
 from transduce.data.leaks import LeakCheck, watch
@@ -34,7 +34,6 @@ from transduce.data.preparation import Texts, located, read_labelled_texts, read
 from transduce.data.reading import Piece, Source, Sources, labelled_sources, line_sources, pair_sources, with_links
 from transduce.data.store import AlignedStore, Store
 from transduce.data.workers import Workplace
-from transduce.decoding.translator import Translator
 from transduce.demo.corpus import demo_sources
 from transduce.errors import DataError, RunFolderError
 from transduce.logging import Log
@@ -47,8 +46,8 @@ from transduce.training.loss import Criterion
 from transduce.training.validate import Validator
 
 FormName = Literal["pairs", "text", "labelled"]
-ToDraw = Sequence[tuple[Translator, str]]
-"""Source sentences, each with a translator for its languages."""
+ToDraw = Sequence[tuple[Direction, str]]
+"""Source sentences, each with the direction of its translation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

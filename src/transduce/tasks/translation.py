@@ -16,7 +16,7 @@ from sacrebleu.metrics import CHRF
 from torch import nn
 
 from transduce.config.architectures import TransformerSettings
-from transduce.config.settings import Direction, Settings
+from transduce.config.settings import Settings
 from transduce.data.clean import Cleaner, format_cleaning, n_pairs, pack_pairs
 from transduce.data.copies import CaseCopies, Copies
 from transduce.data.encoding import EncodePairs, counted, encode_pairs
@@ -158,12 +158,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         if not sets:
             log.say("nothing was scored: no test text, and training.valid_bleu_sentences = 0")
             log.say(f"to score the run later, evaluate {folder.path} on a source and a reference text")
-        chosen = _sentences_to_draw(sets)
-        del translator  # a large model may not fit in memory twice, for the library and for PyTorch
-        if not chosen:
-            return []
-        drawing = Translator.load(folder.path, device=folder.settings.training.device, trainable=True)
-        return [(in_direction(drawing, direction), src) for direction, src in chosen]
+        return _sentences_to_draw(sets)
 
     def evaluate(self, run: Path, options: TranslationEvaluation, *, device: str = "auto") -> Evaluation:
         return evaluate_translations(run, options, device=device)
@@ -223,7 +218,7 @@ def _score(folder: RunFolder, held: ScoredSet, *, translator: Translator, update
     return scores
 
 
-def _sentences_to_draw(sets: Sequence[ScoredSet]) -> list[tuple[Direction, str]]:
+def _sentences_to_draw(sets: Sequence[ScoredSet]) -> ToDraw:
     """Choose sentences of a length that suits a picture; all sentences if there are none."""
     fewest, most = DRAWN_WORDS
     sources = [(held.direction, src) for held in sets for src, _ in held.pairs if src.strip()]
