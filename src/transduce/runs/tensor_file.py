@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 from safetensors import SafetensorError
 
-from transduce.errors import RunFolderError, SettingsError
+from transduce.errors import RunFolderError
 from transduce.runs.atomic import expecting, reading
 
 _MOST_HEADER = 1 << 23  # bytes, for 50,000 tensors; the format allows 100 MB, which take 2 GB once parsed
@@ -60,11 +60,13 @@ class TensorFile:
     def stored(self) -> dict[str, StoredTensor]:
         """The tensors by all their names, to be read later.
 
-        Raises `RunFolderError` if the file is damaged, and `SettingsError` if a tensor is not in 16, 32 or 64 bits of
-        floating point.
+        Raises `RunFolderError` if the file is damaged, or a tensor is not in 16, 32 or 64 bits of floating point.
         """
         if other := next((name for name, entry in self.entries.items() if entry["dtype"] not in _TYPES), None):
-            raise SettingsError(f"{other} has dtype {self.entries[other]['dtype']}")
+            raise RunFolderError(
+                f"{self.path} does not fit the settings: {other} has dtype {self.entries[other]['dtype']}, "
+                "expected floating point"
+            )
         with expecting(self.path, *ERRORS):
             return self.by_all_names({name: StoredTensor(self, **entry) for name, entry in self.entries.items()})
 
