@@ -62,11 +62,12 @@ EXPRESSIBLE_IN_TRANSFORMERS: Expressible = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigFormat:
-    """The keys of a config.json, or of Marian's settings, for both directions.
+    """The keys of a config.json, or of Marian's settings, for import and export.
 
-    `sizes` and `values`: our setting for each key, or None; sizes are positive whole numbers. `defaults`: values of
-    keys that a file may leave out. `only`: supported values of other keys, the assumed one first. `equal`: pairs of
-    keys that must agree. `activation`: the key of the activation.
+    `sizes` (positive whole numbers) and `values` (anything else) map a key to our setting, or to None if we have no
+    setting for it. `defaults`: values of keys that a file may leave out. `only`: the supported values of keys without a
+    setting of ours; the first is assumed if a file lacks the key. `equal`: pairs of keys with the same value.
+    `activation`: the key of the activation function.
     """
 
     sizes: Mapping[str, str | None]

@@ -60,10 +60,12 @@ class Rows:
 
 
 def rows_of(ids: Mapping[str, int], special: Sequence[int], *, n: int, origin: object, spare: int = 0) -> Rows:
-    """The rows of a vocabulary with these ids; `UserError` if it contradicts itself or the model.
+    """The rows of an imported embedding that each of our ids uses.
 
-    `special`: the program's id for each of our first ids, -1 for none. n: rows of its embedding. Ids without a piece
-    keep their rows: at most `spare`, or at most 127 if n is a multiple of 8.
+    `ids`: the id of each piece in the imported vocabulary. `special`: the imported id of each of our special pieces, -1
+    if the vocabulary has none. n: number of rows of the imported embedding. Rows without a piece are kept; there may be
+    at most `spare` of them, or 127 if n is a multiple of 8. Raises `UserError` if there are more, or if ids repeat or
+    exceed the embedding.
     """
     if any(type(i) is not int or not 0 <= i < n for i in ids.values()):
         raise UserError(f"{origin}: the vocabulary has ids outside 0 .. {n - 1}, the rows of the embedding")

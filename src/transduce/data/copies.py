@@ -209,10 +209,10 @@ class CaseCopies:
         return cls(data.case_augmentation, seed, (data.src_lang, data.tgt_lang)) if data.case_augmentation else None
 
     def copy_of(self, pair: Pair) -> Pair | None:
-        """The copy of a pair in one of the forms, or None.
+        """A copy of the pair in a form that its text determines (see `FORMS`), or None.
 
-        There is none if the source would not change, such as in a language without case, or if only the source would
-        lose a full stop.
+        Only a share of the pairs has a copy. A pair has none if its source would not change, as in a script without
+        case, or if its source would lose a full stop and its target has none to lose.
         """
         number = crc32(f"case {self.seed}\n{pair.src}\n{pair.tgt}".encode("utf-8", "surrogatepass"))
         if number >= self.share * 2**32:

@@ -71,9 +71,10 @@ def spell_last_word(
 ) -> tuple[list[int], Spelling]:
     """The tokens of a prefix without those of its last word, and the ways to spell that word.
 
-    If the prefix ends with a sign, no word is left open. If it ends with a space, a new word begins or, if `may_end`,
-    the sentence ends. In scripts without spaces, the last word is replaced by the last characters that begin a longer
-    piece. If a spelling could take more than `limit` tokens, all tokens of the prefix are returned, and no spelling.
+    If the prefix ends with punctuation, its last word is complete, and all its tokens are returned. If it ends with a
+    space, a new word begins or, if `may_end`, the sentence ends. In scripts without spaces, the longest end of the
+    prefix with which a longer piece begins is taken for the last word. If a spelling could take more than `limit`
+    tokens, all tokens of the prefix are returned, and no spelling.
     """
     if not isinstance(vocabulary, SentencePieceVocabulary):
         return list(ids), ()
@@ -126,7 +127,7 @@ def _begins_a_piece(text: str, vocabulary: Vocabulary) -> bool:
 
 @lru_cache(maxsize=8)
 def _sorted_pieces(vocabulary: Vocabulary) -> tuple[list[str], list[int]]:
-    """The readable pieces of a vocabulary, in order, and their ids."""
+    """The texts of all pieces that the model can read, in alphabetical order, and the id of each."""
     pieces = enumerate(vocabulary.pieces(range(vocabulary.vocab_size)))
     known = {_text_of([piece]): i for i, piece in pieces if i > EOS and i not in vocabulary.unreadable_ids}
     return sorted(known), [known[piece] for piece in sorted(known)]

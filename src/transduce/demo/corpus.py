@@ -413,7 +413,7 @@ def noun(case: str, number: str, kind: str, gender: str) -> Leaves:
 
 
 def adjective(kind: str, declension: str, case: str, number: str, gender: str) -> Leaves:
-    """Adjectives before a noun; after "is" the declension is "none" or "comparative"."""
+    """Adjectives in one form. `declension`: that of a noun phrase or, after "is", "none" or "comparative"."""
     for en, de, stem, kinds, more, more_de in rows("adjective"):
         word_en = more.replace("_", " ") if declension == "comparative" else en
         if kind in kinds.split(",") and word_en != "-":

@@ -171,9 +171,9 @@ def _is_backward(name: str, modules: Mapping[str, nn.Module]) -> bool:
 
 
 def _owners(name: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Yield the shown modules that contain a module. If there are any, the module is not shown by itself.
+    """Yield the modules with views of their own that contain this module. If there are any, this module has no view.
 
-    The norm after a residual connection is not shown by itself; the norm before a sub-layer is.
+    A norm after a residual connection belongs to the view of its sub-layer; a norm before a sub-layer has its own view.
     """
     while name := name.rpartition(".")[0]:
         if description_of(modules[name]) is not None and not isinstance(modules[name], PreNorm):

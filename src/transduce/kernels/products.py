@@ -29,7 +29,10 @@ _SMALL = 64 * 64  # numbers in a matrix
 
 
 def _has_changing_shapes(x: Tensor) -> bool:
-    """Whether this is a bfloat16 product in training or validation on a CPU: nearly every batch has a new shape."""
+    """Whether a product with x probably has another shape in each batch.
+
+    Products in bfloat16 on a CPU have: they are those of training and validation.
+    """
     return (
         x.device.type == "cpu"
         and torch.is_autocast_enabled("cpu")

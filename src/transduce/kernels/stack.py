@@ -244,7 +244,10 @@ def _plan_for(stack: Stack, x: Tensor, scheme: Positions) -> Plan | None:
 
 
 def knows(scheme: Positions) -> bool:
-    """Whether the library supports a positional scheme in self-attention: a fixed bias or a rotation."""
+    """Whether the native library can train self-attention with a positional scheme.
+
+    It supports schemes that add a bias without parameters to the scores, or that rotate queries and keys.
+    """
     kind = type(scheme)
     rotates = kind.rotation in (Positions.rotation, RotaryPositions.rotation)
     is_fixed = kind.score_bias is Positions.score_bias or not any(True for _ in scheme.parameters())

@@ -162,7 +162,11 @@ def step_bias(
     history: Float[Tensor, "B 1 Q C"] | None,
     masked: bool,
 ) -> Bias:
-    """The bias of the next tokens on cached keys: `history` plus, if `masked`, the pattern."""
+    """The attention bias of the next tokens (queries) on the cached keys.
+
+    The sum of the bias of the positional scheme, `history` (which hides keys, such as padding) and, if `masked`, the
+    mask of the pattern.
+    """
 
     def bias_of(factor: FullPattern, heads: slice) -> FactorBias:
         matrix = history

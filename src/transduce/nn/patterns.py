@@ -208,6 +208,10 @@ SPREADS: dict[str, Callable[[Factors], tuple[Pattern, ...]]] = {
 def make_patterns(
     name: str, *, size: int = 0, summary: int = 0, spread: str = "heads", causal: bool
 ) -> tuple[Pattern, ...]:
-    """The patterns of a stack; layer i has pattern i mod their number."""
+    """The attention patterns of a stack of layers; of n patterns, layer i has number i mod n.
+
+    `size`: the window or stride. `summary`: summary positions of a block. `spread`: whether the factors of a sparse
+    pattern belong to different heads or to different layers (a key of `SPREADS`).
+    """
     factors = PATTERNS[name](size, summary, causal)
     return factors if len(factors) == 1 else SPREADS[spread](factors)

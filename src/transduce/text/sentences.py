@@ -75,7 +75,10 @@ _CONTINUED = re.compile(
 )  # places at which sentencex wrongly begins a sentence
 _INSIDE_PATHS = "/\\+=&%^|:;,"
 _INITIAL = re.compile(rf"(?:^|[\s.])(?:(?!{_TOUCHING.pattern})[^\W\d_A-Za-z][^\w\s.]?){{1,2}}\.$")
-"""One or two letters, with vowel signs, before a dot: พ.ย. sentencex knows the initials of ASCII."""
+"""Initials: one or two letters outside ASCII, with their vowel signs, before a dot, such as those of พ.ย.
+
+ASCII letters are left out because sentencex finds their initials itself.
+"""
 _TONE_MARKS = "՛՜՞"  # Armenian question and exclamation marks, which follow a vowel inside a word
 _LAST_WORD = re.compile(r"[^\W\d_][^\s()\[\]«»„“”\"'’]{0,20}(?=\.\s+$)")
 _ABBREVIATIONS = {

@@ -101,7 +101,8 @@ def alignment_loss(weights: Float[Tensor, "B T S"], links: Int[Tensor, "L 3"]) -
 class PredictConsistently:
     """Criterion like `predict_tokens` that also compares the predictions of two passes: `consistency_loss`.
 
-    Both passes are one call of the model with every row twice; dropout differs, and SimCut cuts pieces in the second.
+    Both passes are one call of the model on a batch that contains every row twice. Dropout differs between the copies;
+    SimCut also replaces some vectors of pieces by zeros in the second copy.
     """
 
     settings: SimCutSettings | RDropSettings

@@ -60,7 +60,7 @@ class Ranks:
         return contextlib.nullcontext()
 
     def finish_reduction(self, sums: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Wait until the gradients are the sums of all ranks; return their norm after the summed `sums`."""
+        """Wait until gradients and `sums` are summed over all ranks; return these sums and then the gradient norm."""
         return [*sums, gradient_norm(parameters)]
 
     def whole(self, model: nn.Module) -> contextlib.AbstractContextManager[nn.Module]:

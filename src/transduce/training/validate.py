@@ -72,8 +72,8 @@ class Validator:
     ) -> None:
         """`batches` gives the held-out text, collated, on the model's device, anew at each call.
 
-        `n_bytes`: bytes of the text, if all of it is predicted; then the loss is also reported in bits per byte.
-        `in_order`: each batch needs the carry of the previous batch.
+        `n_bytes`: size of the text in bytes, for the loss in bits per byte; 0 if not every token is predicted.
+        `in_order`: each batch continues the one before, whose final state (`carry`) the model reads.
         """
         self.model, self.batches, self.judge, self.n_bytes, self.in_order = model, batches, judge, n_bytes, in_order
         self.smoothing, self.precision, self.criterion = smoothing, precision, criterion
