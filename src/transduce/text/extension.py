@@ -1,9 +1,9 @@
-"""Extend a vocabulary: its pieces keep their ids, and pieces learned from new text are appended.
+"""Extend a vocabulary by pieces learned from new text. The old pieces keep their ids.
 
-First the missing characters are added, the most frequent first. Then the text is split with the old vocabulary, and the
-most frequent pair of neighbours within a word is merged into a new piece, repeatedly: byte-pair encoding (Sennrich et
-al. 2016) that continues from the old vocabulary. Every new piece therefore consists of known pieces, and text without
-new pieces is split exactly as before.
+First the missing characters are appended, the most frequent first. Then the text is split with the old vocabulary, and
+the most frequent pair of neighbors within a word is merged into a new piece, repeatedly. This is byte-pair encoding
+(Sennrich et al. 2016) that continues from the old vocabulary. Every new piece therefore consists of known pieces, and
+text without new pieces is split exactly as before.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from transduce.text.tokenizer import (
 from transduce.text.training import sample_of
 
 SAMPLE_LINES = 100_000
-"""Maximum number of lines that new pieces are learned from; a random sample of longer text."""
+"""Maximum number of lines to learn new pieces from. A longer text is sampled at random."""
 
 _LEAST = 5  # fewest occurrences of a pair that becomes a piece
 _LONGEST = 16  # maximum characters of a piece, as in SentencePiece
-_ABOVE = 0.01  # minimum by which the score of a new piece exceeds that of its parts
+_ABOVE = 0.01  # minimum difference between the score of a new piece and the sum of its parts' scores
 
 Parts = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NewPiece:
-    """A piece to append, and the pieces that it is merged from (none for a character).
+    """A piece to append to a vocabulary. `made_of`: the pieces that it merges; empty for a single character.
 
-    `score`: its score in the SentencePiece model; None if the model already contains it.
+    `score`: its score in the SentencePiece model, or None if the model already contains the piece.
     """
 
     text: str
@@ -56,9 +56,9 @@ class NewPiece:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """Extended vocabularies. `src` and `tgt`: for each new id, in order, the old ids that it replaces.
+    """Extended vocabularies. `src` and `tgt`: for each new id of a side, in order, the old ids that it replaces.
 
-    A new character replaces no old ids, or the ids of its bytes if the vocabulary has byte pieces.
+    A new character replaces the ids of its bytes, or nothing if the vocabulary has no byte pieces.
     """
 
     tokenizers: Tokenizers
@@ -67,9 +67,9 @@ class Extended:
 
 
 def extend(tokenizers: Tokenizers, src: Iterable[str], tgt: Iterable[str], *, n: int) -> Extended:
-    """Learn up to `n` new pieces per vocabulary from the lines of the two sides (`tgt` may be empty).
+    """Add up to `n` pieces to each vocabulary, learned from source and target lines. `tgt` may be empty.
 
-    Two sides that share one list of pieces, as Marian's do, share the new pieces too, of which each side learns half.
+    If both sides share one list of pieces, as in Marian's models, each side learns half of the new pieces.
     Raises `SettingsError` for a vocabulary that cannot be extended.
     """
     if tokenizers.joint:
@@ -91,7 +91,7 @@ def extend(tokenizers: Tokenizers, src: Iterable[str], tgt: Iterable[str], *, n:
 
 
 def add_language(extended: Extended, code: str, *, like: str) -> Extended:
-    """Append a token for the language `code`, which starts as the token of the language `like`.
+    """Append a token for the language `code`, initialized from the token of the language `like`.
 
     Raises `SettingsError` if the vocabulary has no tokens for languages, already has the language, or lacks `like`.
     """
@@ -116,7 +116,7 @@ def new_pieces(old: Vocabulary, new: Vocabulary) -> list[str]:
 
 
 def _reading(vocabulary: Vocabulary, lines: Iterable[str]) -> Vocabulary:
-    """The source's vocabulary, extended to read characters of these lines that only the target could read."""
+    """Allow the source vocabulary to use its unused pieces whose characters are frequent in these lines."""
     proto = parse_model(vocabulary.model)
     counts = Counter(chain.from_iterable(lines))
     readable = {c for c, count in counts.items() if count >= _LEAST}
@@ -128,7 +128,7 @@ def _reading(vocabulary: Vocabulary, lines: Iterable[str]) -> Vocabulary:
 
 
 def _share_list(tokenizers: Tokenizers) -> bool:
-    """Whether two tokenizers are of Marian's kind with the same list of pieces."""
+    """Whether both sides have tokenizers of Marian's kind with the same list of pieces."""
     both = tokenizers.src, tokenizers.tgt
     src, tgt = (side.pieces(range(side.vocab_size)) for side in both)
     return all(isinstance(side, PieceTokenizer) for side in both) and src == tgt
@@ -137,7 +137,7 @@ def _share_list(tokenizers: Tokenizers) -> bool:
 def _extended(
     vocabulary: Vocabulary, own: Sequence[NewPiece], *, listed: Sequence[NewPiece]
 ) -> tuple[Vocabulary, tuple[Parts, ...]]:
-    """Append all `listed` pieces; also return the old ids of each. Text is split only into old pieces and `own`."""
+    """Append the `listed` pieces, and return the old ids of each. Encoding produces only `own` and old pieces."""
     pieces = vocabulary.pieces(range(vocabulary.vocab_size))
     known = {piece: i for i, piece in enumerate(pieces)}
     old_ids: dict[str, Parts] = {}
@@ -152,7 +152,7 @@ def _extended(
 
 
 def _bytes_of(text: str, known: Mapping[str, int]) -> Parts:
-    """The ids of the bytes of a text; empty if the vocabulary lacks byte pieces."""
+    """The ids of a text's UTF-8 bytes; empty if the vocabulary `known` lacks byte pieces."""
     names = [f"<0x{byte:02X}>" for byte in text.encode("utf-8")]
     return tuple(known[name] for name in names) if all(name in known for name in names) else ()
 
@@ -172,7 +172,7 @@ def _learned(vocabulary: Vocabulary, lines: Iterable[str], n: int) -> list[NewPi
     whole = with_pieces(vocabulary.model, [(c, lowest) for c, _ in lacking])
     sp = sentencepiece.SentencePieceProcessor(model_proto=whole)
     words = Counter(chain.from_iterable(_words(pieces) for pieces in sp.encode(sample, out_type=str)))
-    # pieces with ids, which Marian's tokenizers list separately
+    # Marian's tokenizers list the pieces that have ids separately.
     listed = set(vocabulary.pieces(range(vocabulary.vocab_size)))
     unlisted = [NewPiece(text, None) for text in sorted({p for word in words for p in word if p in known} - listed)]
     room = max(0, n - len(lacking) - len(unlisted))
@@ -189,9 +189,9 @@ Joined = dict[str, tuple[tuple[str, str], int]]
 
 
 def _as_unigram(lacking: Sequence[str], joined: Joined, words: Words, known: Mapping[str, float]) -> list[NewPiece]:
-    """New pieces with log-probabilities as scores, without those that only occur inside longer ones.
+    """Score new pieces by their log-probabilities, and drop pieces that are rare outside longer new pieces.
 
-    The score of a piece follows from its frequency, but exceeds the sum of its parts' scores, so that it is used.
+    The score of a piece always exceeds the sum of its parts' scores, so that encoding uses the piece.
     """
     counts: Counter[str] = Counter()
     for word, count in words.items():
@@ -219,7 +219,7 @@ def _words(pieces: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _join(words: Words, n: int, *, known: Iterable[str]) -> Joined:
-    """Merge pairs up to `n` times; return the new pieces in order, each with its pair and its number of occurrences."""
+    """Merge the most frequent pair up to `n` times. Returns the new pieces in order, each with its pair and count."""
     old, made = set(known), Joined()
     texts, counts = [list(word) for word in words], list(words.values())
     meetings: Counter[tuple[str, str]] = Counter()
@@ -263,14 +263,14 @@ def _merged(word: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 def _may_join(a: str, b: str, old: set[str]) -> bool:
-    """Whether two neighbours may be merged: letters of one script within one word, and not in the old vocabulary."""
+    """Whether two neighboring pieces may merge: they have letters of one script, and the result is short and new."""
     left, right = _script(a.removeprefix(SPACE)), _script(b)
     return bool(right) and left in ("", right) and len(a) + len(b) <= _LONGEST and a + b not in old
 
 
 @lru_cache(maxsize=1 << 16)
 def _script(text: str) -> str | None:
-    """The script of letters; empty for no text; None for several scripts or characters other than letters."""
+    """The script of a text's letters; empty for an empty text; None for mixed scripts, digits or punctuation."""
     if not text:
         return ""
     scripts = {script(c) for c in text if not unicodedata.category(c).startswith("M")}

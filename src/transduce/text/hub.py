@@ -1,6 +1,6 @@
-"""Vocabularies of the `tokenizers` library (WordPiece, byte-level BPE): a tokenizer.json, which is data only.
+"""Vocabularies of the `tokenizers` library (WordPiece, byte-level BPE), from a tokenizer.json, which has no code.
 
-The run folder contains the unchanged file and a list of the library's id for each of our ids; special ids come first.
+The run folder contains the unchanged file and a list that maps our ids to the library's. Our special ids come first.
 The library is an extra: `pip install transduce[interchange]`.
 """
 
@@ -15,19 +15,19 @@ from transduce.errors import UserError, needing
 from transduce.text.special import BOS, EOS, UNK, Span, Vocabulary, characters
 
 _MOST_IDS = 1 << 24
-_PROBES = ("", " A dog's 2 cafés \t\n", "\u732b\U0001f600\ue000")  # a vocabulary that lacks its own UNK fails here
+_PROBES = ("", " A dog's 2 cafés \t\n", "\u732b\U0001f600\ue000")  # fails if a vocabulary lacks its own UNK
 
 
 class HubTokenizer(Vocabulary):
-    """A tokenizer.json with our ids. It adds no special tokens and does not truncate.
+    """A tokenizer from a tokenizer.json, with our ids. It adds no special tokens and does not truncate.
 
-    Ids of a text may be special: `UNK`, and special tokens that the text contains, such as `[MASK]`.
+    An encoded text may contain `UNK` and the special tokens that are in the text, such as `[MASK]`.
     """
 
     kind = "hub"
 
     def __init__(self, model: bytes, theirs: Sequence[int]) -> None:
-        """`model`: the content of tokenizer.json; `theirs`: the library's id for each of our ids, -1 for none.
+        """`model`: the content of tokenizer.json; `theirs`: the library's id for each of our ids, or -1.
 
         Raises `ValueError` if either is invalid.
         """
@@ -66,9 +66,9 @@ class HubTokenizer(Vocabulary):
 
     @cached_property
     def bytes_of(self) -> list[bytes]:
-        """The UTF-8 bytes of each piece of an exact vocabulary; `UserError` for other vocabularies.
+        """The UTF-8 bytes of each piece. Raises `UserError` unless the vocabulary encodes every text exactly.
 
-        Exact vocabularies: GPT-2's, whose characters stand for bytes, and those with a piece for each byte.
+        GPT-2's vocabulary does, because its characters stand for bytes. So do vocabularies with 256 byte pieces.
         """
         named, table = self._named_bytes, _byte_of()
         if not named and "\u0120" not in "".join(self._pieces):
@@ -87,7 +87,7 @@ class HubTokenizer(Vocabulary):
 
     @cached_property
     def _named_bytes(self) -> dict[str, bytes]:
-        """The 256 pieces for bytes, such as `<0x0A>`; empty if one is missing or spaces are not kept."""
+        """The byte of each of 256 byte pieces, such as `<0x0A>`; empty if a piece is missing or spaces are not kept."""
         named = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
         whole = self._tokenizer.pre_tokenizer is None and named.keys() <= set(self._pieces)
         return named if whole else {}
@@ -97,9 +97,9 @@ class HubTokenizer(Vocabulary):
 
 
 def _byte_of() -> dict[str, int]:
-    """The byte of each character of a byte-level piece (Radford et al. 2019).
+    """Map the characters of GPT-2's byte-level pieces to bytes (Radford et al. 2019).
 
-    Printable characters are their own bytes; the other bytes are the characters from 256 on, in order.
+    A printable character stands for its own byte. The characters from U+0100 on stand for the other bytes, in order.
     """
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in seen]
@@ -107,9 +107,9 @@ def _byte_of() -> dict[str, int]:
 
 
 def open_tokenizer(model: bytes) -> Any:
-    """The library's tokenizer, without the truncation and padding that a file may ask for.
+    """Load the content of a tokenizer.json with the library. Its truncation and padding are disabled.
 
-    Raises `ValueError` if the file is invalid.
+    Raises `ValueError` if the content is invalid.
     """
     with needing("interchange", "this vocabulary needs tokenizers"):
         from tokenizers import Tokenizer
@@ -127,13 +127,13 @@ def open_tokenizer(model: bytes) -> Any:
 
 
 def check_ids(ids: Iterable[object]) -> None:
-    """Raise `ValueError` for ids that would crash the library, which allocates memory up to the largest one."""
+    """Raise `ValueError` for ids that would crash the library, which allocates memory up to the largest id."""
     if not all(type(i) is int and 0 <= i < _MOST_IDS for i in ids):
         raise ValueError(f"its vocabulary needs one id per piece, each below {_MOST_IDS:,}")
 
 
 def _check(content: Any) -> None:
-    """Refuse settings that the library accepts but that are random or make it abort."""
+    """Raise `ValueError` for settings that the library accepts, but that split text at random or crash it."""
     vocabulary, dropout = content["model"]["vocab"], content["model"].get("dropout")
     if dropout not in (None, 0):
         raise ValueError(f"its model has dropout {str(dropout)[:20]}: a text would be split at random")

@@ -1,4 +1,4 @@
-"""Languages: their codes in different notations, their English names, the language of a text; and scripts."""
+"""Codes and names of languages, detection of the language of a text, and properties of scripts."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ _NAMED = {
 _UNSPACED_SYLLABLES = r"\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\ua980-\ua9df\uaa60-\uaadf"
 _SPACELESS = _UNSPACED_SYLLABLES + r"\u2e80-\ua4cf\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 LETTER = rf"[^\W{_SPACELESS}]"
-"""A pattern for letters and digits, but not those of scripts that put no spaces between words: Han, Kana, Yi, Thai,
-Lao, Tibetan, Khmer, Myanmar, Tai, Balinese and Javanese.
+"""A pattern for a letter or digit, except in scripts that put no spaces between words: Han, Kana, Yi, Thai, Lao,
+Tibetan, Khmer, Myanmar, Tai, Balinese and Javanese.
 """
 
 _VOWELS_BEFORE = "เแโใไເແໂໃໄᦵᦶᦷᦺꪵꪶꪹꪻꪼ"
 _VOWELS_BEHIND = "ะาำๅະາຳຽ"
-"""Vowel letters written before and after the consonant that they follow in speech: Thai, Lao, New Tai Lue, Tai Viet."""
+"""Thai, Lao, New Tai Lue and Tai Viet vowels that are written after their consonant (`_VOWELS_BEFORE`: before it)."""
 _STACKING = "\u1039\u1a60\u1b44\u17d2\ua9c0"
-"""Signs that put the next consonant below the one before: Myanmar, Tai Tham, Balinese, Khmer, Javanese."""
+"""Signs of Myanmar, Tai Tham, Balinese, Khmer and Javanese that put the next consonant below the previous consonant."""
 
 LETTER_WITHOUT_SPACES = rf"(?=\w)[{_SPACELESS}]"
-"""A pattern for letters of scripts without spaces (see `LETTER`)."""
+"""A pattern for a letter of a script that puts no spaces between words (see `LETTER`)."""
 
 IN_TOKEN = rf"(?:[^\s{_SPACELESS}\uff01-\uff65“”‘’«»…—]|(?<=[./?=&#@:\\_%+-])(?:{LETTER_WITHOUT_SPACES})++)"
-"""A pattern for parts of an address or of code. Letters of scripts without spaces belong to it only after one of its
-signs; otherwise they begin the next word.
+"""A pattern for characters of a URL or of code. Letters of scripts without spaces match only after punctuation such as
+/ or =. Elsewhere they begin the next word.
 """
 
 LONG_WORD = rf"[^\s{_SPACELESS}]{{101,}}"
-"""A pattern for strings that are too long to be a word, such as encoded data."""
+"""A pattern for strings that are too long to be a word (more than 100 characters), such as encoded data."""
 
 ENTITY = r"&(?:#\w{1,8}|[A-Za-z]\w{1,31});"
-"""A pattern for the name of a character in HTML, such as &nbsp;, or &apos; in text that Moses has tokenized."""
+"""A pattern for HTML entities, such as &nbsp;, or &apos; in text that Moses has tokenized."""
 
 INLINE = (
     rf"{ENTITY}|\x1b\[[\d;]{{0,20}}m"
     r"|\]\([^\s()]{1,2000}(?:\([^\s()]{0,100}\)[^\s()]{0,100})?(?:[ ]\"[^\"\n]{0,300}\")?\)"
 )
-"""A pattern for parts that may touch a word without being part of it: entities, the colors of a terminal, and targets
-of links in Markdown with the bracket before them.
+"""A pattern for markup that may touch a word without being part of it: HTML entities, color codes of terminals, and the
+`](target)` of a Markdown link.
 """
 
 CODE = (
@@ -65,11 +65,11 @@ CODE = (
     r"|(?<!\S)--[a-z][a-z\d]*(?:-[a-z\d]+)*(?:=\S*\w)?(?![\w-])|(?<!\w)[A-Za-z_][\w.]*\(\)"  # --help, f()
     r"|(?<!\S)[:;=][-'^o]?[()\[\]DPpOo/\\|*3](?![^\s.,!?])"  # :-)
 )
-"""A pattern for code in backticks, fields of templates and of ICU's messages, entities, file names, options, calls and
-emoticons."""
+"""A pattern for code in backticks, fields of templates and ICU messages, HTML entities, file names, options, function
+calls and emoticons."""
 
 FINAL_SIGNS = ".!?…‥。！？।॥؟۔։።፡፧။។៕།෴׃"
-"""Signs that end sentences."""
+"""Punctuation marks that end sentences."""
 
 UNIT = (  # such as °C, %, €; km², ½, kΩ
     rf"[^\w\s{FINAL_SIGNS},;:()\[\]\"'“”«»，；：、（）「」『』《》<>=+*/|&~^−–—←-⇿-](?:(?!\d){LETTER}){{0,3}}"
@@ -78,14 +78,14 @@ UNIT = (  # such as °C, %, €; km², ½, kΩ
 """A pattern for units after a number, and for fractions such as ½."""
 NARROW_SPACE = r"[ \u00a0\u2009\u202f]"
 DIGITS = rf"(?>\d{{1,3}}(?:{NARROW_SPACE}\d{{3}}(?!\d))+|\d+)(?>(?:[-.,:/'’–٫٬：．T]\d+)*)"
-"""A pattern for integers, decimals with either separator, thousands, and dates and times."""
+"""A pattern for integers, decimals and numbers with any separators, dates and times."""
 WHOLE = re.compile(
     rf"(?:(?<!{LETTER})(?:[-+−±~≈≠≤≥<>√]|[№§]\s?))?[$¢-¥₠-⃀＄￠-￦]?"
     rf"{DIGITS}(?:[eE][-+]?\d+)?"
     rf"(?:\s?(?:{UNIT})(?!{LETTER})|(?:(?!\d){LETTER}){{1,3}}(?!{LETTER}))?"
     r"|(?<!\S)[-!:<>=+*/~|&^%]{2,}(?!\S)|(?<!\w)[^\W\d_][+#]{1,2}(?!\w)|\[(?:\d+|\^\w{1,40})\]"  # !=, C++, [1]
 )
-"""Numbers with their sign and unit, dates, times, operators and footnotes: if a part cannot be read, all is kept."""
+"""Numbers with sign and unit, dates, times, operators and footnotes. A match with an unreadable part is kept whole."""
 
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _SAME_SIGNS = ("<wide>", "<narrow>", "<small>", "<vertical>", "<font>", "<noBreak>")
@@ -115,26 +115,26 @@ def with_ascii_digits(text: str) -> str:
 
 
 def is_spaced(character: str) -> bool:
-    """Whether a character is a letter, digit or mark of a script with spaces between words."""
+    """Whether a character is a letter, digit or diacritic of a script with spaces between words."""
     is_mark = unicodedata.category(character or " ").startswith("M")
     return re.match(rf"[^{_SPACELESS}]" if is_mark else LETTER, character) is not None
 
 
 def is_without_spaces(character: str) -> bool:
-    """Whether a character belongs to a script without spaces between words, including full-width signs."""
+    """Whether a character belongs to a script without spaces between words, or is a full-width form."""
     return re.match(rf"[{_SPACELESS}\uff00-\uffef]", character) is not None
 
 
 def spells_words_without_spaces(character: str) -> bool:
     """Whether a character is a letter or mark of a script such as Thai, whose words have several letters but no spaces.
 
-    Han and kana are words or syllables.
+    Han and kana characters, which are words or syllables themselves, are excluded.
     """
     return unicodedata.category(character)[0] in "LM" and re.match(f"[{_UNSPACED_SYLLABLES}]", character) is not None
 
 
 def is_inside_syllable(text: str, i: int) -> bool:
-    """Whether a character is part of the same written syllable as the one before it.
+    """Whether character `i` belongs to the same written syllable as the character before it.
 
     >>> [is_inside_syllable(text, 1) for text in ("ໂຮ", "ນະ", "ນົ", "ມໃ")]
     [True, True, True, False]
@@ -144,14 +144,14 @@ def is_inside_syllable(text: str, i: int) -> bool:
 
 
 def is_other_sign(character: str) -> bool:
-    """Whether NFKC replaces a sign, such as ², ½, ™ or ㎏, by other characters, not only by another width or font."""
+    """Whether NFKC changes a symbol, such as ², ½, ™ or ㎏, to other characters, and not only its width or font."""
     kind, category = unicodedata.decomposition(character).partition(" ")[0], unicodedata.category(character)
     is_letter = category[0] in "LZM" and category != "Lm" and kind != "<super>"
     return kind[:1] == "<" and kind not in _SAME_SIGNS and not is_letter
 
 
 Languages = tuple[str | None, str | None]
-"""Codes of the source's and the target's language; None: not named."""
+"""Codes of the source language and the target language, or None if unset."""
 
 _NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German",
@@ -164,7 +164,7 @@ _NAMES = {
     "sq": "Albanian", "sr": "Serbian", "sv": "Swedish", "sw": "Swahili", "ta": "Tamil", "th": "Thai", "tl": "Tagalog",
     "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese", "zh": "Chinese",
 }  # fmt: skip
-# ISO 639-1 and ISO 639-3 (or, behind a slash, further codes, such as those of the usual variety or of ISO 639-2/B)
+# The usual code of each language (ISO 639-1), then its other codes, separated by slashes (ISO 639-3, ISO 639-2/B, ...)
 _ISO = """
 aa aar, ab abk, ae ave, af afr, ak aka, am amh, an arg, ar ara/arb, as asm, av ava, ay aym/ayr, az aze/azj, ba bak,
 be bel, bg bul, bi bis, bm bam, bn ben, bo bod/tib, br bre, bs bos, ca cat, ce che, ch cha, co cos, cr cre,
@@ -188,24 +188,24 @@ _SHORTEST = {
     for other in others.split("/")
 }
 _VARIANTS = {"pb": "pt-br", "zh-cn": "zh-hans", "zh-hk": "zh-hant", "zh-tw": "zh-hant", "zt": "zh-hant"}
-"""Regions of Chinese with their scripts, and LibreTranslate's codes."""
+"""Usual codes for LibreTranslate's own codes and for regions of Chinese, which imply a script."""
 _ENOUGH = 1000
-"""Number of characters of a text from which its language is guessed."""
+"""Maximum characters of a text that are read to guess its language."""
 _SHORT = 20
-"""Letters of a text in which an expected language counts twice as much as others; the shorter the text, the more."""
+"""In a text of this many letters, an expected language has twice the weight of others; in a shorter text, more."""
 _ALONE = 0.2
-"""Weight of a text's own evidence, relative to the evidence of the other texts."""
+"""Constant added to a language's share of the other texts, so that one text can be in a different language."""
 _BY_SCRIPT = {
     "Khmer": "km", "Lao": "lo", "Sinhala": "si", "Myanmar": "my", "Ethiopic": "am ti", "Kannada": "kn",
     "Malayalam": "ml", "Oriya": "or", "Tibetan": "bo dz", "Thaana": "dv",
 }  # fmt: skip
-"""Scripts for which lingua knows no language, with their languages, the most frequent first."""
+"""Scripts of which lingua knows no language, each with its languages, the most frequent first."""
 _NO_LANGUAGE = re.compile(r"<[^<>]*>|https?://\S+|(?<!\S)\S+@\S+")
-"""Tags and addresses, whose words are no evidence."""
+"""Tags, URLs and e-mail addresses, whose words do not show the language of a text."""
 
 
 def normalize_code(code: str) -> str:
-    """Return the usual form of a language code, in lower case: the shortest code of the language, and its variant.
+    """Return the usual form of a language code, in lower case: the shortest code of the language, plus its variant.
 
     >>> [normalize_code(code) for code in ("EN", "pt_BR", "pb", "no", "iw_IL", "deu_Latn")]
     ['en', 'pt-br', 'pt-br', 'nb', 'he-il', 'de-latn']
@@ -216,12 +216,12 @@ def normalize_code(code: str) -> str:
 
 
 def base_language(code: str) -> str:
-    """Return the language of a code such as de-AT, deu_Latn or zh_Hans, under its usual name: "iw" is "he"."""
+    """Return the usual code of a language, without region or script: "de" for de-AT or deu_Latn, "he" for iw."""
     return normalize_code(code).partition("-")[0]
 
 
 def is_language(code: str) -> bool:
-    """Whether a code or its part before the variant is in ISO 639-1 or is another code of such a language."""
+    """Whether a code, without its region or script, names a language of ISO 639-1, in any of its notations."""
     return base_language(code) in _SHORTEST.values()
 
 
@@ -234,11 +234,11 @@ def language_name(code: str) -> str:
 
 
 _SCRIPTS = {"zh": "hans", "ar": "arab", "sr": "cyrl", "ks": "arab", "yue": "hant"}
-"""The usual script of languages that models may have in several; of others it is Latin."""
+"""The usual scripts of languages that models may have in several scripts. Other languages default to Latin."""
 _SHOWN = 20
-"""Maximum number of codes in an error."""
+"""Maximum number of language codes that an error lists."""
 _LONGEST = 40
-"""Maximum characters of a code that are read."""
+"""Maximum length of a language code; the rest is ignored."""
 
 
 class _Code(NamedTuple):
@@ -260,7 +260,7 @@ def _parts_of(code: str) -> _Code:
 
 
 def match_language(code: str, known: Iterable[str]) -> str | None:
-    """Return the known code that `code` stands for, or None: one of the same language and, if given, script.
+    """Return the known code with the language of `code` and, if it names a script, that script; None if there is none.
 
     >>> known = ("eng_Latn", "fra_Latn", "zho_Hans", "zho_Hant")
     >>> [match_language(code, known) for code in ("en", "fr-CA", "fra", "zh", "zh-TW", "zh-Hant")]
@@ -270,7 +270,7 @@ def match_language(code: str, known: Iterable[str]) -> str | None:
     usual = wanted.script or _SCRIPTS.get(wanted.language, "latn")
 
     def order(other: str) -> tuple[bool, bool, bool]:
-        """Sort key of matching codes, smallest for the best code: the usual or no script, the same or no region."""
+        """Sort key of matching codes. The best code has the usual script or none, and the wanted region or none."""
         its = _parts_of(other)
         return its.script not in (usual, ""), its.region != wanted.region, its.region != ""
 
@@ -282,7 +282,7 @@ def match_language(code: str, known: Iterable[str]) -> str | None:
 
 
 def find_language(code: str, known: Collection[str], *, name: str) -> str:
-    """Return the known code that `code` stands for. `name`: of the setting. Raises `SettingsError` if there is none."""
+    """Return the known code that matches `code`, or raise a `SettingsError` about the setting `name`."""
     match = code if code in known else match_language(code, known)
     if match is not None:
         return match
@@ -300,11 +300,11 @@ def is_detectable(code: str) -> bool:
 
 
 def guess_languages(texts: Sequence[str], expected: Mapping[str, float]) -> list[dict[str, float]]:
-    """The probabilities of the languages of each text, the most probable first; none for a text such as 123.
+    """Return the probability of each language of each text, the highest first; empty for a text such as 123.
 
     Recognizes all languages of lingua, and others by their script. A language is more probable if the other texts are
-    in it. `expected`: codes of languages that are more probable in short texts, with weights from 0 to 1. Raises
-    `SettingsError` if lingua is not installed.
+    in it. `expected`: codes of languages to prefer in short texts, with weights from 0 to 1. Raises `SettingsError` if
+    lingua is not installed.
     """
     iso = _lingua().IsoCode639_1
     # If two codes name one language, the first counts.
@@ -326,7 +326,7 @@ def guess_languages(texts: Sequence[str], expected: Mapping[str, float]) -> list
 
 
 def _guess_by_script(text: str, expected: Mapping[str, float]) -> dict[str, float]:
-    """The language of most letters of a text, if lingua knows no language of their script; otherwise none."""
+    """Guess the language from the script of most letters, if lingua knows no language of it. Otherwise, return {}."""
     letters = Counter(filter(None, map(script, text)))
     languages = _BY_SCRIPT.get(max(letters, key=letters.__getitem__, default=""), "").split()
     codes = [code for code in expected if base_language(code) in languages] + languages
@@ -334,7 +334,7 @@ def _guess_by_script(text: str, expected: Mapping[str, float]) -> dict[str, floa
 
 
 def _guess(text: str, codes: Mapping[Any, str], expected: Mapping[str, float]) -> dict[str, float]:
-    """Guess the languages of one text; `codes`: our codes by lingua's codes.
+    """Guess the languages of one text. `codes`: our codes, by lingua's codes.
 
     lingua's exact models of all languages would take 0.9 GB and 6 seconds, so its small models propose three languages.
     """

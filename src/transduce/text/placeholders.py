@@ -2,10 +2,10 @@
 
 A part that the vocabulary cannot read, or that must be preserved, is replaced by a placeholder before the sentence is
 encoded, and comes back in the translation. Training text with placeholders teaches a model where they belong
-(`data.copies`); search makes each occur as often as in the source.
+(`data.copies`). Decoding makes each placeholder occur as often as in the source.
 
 In a text, a placeholder is a character of a private-use area. SentencePiece makes it a piece of its own and keeps the
-space before it, so that the translation has its own spaces around the part.
+space before it, so that the model decides about the spaces around the part in the translation.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from transduce.text.unreadable import (
 )
 
 PLACEHOLDERS = tuple(map(chr, range(0xF0000, 0xF0008)))
-"""The pieces. A sentence with more parts uses them again, in the same order."""
+"""The placeholder characters, each a piece of its own. A sentence with more than 8 parts reuses them in order."""
 
 KEPT_WORDS, KEPT_SIGNS = range(0x100000, 0x108000), range(0x108000, 0x10FFFE)
-"""Characters that callers write in place of parts to keep: words such as names, and parts such as images. They are in
-the second private-use area, which no vocabulary contains, so the translation contains them unchanged.
+"""Characters that callers put in place of words to keep, such as names, and of other parts to keep, such as images.
+They are in the second private-use area, which no vocabulary contains, so the translation contains them unchanged.
 """
 
 _ANY = re.compile(f"[{PLACEHOLDERS[0]}-{PLACEHOLDERS[-1]}]")
 _CONTROL_IN_WORD = re.compile(rf"(?<=\S)(?!\x1b\[[\d;]{{0,20}}m)[{CONTROLS}](?=\S)")
-"""Control characters inside words, except for escape sequences of terminal colours, which are kept."""
+"""Control characters inside words, except for the color codes of terminals, which are kept."""
 _NOTED = re.compile(f"[{CONTROLS}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters and direction marks."""
+"""Control characters and direction marks, which are reported if they are lost."""
 _POP_EMBEDDING, _POP_ISOLATE = "\u202c", "\u2069"
 _DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069]")
-"""Marks that begin or end a part of a text with another direction."""
+"""Marks that begin or end a part of a text with another writing direction."""
 _BEHIND_NAME = re.compile(r"[\s:：.!?–—-]*")
 _ENDS = ".!?,;:։।॥؟۔،؛።፧"
 _TOUCHING = re.compile(rf"{_ANY.pattern}|[{_ENDS}]|[^\W_]")
@@ -65,11 +65,11 @@ _KEPT = re.compile(f"[{chr(KEPT_WORDS[0])}-{chr(KEPT_SIGNS[-1])}]")
 class Masked(NamedTuple):
     """A sentence prepared for the model.
 
-    text: text with placeholders. parts: the replaced parts in order. joints: for each part, "<" if it touches the word
-    before it, ">" if it touches the word after it; the text has a space there, so that the word is tokenized normally.
-    before, after: spaces and parts at the edges of the sentence that the model does not read. end: the punctuation that
-    the model reads instead of the punctuation at the start of `after`, such as "." for "...". unreadable: the parts
-    that the vocabulary cannot read. dropped: control characters and direction marks that are lost.
+    text: The sentence with placeholders. parts: The replaced parts in order. joints: For each part, "<" if it touches
+    the word before it, ">" if it touches the word after it. `text` has a space there, so that the word is tokenized
+    normally. before, after: Spaces and parts at the edges of the sentence, which the model does not read. end: The
+    punctuation mark that replaces the punctuation at the start of `after` for the model, such as "." for "...".
+    unreadable: The parts that the vocabulary cannot read. dropped: Control characters and direction marks not kept.
     """
 
     text: str
@@ -83,12 +83,12 @@ class Masked(NamedTuple):
 
 
 def prepare(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.ndarray, *, whole: bool = False) -> Masked:
-    """Replace the words that the vocabulary cannot read, and the characters of parts to keep, by placeholders.
+    """Replace words that the vocabulary cannot read, and `KEPT_WORDS` and `KEPT_SIGNS`, by placeholders.
 
-    Unreadable signs at the edges are left out; so is a whole sentence without readable letters or digits, and so are
-    spaces at the edges unless the vocabulary keeps them. Invisible characters that the vocabulary lacks are
-    dropped. Without placeholders in the vocabulary, the inside of the sentence is unchanged. `ids`: ids of the text.
-    `whole`: signs at the edges are placeholders too.
+    Unreadable symbols and, unless the vocabulary keeps them, spaces at the edges of the sentence are left out. So is a
+    whole sentence without readable letters or digits. Invisible characters that the vocabulary lacks are dropped.
+    Without placeholders in the vocabulary, the inside of the sentence is unchanged. `ids`: the ids of the text.
+    `whole`: replace symbols at the edges too.
     """
     masked = _masked(text, vocabulary, ids, whole=whole)
     if text.isprintable() or not vocabulary.reads_text:
@@ -125,9 +125,10 @@ def _masked(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.ndarray, 
 
 
 def _broken_pairs(text: str, kept: Sequence[Span], core: Span) -> set[int]:
-    """Positions of paired direction marks that are neither in the same part, nor both at edges, nor both outside parts.
+    """Positions of paired direction marks of which only one would reach the translation.
 
-    Only one mark of such a pair would reach the translation. `core`: span of the text between the edges.
+    The two marks are not in the same kept part, not both at the edges, and not both in text that the model reads.
+    `core`: the span of the text between the edges.
     """
 
     def part_of(i: int) -> Span | None:
@@ -145,9 +146,9 @@ def _broken_pairs(text: str, kept: Sequence[Span], core: Span) -> set[int]:
 
 
 def mask(text: str, spans: Sequence[Span], order: Sequence[str] = PLACEHOLDERS, *, written: str = "") -> Masked:
-    """Replace ordered, separate spans by the placeholders of `order`, in turn.
+    """Replace spans, which are sorted and do not overlap, by the placeholders of `order`, in turn.
 
-    `written`: the original text, from which parts are taken, if `text` is a changed copy of equal length.
+    `written`: the original text to take the parts from, if `text` is a changed copy of equal length.
     """
     pieces, parts, joints, end = list[str](), list[str](), list[str](), 0
     for start, stop in spans:
@@ -166,19 +167,19 @@ def mask(text: str, spans: Sequence[Span], order: Sequence[str] = PLACEHOLDERS, 
 
 
 def restore(text: str, source: Masked, *, whole: bool = True) -> str:
-    """Restore the parts of the source in a translation. Missing parts are appended to a complete translation.
+    """Replace the placeholders of a translation by the parts of the source.
 
     A part is joined to the words beside it if it was joined in the source. A part that stood alone is not joined to a
-    word or to the end of a sentence.
+    word or to the end of a sentence. `whole`: the translation is complete, so missing parts are appended to it.
     """
     if not source.parts and not source.end:  # nearly all sentences
         return source.before + text + source.after * whole
-    if source.end:  # before the parts are restored, which may be such signs too
+    if source.end:  # before the parts are restored, which may be punctuation marks too
         text = text.rstrip(FINAL_SIGNS)
     waiting, pieces, end, side = _parts_by_placeholder(source), list[str](), 0, ""
 
     def add(between: str) -> None:
-        """Append the text that follows a part. `side`: its side in the source, see `_parts_by_placeholder`."""
+        """Append the text after a part. `side`: the part's right side in the source, see `_parts_by_placeholder`."""
         has_space = side == ">" or "".join(pieces[-1:]).endswith(" ")
         joined = between.lstrip(" ") if has_space else between
         pieces.append(" " * (side == " " and is_spaced(joined[:1])) + joined)
@@ -203,12 +204,12 @@ def restore(text: str, source: Masked, *, whole: bool = True) -> str:
 
 
 def _joined(text: str, part: str) -> str:
-    """Append a part to a text, with a space if the script of the text has spaces."""
+    """Append a part to a text, after a space if the script of the text has spaces between words."""
     return text + " " * (text.rstrip(" ") == text != "" and not is_without_spaces(text[-1])) + part
 
 
 def shared_spans(src: str, tgt: str, vocabulary: Vocabulary, src_ids: Sequence[int]) -> list[tuple[Span, Span]]:
-    """Spans of source words that the vocabulary cannot read and that occur once per side, with target spans."""
+    """Source and target spans of words that the vocabulary cannot read and that occur exactly once on each side."""
     shared = list[tuple[Span, Span]]()
     for start, stop in unreadable_spans(src, vocabulary, src_ids):
         word = src[start:stop]
@@ -231,7 +232,7 @@ def mask_pair(
 
 
 def encode_masked(vocabulary: Vocabulary, masked: Masked) -> tuple[list[int], list[Span]]:
-    """The ids of a masked text, and the span of the original text for each id."""
+    """Encode a masked text. Returns its ids and, for each id, the span in the original text."""
     ids, spans = vocabulary.encode_with_offsets(masked.text)
     if not masked.parts:
         return ids, spans
@@ -245,17 +246,17 @@ def encode_masked(vocabulary: Vocabulary, masked: Masked) -> tuple[list[int], li
 
 
 def restore_pieces(pieces: Iterable[str], source: Masked) -> list[str]:
-    """Pieces of a source or its translation, with parts of the source in place of placeholders."""
+    """Replace the placeholders among the pieces of a source or its translation by the parts of the source."""
     waiting = _parts_by_placeholder(source)
     return [waiting[piece].popleft()[0] if waiting.get(piece) else piece for piece in pieces]
 
 
 def _parts_by_placeholder(source: Masked) -> defaultdict[str, deque[tuple[str, str, str]]]:
-    """The parts of each placeholder, in order, each with its sides in the source.
+    """Return, for each placeholder, its parts in order: (part, left side, right side).
 
-    A side is "<" or ">" if the part touches a word there, and empty if it touches another part, a word of a script
-    without spaces, or punctuation before it. Otherwise, as beside a bracket, it is a space: no word of the translation
-    may touch the part.
+    A side is "<" or ">" if the part touches a word there in the source. It is empty if the part touches another part, a
+    word of a script without spaces, or punctuation on its left. Otherwise, as beside a bracket, it is a space, and no
+    word of the translation may touch the part.
     """
     waiting = defaultdict[str, deque[tuple[str, str, str]]](deque)
     # The text itself may contain private-use characters, which a vocabulary without placeholders reads.
@@ -280,7 +281,7 @@ def placeholder_ids(text: str) -> tuple[int, ...]:
 
 
 def _with_known_apostrophes(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.ndarray) -> str:
-    """Replace apostrophes inside words that the vocabulary lacks by an apostrophe that it has."""
+    """Replace apostrophes inside words by another kind of apostrophe if the vocabulary has only that kind."""
     if not vocabulary.has_placeholders or vocabulary.unreadable_ids.isdisjoint(ids):
         return text
 
@@ -291,7 +292,7 @@ def _with_known_apostrophes(text: str, vocabulary: Vocabulary, ids: Sequence[int
 
 
 def _without_final_signs(text: str, spans: list[Span], vocabulary: Vocabulary) -> list[Span]:
-    """Separate the punctuation that ends the sentence, such as "...", from the span of the word before it."""
+    """Split the last span so that the sentence's final punctuation, such as "...", is separate from the last word."""
     start, stop = spans[-1] if spans else (0, 0)
     cut = len(text[:stop].rstrip(FINAL_SIGNS + " "))
     is_end = start < cut < stop == len(text.rstrip()) and _end_to_read(text[cut:], vocabulary)
@@ -299,7 +300,7 @@ def _without_final_signs(text: str, spans: list[Span], vocabulary: Vocabulary) -
 
 
 def _end_to_read(after: str, vocabulary: Vocabulary) -> str:
-    """The single punctuation mark that the model reads instead of a sequence at the end of a sentence."""
+    """The punctuation mark that the model reads instead of the signs that end a sentence, or an empty text."""
     first = after.lstrip()[:1]
     if not first or first not in FINAL_SIGNS:
         return ""
@@ -308,9 +309,9 @@ def _end_to_read(after: str, vocabulary: Vocabulary) -> str:
 
 
 def _edges(text: str, unreadable: Sequence[Span], *, keeps_spaces: bool) -> Span:
-    """The span of a text without unreadable signs at its edges and, unless the model reads them, spaces.
+    """The span of a text without the unreadable symbols and, unless `keeps_spaces`, the spaces at its edges.
 
-    A kept name before a new sentence is left out too: with it, the sentence would have two subjects.
+    A kept name before the sentence is left out too, because the sentence would have two subjects with it.
     """
     first, last = (0, len(text)) if keeps_spaces else (len(text) - len(text.lstrip()), len(text.rstrip()))
     for start, stop in unreadable:
@@ -329,5 +330,5 @@ def _edges(text: str, unreadable: Sequence[Span], *, keeps_spaces: bool) -> Span
 
 
 def _is_letter(character: str) -> bool:
-    """Whether a character is a letter, a digit, or stands for a word to keep."""
+    """Whether a character is a letter or digit, or stands for a word to keep (`KEPT_WORDS`)."""
     return character.isalnum() or ord(character) in KEPT_WORDS

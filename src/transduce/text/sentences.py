@@ -1,4 +1,4 @@
-"""Sentences of running text, and text joined from the translations of its sentences."""
+"""Split running text into sentences, and join the translations of its sentences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from transduce.text.languages import CODE, FINAL_SIGNS, IN_TOKEN, LONG_WORD, bas
 from transduce.text.special import Span, characters
 
 LONGEST = 1000
-"""Characters of a sentence; a longer one is cut between words. Strings that are too long to be a word do not count."""
+"""Maximum characters of a sentence. Longer sentences are cut between words. Strings longer than words do not count."""
 
 _LONGEST_BLOCK = 10 * LONGEST  # sentencex takes quadratic time
 _TOUCHING = re.compile(r"[\u2e80-\u312f\u3190-\ua4cf\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
-"""Chinese and Japanese, which put no spaces between sentences."""
+"""Characters of Chinese and Japanese, which put no spaces between sentences."""
 _TOUCHING_END = re.compile(r"[^\x00-\x7f…‥]$")  # ASCII excluded, for the dots of names such as System.Out
 _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")
 _LINE = re.compile(r"[^\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029]+")  # a line, or the cell of a table
@@ -24,22 +24,22 @@ _FACE = re.compile(
     r"(?<=\w )(?:[\U0001f600-\U0001f64f\U0001f910-\U0001f92f\U0001f970-\U0001f97a]+|[:;]-?[()DP])"
     r"(?= [A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]\w* \w)"
 )
-"""Faces that end a sentence: they are before a capital. Hearts, as in "I ❤ New York", do not."""
+"""Emoji faces and emoticons before a capital letter, which end a sentence. Hearts, as in "I ❤ New York", do not."""
 _AFTER_WIDE_END = re.compile(r"(?<=[。！？])[0-9a-z]")  # sentencex does not end a sentence before these characters
 _OTHER_ENDS = {"។ល។": "xx。", "។": "。", "៕": "。", "፡፡": "፡።", "৷": "।", "།": "।", "෴": "।", "׃": "।"}
-"""Signs that end sentences in Khmer, Amharic, Bengali, Tibetan, Sinhala and Hebrew, and those of the same length that
-sentencex knows.
+"""Punctuation that ends sentences in Khmer, Amharic, Bengali, Tibetan, Sinhala and Hebrew, with replacements of equal
+length that sentencex knows.
 """
 _OTHER_END = re.compile("|".join(_OTHER_ENDS))
 _WIDE_POINT = re.compile(r"(?<=\d)．(?=\d)")
 _ARMENIAN_ENDS = {";": ",", "․": ",", ":": ",", ".": "։"}
-"""Signs that sentencex misreads in Armenian: it ends sentences at the first three, but not at the full stop."""
+"""Replacements for Armenian punctuation. sentencex ends sentences at the first three, but not at the full stop."""
 _ARMENIAN_END = re.compile(r"[;․]|:(?!//|\s+[Ա-Ֆ])|(?<=\d)\.(?=\s+[Ա-Ֆ])")
 _MAY_DIFFER = re.compile(
     r"[。！？][0-9a-z]|[\U0001f600-\U0001f97a…‥@`{&:;=¹²³⁰⁴-⁹\x1b។៕፡৷།෴׃\"“„«‹]|\.\.\.|://|www\.|(?<!\w)['‘]"
     r"|(?![0-9])\d"
 )
-"""Characters that occur in everything that `_for_sentencex` replaces: a fast first test."""
+"""A fast first test: `_for_sentencex` replaces nothing in a text in which this pattern finds nothing."""
 # fast path for a text that is certainly one sentence
 _PLAIN = re.compile(r"[A-Za-zÀ-ɏ][A-Za-zÀ-ɏ0-9 ,'’-]{9,900}[A-Za-zÀ-ɏ0-9][.!?]?")
 _UNIT = re.compile(r"[^\s，；：、]*[\s，；：、]*")  # a text is cut between units
@@ -72,12 +72,12 @@ _ENCLOSED = re.compile(
 _BRACKETS = "([（【"
 _CONTINUED = re.compile(
     r"""[])）】」』》"”“»›]+\s*$|(?<=[」』])(?:と|って)|(?<=[」』]\s)(?:と|って)"""
-)  # places at which sentencex wrongly begins a sentence
+)  # positions at which sentencex wrongly begins a sentence
 _INSIDE_PATHS = "/\\+=&%^|:;,"
 _INITIAL = re.compile(rf"(?:^|[\s.])(?:(?!{_TOUCHING.pattern})[^\W\d_A-Za-z][^\w\s.]?){{1,2}}\.$")
-"""Initials: one or two letters outside ASCII, with their vowel signs, before a dot, such as those of พ.ย.
+"""Initials outside ASCII, such as พ.ย.: one or two letters, with their vowel signs, before a dot.
 
-ASCII letters are left out because sentencex finds their initials itself.
+ASCII letters are left out because sentencex recognizes ASCII initials itself.
 """
 _TONE_MARKS = "՛՜՞"  # Armenian question and exclamation marks, which follow a vowel inside a word
 _LAST_WORD = re.compile(r"[^\W\d_][^\s()\[\]«»„“”\"'’]{0,20}(?=\.\s+$)")
@@ -94,19 +94,19 @@ _ABBREVIATIONS = {
         "vi": "bs gs pgs ths tp ts",
     }.items()
 }  # fmt: skip
-"""Abbreviations before a dot that does not end a sentence and that sentencex does not know: titles, words of streets,
-currencies and units.
+"""Abbreviations of each language that sentencex does not know, and whose dot does not end a sentence: titles, street
+names, currencies and units.
 """
 _SYLLABLES = ("Hangul", "Han", "Kana")
 _ORDINAL = re.compile(r"(?<=[^\W\d_]\s\d\.\s)|(?<=[^\W\d_]\s\d\d\.\s)")  # im 5. Stock
 
 
 def split_sentences(text: str, language: str | None) -> list[str]:
-    """Split a text into parts: sentences at even indices, separators at odd ones. Joined, they are `text`.
+    """Split a text into sentences (at even indices) and separators (at odd indices). Joined, they are `text`.
 
     Separators are white space and list markers, such as `1.`, `a)` or a bullet. The first sentence is empty if the text
-    begins with a separator. A sentence never contains a line end or a tab. `language`: the text's language; None: a
-    line, or a cell of a table, is a sentence.
+    begins with a separator. A sentence never contains a line end or a tab. `language`: the text's language. If it is
+    None, each line or table cell is one sentence.
     """
     if _PLAIN.fullmatch(text) or (language is None and len(_LINE.findall(text)) <= 1):
         return [text]
@@ -127,10 +127,10 @@ def n_sentences(text: str, language: str) -> int:
 
 
 def joined_parts(sentences: Sequence[str], parts: Sequence[str]) -> list[str]:
-    """Return the `parts` of `split_sentences` with other sentences in place of the old ones.
+    """Join new sentences, such as translations, with the separators in the `parts` that `split_sentences` returned.
 
-    Line breaks and list markers are kept. So are spaces, unless either the old or the new sentences are Chinese or
-    Japanese. Sentences that touch in another script, such as Burmese or Bengali, get a space.
+    Line breaks and list markers are kept. Spaces are kept unless only the old or only the new sentences are Chinese or
+    Japanese. If the old sentences touch in another script, such as Burmese or Bengali, the new sentences get a space.
     """
     joined, others = [sentences[0]], [*sentences[1:], ""]
     for n, sentence in zip(range(1, len(parts), 2), others, strict=False):
@@ -165,7 +165,7 @@ def _sentence_spans(text: str, language: str) -> Iterator[Span]:
 
 
 def _ends(text: str, span: Span, code: str) -> dict[int, None]:
-    """The ends of the sentences in a part of a text, including white space after them."""
+    """The positions where the sentences of a span end, in order. A sentence includes the white space after it."""
     import sentencex
 
     ends, end = dict[int, None](), span[0]
@@ -181,9 +181,9 @@ def _ends(text: str, span: Span, code: str) -> dict[int, None]:
 
 
 def _for_sentencex(text: str, code: str) -> str:
-    """A text of equal length that sentencex splits at the right places.
+    """Rewrite a text, without changing its length, so that sentencex splits it at the right positions.
 
-    The inside of long words, addresses and code, which are not split, is replaced. An ellipsis becomes a full stop
+    The inside of long words, URLs and code is replaced, so that they are not split. An ellipsis becomes a full stop
     unless a lower-case letter follows.
     """
 
@@ -208,7 +208,7 @@ def _for_sentencex(text: str, code: str) -> str:
 
 
 def _without_marks(quotation: re.Match[str]) -> str:
-    """A quotation of several sentences without its marks: sentencex does not end sentences between them."""
+    """Replace the marks of a quotation of several sentences, since sentencex does not split between the marks."""
     quoted, following = quotation[0], quotation.string[quotation.end() :].lstrip()[:1]
     if all(_is_small(letter) for letter in _END_INSIDE.findall(quoted)):
         return quoted
@@ -220,25 +220,25 @@ def _without_marks(quotation: re.Match[str]) -> str:
 
 
 def _is_inside_word(text: str, end: int) -> bool:
-    """Whether a punctuation mark without a space after it is inside a word, such as a domain name or a path."""
+    """Whether the punctuation mark before `end` is inside a word, such as a domain name or a path."""
     sign, following = text[end - 1 : end], text[end : end + 1]
     if sign in _TONE_MARKS:
         return following.isalpha()
     if sign not in ".?!" or not following:
         return False
     initial = _INITIAL.search(text, max(0, end - 9), end) if following.isalpha() else None
-    # Two letters may be an abbreviation in scripts without case only: elsewhere they may be a word, as in "Да."
+    # Two letters can be an abbreviation only in scripts without case; in other scripts they may be a word, as in "Да."
     is_initial = initial is not None and (sum(map(str.isalpha, initial[0])) == 1 or initial[0] == initial[0].swapcase())
     return is_initial or _is_small(following) or following in _INSIDE_PATHS
 
 
 def _is_small(letter: str) -> bool:
-    """Whether a letter has another form at the start of a sentence; False for Georgian, unlike `islower`."""
+    """Whether a letter has a different form at the start of a sentence. Unlike `islower`, False for Georgian."""
     return letter != letter.title()
 
 
 def _is_abbreviated(text: str, end: int, code: str) -> bool:
-    """Whether an abbreviation or ordinal number, not a sentence, ends here, after its dot and space."""
+    """Whether an abbreviation or ordinal number, with a dot and a space, ends at `end`, and not a sentence."""
     if code == "de" and _ORDINAL.match(text, end):
         return True
     if (match := _LAST_WORD.search(text, max(0, end - 30), end)) is None:
@@ -260,8 +260,8 @@ def _is_abbreviated(text: str, end: int, code: str) -> bool:
 def _skip_markers(text: str, span: Span, *, ends: Collection[int], letters: frozenset[str]) -> int:
     """The position after list markers at the start of a sentence.
 
-    A number with a dot is a marker if a sentence may begin after it, unlike in "1. Mai" in German. `letters`: see
-    `_is_letter_of_list`.
+    A number with a dot is a marker only if a sentence may begin after it, unlike in the German date "1. Mai".
+    `letters`: see `_is_letter_of_list`.
     """
     start, end = span
     while marker := _MARKER.match(text, start, end):
@@ -279,9 +279,9 @@ def _skip_markers(text: str, span: Span, *, ends: Collection[int], letters: froz
 def _is_letter_of_list(letter: str, following: str, letters: frozenset[str]) -> bool:
     """Whether a letter with a dot is a list marker, and not an initial or an abbreviation such as "z. B.".
 
-    It is a marker if its neighbor in the alphabet or among Roman numerals is among `letters`, the lettered lines of the
-    text, or if it is in lower case and the sentence after it begins with a capital. `following`: the two characters
-    after it.
+    It is a marker if another line of the text begins with its neighbor in the alphabet or among Roman numerals, or if
+    it is in lower case and the sentence after it begins with a capital. `letters`: all letters that begin lines.
+    `following`: the two characters after the marker.
     """
     if not following or following[0].isdigit() or following[1:] == ".":
         return False
@@ -299,8 +299,8 @@ def _cut_span(text: str, start: int, end: int, code: str) -> Iterator[Span]:
 
 
 def _cut(text: str, longest: int, code: str) -> Iterator[str]:
-    """Parts of at most `longest` characters. A word is cut only in languages without spaces."""
-    start = size = 0  # start of a part, and number of its characters, without those of long words
+    """Cut a text into parts of at most `longest` characters. Words are cut only in languages without spaces."""
+    start = size = 0  # start of a part, and number of its characters, not counting long words
     for unit in _UNIT.finditer(text) if len(text) > longest else ():
         is_word = code not in _WITHOUT_SPACES or _LONG_WORD.search(unit[0])
         length = 0 if is_word and len(unit[0]) > _LONGEST_WORD else len(unit[0])

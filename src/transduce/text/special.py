@@ -22,17 +22,17 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
 
 PLACEHOLDER_IDS = range(4, 12)
-"""The pieces that stand for a part to copy, in vocabularies that have them (`text.placeholders`)."""
+"""The ids of placeholders, which stand for parts to copy, in vocabularies that have them (`text.placeholders`)."""
 
 MASK = 4
 MASK_PIECE = "<mask>"
-"""The mask token. Only vocabularies of masked models have it; in these, BOS is BERT's [CLS] and EOS its [SEP]."""
+"""The mask token. Only vocabularies of masked models have it. In them, BOS is BERT's [CLS], and EOS is its [SEP]."""
 
 SPACE = "\u2581"
-"""SentencePiece's sign for a space, which begins a word."""
+"""SentencePiece's character for a space. It begins the first piece of a word."""
 
 Span = tuple[int, int]
-"""The first character of a part of a text, and the one after its last."""
+"""A part of a text: the index of its first character, and the index after its last character."""
 
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
@@ -41,13 +41,13 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 class Framing:
     """The tokens that begin each source and each target.
 
-    M2M-100 has ("src",) and ("tgt",); MADLAD-400 has ("tgt",) and (); BART has the same id on both sides.
+    `src` and `tgt` of M2M-100 are ("src",) and ("tgt",), of MADLAD-400 ("tgt",) and (), of BART one id each.
 
     Attributes:
         languages: The id of the token of each language.
-        src: The tokens that begin a source: "src" or "tgt" for the token of that language, or the id of a fixed token.
-        tgt: The tokens that begin a target, likewise.
-        directions: Directions of the training, by codes of `languages`; empty if they are not known.
+        src: The tokens that begin a source: "src" or "tgt" for the token of that side's language, or a fixed id.
+        tgt: The tokens that begin a target, in the same form.
+        directions: The language pairs of the training, as codes of `languages`; empty if they are not known.
     """
 
     languages: Mapping[str, int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Framing:
 
     @property
     def needed(self) -> set[str]:
-        """The sides whose language must be known: "src", "tgt"."""
+        """The sides ("src", "tgt") whose language must be known before a text can be encoded."""
         return {part for part in (*self.src, *self.tgt) if isinstance(part, str)}
 
     @property
@@ -69,7 +69,7 @@ class Framing:
         return replace(self, languages={**self.languages, code: token})
 
     def between(self, src_lang: str | None, tgt_lang: str | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the ids that begin a source and a target of these languages.
+        """Return the ids that begin a source, and the ids that begin a target, in these languages.
 
         Raises `SettingsError` for a language that the model lacks, or if a needed language is None.
         """
@@ -85,7 +85,7 @@ class Framing:
         return src, tgt
 
     def trained_on(self, directions: Iterable[tuple[str, str]]) -> Framing:
-        """Return the framing after a training in more directions; unchanged if earlier directions are not known."""
+        """Return the framing with more directions of training, or `self` if the earlier directions are not known."""
         more = [
             (find_language(src, self.languages, name="src_lang"), find_language(tgt, self.languages, name="tgt_lang"))
             for src, tgt in (directions if self.directions else ())
@@ -93,26 +93,26 @@ class Framing:
         return replace(self, directions=tuple(dict.fromkeys([*self.directions, *more])))
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """The directions to offer: the directions of the training or, if these are not known, all."""
+        """The directions to offer to users: the directions of the training or, if they are not known, all pairs."""
         return self.directions or tuple(permutations(self.languages, 2))
 
     def usual_codes(self) -> dict[str, str]:
-        """The usual code of each language, such as fr for fra_Latn; a second variant has a code with its script."""
+        """Map each language's code to its usual code, such as fra_Latn to fr. Other variants keep their script."""
         bases = {code: base_language(code) for code in self.languages}
         usual = {base: find_language(base, self.languages, name="languages") for base in bases.values()}
         return {code: base if usual[base] == code else normalize_code(code) for code, base in bases.items()}
 
     def is_zero_shot(self, src_lang: str | None, tgt_lang: str | None) -> bool:
-        """Whether a direction differs from all directions of the training, as far as these are known."""
+        """Whether the model was not trained in a direction. False if its directions or a language are not known."""
         if not self.directions or src_lang is None or tgt_lang is None:
             return False
         codes = (find_language(code, self.languages, name="languages") for code in (src_lang, tgt_lang))
         return tuple(codes) not in self.directions
 
     def choose(self, own: Languages, given: Languages) -> Languages:
-        """Return the language of each side: the given language, or else the run's.
+        """Return the language of each side: `given` if set, or else `own`, the run's language.
 
-        Raises `SettingsError` for a given language other than the run's own if the model has no token for it.
+        Raises `SettingsError` if a given language differs from the run's and the model has no language tokens.
         """
         for side, language, other in zip(("src", "tgt"), own, given, strict=True):
             if language and other and side not in self.needed:
@@ -130,7 +130,7 @@ class Framing:
 
     @classmethod
     def from_json(cls, content: Any, *, n_ids: int) -> Framing:
-        """Restore a framing from the result of `to_json`; `ValueError` if invalid for a vocabulary of `n_ids`."""
+        """Restore a framing from `to_json`. Raises `ValueError` if it is invalid for a vocabulary of `n_ids` ids."""
         match content:
             case {"languages": dict(languages), "src": [*src], "tgt": [*tgt]}:
                 directions = content.get("directions", [])
@@ -145,20 +145,20 @@ class Framing:
 
 
 class Vocabulary(ABC):
-    """Base class for the tokenizer of one side. Immutable, safe to use from several threads.
+    """Base class for the tokenizer of the source or the target. Immutable, safe to use from several threads.
 
-    `model`: the content of its file. `frame`: the ids that begin every non-empty text; None if they depend on languages
-    that are not yet chosen.
+    `model`: the content of its file. `frame`: the ids that begin every non-empty text, or None if they depend on
+    languages that are not yet chosen.
     """
 
     model: bytes
     kind: ClassVar[str]
     reads_text: ClassVar[bool] = True
-    """False if it encodes names of other inputs, such as sequences of vectors."""
+    """Whether inputs are text. If False, they are names of other inputs, such as sequences of vectors."""
     framing: Framing = Framing()
     frame: tuple[int, ...] | None = ()
     chunk: int = 10_000
-    """Texts to encode at once, so that their ids fit in memory."""
+    """Number of texts to encode at once, so that their ids fit in memory."""
     _pieces: list[str]
 
     @property
@@ -166,21 +166,21 @@ class Vocabulary(ABC):
         return len(self._pieces)
 
     def with_frame(self, frame: tuple[int, ...] | None) -> Self:
-        """The vocabulary with other ids that begin every text."""
+        """Return a copy whose `encode` begins every non-empty text with other ids."""
         other = copy.copy(self)
         other.frame = frame
         return other
 
     def with_framing(self, framing: Framing) -> Self:
-        """The vocabulary with another framing. Unless it is empty, languages are chosen by `Tokenizers.between`."""
+        """Return a copy with another framing. If it is not empty, `Tokenizers.between` must choose the languages."""
         other = copy.copy(self)
         other.framing, other.frame = framing, () if framing == Framing() else None
         return other
 
     def framed(self, ids: list[int]) -> list[int]:
-        """Put the frame before the ids of a text. Raises `SettingsError` if no languages are chosen.
+        """Put the frame before the ids of a text. Raises `SettingsError` if languages must be chosen first.
 
-        A sequence of vectors in the place of the ids has no frame.
+        A sequence of vectors in place of ids has no frame.
         """
         if self.frame == () or not ids:
             return ids
@@ -189,12 +189,12 @@ class Vocabulary(ABC):
         return [*self.frame, *ids]
 
     def n_frame(self, ids: Sequence[int] | np.ndarray) -> int:
-        """The number of ids at the beginning of an encoded text that are language tokens: 0 if the text is empty."""
+        """The number of ids, such as language tokens, that precede the text itself. 0 if the text is empty."""
         return sum(1 for _ in takewhile(self._hidden.__contains__, map(int, ids))) if self._hidden else 0
 
     @property
     def stored_as(self) -> np.dtype[Any]:
-        """The dtype of ids in a store: the smallest that fits."""
+        """The dtype of ids in a token store: the smallest that fits."""
         return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.int32)
 
     def encode(self, text: str) -> list[int]:
@@ -203,18 +203,18 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts, equal to those of `encode` for each text, and faster."""
+        """Encode many texts: the result of `encode` for each text, but faster."""
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        """The ids of a text, and the span of each in the original text, before any normalization.
+        """The ids of a text, and the span of each id in the original text, before any normalization.
 
-        If several ids stand for one character, only one of them has its span; the spans of the others are empty.
+        If several ids stand for one character, only one id has its span. The spans of the other ids are empty.
         """
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Special ids are left out, except `UNK`, which becomes visible."""
+        """Decode ids to text. Special ids are left out, except `UNK`, which becomes a visible sign."""
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces of ids, including special ones; SentencePiece marks the beginning of a word with U+2581."""
@@ -236,7 +236,7 @@ class Vocabulary(ABC):
 
     @property
     def unreadable_ids(self) -> frozenset[int]:
-        """The ids that carry no meaning for the model: unknown, bytes of rare characters, placeholders."""
+        """The ids whose text the model cannot read: `UNK`, bytes of rare characters, and placeholders."""
         return frozenset({UNK})
 
     def unreadable(self, text: str) -> list[Span]:
@@ -253,16 +253,16 @@ class Vocabulary(ABC):
         return list(dict.fromkeys(text[start:stop] for start, stop in self.unreadable(text)))
 
     def rewritten(self, texts: Iterable[str]) -> dict[str, str]:
-        """The characters of texts that encoding and decoding change, with their replacements."""
+        """Map each character of the texts that encoding and decoding would change to its replacement."""
         characters = set(chain.from_iterable(texts)) - {" "}
         return {c: written for c in sorted(characters) if (written := self.decode(self.encode(c))) != c}
 
     def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
-        """Random segmentations; here the usual ones, since most vocabularies have only one."""
+        """Segment texts at random. By default the usual segmentation, since most vocabularies have only one."""
         return self.encode_batch(texts)
 
     def save(self, path: Path) -> None:
-        """Write the model file and, for kinds that list pieces or ids, a .json next to it (each atomically)."""
+        """Write the model file atomically and, for kinds that list pieces or ids, a .json file next to it."""
         with write_aside(path) as aside:
             aside.write_bytes(self.model)
         listed = self._listed()
@@ -280,7 +280,7 @@ class Vocabulary(ABC):
 
     @cached_property
     def _hidden(self) -> set[int]:
-        """The ids that begin texts, which decoding leaves out."""
+        """The ids that may begin an encoded text. Decoding leaves them out."""
         return self.framing.ids
 
 
@@ -290,7 +290,7 @@ def characters(text: str) -> str:
 
 
 def encode_with_masks(vocabulary: Vocabulary, text: str) -> list[int]:
-    """The ids of a text. Each <mask> becomes one MASK, which replaces a word and the space before it.
+    """Encode a text with <mask> in place of words. Each <mask>, with the space before it, becomes one `MASK`.
 
     The vocabulary's own mask token, such as [MASK], is accepted too.
     """

@@ -1,4 +1,4 @@
-"""Random segmentations with a SentencePiece model, for subword regularisation.
+"""Random segmentation of text with a SentencePiece model, for subword regularization.
 
 SentencePiece's own sampling cannot be used: its generator has a different seed in every process, but a resumed run must
 see the same pieces. Pieces do not cross spaces, so a text is sampled word by word, and the lattice of a word is cached.
@@ -24,14 +24,14 @@ _WORDS = 1 << 16  # words in the cache
 
 Scores = dict[str, float]
 Lattice = list[tuple[list[float], list[int]]]
-"""For each end within a word: the cumulative weights and the starts of the pieces that end there."""
+"""For each end position in a word: the cumulative weights, and the start positions, of the pieces that end there."""
 
 
 def resegmented(sp: Any, texts: Sequence[str], *, kind: str, amount: float, seed: int) -> dict[int, list[str]]:
-    """Segment some of the texts at random; the result maps their indices to pieces.
+    """Segment some of the texts at random. Returns their pieces, by the index of the text.
 
-    Depends only on the arguments, in every process. `amount`: for a unigram model, the fraction of texts to resegment,
-    for which a segmentation is drawn in proportion to its probability to the power of 0.2 (Kudo 2018); for BPE, the
+    The result depends only on the arguments, in every process. `amount`: for a unigram model, the fraction of texts to
+    resegment; a segmentation is drawn in proportion to its probability to the power of 0.2 (Kudo 2018). For BPE, the
     fraction of merges to drop in every text (Provilkov et al. 2020). Other models have only one segmentation. A text
     with unknown characters keeps its usual segmentation.
     """
@@ -53,7 +53,7 @@ def resegmented(sp: Any, texts: Sequence[str], *, kind: str, amount: float, seed
 
 @lru_cache(maxsize=8)
 def _scores(sp: Any) -> Scores:
-    """The ordinary pieces, and their log-probabilities (unigram) or ranks (BPE)."""
+    """The log-probability (unigram) or merge rank (BPE) of each ordinary piece."""
     left_out = (sp.is_control, sp.is_unknown, sp.is_unused, sp.is_byte)
     ids = [i for i in range(sp.get_piece_size()) if not any(is_kind(i) for is_kind in left_out)]
     return {sp.id_to_piece(i): sp.get_score(i) for i in ids}
@@ -61,13 +61,13 @@ def _scores(sp: Any) -> Scores:
 
 @lru_cache(maxsize=8)
 def _entities(sp: Any) -> frozenset[str]:
-    """Entities such as &apos; that are one piece each, in every segmentation."""
+    """HTML entities, such as &apos;, that are one piece each in every segmentation."""
     return frozenset(piece for piece in _scores(sp) if re.fullmatch(ENTITY, piece))
 
 
 @lru_cache(maxsize=8)
 def _splitter(sp: Any) -> Callable[[str], list[str]]:
-    """A function that splits a text into words and entities; not into words if pieces of the vocabulary span spaces."""
+    """Return a function that splits a text into words and entities, or only at entities if pieces contain spaces."""
     entities = _entities(sp)
     parts = re.compile(f"({'|'.join(map(re.escape, sorted(entities))) or '(?!)'})").split
     if any(SPACE in piece[1:] for piece in _scores(sp)):
@@ -78,7 +78,7 @@ def _splitter(sp: Any) -> Callable[[str], list[str]]:
 
 @lru_cache(maxsize=8)
 def _unigram_word(sp: Any) -> Callable[[str, random.Random], list[str]]:
-    """A function that draws a segmentation of a word: forward filtering once, then backward sampling."""
+    """Return a function that draws a segmentation of a word (forward filtering, backward sampling)."""
     scores = _scores(sp)
     longest = max(map(len, scores), default=1)
 
@@ -107,7 +107,7 @@ def _unigram_word(sp: Any) -> Callable[[str, random.Random], list[str]]:
 
 
 def _bpe_word(scores: Scores, word: str, amount: float, draw: random.Random) -> list[str]:
-    """Merge in the order of the ranks; each merge is dropped with probability `amount`."""
+    """Segment a word by merges in the order of their ranks. Each merge is dropped with probability `amount`."""
     parts: list[str] = list(word)
     after, before = [*range(1, len(word)), -1], [-1, *range(len(word) - 1)]
     waiting: list[tuple[float, int, str]] = []

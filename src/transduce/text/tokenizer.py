@@ -53,7 +53,7 @@ _MANY = 1000  # fewest texts for which the library's threads are faster
 
 
 class SentencePieceVocabulary(Vocabulary):
-    """Base of both kinds of vocabularies with a SentencePiece model."""
+    """Base class of vocabularies with a SentencePiece model, `Tokenizer` and `PieceTokenizer`."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
@@ -72,14 +72,14 @@ class SentencePieceVocabulary(Vocabulary):
         return ids, [(0, 0)] * (len(ids) - len(own)) + [(0, start)] * len(code) + spans
 
     def normalized(self, text: str) -> str:
-        """The text as normalized by the model, without spaces at its edges."""
+        """Normalize a text by the model's rules, and strip the spaces at its edges."""
         return str(self._sp.normalize(text)).replace(SPACE, " ").strip(" ")
 
     def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
-        """Random segmentations for subword regularisation: a function of (texts, amount, seed) alone.
+        """Segment texts at random, for subword regularization. The result depends only on the arguments.
 
-        `amount` is, for a unigram vocabulary, the share of texts that are segmented at random (Kudo 2018), for BPE the
-        share of merges dropped in every text (Provilkov et al. 2020). Characters have one segmentation only.
+        `amount` is, for a unigram vocabulary, the share of texts that are segmented at random (Kudo 2018), and for BPE
+        the share of merges dropped in every text (Provilkov et al. 2020). It has no effect on character vocabularies.
         """
         codes, rests = self._split(texts)
         drawn = resegmented(self._sp, rests, kind=self.algorithm, amount=amount, seed=seed)
@@ -98,7 +98,7 @@ class SentencePieceVocabulary(Vocabulary):
 
     @cached_property
     def algorithm(self) -> str:
-        """unigram, bpe, char or word."""
+        """The algorithm of the SentencePiece model: "unigram", "bpe", "char" or "word"."""
         spec = parse_model(self.model).trainer_spec
         return str(spec.ModelType.Name(spec.model_type)).lower()
 
@@ -111,7 +111,7 @@ class SentencePieceVocabulary(Vocabulary):
 
     @cached_property
     def _unused(self) -> frozenset[int]:
-        """Pieces that are never produced by splitting text; unknown characters may have the name of such a piece."""
+        """The ids of pieces that encoding never produces. A text may contain such a piece's name as unknown text."""
         return frozenset(i for i in range(self._sp.vocab_size()) if self._sp.is_unused(i) or self._sp.is_control(i))
 
     def _split(self, texts: Sequence[str]) -> tuple[list[list[str]], list[str]]:
@@ -125,19 +125,19 @@ class SentencePieceVocabulary(Vocabulary):
 
 
 def _single_spaced(text: str) -> str:
-    """Remove repeated and outer spaces, which a model may write although its training text has none."""
+    """Remove repeated and outer spaces, which a model may predict although its training text has none."""
     return re.sub(" {2,}", " ", text).strip(" ") if "  " in text else text.strip(" ")
 
 
 def parse_model(model: bytes) -> Any:
-    """The protocol buffer of a SentencePiece model: its pieces with their types and scores, and its normalization."""
+    """Parse a SentencePiece model to a protocol buffer: pieces with types and scores, and normalization rules."""
     from sentencepiece import sentencepiece_model_pb2 as format_of
 
     return format_of.ModelProto.FromString(model)  # type: ignore[attr-defined]
 
 
 def with_pieces(model: bytes, pieces: Iterable[tuple[str, float]], *, control: bool = False) -> bytes:
-    """Append pieces with their scores to a serialised SentencePiece model. `control`: no text contains them."""
+    """Append pieces with their scores to a serialised SentencePiece model. `control`: encoding never produces them."""
     proto = parse_model(model)
     for text, score in pieces:
         piece = proto.pieces.add(piece=text, score=score)
@@ -147,12 +147,12 @@ def with_pieces(model: bytes, pieces: Iterable[tuple[str, float]], *, control: b
 
 
 class Tokenizer(SentencePieceVocabulary):
-    """A vocabulary with SentencePiece's own ids. Language tokens are its control pieces, which no text contains."""
+    """A vocabulary with SentencePiece's own ids. Language tokens are control pieces, which no text encodes to."""
 
     kind = "sentencepiece"
 
     def __init__(self, model: bytes) -> None:
-        """`model`: a serialised SentencePiece model. Raises `ValueError`."""
+        """`model`: a serialized SentencePiece model. Raises `ValueError` if it is invalid or has other special ids."""
         super().__init__(model)
         special = self._sp.pad_id(), self._sp.unk_id(), self._sp.bos_id(), self._sp.eos_id()
         if special != (PAD, UNK, BOS, EOS):
@@ -168,9 +168,9 @@ class Tokenizer(SentencePieceVocabulary):
         return encoded if self.frame == () else list(map(self.framed, encoded))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Special ids are left out, except `UNK`, which shows as U+2047, the double question mark.
+        """Decode ids to text. Special ids are left out, except `UNK`, which becomes U+2047, the double question mark.
 
-        Bytes that are not UTF-8 are left out.
+        Bytes that are not valid UTF-8 are left out.
         """
         if self.exact:
             return b"".join([self.bytes_of[int(i)] for i in ids]).decode("utf-8", errors="replace")
@@ -188,7 +188,7 @@ class Tokenizer(SentencePieceVocabulary):
 
     @cached_property
     def exact(self) -> bool:
-        """Whether `decode(encode(text))` is always the text. Then a text may be encoded line by line."""
+        """Whether `decode(encode(text))` equals every text. If so, a text may be encoded line by line."""
         return self._sp.normalize("a  a") == f"a{SPACE}{SPACE}a" and self._sp.decode(self._sp.encode(_PROBE)) == _PROBE
 
     @cached_property
@@ -212,14 +212,14 @@ class Tokenizer(SentencePieceVocabulary):
         return Tokenizer(model).with_framing(self.framing.with_language(code, self.vocab_size))
 
     def _around_spaces(self, text: str) -> list[int]:
-        """The ids of a text whose U+2581 are encoded as bytes."""
+        """Encode a text that contains U+2581, which becomes three byte pieces."""
         own = self._look_up([f"<0x{byte:02X}>" for byte in SPACE.encode("utf-8")])
         parts = self._cut([characters(part) for part in text.split(SPACE)], int)
         return list(chain(parts[0], *(own + part for part in parts[1:])))
 
 
 class PieceTokenizer(SentencePieceVocabulary):
-    """Marian's tokenizer: SentencePiece splits the text, and a separate list of pieces gives the ids.
+    """Marian's tokenizer. SentencePiece splits the text, and the ids come from a separate list of pieces.
 
     The ids of the SentencePiece model itself are not used. Pieces outside the list are `UNK`. A text may begin with a
     language code, `>>deu<< ...`, which is one piece.
@@ -228,7 +228,7 @@ class PieceTokenizer(SentencePieceVocabulary):
     kind = "marian"
 
     def __init__(self, model: bytes, pieces: Sequence[str]) -> None:
-        """`pieces`: the pieces of all ids, special ids first. Raises `ValueError` if either is invalid."""
+        """`pieces`: the piece of each id, special ids first. Raises `ValueError` if an argument is invalid."""
         super().__init__(model)
         if tuple(pieces[: len(SPECIAL_PIECES)]) != SPECIAL_PIECES or not all(isinstance(p, str) for p in pieces):
             raise ValueError(f"its list must contain texts, and its first pieces must be {list(SPECIAL_PIECES)}")
@@ -241,7 +241,7 @@ class PieceTokenizer(SentencePieceVocabulary):
         return [self.framed(self._look_up(code + pieces)) for code, pieces in cut]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Special ids are left out, except `UNK`, which shows as U+2047, the double question mark."""
+        """Decode ids to text. Special ids are left out, except `UNK`, which becomes U+2047, a double question mark."""
         read = [i for i in map(int, ids) if (i > EOS or i == UNK) and i not in self._hidden]
         pieces = [self._unknown if i == UNK else self._pieces[i] for i in read]
         return _single_spaced(str(self._sp.decode_pieces(pieces)).replace(SPACE, " "))
@@ -267,14 +267,14 @@ class PieceTokenizer(SentencePieceVocabulary):
 
 @dataclass(frozen=True, slots=True)
 class Tokenizers:
-    """The vocabularies of both sides; the same object twice if they share a vocabulary."""
+    """The vocabularies of the source and the target. If they share a vocabulary, both are the same object."""
 
     src: Vocabulary
     tgt: Vocabulary
 
     @property
     def joint(self) -> bool:
-        """Whether both sides have the same pieces. Their models differ if the sides are normalized differently."""
+        """Whether both sides have the same pieces. Their models may still have different normalization."""
         if self.is_one:
             return True
         both = type(self.src) is type(self.tgt) is Tokenizer and self.n_src == self.n_tgt
@@ -282,12 +282,12 @@ class Tokenizers:
 
     @property
     def is_one(self) -> bool:
-        """Whether both sides share one vocabulary, regardless of their frames."""
+        """Whether both sides share one vocabulary, regardless of the ids that begin their texts."""
         unframed = type(self.src) is type(self.tgt) and self.src.model is self.tgt.model
         return self.src is self.tgt or (unframed and bool(self.src.framing.ids))
 
     def between(self, src_lang: str | None, tgt_lang: str | None) -> Tokenizers:
-        """Return the vocabularies for texts of these languages, or `self` if the model has no language tokens.
+        """Return vocabularies that encode texts in these languages, or `self` if the model has no language tokens.
 
         Raises `SettingsError` for a language that the model lacks, or if a needed language is None.
         """
@@ -297,13 +297,13 @@ class Tokenizers:
         return Tokenizers(self.src.with_frame(src), self.tgt.with_frame(tgt))
 
     def unframed(self) -> Tokenizers:
-        """Return the vocabularies for texts without language tokens."""
+        """Return vocabularies that encode texts without language tokens."""
         if not self.src.framing.ids:
             return self
         return Tokenizers(self.src.with_frame(()), self.tgt.with_frame(()))
 
     def trained_on(self, directions: Iterable[tuple[str, str]]) -> Tokenizers:
-        """Return the vocabularies of a model after its training in these directions: see `Framing.trained_on`."""
+        """Return vocabularies that record further directions of training. See `Framing.trained_on`."""
         framing = self.src.framing.trained_on(directions)
         if framing == self.src.framing:
             return self
@@ -311,7 +311,7 @@ class Tokenizers:
         return Tokenizers(src, src if self.src is self.tgt else tgt)
 
     def masked(self, src: str, tgt: str, src_ids: Sequence[int]) -> tuple[Masked, Masked]:
-        """Replace parts of a source and its translation that the source's vocabulary cannot read by placeholders."""
+        """Put placeholders in a source and its translation for shared words that the source vocabulary cannot read."""
         if not self.have_placeholders:
             return Masked(src), Masked(tgt)
         return mask_pair(src, tgt, shared_spans(src, tgt, self.src, src_ids))
@@ -329,9 +329,9 @@ class Tokenizers:
         return self.tgt.vocab_size
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.model`, or `tokenizer.src.model` and `tokenizer.tgt.model`; remove files of the other kind.
+        """Write `tokenizer.model` if shared, else `tokenizer.src.model` and `tokenizer.tgt.model`. Remove the others.
 
-        Some kinds of tokenizer also write a list of pieces or ids, `tokenizer.src.json`.
+        Some kinds of tokenizer also write a list of pieces or ids, such as `tokenizer.src.json`.
         """
         joint, src, tgt = _files(folder)
         wanted = {joint: self.src} if self.is_one else {src: self.src, tgt: self.tgt}
@@ -343,7 +343,7 @@ class Tokenizers:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizers:
-        """Load the files that `save` wrote; a `RunFolderError` names a missing or damaged file."""
+        """Load the files that `save` wrote. Raises `RunFolderError`, which names the missing or damaged file."""
         joint, src, tgt = _files(folder)
         if not joint.exists() and (src.exists() or tgt.exists()):
             return cls(load_vocabulary(src), load_vocabulary(tgt))
@@ -354,7 +354,7 @@ class Tokenizers:
 def load_tokenizers(folder: RunFolder) -> Tokenizers:
     """Load and validate the vocabularies of a run.
 
-    If the run does not name the languages of a multilingual model, `Tokenizers.between` chooses them later.
+    If the settings leave the languages of a multilingual model open, choose them later with `Tokenizers.between`.
     """
     folder.manifest.check("tokenizer")
     tokenizers = Tokenizers.load(folder.path)
@@ -369,7 +369,7 @@ def load_tokenizers(folder: RunFolder) -> Tokenizers:
 
 
 def check_directions(data: DataSettings, framing: Framing) -> None:
-    """Raise `SettingsError` unless a model with this framing can learn and be tested on all directions of the text."""
+    """Raise `SettingsError` unless a model with this framing can learn all translation directions of the data."""
     given = [data.direction_of(corpus) for corpus in data.corpora]
     if data.monolingual or not given:
         given.append((data.src_lang, data.tgt_lang))
@@ -389,9 +389,9 @@ def check_directions(data: DataSettings, framing: Framing) -> None:
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    """The tokenizer at `path`; a `RunFolderError` names a file that is missing or damaged.
+    """Load the tokenizer at `path`. Raises `RunFolderError`, which names the missing or damaged file.
 
-    A JSON file with the same stem, if there is one, names its kind and lists its pieces or ids.
+    A JSON file with the same stem, if it exists, names the kind of tokenizer and lists its pieces or ids.
     """
     listed = path.with_suffix(".json")
     content = read_json(listed) if listed.exists() else {"kind": Tokenizer.kind}

@@ -1,8 +1,8 @@
-"""Learn a vocabulary, deterministically, from a sample if the text is large.
+"""Learn a vocabulary. The result is deterministic; a large text is sampled.
 
 SentencePiece normalizes text by rules that it stores in the model. A run's exports therefore normalize as the run does,
-and offsets lead back to the text as it was written. The names of the rules are SentencePiece's, and `nfc`: canonical
-composition only, which never changes the visible text. `identity` composes characters too, and keeps all spaces.
+and offsets lead back to the text as it was written. The rules have SentencePiece's names, except for `nfc`, which only
+composes characters (canonically) and never changes the visible text. `identity` does so too, and keeps all spaces.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, 
 T = TypeVar("T")
 
 SPELLING = "\u200c\u200e\u200f\u061c"
-"""The zero-width non-joiner of Persian, and direction marks: a part of the spelling that nmt_nfkc makes a space.
+"""The zero-width non-joiner of Persian, and direction marks, which the rule nmt_nfkc would replace by spaces.
 
 If a text contains them, they become separate pieces, which SentencePiece does not normalize.
 """
@@ -41,7 +41,7 @@ _SPELLING = re.compile(f"([{SPELLING}])")
 _ENTITY = re.compile(ENTITY)
 
 SAMPLE_LINES = 1_000_000
-"""Maximum number of lines that a vocabulary is learned from; a random sample of longer text."""
+"""Maximum number of lines to learn a vocabulary from. A longer text is sampled at random."""
 
 _EXACT: dict[str, Any] = {
     "normalization_rule_name": "identity",
@@ -57,7 +57,7 @@ _NORMALIZED: dict[str, Any] = {"normalization_rule_name": "identity", "remove_ex
 _THREADS = 8  # fixed for any number of cores, because sums depend on the number of threads
 _LINES_AT_ONCE = 10_000  # lines offered to a sample per call
 _LEARNABLE = 5  # fewest occurrences with which a character is always in a translator's vocabulary
-_USUAL_ENTITY = 20  # fewest occurrences with which an entity is a piece of the vocabulary: others are kept as written
+_USUAL_ENTITY = 20  # fewest occurrences with which an HTML entity is a piece of the vocabulary
 _RARE = 0.0005  # largest share of the text's characters that are spelled in bytes
 _ROOM_FOR_BYTES = 1024  # smallest size of a vocabulary with pieces for the 256 bytes
 _NEVER_WRITTEN = "\ufffd"  # replacement character of invalid UTF-8
@@ -83,8 +83,8 @@ def train_tokenizers(
     """Learn the vocabularies of a translator: the same pieces for both sides if `settings.joint`, else separate pieces.
 
     Each side has its own normalization. Characters that are too rare to learn are spelled in bytes, so that a target
-    can contain them, and the source's model does not read characters that are rare in the source. Text without a
-    target has one vocabulary, which has all its characters.
+    can contain them. The source's vocabulary does not read characters that are rare in the source. If there is no
+    target text, both sides share a vocabulary with all characters of the source.
     """
     src_lines, tgt_lines = list(src_lines), list(tgt_lines)
     if not tgt_lines:
@@ -105,15 +105,16 @@ def train_tokenizers(
 
 
 SOURCE_FRAMES: dict[str, tuple[str, ...]] = {"none": (), "tag": ("tgt",), "tags": ("src", "tgt")}
-"""The language tokens that begin a source, by `data.languages`; see `Framing`."""
+"""The language tokens that begin a source, for each value of `data.languages`. See `Framing`."""
 
 
 def with_language_tokens(
     tokenizers: Tokenizers, directions: Sequence[Direction], *, src: tuple[str, ...]
 ) -> Tokenizers:
-    """Append a control piece such as <2de> for each language; a source begins with those that `src` names.
+    """Append a control piece such as <2de> for each language (Johnson et al. 2017, section 3).
 
-    Johnson et al. 2017, section 3. Of separate vocabularies, only the source's gets the pieces. `src`: see `Framing`.
+    If the vocabularies are separate, only the source's gets the pieces. `src`: the tokens that begin a source text, as
+    in `Framing`.
     """
     codes = language_codes(directions)
     known = {*tokenizers.src.pieces(range(tokenizers.n_src)), *tokenizers.tgt.pieces(range(tokenizers.n_tgt))}
@@ -131,7 +132,7 @@ def with_language_tokens(
 
 
 def language_codes(directions: Iterable[Direction]) -> list[str]:
-    """The usual codes of all languages of these directions, in order.
+    """The usual codes of all languages in these directions, each once, in order of appearance.
 
     >>> language_codes([("en", "deu"), ("de", "EN"), ("en", "pt_BR")])
     ['en', 'de', 'pt-br']
@@ -140,7 +141,7 @@ def language_codes(directions: Iterable[Direction]) -> list[str]:
 
 
 def _train_side(lines: list[str], alphabet: Collection[str], settings: TokenizerSettings, vocab_size: int) -> bytes:
-    """Train on normalized lines; characters outside the alphabet are spelled in bytes if there is room for them."""
+    """Train on normalized lines. Characters outside the alphabet are spelled in bytes if `vocab_size` is sufficient."""
     rare = set(chain.from_iterable(lines)).difference(alphabet)
     if _NEVER_WRITTEN in rare:
         lines = [line.replace(_NEVER_WRITTEN, " ") for line in lines]
@@ -159,7 +160,7 @@ def _train_side(lines: list[str], alphabet: Collection[str], settings: Tokenizer
 
 
 def _symbols_in(lines: Sequence[str]) -> list[str]:
-    """Parts of the text that become one piece each: characters of `SPELLING`, and entities that are frequent."""
+    """Strings in the text that become one piece each: characters of `SPELLING` and frequent HTML entities."""
     entities = Counter(chain.from_iterable(_ENTITY.findall(line) for line in lines if "&" in line))
     usual = sorted(entity for entity, count in entities.items() if count >= _USUAL_ENTITY)
     return [character for character in SPELLING if any(character in line for line in lines)] + usual
@@ -168,7 +169,7 @@ def _symbols_in(lines: Sequence[str]) -> list[str]:
 def _train(
     lines: list[str], settings: TokenizerSettings, vocab_size: int, *, symbols: Sequence[str], **options: Any
 ) -> bytes:
-    """Train a SentencePiece model with `options` of its trainer."""
+    """Train a SentencePiece model and return it serialized. `options`: further options of its trainer."""
     if settings.kind in ("marian", "hub"):
         raise SettingsError(
             f"tokenizer.kind = '{settings.kind}' comes with an imported model; to train: unigram, bpe or char"
@@ -209,7 +210,7 @@ def _learnable(counts: Counter[str]) -> set[str]:
 
 
 def _with_normalization(model: bytes, rule: Normalization) -> bytes:
-    """Set the normalization rules of a model. All but `identity` also collapse spaces and strip the edges."""
+    """Set the normalization rules of a model. All rules except `identity` also collapse spaces and strip the edges."""
     proto = parse_model(model)
     spec = proto.normalizer_spec
     spec.ParseFromString(_normalizer(rule).serialized_normalizer_spec())
@@ -219,7 +220,7 @@ def _with_normalization(model: bytes, rule: Normalization) -> bytes:
 
 
 def _reading_only(model: bytes, alphabet: Collection[str]) -> bytes:
-    """Restrict a model to these characters: other pieces keep their ids, but text is never split into them."""
+    """Restrict a model to an alphabet. Pieces with other characters keep their ids, but encoding never yields them."""
     proto, readable = parse_model(model), {*alphabet, SPACE, " "}
     for piece in proto.pieces:
         if piece.type == piece.NORMAL and not readable.issuperset(piece.piece):
@@ -228,7 +229,7 @@ def _reading_only(model: bytes, alphabet: Collection[str]) -> bytes:
 
 
 def normalized(lines: Iterable[str], name: Normalization) -> Iterator[str]:
-    """The lines, normalized by these rules, with their spaces."""
+    """Normalize lines by the rule `name`, but keep their spaces."""
     normalize = _normalizer(name).Normalize
     for line in lines:
         parts = _SPELLING.split(line)
@@ -245,7 +246,7 @@ def _normalizer(name: Normalization) -> Any:
 
 
 def _canonical_rules() -> list[tuple[str, str]]:
-    """Composed characters for letters followed by marks, in any order, some of which may be composed already."""
+    """List sequences of a letter and diacritics, in any order and partly composed or not, with their NFC form."""
     rules = dict[str, str]()
     for character in map(chr, [*range(1, 0xD800), *range(0xE000, 0x110000)]):
         letter, *marks = list(unicodedata.normalize("NFD", character))
@@ -265,7 +266,7 @@ def _canonical_rules() -> list[tuple[str, str]]:
 class Reservoir(Generic[T]):
     """A random sample of at most `n` items from a stream of any length (Li 1994, algorithm L).
 
-    The sample is a function of the items and the seed. With at most `n` items it is all of them, in order.
+    The sample depends only on the items and the seed. A stream of at most `n` items is kept completely, in order.
     """
 
     def __init__(self, n: int, *, seed: int) -> None:
@@ -279,7 +280,7 @@ class Reservoir(Generic[T]):
         self.add_some(1, lambda _: item)
 
     def add_some(self, n: int, item_of: Callable[[int], T]) -> None:
-        """Offer `n` more items; only the chosen items are created."""
+        """Offer `n` more items. `item_of` creates an item from its index, and is called only for chosen items."""
         room = min(n, max(0, self._n - self._seen))
         self.items.extend(map(item_of, range(room)))
         while self._next < self._seen + n:
@@ -288,7 +289,7 @@ class Reservoir(Generic[T]):
         self._seen += n
 
     def _skip(self) -> None:
-        """Draw which item is taken next once the sample is full."""
+        """Draw the index of the next item to take once the sample is full."""
         self._largest_key *= (1 - self._draw.random()) ** (1 / self._n)
         key = min(self._largest_key, 1 - sys.float_info.epsilon)  # the key may have been rounded to 1
         self._next += 1 + int(math.log(1 - self._draw.random()) / math.log1p(-key))
@@ -302,7 +303,7 @@ def sample_of(lines: Iterable[str], n: int, *, seed: int) -> list[str]:
 
 
 def parts_of(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, long lines in parts, which are cut at a space if possible, so that no word is cut."""
+    """Yield the lines, cut into parts of at most 500 characters, at a space if possible."""
     for line in lines:
         start = 0
         while len(line) - start > _LONGEST:
@@ -313,7 +314,7 @@ def parts_of(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _explained(error: RuntimeError, settings: TokenizerSettings, vocab_size: int) -> Exception:
-    """Convert a failure of the trainer to an error that the user can correct."""
+    """Convert an error of SentencePiece's trainer to one that tells the user how to correct it."""
     text = message_of(error)
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", text):
         return VocabularyTooSmall(

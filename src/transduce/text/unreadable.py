@@ -1,4 +1,4 @@
-"""Spans of a sentence that its model cannot read or would misread: words, numbers, code and signs."""
+"""Find the parts of a sentence that a model cannot read or would misread: words, numbers, code and symbols."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _TAG = re.compile(r"</?[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:\"[^\"<>]*\"|'[^'<>]*'|[^
 _TOKEN = re.compile(f"{IN_TOKEN}+")
 _ARGUMENTS = re.compile(rf"\((?:(?![()]){IN_TOKEN}){{0,100}}\)")
 _EMPHASIS = re.compile(r"(?<!\w)(_{1,3})(?![\s_])(?:[^_\n]|(?<=\w)_(?=\w)){1,300}?(?<!\s)(\1)(?!\w|\.\w|\()")
-"""Words between underscores, as Markdown writes emphasis; but not __init__.py."""
+"""Words between underscores, as in Markdown's emphasis, but not names such as __init__.py."""
 _LONGEST_UNSPACED = 20
-"""Letters of the longest word, in a script whose words have no spaces between them."""
+"""Maximum letters of a word in a script without spaces between words."""
 _SPACES = re.compile(r"[\s\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]*")
 """Spaces, and characters without a width."""
 _VARIATION = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-"""Selectors of a variant of the character before."""
+"""Variation selectors, which modify the character before them."""
 _DOT_AND_SPACES = re.compile(rf"\.?{_SPACES.pattern}")
 CONTROLS = r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f"
 _ZERO_WIDTH = re.compile(f"[{CONTROLS}\u061c\u200b\u200e\u200f\ufeff]")
-"""Characters without a width that nmt_nfkc makes spaces or drops, but the zero-width non-joiner, which others write as
-a space.
+"""Zero-width characters that the normalization nmt_nfkc drops or replaces by spaces. The zero-width non-joiner is left
+out, because a space is a common spelling of it.
 """
 OPENING, CLOSING = ("Ps", "Pi"), ("Pe", "Pf")  # categories of brackets and quotation marks
 _BETWEEN_WORDS = ("Pd", "Sm", "So", *OPENING, *CLOSING)
@@ -54,21 +54,21 @@ _UNUSUAL = re.compile(
     rf"{CODE}|!?\[(?=[^][\n]{{1,500}}\]\([^\s()])|(?P<run>[{FINAL_SIGNS}]{{2,}}|[…‥]|(?P<sign>[^\w\s])(?P=sign)+)"
     rf"|[{SPACE}\ufffd]|(?<!\S)(?P<first>[^\w\s])(?=\s|{LETTER}|$)|{LONG_WORD}"
 )
-"""Parts that a model may misread although their characters are known: code; links of Markdown; runs of signs; signs
+"""Parts that a model may misread although their characters are known: code; Markdown links; runs of symbols; symbols
 that stand alone or begin a word; U+2581 and U+FFFD, which SentencePiece takes for spaces; and strings that are too long
 to be a word.
 """
 _MAY_BE_UNUSUAL = re.compile(rf"[^\w\s]{{2}}|(?<!\S)[^\w\s]|[`…‥{{&\x1b{SPACE}\ufffd]"), re.compile(r"\S{101}")
 _SIGN = re.compile(r"[^\s…‥]")
 _SMALL = 1024
-"""Pieces of a vocabulary in which a sign that often begins words has no piece with the space before it."""
+"""A vocabulary with fewer pieces may have none for a space plus a symbol, even if the symbol often begins words."""
 
 
 def unreadable_spans(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.ndarray) -> list[Span]:
-    """Spans of words with characters that are not in the vocabulary, or that were too rare to learn.
+    """Spans of words that the vocabulary cannot read, and of other parts that the model would misread.
 
-    In Chinese and Japanese, a span has only such characters; see `_unspaced_word` for other scripts without spaces.
-    Spans with only spaces between them are joined. `ids`: those of the text.
+    In Chinese and Japanese, a span has only unreadable characters. See `_unspaced_word` for other scripts without
+    spaces. Spans with only spaces between them are joined. `ids`: the ids of the text.
     """
     spans = list[Span]()
     if not vocabulary.unreadable_ids.isdisjoint(ids):
@@ -98,7 +98,7 @@ def unreadable_spans(text: str, vocabulary: Vocabulary, ids: Sequence[int] | np.
 
 
 def _is_word_border(text: str, i: int) -> bool:
-    """Whether the character is a zero-width space between words of a script without spaces, such as Khmer."""
+    """Whether character `i` is a zero-width space between words of a script without spaces, such as Khmer."""
     return text[i] == "\u200b" and all(map(is_without_spaces, (text[max(0, i - 1)], text[i + 1 : i + 2])))
 
 
@@ -127,9 +127,9 @@ def _misread_spans(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 @lru_cache(maxsize=8)
 def _beginnings_of_words(vocabulary: Vocabulary) -> frozenset[str]:
-    """The characters that begin words in the training text: first characters of pieces that begin a word.
+    """The characters that begin words in the training text, found as first characters of pieces that begin a word.
 
-    In a small or a character vocabulary, they may also follow the piece for a space.
+    In a small or a character vocabulary, the space may be a piece of its own, so every piece may begin a word.
     """
     pieces = vocabulary.pieces(range(vocabulary.vocab_size))
     if vocabulary.of_characters or vocabulary.vocab_size < _SMALL:
@@ -138,12 +138,12 @@ def _beginnings_of_words(vocabulary: Vocabulary) -> frozenset[str]:
 
 
 def around(span: Span, others: Iterable[Span]) -> Span | None:
-    """The span among `others` that contains a span."""
+    """The first span of `others` that contains `span`, or None."""
     return next((other for other in others if other[0] <= span[0] and span[1] <= other[1]), None)
 
 
 def joined_spans(text: str, spans: Iterable[Span], *, across_spaces: bool = True) -> list[Span]:
-    """Sort spans, and join spans that overlap, touch, or have only spaces or the dot of an initial between them."""
+    """Sort spans, and join spans that touch or overlap. `across_spaces`: also spans with only spaces between them."""
     joined = list[Span]()
     for start, stop in sorted(spans):
         is_near = across_spaces and joined and _DOT_AND_SPACES.fullmatch(text, joined[-1][1], start)
@@ -155,7 +155,7 @@ def joined_spans(text: str, spans: Iterable[Span], *, across_spaces: bool = True
 
 
 def _widened(text: str, span: Span) -> Span:
-    """Widen a span of unreadable letters to the word, and of a sign to the address or code; other signs stay alone."""
+    """Widen unreadable letters to the word, and a symbol inside a URL or code to all of it. Leave other symbols."""
     start, stop = span
     if any(map(spells_words_without_spaces, text[start:stop])):
         start, stop = _unspaced_word(text, span)
@@ -181,9 +181,9 @@ def _widened(text: str, span: Span) -> Span:
 
 
 def _unspaced_word(text: str, span: Span) -> Span:
-    """The letters around a span, in a script whose words have no spaces between them.
+    """Widen a span of letters to a word or name, in a script without spaces between words.
 
-    They are a word or a name if they are few between spaces and signs. Otherwise, widen the span to whole syllables.
+    At most 20 letters between spaces and symbols are taken for one word. Otherwise, widen to whole syllables.
     """
     start, stop = span
     while start and stop - start <= _LONGEST_UNSPACED and spells_words_without_spaces(text[start - 1]):
@@ -201,14 +201,14 @@ def _unspaced_word(text: str, span: Span) -> Span:
 
 
 def _with_arguments(text: str, span: Span) -> Span:
-    """Add the arguments of a call, such as (1)."""
+    """Widen the span of a function name to the arguments after it, such as (1)."""
     start, stop = span
     call = _ARGUMENTS.match(text, stop) if is_spaced(text[stop - 1]) else None
     return start, call.end() if call else stop
 
 
 def _with_brackets(text: str, span: Span) -> Span:
-    """Add the other bracket of a pair if it touches the span, or leave out a closing bracket without a partner."""
+    """Add the missing bracket of a pair if it touches the span, or leave out a closing bracket without a partner."""
     start, stop = span
     for opening, closing in ("()", "[]", "{}"):
         n_open = text.count(opening, start, stop) - text.count(closing, start, stop)
@@ -223,24 +223,23 @@ def _with_brackets(text: str, span: Span) -> Span:
 
 
 def _is_between_words(character: str) -> bool:
-    """Whether a character is a sign between two words, such as a dash or an arrow, and belongs to neither."""
+    """Whether a character is a symbol between two words, such as a dash or an arrow, and belongs to neither word."""
     if character in _INSIDE_WORDS + APOSTROPHES:
         return False
     return character in "…‥;!•" or unicodedata.category(character) in _BETWEEN_WORDS
 
 
 def _is_part_of_word(text: str, span: Span) -> bool:
-    """Whether a character is a sign that is kept with the word before it, as in H₂O, x² and dog™."""
+    """Whether a span has only symbols that belong to the word before them, as in H₂O, x² and dog™."""
     start, stop = span
     signs = (c in "©®" or (is_other_sign(c) and unicodedata.category(c)[0] != "P") for c in text[start:stop])
     return start > 0 and in_word(text[start - 1]) and all(signs)
 
 
 def _continues(text: str, i: int) -> bool:
-    """Whether a character continues a word.
+    """Whether character `i` is a part of a word.
 
-    True for letters, except in scripts without spaces, for signs such as hyphens between letters, and for zero-width
-    characters.
+    True for letters of scripts with spaces, for signs such as hyphens between letters, and for zero-width characters.
     """
     if text[i] in _INSIDE_WORDS:
         return 0 < i < len(text) - 1 and in_word(text[i - 1]) and in_word(text[i + 1])
@@ -252,5 +251,5 @@ def in_word(character: str) -> bool:
 
 
 def is_invisible(text: str) -> bool:
-    """Whether a text has only spaces and characters without a shape, such as a soft hyphen."""
+    """Whether a text consists of spaces and invisible characters, such as a soft hyphen."""
     return all(c.isspace() or unicodedata.category(c) in ("Cf", "Cc") or _VARIATION.match(c) for c in text)

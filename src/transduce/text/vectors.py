@@ -1,7 +1,7 @@
-"""Sequences of vectors in place of source text: patches of images, frames of audio features.
+"""Sequences of vectors in place of source text, such as patches of images or frames of audio features.
 
-A file of vectors is a safetensors file: `vectors` [total, N] in float32 or float16, all sequences one after another;
-`lengths` [n], the number of vectors of each sequence; and for classification `labels` [n], whole numbers.
+A file of vectors is a safetensors file with these tensors: `vectors` [total, N] in float32 or float16, all sequences in
+order; `lengths` [n], the number of vectors of each sequence; and for classification `labels` [n], integers.
 
 The rest of the package handles names of sequences as it handles text: `FILE.safetensors#I` is sequence I of a file,
 counted from 0, and a file of vectors in place of a text file stands for the names of all its sequences. The tokenizer
@@ -24,9 +24,9 @@ from transduce.text.special import Span, Vocabulary
 SUFFIX = ".safetensors"
 
 MAX_WIDTH = 1 << 16
-"""Most numbers of a vector."""
+"""Maximum number of elements of a vector."""
 
-_CHUNK_NUMBERS, _USUAL_LENGTH = 1 << 24, 256  # numbers read at once (64 MiB), and usual vectors in a sequence
+_CHUNK_NUMBERS, _USUAL_LENGTH = 1 << 24, 256  # elements read at once (64 MiB), and the usual length of a sequence
 
 
 def is_vectors(path: Path | str) -> bool:
@@ -73,7 +73,7 @@ class VectorFile:
         return [str(label) for label in labels.tolist()]
 
     def read(self, number: int) -> np.ndarray:
-        """Sequence `number`, float32 [S, N]. Raises `DataError` if it does not exist or is not finite."""
+        """Read sequence `number` as float32 [S, N]. Raises `DataError` if it does not exist or is not finite."""
         if number >= len(self):
             raise DataError(f"{self.path}#{number}: the file has {len(self):,} sequences, counted from 0")
         begin, end = int(self._ends[number - 1]) if number else 0, int(self._ends[number])
@@ -90,9 +90,9 @@ class VectorFile:
 
 
 class VectorReader(Vocabulary):
-    """Turns names of sequences into vectors of one width, which a linear layer reads in place of an embedding table.
+    """Encodes names of sequences as vectors, which a linear layer reads in place of an embedding table.
 
-    `vocab_size` is the width.
+    `vocab_size` is the number of elements of a vector.
     """
 
     kind = "vectors"
@@ -107,7 +107,7 @@ class VectorReader(Vocabulary):
 
     @classmethod
     def of(cls, names: Iterable[str]) -> VectorReader:
-        """The reader for the width of the first of these sequences."""
+        """Create a reader for vectors as wide as those of the first named sequence."""
         name = next(iter(names), "")
         return cls(VectorFile(_parse(name)[0]).width)
 
@@ -120,7 +120,7 @@ class VectorReader(Vocabulary):
         return np.dtype((np.float32, (self.width,)))
 
     def encode_batch(self, texts: Sequence[str]) -> list[Any]:
-        """The vectors [S, N] of each name, float32. Raises `DataError`."""
+        """Read the vectors of each named sequence, float32 [S, N]. Raises `DataError` if a file is unsuitable."""
         files = dict[Path, VectorFile]()
         return [self._read(name, files) for name in texts]
 
