@@ -27,7 +27,7 @@ from transduce.text.special import Span, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 MOST_UNITS = 64
-"""Maximum number of groups of source words that are left out in turn; longer sources have groups of several words."""
+"""Maximum number of groups of source words; each group is left out once. Long sources have groups of several words."""
 
 _SPACELESS = ("Han", "Kana", "Thai", "Lao", "Khmer", "Myanmar")
 _SMOOTHING = 0.5  # nats
@@ -35,11 +35,11 @@ _LEAST = 0.05  # nats by which a word must become less probable to be linked
 
 
 WordRule = Callable[[str, Sequence[Span]], tuple[list[int], list[Span]]]
-"""Maps a text and the spans of its tokens to the word of each token (-1 for none) and the span of each word."""
+"""Maps a text and its tokens' spans (start, end) to each token's word index (-1 for none) and each word's span."""
 
 
 Head = tuple[int, int]
-"""A decoder layer and a head of its cross-attention, both from 0."""
+"""Indices (decoder layer, head) of a head of cross-attention, both from 0."""
 
 
 class Link(NamedTuple):
@@ -55,7 +55,7 @@ class Link(NamedTuple):
 class _Sentence:
     """A text as tokens and words.
 
-    owners: The word of each token, -1 for white space and language tokens. spans: The span of each word.
+    owners: Index of each token's word; -1 for white space and language tokens. spans: Start and end of each word.
     """
 
     ids: list[int]
@@ -70,7 +70,7 @@ class _Sentence:
         return cls(ids, [-1] * n_frame + owners, spans)
 
     def groups(self) -> list[range]:
-        """The words in at most `MOST_UNITS` groups of neighbours."""
+        """Split the word indices into at most `MOST_UNITS` groups of neighbours."""
         size = -(-len(self.spans) // MOST_UNITS)
         return [range(i, min(i + size, len(self.spans))) for i in range(0, len(self.spans), size or 1)]
 
@@ -80,7 +80,7 @@ class _Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """A source and its translation, whose words are linked by the scores of `pairs` or by the weights of heads.
+    """A tokenized source and its translation, whose words `links` and `links_of_head` link.
 
     attention: Weights [target tokens, source tokens + 1] of the trained head, if the search stored them.
     """
@@ -93,7 +93,7 @@ class Alignment:
 
     @classmethod
     def read(cls, tokenizers: Tokenizers, src: str, tgt: str | Translation, words: WordRule | None = None) -> Alignment:
-        """Tokenize both texts. `words`: the definition of a word (default: `words_of_tokens`)."""
+        """Tokenize both texts. `words`: splits tokens into words (default: `words_of_tokens`)."""
         words = words or words_of_tokens
         text = tgt if isinstance(tgt, str) else tgt.text
         src_masked, tgt_masked = tokenizers.masked(src, text, tokenizers.src.encode(src))
@@ -106,17 +106,17 @@ class Alignment:
         return cls(src, text, source, target, attention)
 
     def pairs(self) -> list[Example]:
-        """Pairs to score: the source, then the source without each of its words. Empty if a side has no words."""
+        """Pairs to score: the full source, then the source without each group of words. Empty if a side has no word."""
         if not (self.src.spans and self.tgt.spans):
             return []
         sources = (self.src.ids, *map(self.src.without, self.src.groups()))
         return [Example(ids, self.tgt.ids) for ids in sources]
 
     def links_of_head(self, weights: np.ndarray) -> list[Link]:
-        """The links in target order, from the attention [target tokens, source tokens + 1] of a head.
+        """Link words by the attention weights [target tokens, source tokens + 1] of a head; links are in target order.
 
-        A target word is linked to the source word with most of the attention of its tokens. It has no link if the end
-        of the source, the last column, has most of it.
+        A target word is linked to the source word that gets most of the attention of its tokens. It has no link if the
+        last column, the end of the source, gets most.
         """
         if not (self.src.spans and self.tgt.spans):
             return []
@@ -127,7 +127,7 @@ class Alignment:
         return [Link(*self.src.spans[i], *self.tgt.spans[j]) for i, j in linked]
 
     def links(self, scores: Sequence[Sequence[float]]) -> list[Link]:
-        """The links in target order, from the log-probabilities of `pairs`."""
+        """Link words in target order. `scores`: the engine's token log-probabilities for `pairs`."""
         if not scores:
             return []
         groups = self.src.groups()
@@ -155,7 +155,7 @@ class Alignment:
 
 
 def guided_head(settings: Settings) -> Head | None:
-    """The head that `training.guided_alignment` trained; None without that setting."""
+    """The head trained to align (`training.guided_alignment`); None without that setting."""
     model, path = settings.model, settings.training.guided_alignment
     return model.guided_head if isinstance(model, TransformerSettings) and path is not None else None
 
@@ -173,7 +173,7 @@ def find_links(engine: Engine, pairs: Sequence[Alignment], head: Head | None) ->
 
 
 def word_weights(weights: np.ndarray, src_owners: Sequence[int], tgt_owners: Sequence[int]) -> np.ndarray:
-    """Sum weights of tokens [target tokens, source tokens + 1] over the tokens of each word.
+    """Sum attention weights [target tokens, source tokens + 1] over the tokens of each word.
 
     Returns [target words, source words + 1]; the last column is for the end and for tokens that belong to no word.
     """
@@ -199,10 +199,10 @@ def joined_links(first: Sequence[Link], second: Sequence[Link]) -> list[Link]:
 
 
 def words_of_tokens(text: str, tokens: Sequence[Span]) -> tuple[list[int], list[Span]]:
-    """The word of each token and the span of each word, from the spans of the tokens in the text.
+    """Split tokens into words; return each token's word index, and each word's span in the text.
 
     Words end at spaces, and before and after punctuation, but not within a token. In scripts without spaces between
-    words, each token is a word. White space belongs to the word after it. In a text without words every token has -1.
+    words, each token is a word. White space belongs to the word after it. In a text without words every index is -1.
 
     >>> words_of_tokens("a cat.", [(0, 1), (1, 3), (3, 5), (5, 6)])
     ([0, 1, 1, 2], [(0, 1), (2, 5), (5, 6)])

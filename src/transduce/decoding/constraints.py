@@ -15,17 +15,17 @@ from transduce.decoding.engine import Spelling
 from transduce.text.special import BOS, EOS, PAD, PLACEHOLDER_IDS, UNK
 
 MISPLACED = 0.01
-"""Minimum probability of a missing placeholder, as a fraction of the end's. Without it, a model that would end goes on
-with unrelated text, because the end is not allowed yet."""
+"""Minimum probability of a missing placeholder, as a fraction of EOS's. Without it, a model that would end writes
+unrelated text, because EOS is ruled out until every placeholder is written."""
 
 
 class Constraints(NamedTuple):
     """The tokens that may follow each hypothesis.
 
     Attributes:
-        allowed: If a row has tokens that are not padding, only these may follow.
+        allowed: The only tokens that may follow; a row of padding allows all tokens.
         banned: Tokens that may not follow, and padding.
-        missing: The placeholders that each hypothesis still lacks.
+        missing: Whether the hypothesis still lacks each placeholder.
     """
 
     allowed: Int[Tensor, "B k A"]
@@ -34,7 +34,7 @@ class Constraints(NamedTuple):
 
 
 class Beginning:
-    """The tokens that the outputs of a sentence may begin with. See `DecodingInput` for the arguments."""
+    """The tokens that the outputs of a sentence may begin with. `DecodingInput` describes the arguments."""
 
     def __init__(self, prefix: Sequence[int], spelling: Spelling = (), n_unscored: int = 0) -> None:
         self.n_unscored, self._prefix = n_unscored, prefix
@@ -42,10 +42,10 @@ class Beginning:
         for state, token, next_state in spelling:
             self._next_state.setdefault(state, {})[token] = next_state
         self.length = len(prefix) + len(self._next_state)
-        """Maximum number of tokens before any token may follow."""
+        """Output length in tokens from which on any token may follow."""
 
     def next_tokens(self, ids: Int[Tensor, "k T"]) -> list[list[int]]:
-        """The tokens that may follow each hypothesis; an empty list if any token may."""
+        """List the tokens that may follow each hypothesis; an empty list allows all tokens."""
         n_free = ids.shape[1] - len(self._prefix)
         if n_free < 0:
             return [[self._prefix[n_free]]] * len(ids)
@@ -69,10 +69,9 @@ def _allowed_tokens(beginnings: Sequence[Beginning], ids: Int[Tensor, "B k T"]) 
 def without_unscored(
     log_probs: Float[Tensor, "B k"], beginnings: Sequence[Beginning], n_before: int
 ) -> Float[Tensor, "B k"]:
-    """Replace log-probabilities by 0 if the token after the first `n_before` is unscored (`DecodingInput.n_unscored`).
+    """Set log-probabilities to 0 if the token after the first `n_before` is unscored (`DecodingInput.n_unscored`).
 
-    `log_probs`: sums over each hypothesis up to this token, or its log-probability alone. Tokens that are ruled out
-    keep -inf.
+    `log_probs`: sums over each hypothesis up to this token, or the token's own. Ruled-out tokens keep -inf.
     """
     if all(n_before >= beginning.n_unscored for beginning in beginnings):
         return log_probs
@@ -81,7 +80,7 @@ def without_unscored(
 
 
 def pad_copies(copies: Sequence[Sequence[int] | None] | None, src: Tensor) -> Int[Tensor, "B P"]:
-    """The number of occurrences of each placeholder in each sentence's output; no columns without placeholders."""
+    """Count each placeholder in each sentence's `copies`; no columns if there are no placeholders."""
     if not copies or copies[0] is None:
         return torch.empty(len(src), 0, dtype=torch.int64, device=src.device)
     counts = [[list(row or ()).count(i) for i in PLACEHOLDER_IDS] for row in copies]
@@ -105,10 +104,9 @@ def _banned_tokens(missing: Bool[Tensor, "B k P"]) -> Int[Tensor, "B k b"]:
 
 
 def constrain(scores: Float[Tensor, "N V"], constraints: Constraints) -> Float[Tensor, "N V"]:
-    """Set the scores of tokens that may not follow to -inf; changes `scores`.
+    """Set the scores (logits or log-probabilities) of tokens that may not follow to -inf, in place.
 
-    The scores are logits or log-probabilities. A missing placeholder becomes at least `MISPLACED` times as probable as
-    the end.
+    A missing placeholder becomes at least `MISPLACED` times as probable as the end.
     """
     allowed, banned, missing = (rows.flatten(0, 1) for rows in constraints)
     if missing.shape[1]:

@@ -1,4 +1,4 @@
-"""The two uses of encoders: texts in, labels out (`TextClassifier`); text with <mask> in, words out (`MaskFiller`)."""
+"""Inference with encoders: `TextClassifier` predicts labels of texts, `MaskFiller` predicts words for <mask>."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class TextClassifier:
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> TextClassifier:
-        """Load the model of a run folder; errors as for `open_model`."""
+        """Load the model of a run folder. Raises the errors of `open_model`."""
         folder, model, tokenizers = open_model(path, task=cls.task, device=device)
         data = folder.settings.data
         labels = resolved(data.labels, "data.labels")
         return cls(model, tokenizers.tgt, labels, longest=longest_of(folder.settings.model, data.max_length))
 
     def classify(self, texts: Sequence[str | tuple[str, ...]]) -> list[Classification]:
-        """Predict the label of each text, or of each pair. Raises `DataError` for a mixture of both."""
+        """Predict the label of each text, or of each pair. Raises `DataError` for a mixture of texts and pairs."""
         sides = [(text,) if isinstance(text, str) else text for text in texts]
         if len({len(side) for side in sides}) > 1:
             raise DataError("a mixture of single texts and pairs of texts; give one kind")
@@ -81,11 +81,11 @@ class TextClassifier:
         return results
 
     def predict(self, store: LabelStore) -> list[int]:
-        """The index of the predicted label of each text of a store."""
+        """Return the label index predicted for each stored text."""
         return [int(i) for i in self.probabilities([store[i] for i in range(len(store))]).argmax(1)]
 
     def probabilities(self, packed: Sequence[Packed]) -> np.ndarray:
-        """The probability of each label, [n, L]."""
+        """Return the probability of each label for each encoded text, [n, L]."""
         result = np.zeros((len(packed), len(self.labels)))
         lengths = np.array([len(example.ids) for example in packed], dtype=np.int64)
         with torch.inference_mode():
@@ -96,13 +96,16 @@ class TextClassifier:
 
 
 def longest_of(model: Any, max_length: int) -> int:
-    """Maximum number of tokens of a text, with [CLS] and [SEP]."""
+    """Maximum number of tokens of a text, including [CLS] and [SEP]."""
     return max_length if model.position_limit is None else min(max_length, model.position_limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A predicted piece for a mask, its probability, and the text with it and the best pieces for all other masks."""
+    """A predicted piece for a mask, with its probability.
+
+    `text`: the text with this piece, and the best pieces for all other masks.
+    """
 
     token: str
     text: str
@@ -111,7 +114,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """A text, and the most probable pieces for each of its masks, best first."""
+    """A text, and for each of its masks the most probable pieces, best first."""
 
     text: str
     masks: tuple[tuple[Prediction, ...], ...]
@@ -131,16 +134,16 @@ class MaskFiller:
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> MaskFiller:
-        """Load the model of a run folder; errors as for `open_model`."""
+        """Load the model of a run folder. Raises the errors of `open_model`."""
         folder, model, tokenizers = open_model(path, task=cls.task, device=device)
         if MASK not in encode_with_masks(tokenizers.tgt, f"a {MASK_PIECE} b"):
             raise RunFolderError(f"{folder.path}: its vocabulary has no {MASK_PIECE}, or is damaged")
         return cls(model, tokenizers.tgt, folder.settings)
 
     def fill(self, texts: Sequence[str], *, top: int = 5) -> list[Filling]:
-        """The `top` predictions for every <mask> in each text, independent of each other.
+        """Predict the `top` pieces for every <mask> of each text. Each mask is predicted independently.
 
-        Raises `DataError` for a text without <mask>, or one longer than the model's context.
+        Raises `DataError` for a text without <mask>, or longer than the model's context.
         """
         return [self._fill(text, encode_with_masks(self.vocabulary, text), top) for text in texts]
 

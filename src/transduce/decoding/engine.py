@@ -1,7 +1,7 @@
 """The engine protocol: token ids in, hypotheses out.
 
-`torch_engine` is the reference, `native_engine` the fast one. This module does not import torch, so that translation
-with the native library starts without it.
+`torch_engine` is the reference, `native_engine` is faster. This module does not import torch, so that translation with
+the native library starts without it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class DecodingInput:
     """Token ids to translate or to continue, or vectors [S, N] to translate.
 
     Attributes:
-        key: Identifies the input: random numbers are a function of the seed and the key.
+        key: Identifies the input. Random numbers are a function of the seed and the key.
         ids: The tokens or vectors.
         limit: Maximum number of new tokens.
         prefix: Tokens that every output starts with. They count in its length, its log-probability and `limit`.
-        copies: The placeholders that every output must contain, each as often as here, and no others; None if the
-            vocabulary has no placeholders.
+        copies: Placeholders that every output must contain as often as this list, and no others; None if the vocabulary
+            has no placeholders.
         spelling: The tokens that may follow the prefix, from state 0 on.
-        n_unscored: Number of tokens at the start of the prefix that are part of the input: they count in the length,
-            but not in the log-probability.
+        n_unscored: Number of tokens at the start of the prefix that belong to the input: they count in the length, but
+            not in the log-probability.
     """
 
     key: tuple[int, ...]
@@ -57,8 +57,8 @@ class Hypothesis:
         log_prob: Sum of the log-probabilities (nats) of the tokens.
         score: log_prob / length ** length_penalty.
         finished: False if the output was cut off at the length limit, before an end of sentence.
-        attention: Weights of the head that was trained to align, if the search stored them: [ids, source ids and their
-            end], at the step that reads the id; zeros for the last id of an output that was cut off.
+        attention: Weights [ids, source ids + 1] of the head trained to align, if the search stored them. Row t is from
+            the step that reads id t; the last row of a cut-off output is zero.
     """
 
     ids: tuple[int, ...]
@@ -72,11 +72,11 @@ BATCH_TOKENS = DecodingSettings().batch_tokens
 """Default number of tokens that are scored at once, padding included."""
 
 IsWanted = Callable[[int], bool]
-"""Called between two steps with the index of an input that is not done; False if nobody waits for it."""
+"""Called between steps with the index of an input that is not done; returns False if nobody waits for the input."""
 
 Outcome = Literal["done", "tokens", "cancelled", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("done", "tokens", "cancelled", "failed")
-"""Every outcome except `tokens` ends an input. In the order of the native library's codes."""
+"""All outcomes, in the order of the native library's codes. All but `tokens` end an input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class Event:
     Attributes:
         ticket: Number that identifies the input.
         outcome: `tokens`, any number of times, and finally `done`, `cancelled` or `failed`.
-        hypotheses: If `done`: the hypotheses, as `Engine.translate` returns them.
-        tokens: If `tokens`: the next tokens of the best hypothesis, which are final.
-        reason: If `failed`: the reason.
+        hypotheses: With `done`: the hypotheses, as `Engine.translate` returns them.
+        tokens: With `tokens`: the next tokens of the best hypothesis; they are final.
+        reason: With `failed`: the error message.
     """
 
     ticket: int
@@ -116,15 +116,15 @@ class Batcher(Protocol):
     ) -> None:
         """Add inputs with the tickets first_ticket, first_ticket + 1, ...; if there is an error, none is added.
 
-        Each input gets one event that ends it. Inputs with the smallest `order` are decoded first, of these the
-        earliest. `stream`: also deliver events with `tokens`, if the engine can.
+        Each input gets one event that ends it. Inputs are decoded by `order`, smallest first, and inputs of equal
+        `order` by arrival. `stream`: also deliver events with `tokens`, if the engine can.
         """
 
     def cancel(self, ticket: int) -> None:
-        """End an input at the next step; no effect if it has ended."""
+        """End an input at the next decoding step; no effect if it has ended."""
 
     def workload(self) -> dict[str, int]:
-        """Numbers that describe the open work, among them `n_waiting`: inputs whose decoding has not begun."""
+        """Return figures about the open work; `n_waiting`: number of inputs whose decoding has not begun."""
 
     async def close(self) -> None:
         """Cancel all inputs and deliver their last events. Nothing may be submitted afterwards."""
@@ -137,7 +137,7 @@ def cost_of(inputs: Sequence[DecodingInput], options: DecodingOptions) -> float:
 
 
 def sample_numbers(seed: Sequence[int], sample: int, n: int) -> np.ndarray:
-    """Random numbers in [0, 1) for n tokens of a sample, a function of the seed and of the sample's index."""
+    """Return n random numbers in [0, 1), one per token, that depend only on the seed and the sample's index."""
     return np.random.default_rng([*seed, sample]).random(n)
 
 
@@ -153,7 +153,7 @@ class Engine(Protocol):
         """The PyTorch model, in eval mode. The native engine loads it when this is first called."""
 
     def translate(self, sources: Sequence[DecodingInput], options: DecodingOptions) -> list[list[Hypothesis]]:
-        """Return `options.n_best` hypotheses per source, best first, or as many samples.
+        """Return `options.n_best` hypotheses per source, best first; with `options.sample`, as many samples.
 
         A language model samples one continuation per source.
         """
@@ -162,10 +162,10 @@ class Engine(Protocol):
         """Start decoding for a `DecodingQueue`. `deliver` is called in the running event loop."""
 
     def score(self, pairs: Sequence[Example], *, batch_tokens: int = BATCH_TOKENS) -> list[list[float]]:
-        """Log-probabilities (nats) of every target token and of the end, given the source."""
+        """For each pair, log-probabilities (nats) of every target token and of the end, given the source."""
 
     def attention(self, pairs: Sequence[Example], heads: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Weights of cross-attention of a Transformer for each pair: [heads, targets, sources], with both ends.
+        """Cross-attention weights of a Transformer for each pair: [heads, target tokens + 1, source tokens + 1].
 
         `heads`: (decoder layer, head), from 0. Row t reads target token t - 1 and predicts target token t.
         """
@@ -173,4 +173,4 @@ class Engine(Protocol):
     def score_rows(
         self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int = BATCH_TOKENS
     ) -> list[list[float]]:
-        """Log-probabilities (nats) of every target of rows of running text; see `collate_rows` for `separate`."""
+        """Log-probabilities (nats) of every target in rows of running text. `separate`: see `collate_rows`."""

@@ -32,9 +32,9 @@ _DEFAULT = DecodingOptions(sample=True)
 class Continuation:
     """A text in progress.
 
-    `key`: the numbers of its prompt and sample. `ids`: all tokens so far, of which the first `n_given` are the
+    `key`: indices of its prompt and of its sample. `ids`: all tokens so far, of which the first `n_given` are the
     prompt's. `limit`: maximum number of new tokens. `part`: number of contexts that the text has filled. `log_prob`:
-    of the new tokens. `finished`: whether the text has ended.
+    sum over the new tokens. `finished`: whether the text has ended.
     """
 
     key: tuple[int, int]
@@ -51,7 +51,7 @@ class Continuation:
         return self.ids[self.n_given :]
 
     def extended(self, new: Hypothesis) -> Continuation:
-        """The continuation, extended by the engine's output for `Generator.next_input`."""
+        """Append the engine's output for `Generator.next_input`."""
         log_prob = self.log_prob + new.log_prob
         return replace(self, ids=self.ids + new.ids, part=self.part + 1, log_prob=log_prob, finished=new.finished)
 
@@ -73,9 +73,9 @@ class Generator(EngineModel):
         *,
         choice: EngineChoice = GIVEN,
     ) -> None:
-        """Wrap an engine: `TorchEngine(model)`, for a decoder-only model in eval mode.
+        """Wrap an engine such as `TorchEngine(model)`, for a decoder-only model in eval mode.
 
-        `settings`: settings of the run. `choice`: the reason for this engine.
+        `settings`: settings of the run. `choice`: the engine's precision, and the reason if it is slow.
         """
         super().__init__(engine, choice)
         self.tokenizer, self.settings = tokenizer, settings
@@ -93,7 +93,7 @@ class Generator(EngineModel):
         precision: AnyPrecision = "float32",
         memory: int | None = None,
     ) -> Generator:
-        """Load a run, see `Translator.load`. `memory`: tokens that a model with a memory remembers."""
+        """Load a run; see `Translator.load`. `memory`: tokens that a model with a memory keeps (default: the run's)."""
         (folder,), tokenizers, engine, choice = open_engine(
             path, task=cls.task, device=device, precision=precision, memory=memory
         )
@@ -132,7 +132,7 @@ class Generator(EngineModel):
         ]
 
     def start(self, prompts: Sequence[str], options: DecodingOptions, *, cut_prompt: bool) -> list[Continuation]:
-        """The texts of `generate` before their first token. Raises the errors of `generate`."""
+        """Encode the prompts as texts without new tokens. Raises the errors of `generate`."""
         limit, samples = self.options_of_a_text(options).max_length, range(options.n_best)
         encoded = [self._prompt(text, number, cut_prompt=cut_prompt) for number, text in enumerate(prompts)]
         return [Continuation((n, i), ids, len(ids), limit) for n, ids in enumerate(encoded) for i in samples]
@@ -175,7 +175,7 @@ class Generator(EngineModel):
         return [TextLogProbs(tuple(values)) for values in log_probs]
 
     def token_log_probs(self, prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
-        """Log-probability of each token of a text that `generate` wrote, in the contexts in which it was written."""
+        """Log-probability of each token that `generate` wrote after `prompt`, in the contexts used for writing."""
         known, values = [*prompt, *ids], list[float]()
         while (done := len(prompt) + len(values)) < len(known):
             cut = self.memory is None and done > self.context
@@ -188,7 +188,7 @@ class Generator(EngineModel):
     def evaluate(self, store: TextStore, *, stride: int | None = None, batch_tokens: int | None = None) -> TextScore:
         """Score running text, every token once, in rows of the context's length.
 
-        With `stride` below the context the rows overlap: each token is predicted from at least context - stride tokens
+        With `stride` below the context, rows overlap: each token is predicted from at least context - stride tokens
         before it, at more cost. A model with a memory reads the text as one row.
         """
         if self.memory is not None:
@@ -218,7 +218,7 @@ class Generator(EngineModel):
         )
 
     def _rows(self, ids: np.ndarray, stride: int) -> Iterator[tuple[np.ndarray, int]]:
-        """Rows of running text, each with the number of its targets that were scored before."""
+        """Yield rows of running text, each with the number of its targets that an earlier row has scored."""
         if self.memory is not None:  # the memory carries over from part to part
             yield np.asarray(ids, dtype=np.int64), 0
             return
@@ -227,7 +227,7 @@ class Generator(EngineModel):
             yield np.asarray(ids[first - 1 : start + stride], dtype=np.int64), start - first
 
     def _prompt(self, text: str, number: int, *, cut_prompt: bool) -> tuple[int, ...]:
-        """The ids of a prompt. It begins with BOS if documents do so in training, or if it is empty."""
+        """Encode a prompt; it begins with BOS if it is empty or if training documents do. `number`: for the error."""
         ids = self.tokenizer.encode(text)
         ids = [BOS, *ids] if self._begins or not ids else ids
         if len(ids) > self.context and self.memory is None:
@@ -250,7 +250,7 @@ class Generator(EngineModel):
         return texts
 
     def _log_probs(self, rows: Sequence[np.ndarray], batch_tokens: int) -> list[list[float]]:
-        """Log-probability of every token of each row but the first, given those before it."""
+        """Log-probability of every token of each row except the first, given the tokens before it."""
         examples = [RowExample(row[:-1], row[1:]) for row in rows]
         return self.engine.score_rows(
             examples, separate=self.settings.data.separate_documents, batch_tokens=batch_tokens

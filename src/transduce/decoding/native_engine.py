@@ -40,19 +40,19 @@ from transduce.process import n_threads_to_use
 from transduce.text.special import BOS, EOS, PAD, PLACEHOLDER_IDS
 
 _LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
-_IN_PYTHON = ("max_length", "batch_tokens", "seed", "split")  # options that the library does not get
-_SLICE = 0.05  # seconds between returns of a decoding caller to Python, which then handles signals
-_SHARE = 4096  # tokens that a thread scores at once
+_IN_PYTHON = ("max_length", "batch_tokens", "seed", "split")  # options used only in Python
+_SLICE = 0.05  # seconds after which a decoding caller returns to Python, which handles signals
+_SHARE = 4096  # maximum tokens that a thread scores at once
 
 
 class _Option(ctypes.Structure):
-    """`transduce_option` of native/src/transduce_native.h."""
+    """The struct `transduce_option` of native/src/transduce_native.h."""
 
     _fields_ = [("name", ctypes.c_char_p), ("value", ctypes.c_double)]
 
 
 class Sentences(ctypes.Structure):
-    """`transduce_sentences`."""
+    """The struct `transduce_sentences` of transduce_native.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("ids", "offsets", "prefixes", "prefix_offsets")),
@@ -63,13 +63,13 @@ class Sentences(ctypes.Structure):
 
 
 class Load(ctypes.Structure):
-    """`transduce_load`."""
+    """The struct `transduce_load` of transduce_native.h."""
 
     _fields_ = [(name, ctypes.c_int64) for name in _LOAD]
 
 
 class _Pairs(ctypes.Structure):
-    """`transduce_pairs` of native/src/transduce_native.h."""
+    """The struct `transduce_pairs` of native/src/transduce_native.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("sources", "source_offsets", "inputs", "tokens", "offsets")),
@@ -78,20 +78,20 @@ class _Pairs(ctypes.Structure):
 
 
 def option_array(options: Mapping[str, float]) -> ctypes.Array[_Option]:
-    """The array of named options in the library's format."""
+    """Convert named options to an array of structs for the library."""
     return (_Option * len(options))(*(_Option(name.encode(), value) for name, value in options.items()))
 
 
 @lru_cache(64)
 def _native_options(options: DecodingOptions, stream: bool) -> ctypes.Array[_Option]:
-    """All options for the library. `stream`: report tokens, which needs a single sample."""
+    """Convert decoding options for the library. `stream`: report new tokens, unless several samples are drawn."""
     given = {name: float(value) for name, value in options if name not in _IN_PYTHON}
     return option_array(given | {"stream": stream and not (options.sample and options.n_best > 1)})
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """Inputs of the model, and for each input the next token whose log-probability is computed (-1: none)."""
+    """An example to score. `tokens`: for each input, the next token, whose log-probability is computed (-1: none)."""
 
     source: Ids
     inputs: Ids
@@ -105,15 +105,15 @@ class _Item:
 class NativeEngine:
     """Search, sampling and scoring in C++ on all cores, from several threads at a time.
 
-    The hypotheses of a sentence depend on the sentence, the model and the options only: they are the same bit for bit
-    alone, in any batch, and with any number of threads. The threads end when the engine is garbage-collected; a fork
-    starts its own.
+    The hypotheses of a sentence depend only on the sentence, the model and the options. They are bit-identical in any
+    batch and with any number of threads. The threads end when the engine is garbage-collected; a forked process starts
+    its own.
     """
 
     device = "cpu"
 
     def __init__(self, model: NativeModel, *, pytorch_model: Callable[[], Any], n_threads: int | None = None) -> None:
-        """`pytorch_model`: loads the same model in PyTorch, on first use. `n_threads`: default: all cores."""
+        """`pytorch_model`: loads the same model in PyTorch, on first use. `n_threads`: default: one per core."""
         self.n_threads, self.library, self._model = n_threads or n_threads_to_use(), model.library, model
         self.pytorch_model = cache(pytorch_model)
         self._lock, self._pid = threading.Lock(), 0
@@ -122,7 +122,7 @@ class NativeEngine:
 
     @property
     def handle(self) -> ctypes.c_void_p:
-        """The queue of this process. A fork opens a new queue: the parent's has no threads there, and may be locked."""
+        """The library's queue of this process. A fork needs its own: it has no threads, and may inherit a lock."""
         if self._pid == os.getpid():
             return self._handle
         with self._lock:
@@ -154,7 +154,7 @@ class NativeEngine:
         return {name: getattr(load, name) for name in _LOAD}
 
     def read_ids(self, ids: Ids) -> Ids:
-        """The model's input for a source, or for a prompt."""
+        """Convert the ids of a source or prompt to the model's input: place its start, end and language tokens."""
         settings = self._model.settings
         if isinstance(settings, GPTSettings):
             return [self._model.start if i == BOS else i for i in ids]
@@ -163,7 +163,7 @@ class NativeEngine:
         return (*ids, EOS) if settings.source_end or len(ids) == 0 else ids
 
     def in_source_order(self, weights: np.ndarray) -> np.ndarray:
-        """The model's attention [..., S] in the order of the source's tokens; see `read_ids`."""
+        """Reorder attention [..., S] from the order of the model's input (see `read_ids`) to the source's order."""
         settings = self._model.settings
         is_other = isinstance(settings, TransformerSettings) and settings.language_last
         return np.roll(weights, 1, axis=-1) if is_other else weights
@@ -212,7 +212,7 @@ class NativeEngine:
         return log_probs_of
 
     def attention(self, pairs: Sequence[Example], heads: Sequence[Head]) -> list[np.ndarray]:
-        """See `Engine.attention`. If the encoder does not read the end of the source, its weight is zero."""
+        """See `Engine.attention`. If the encoder does not read the end of the source, the end's weight is zero."""
         scored = self._map([self._pair(pair) for pair in pairs], heads)
         weights_of = [self.in_source_order(weights) for _, weights in scored]
         unread = [len(pair.src) + 1 - weights.shape[2] for pair, weights in zip(pairs, weights_of, strict=True)]
@@ -222,7 +222,7 @@ class NativeEngine:
         return _Item(self.read_ids(pair.src), (self._model.start, *pair.tgt), (*pair.tgt, EOS))
 
     def _map(self, items: Sequence[_Item], heads: Sequence[Head]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Log-probabilities and weights of each item, in order."""
+        """Score items with several threads; return each item's log-probabilities and attention weights, in order."""
         shares: list[list[int]] = [[]]
         room = _SHARE
         for number in sorted(range(len(items)), key=lambda i: -items[i].size):
@@ -246,7 +246,7 @@ class NativeEngine:
         return results
 
     def _score(self, items: Sequence[_Item], heads: Sequence[Head]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Score items in this thread: log-probabilities and attention weights of each."""
+        """Score items in this thread; return each item's log-probabilities and attention weights."""
         sources, source_offsets = packed([item.source for item in items])
         inputs, offsets = packed([item.inputs for item in items])
         tokens, _ = packed([item.tokens for item in items])
@@ -276,7 +276,7 @@ class NativeEngine:
 
 
 def _free(library: ctypes.CDLL, model: Any, handle: ctypes.c_void_p, threads: list[threading.Thread], pid: int) -> None:
-    """End and free a queue. `model` is an argument so that it lives until then."""
+    """Close and free a queue. The argument `model` keeps the model alive until then."""
     if os.getpid() != pid:
         return
     library.transduce_queue_close(handle)
@@ -350,7 +350,7 @@ class NativeCaller:
         return n_open.value
 
     def collect(self) -> list[Event]:
-        """The events of the sentences since the last call."""
+        """Return the events since the last call."""
         self._library.transduce_collect(self._handle, *self._size_addresses)
         n_events, n, n_tokens, n_weights = self._sizes
         if not n_events:
@@ -397,13 +397,13 @@ class NativeCaller:
 
 
 def _numbers(sources: Sequence[DecodingInput], n_samples: int, seed: int) -> np.ndarray:
-    """The random numbers of each sample of each source, one per token."""
+    """Return random numbers in [0, 1) for each token of each sample of each source."""
     samples = [sample_numbers((seed, *s.key), i, s.limit) for s in sources for i in range(n_samples)]
     return np.concatenate(samples) if samples else np.empty(0)
 
 
 def _packed_copies(copies: Sequence[int]) -> int:
-    """Pack the numbers of occurrences of placeholders (at most 255) into 8 bits each, the library's format."""
+    """Pack the count of each placeholder (at most 255) into 8 bits, the library's format."""
     return sum(min(copies.count(token), 255) << 8 * i for i, token in enumerate(PLACEHOLDER_IDS))
 
 

@@ -1,4 +1,4 @@
-"""A model in the C++ library: supported settings, and weights in the library's form."""
+"""A model in the C++ library: supported settings, and conversion of weights."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from transduce.text.special import BOS, EOS, PAD, PLACEHOLDER_IDS, UNK
 
 NativePrecision = Literal["float32", "float32-fast", "int8"]
 PRECISIONS: tuple[NativePrecision, ...] = ("float32", "float32-fast", "int8")
-"""In the order of the native library's codes; the fastest comes last."""
+"""Precisions of the native library, in the order of its codes; the fastest is last."""
 
 LONGEST_TEXT = 1 << 16
-"""Tokens of a source or of a row of text, with its end."""
+"""Maximum number of tokens of a source or of a row of text, including its end."""
 
 _NORMS, _ACTIVATIONS = ("layer", "rms"), ("relu", "gelu", "gelu_tanh", "silu")
 _SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "sinusoidal_marian")
@@ -27,17 +27,17 @@ _POSITIONS = ("none", "learned", "rotary", "t5", "alibi", *_SINUSOIDS)
 _NONE = np.empty(0)
 
 NativeSettings = TransformerSettings | GPTSettings
-"""Of the architectures that the library supports."""
+"""Settings of the architectures that the library supports."""
 
 Weights = Mapping[str, np.ndarray | StoredTensor]
-"""Float32 with the names of PyTorch's parameters."""
+"""Float32 weights by the names of PyTorch's parameters."""
 
 READ = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 3, ctypes.c_void_p)
-"""`transduce_read` of native/src/transduce_native.h."""
+"""The callback type `transduce_read` of transduce_native.h."""
 
 
 class Config(ctypes.Structure):
-    """`transduce_config` of native/src/transduce_native.h; also the order of the fields."""
+    """The struct `transduce_config` of native/src/transduce_native.h, with fields in its order."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("d_model", "d_ff", "n_heads", "n_kv_heads", "d_key", "d_value")),
@@ -52,7 +52,7 @@ class Config(ctypes.Structure):
 
 
 class NamedTensor(ctypes.Structure):
-    """`transduce_tensor` of native/src/transduce_native.h."""
+    """The struct `transduce_tensor` of native/src/transduce_native.h."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -62,7 +62,7 @@ class NamedTensor(ctypes.Structure):
 
 
 def why_not(settings: NativeSettings) -> str | None:
-    """The first part of a model that the library does not support; None if it supports the settings."""
+    """Name the first unsupported part of a model; None if the library supports the settings."""
     s = settings
     unsupported = {
         f"model.positions = '{s.positions}'": s.positions not in _POSITIONS,
@@ -80,7 +80,7 @@ def why_not(settings: NativeSettings) -> str | None:
 class NativeModel:
     """A model in the library, with packed weights.
 
-    handle: argument of the library's functions. start: the token that the model reads as BOS.
+    handle: pointer for the library's functions. start: id of the token that starts a target.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class NativeModel:
 
 
 def _named_tensor(name: str, tensor: np.ndarray | StoredTensor) -> NamedTensor:
-    """Rows and columns of a matrix; a vector is one row. (0, 0), which fits no matrix, for other tensors."""
+    """Describe a matrix or, as one row, a vector. Other tensors get the size (0, 0), which fits no matrix."""
     shape = tensor.shape[:2] if tensor.shape[2:] == (1,) else tensor.shape  # a convolution of width 1
     return NamedTensor(name.encode(), *((1, *shape)[-2:] if 0 < len(shape) < 3 else (0, 0)))
 
 
 def plain_weights(weights: Weights, settings: NativeSettings) -> Weights:
-    """The weights in the library's form: whole matrices."""
+    """Rename weights, drop tied copies, and expand matrices that heads share, as the library expects."""
     tied = {"output_embedding.weight": settings.ties_output, "src_embedding.table.weight": settings.ties_inputs}
     plain: dict[str, np.ndarray | StoredTensor] = {}
     for name, array in weights.items():
@@ -167,7 +167,7 @@ def native_config(
     n_tgt: int,
     guided_head: tuple[int, int] | None = None,
 ) -> Config:
-    """The settings of a supported model in the library's form."""
+    """Convert the settings of a supported model to the library's struct."""
     s, (guided_layer, head) = settings, guided_head or (-1, -1)
     return Config(
         d_model=s.d_model,

@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     import torch
 
 TorchPrecision = Literal["float32", "bfloat16"]
-"""Types of weights in PyTorch."""
+"""Types of PyTorch weights."""
 AnyPrecision = TorchPrecision | NativePrecision
 RunPaths = str | Path | Sequence[str | Path]
-"""A run folder, or several, whose translators form an ensemble. A text may name a model on the Hub; see `find_run`."""
+"""One run folder, or several for an ensemble. A string may name a model on the Hub; see `find_run`."""
 
 DecoderT = TypeVar("DecoderT", bound="EngineModel")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The precision of the chosen engine, and why PyTorch decodes on the CPU (empty if the native library does)."""
+    """The precision of the chosen engine, and the reason why PyTorch decodes on a CPU (empty if it does not)."""
 
     precision: str = "float32"
     slow_because: str = ""
 
     def notes(self) -> list[str]:
-        """Lines for the log with reasons why decoding is slow."""
+        """Lines for the log, with the reason if decoding is slow."""
         return [f"decoding with PyTorch, which is slower: {self.slow_because}"] if self.slow_because else []
 
 
 GIVEN = EngineChoice()
-"""The choice of a caller that made the engine itself."""
+"""The `choice` for an engine that the caller created."""
 
 
 class EngineModel(ABC):
@@ -78,7 +78,7 @@ class EngineModel(ABC):
 
 
 def open_folder(path: str | Path, *, task: str) -> RunFolder:
-    """The run folder of a finished training, or an import; see `find_run`. Errors as for `open_model`."""
+    """Open the folder of a finished training or of an import; see `find_run`. Raises the errors of `open_model`."""
     folder = RunFolder.open(find_run(path))
     if folder.settings.task != task:
         raise SettingsError(
@@ -97,9 +97,9 @@ def open_engine(
     memory: int | None = None,
     trainable: bool = False,
 ) -> tuple[list[RunFolder], Tokenizers, Engine, EngineChoice]:
-    """The run folders, the vocabularies of the first, and the fastest engine for them.
+    """Open runs: return their folders, the vocabularies of the first run, the fastest engine, and why it was chosen.
 
-    See `Translator.load` and `Generator.load`.
+    `Translator.load` and `Generator.load` describe the arguments.
     """
     path, *ensemble = list_runs(paths)
     on_cpu = is_cpu(device)
@@ -131,7 +131,7 @@ def open_engine(
 
 
 def list_runs(paths: RunPaths) -> list[Path]:
-    """The run folders of an ensemble, or the only run folder; see `find_run`. Raises `SettingsError` for none."""
+    """Find the run folders of an ensemble, or a single one; see `find_run`. Raises `SettingsError` for no runs."""
     runs = [find_run(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     if not runs:
         raise SettingsError("an ensemble of no runs; name run folders")
@@ -139,7 +139,7 @@ def list_runs(paths: RunPaths) -> list[Path]:
 
 
 def identity_of(paths: RunPaths) -> str:
-    """A value that changes when the model of one of these run folders is replaced.
+    """A digest of the models in run folders, which changes when a model is replaced.
 
     Raises `RunFolderError` for a folder without a model.
     """
@@ -147,7 +147,7 @@ def identity_of(paths: RunPaths) -> str:
 
 
 def _open_member(path: Path, first: RunFolder, tokenizers: Tokenizers) -> RunFolder:
-    """The run folder of another model of an ensemble.
+    """Open the folder of a further model of an ensemble.
 
     Raises `SettingsError` if it has other languages or vocabularies than the first run, which has `tokenizers`.
     """
@@ -184,9 +184,9 @@ def _difference(ours: Vocabulary, theirs: Vocabulary) -> str:
 def _native_engine(
     folder: RunFolder, tokenizers: Tokenizers, *, precision: NativePrecision, pytorch_model: Callable[[], Any]
 ) -> NativeEngine | str:
-    """An engine for the model of a run, or the reason why there is none; `pytorch_model` as for `NativeEngine`.
+    """Return an engine for the model of a run, or the reason why the library cannot run it.
 
-    Raises `RunFolderError` if the weights are damaged.
+    `pytorch_model`: see `NativeEngine`. Raises `RunFolderError` if the weights are damaged.
     """
     library, settings = load_library(), resolve_preset(folder.settings.model)
     if isinstance(library, str):
@@ -214,7 +214,7 @@ def _native_engine(
 
 
 def check_precision(precision: str, *, on_cpu: bool) -> None:
-    """Raise `SettingsError` unless the precision is known and supported by the device."""
+    """Raise `SettingsError` if the precision is unknown or the device does not support it."""
     check_known("precision", precision, (*PRECISIONS, "bfloat16"))
     if not on_cpu and precision not in ("float32", "bfloat16"):
         raise SettingsError(
@@ -223,7 +223,7 @@ def check_precision(precision: str, *, on_cpu: bool) -> None:
 
 
 def _with_memory(folder: RunFolder, memory: int) -> RunFolder:
-    """The run folder with a changed memory length of the model."""
+    """Return the run folder with settings whose model remembers `memory` tokens."""
     if folder.settings.model.remembered is None:
         kind = folder.settings.model.kind
         raise SettingsError(f"memory = {memory}: {folder.path} has a model without a memory ('{kind}'); leave it out")
@@ -249,7 +249,7 @@ def _pytorch_model(
 
 
 def open_model(path: str | Path, *, task: str, device: str) -> tuple[RunFolder, torch.nn.Module, Tokenizers]:
-    """The run folder, its model on the device in eval mode, and its vocabularies.
+    """Open a run: return its folder, its model on the device in eval mode, and its vocabularies.
 
     Raises:
         RunFolderError: The folder is missing or damaged.
@@ -263,7 +263,7 @@ def open_model(path: str | Path, *, task: str, device: str) -> tuple[RunFolder, 
 def _ready_model(
     folder: RunFolder, tokenizers: Tokenizers, *, device: str, precision: TorchPrecision
 ) -> torch.nn.Module:
-    """The model of a run folder on a device, in eval mode."""
+    """Load the model of a run folder to a device, in eval mode, with decoding kernels."""
     import torch
 
     from transduce.kernels.accelerate import accelerate
@@ -275,7 +275,7 @@ def _ready_model(
 
 
 def load_model(folder: RunFolder, tokenizers: Tokenizers) -> torch.nn.Module:
-    """The model of a run folder, on the CPU in float32.
+    """Load the model of a run folder, on the CPU in float32.
 
     Raises `RunFolderError` if settings and weights disagree.
     """

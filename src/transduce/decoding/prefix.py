@@ -26,10 +26,10 @@ _SHOWN = 8  # characters in an error
 
 
 def prefixes_of(parts: Sequence[str], prefix: str) -> list[str]:
-    """The prefix of each sentence's translation: the first non-empty sentence gets the prefix of the text.
+    """Distribute the prefix of a text over its sentences: the first non-empty sentence gets it, all others "".
 
-    `parts`: see `split_sentences`. The prefix may begin with the white space and the marker of a list in front of the
-    first sentence, which the translation keeps anyway.
+    `parts`: see `split_sentences`. The prefix may begin with the white space and the list marker before the first
+    sentence, which every translation keeps.
     """
     sentences = parts[::2]
     if not any(sentences):
@@ -41,7 +41,7 @@ def prefixes_of(parts: Sequence[str], prefix: str) -> list[str]:
 
 
 def require_beginning(text: str, prefix: str, where: str = "") -> None:
-    """Raise `DataError` if a text that is not translated and not blank does not begin with the prefix."""
+    """Raise `DataError` if a text that is returned untranslated is not blank and does not begin with the prefix."""
     if text.strip() and not text.startswith(prefix):
         raise DataError(
             f"{where}prefix {prefix[:40]!r}: nothing in {text[:40]!r} is translated, so the text comes back as it is; "
@@ -50,7 +50,7 @@ def require_beginning(text: str, prefix: str, where: str = "") -> None:
 
 
 def encode_prefix(prefix: str, vocabulary: Vocabulary, source: Masked, where: str) -> tuple[list[int], Masked]:
-    """The tokens of a prefix, and the source with `before` as the prefix writes it.
+    """Encode a prefix; return its tokens, and the source with `before` replaced by the start of the prefix.
 
     Raises `DataError` for a prefix that the model cannot write exactly. `where`: the beginning of the error message.
     """
@@ -69,12 +69,12 @@ def encode_prefix(prefix: str, vocabulary: Vocabulary, source: Masked, where: st
 def spell_last_word(
     ids: Sequence[int], prefix: str, vocabulary: Vocabulary, *, limit: int, may_end: bool
 ) -> tuple[list[int], Spelling]:
-    """The tokens of a prefix without those of its last word, and the ways to spell that word.
+    """Return the tokens of a prefix without its last word, and the ways to spell that word.
 
-    If the prefix ends with punctuation, its last word is complete, and all its tokens are returned. If it ends with a
-    space, a new word begins or, if `may_end`, the sentence ends. In scripts without spaces, the longest end of the
-    prefix with which a longer piece begins is taken for the last word. If a spelling could take more than `limit`
-    tokens, all tokens of the prefix are returned, and no spelling.
+    If the prefix ends with punctuation, its last word is complete, and all tokens are returned. If it ends with a
+    space, a new word begins or, if `may_end`, the sentence ends. In scripts without spaces, the last word is the
+    longest end of the prefix that begins a longer piece. If a spelling could take more than `limit` tokens, all tokens
+    of the prefix are returned, and no spelling.
     """
     if not isinstance(vocabulary, SentencePieceVocabulary):
         return list(ids), ()
@@ -97,7 +97,7 @@ def spell_last_word(
 
 
 def _steps_of(text: str, vocabulary: Vocabulary) -> list[tuple[int, int, int]]:
-    """Transitions between states for the tokens that spell a text. A state is the number of written characters."""
+    """Build a `Spelling` of a text, last states first. A state is the number of written characters."""
     pieces, ids = _sorted_pieces(vocabulary)
     steps, ends = list[tuple[int, int, int]](), list[int]()
     for state in reversed(range(len(text))):
@@ -127,14 +127,14 @@ def _begins_a_piece(text: str, vocabulary: Vocabulary) -> bool:
 
 @lru_cache(maxsize=8)
 def _sorted_pieces(vocabulary: Vocabulary) -> tuple[list[str], list[int]]:
-    """The texts of all pieces that the model can read, in alphabetical order, and the id of each."""
+    """Return the texts of all pieces that the model can read, in alphabetical order, and each piece's id."""
     pieces = enumerate(vocabulary.pieces(range(vocabulary.vocab_size)))
     known = {_text_of([piece]): i for i, piece in pieces if i > EOS and i not in vocabulary.unreadable_ids}
     return sorted(known), [known[piece] for piece in sorted(known)]
 
 
 def _hide_parts(prefix: str, vocabulary: Vocabulary, source: Masked) -> str:
-    """Replace parts of the source in the prefix by placeholders.
+    """Replace protected parts of the source (`source.parts`) in the prefix by their placeholders.
 
     A part inside another word is not replaced, but a part that the vocabulary cannot read may have an ending.
     """
@@ -147,7 +147,7 @@ def _hide_parts(prefix: str, vocabulary: Vocabulary, source: Masked) -> str:
 
 
 def _difference(prefix: str, written: str) -> str:
-    """Describe characters that the model would write differently, by code points, since they may look alike."""
+    """Describe the first change that the model would make to a prefix, by code points: characters may look alike."""
     changes = SequenceMatcher(None, prefix, written, autojunk=False).get_opcodes()
     start, end, other_start, other_end = next(span for tag, *span in changes if tag != "equal")
     names = [

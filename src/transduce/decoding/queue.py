@@ -1,4 +1,4 @@
-"""A queue of one event loop in front of an engine: inputs arrive, expire and are cancelled while others are decoded."""
+"""An asyncio queue in front of an engine: inputs arrive, expire and are cancelled while others are decoded."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from transduce.decoding.engine import DecodingInput, Engine, Event, Hypothesis, 
 from transduce.errors import TransduceError
 
 BURST = 200
-"""Inputs submitted in one step of the event loop, which takes some milliseconds."""
+"""Maximum number of inputs submitted in one step of the event loop; the step takes some milliseconds."""
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
-"""Upper bounds of the bins in which durations are counted."""
+"""Upper bounds of the bins in which the durations of calls are counted."""
 EXPIRED = "the deadline has passed; send less text, or try again later"
 _CLOSED = "shutting down; the queue takes no more work"
 
 CALLER: ContextVar[str] = ContextVar("caller", default="")
-"""The client for which the current task decodes: all clients get equal shares of a queue's work."""
+"""The client of the current task. All clients get equal shares of a queue's work."""
 
 OnTokens = Callable[[int, tuple[int, ...]], bool]
-"""Called in the event loop with the index of an input and tokens of its best hypothesis; True if it needs no more."""
+"""Called in the event loop with an input's index and new tokens of its best hypothesis; returns True to end it."""
 
 
 class ExpiredError(TransduceError):
@@ -39,7 +39,7 @@ class QueueClosedError(TransduceError):
 
 @asynccontextmanager
 async def expiring(end: float) -> AsyncIterator[None]:
-    """Cancel the block at `end`, a time of the event loop, and raise `ExpiredError`."""
+    """Cancel the `async with` block at the event loop's time `end`, and raise `ExpiredError`."""
     try:
         async with asyncio.timeout_at(None if end == math.inf else end):
             yield
@@ -80,11 +80,11 @@ class DecodingQueue:
         seconds: float = math.inf,
         on_tokens: OnTokens | None = None,
     ) -> list[list[Hypothesis]]:
-        """Decode inputs; return the hypotheses of each, none for an input that `on_tokens` has ended.
+        """Decode inputs; return the hypotheses of each, an empty list for an input that `on_tokens` has ended.
 
         The inputs of a call that is cancelled or expires end at the next decoding step. PyTorch's engine ends a batch
-        when nobody waits for any of its inputs. `on_tokens` is called with tokens as soon as they are final, if the
-        engine can stream.
+        when nobody waits for any of its inputs. `on_tokens` gets tokens as soon as they are final, if the engine can
+        stream.
 
         Raises:
             ExpiredError: `seconds` have passed.
@@ -109,7 +109,7 @@ class DecodingQueue:
                     self._calls.update((ticket + i, (call, begin + i)) for i in range(len(part)))
                 hypotheses = await call.future
             self._share += cost / len(self._n_open)
-            elapsed = time.perf_counter() - start  # uvloop's clock counts milliseconds
+            elapsed = time.perf_counter() - start  # uvloop's clock has only milliseconds
             self.n_calls[bisect_left(SECONDS, elapsed)] += 1
             self.call_seconds += elapsed
             return hypotheses
@@ -138,7 +138,7 @@ class DecodingQueue:
 
 
 class _Call:
-    """The inputs of one caller, and the future of their hypotheses."""
+    """One call of `DecodingQueue.decode`: its inputs, and the future of their hypotheses."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, n_inputs: int, on_tokens: OnTokens | None) -> None:
         self.future: asyncio.Future[list[list[Hypothesis]]] = loop.create_future()
@@ -165,7 +165,7 @@ class _Call:
             if self._on_tokens is None or not self._on_tokens(index, tokens):
                 return False
             self._end(index, [])
-        except Exception as error:  # raised by the caller's function: other callers still need their events
+        except Exception as error:  # raised by `on_tokens`: other callers still need their events
             self._fail(error)
         return True
 

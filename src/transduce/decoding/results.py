@@ -21,8 +21,8 @@ from transduce.text.special import Vocabulary
 
 Style = Literal["text", "scores", "nbest", "json"]
 MAX_NOTES = 5
-"""Notes about single lines that are printed before only their number is counted."""
-MOST_SHOWN = 8  # parts in a note
+"""Maximum number of notes on single lines that are printed; further notes are only counted."""
+MOST_SHOWN = 8  # items listed in a note
 _NUMBER, _LONG_NUMBER = re.compile(DIGITS), re.compile(r"\d{3}")
 
 
@@ -44,7 +44,7 @@ class Candidate:
 
 
 def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The first candidate of each text: several token sequences may spell one text."""
+    """Keep the first candidate of each text: several token sequences may spell one text."""
     texts = [candidate.text for candidate in candidates]
     return [candidate for rank, candidate in enumerate(candidates) if candidate.text not in texts[:rank]]
 
@@ -61,7 +61,7 @@ class Translation:
     The candidates of a search have different texts, best first; unfinished candidates come last, whatever their score.
     Samples are in the order drawn.
 
-    sentences: the sentences, if the line was split and they were translated separately.
+    sentences: the separately translated sentences of a line that was split; else empty.
     """
 
     candidates: tuple[Candidate, ...]
@@ -72,7 +72,7 @@ class Translation:
     def join(cls, parts: Sequence[str], sentences: Sequence[Translation]) -> Translation:
         """Join the translations of sentences to the translation of a text. `parts`: see `split_sentences`.
 
-        A candidate joins the sentences' candidates of its rank, or the last candidate of a sentence with fewer.
+        Candidate i joins the i-th candidates of all sentences; a sentence with fewer contributes its last one.
         """
 
         def texts_of(candidates: Sequence[Candidate]) -> list[str]:
@@ -130,7 +130,7 @@ class Translation:
 
 
 class TranslatedSentence(NamedTuple):
-    """A sentence, its translation, and the offsets of both in the line and in the translation of the line."""
+    """A sentence, its translation, and their character offsets in the line and in the line's translation."""
 
     text: str
     translation: Translation
@@ -147,7 +147,7 @@ class Note(NamedTuple):
 
 
 def note_on(style: Style, number: int, src: str, translation: Translation) -> Note | None:
-    """The note to print for line `number`; None if there is none or the output is JSON, which contains it."""
+    """The note to print for line `number`. None without a note, or for JSON output, which contains the note itself."""
     if not translation.note or style == "json":
         return None
     noted = [sentence.translation for sentence in translation.sentences] or [translation]
@@ -163,9 +163,9 @@ def notes_on_source(masked: Masked, vocabulary: Vocabulary) -> list[str]:
 
 
 def lost_numbers(src: str, tgt: str) -> list[str]:
-    """Numbers of three or more digits that a translation lacks, whatever their separators and the script of the digits.
+    """Find numbers of three or more digits in `src` that the translation `tgt` lacks.
 
-    The parts of a date may be in another order.
+    Separators, the script of the digits, and the order of the parts of a date may differ.
     """
     if not _LONG_NUMBER.search(src):
         return []
@@ -185,7 +185,7 @@ def _digits_of(number: str) -> list[str]:
 
 
 class Notes:
-    """Prints notes on translations as warnings: the first `most`, all lost translations, and the number of notes."""
+    """Prints notes as warnings: the first `most`, and each note on a lost translation. Finally prints their number."""
 
     def __init__(self, log: Log, *, most: int = MAX_NOTES) -> None:
         self._log, self._most, self._n = log, most, 0
@@ -223,7 +223,7 @@ def format_rows(style: Style, number: int, src: str, translation: Translation, *
 
 @dataclass(frozen=True, slots=True)
 class TextLogProbs:
-    """Log-probabilities of a given text: nats, token by token; the last is the end of the text."""
+    """Log-probability (nats) of each token of a given text; the last value is of the end of the text."""
 
     token_log_probs: tuple[float, ...]
 
@@ -233,7 +233,7 @@ class TextLogProbs:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens, with the end."""
+        """Number of tokens, including the end."""
         return len(self.token_log_probs)
 
 
@@ -253,7 +253,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class TextScore:
-    """The loss on running text: `nats` summed over `n_tokens`, whose text has `n_bytes` in UTF-8."""
+    """The loss on running text: `nats` summed over `n_tokens` in rows of `context` tokens, of which `stride` are new.
+
+    `n_bytes`: size of the text in UTF-8. `memory`: number of remembered tokens, if the model has a memory.
+    """
 
     nats: float
     n_tokens: int
@@ -264,17 +267,17 @@ class TextScore:
 
     @property
     def nll(self) -> float:
-        """Nats per token, with the ends of documents."""
+        """Nats per token; ends of documents count as tokens."""
         return self.nats / self.n_tokens
 
     @property
     def perplexity(self) -> float:
-        """exp of the nats per token; depends on the vocabulary."""
+        """exp(nats per token). Depends on the vocabulary."""
         return math.exp(min(self.nll, 700.0))
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits per byte of text; does not depend on the vocabulary."""
+        """Bits per byte of text. Does not depend on the vocabulary."""
         return self.nats / math.log(2) / self.n_bytes
 
     def to_json(self) -> dict[str, float]:
@@ -302,10 +305,10 @@ class TextScore:
 
 @dataclass(frozen=True, slots=True)
 class MaskedScore:
-    """The loss on `n_hidden` masked tokens. `nll`: nats per masked token. `n_tokens`, `n_bytes`: of the text.
+    """The loss on `n_hidden` masked tokens of a text with `n_tokens` tokens and `n_bytes` bytes.
 
-    `loss` is the training loss: `nll`, and the loss on pairs if the model predicts next sentences. Accuracies are
-    fractions; next-sentence accuracy is None without pairs.
+    `nll`: nats per masked token. `loss`: the training loss, which adds the loss on sentence pairs if the model predicts
+    next sentences. Accuracies are fractions; next-sentence accuracy is None without pairs.
     """
 
     loss: float
@@ -318,7 +321,7 @@ class MaskedScore:
 
     @property
     def perplexity(self) -> float:
-        """exp of the nats per masked token; depends on the vocabulary."""
+        """exp(nats per masked token). Depends on the vocabulary."""
         return math.exp(min(self.nll, 700.0))
 
     def to_json(self) -> dict[str, float]:

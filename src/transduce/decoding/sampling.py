@@ -32,7 +32,7 @@ _LOWEST = 1e-30  # lower temperatures count as 0: the division would overflow
 
 
 def filter_logits(logits: Float[Tensor, "*B V"], options: DecodingOptions) -> Float[Tensor, "*B V"]:
-    """The logits to draw from; excluded tokens become -inf."""
+    """Apply temperature, top-k and top-p to logits; excluded tokens become -inf."""
     if options.temperature < _LOWEST:
         return _keep_top_k(logits, 1)
     sharpened = logits if options.temperature == 1 else logits / options.temperature
@@ -59,7 +59,10 @@ def _keep_top_p(logits: Float[Tensor, "*B V"], p: float) -> Float[Tensor, "*B V"
 
 
 def draw(probability: Float[Tensor, "N V"], number: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """The token at which the cumulative probability passes a number in [0, 1), never one of probability 0."""
+    """Draw tokens by random numbers in [0, 1): the first token at which the cumulative probability exceeds the number.
+
+    A token of probability 0 is never drawn.
+    """
     total = probability.double().cumsum(-1)
     token = torch.searchsorted(total, number.double()[:, None] * total[:, -1:], right=True)[:, 0]
     last = probability.shape[-1] - 1 - (probability > 0).flip(-1).int().argmax(-1)  # rounding may pass the end
@@ -79,13 +82,12 @@ def sample(
     copies: Sequence[Sequence[int] | None] | None = None,
     is_wanted: IsWanted | None = None,
 ) -> list[list[Hypothesis]]:
-    """`options.n_best` outputs of every sentence, in the order drawn.
+    """Draw `options.n_best` outputs of every sentence; they stay in the order drawn.
 
     Log-probabilities are the model's, before temperature, top-k and top-p; the score is log_prob / length.
 
     `keys`: a key for each sentence; random numbers are a function of the seed and the key. `prompts`: the tokens that
-    the outputs continue (default: BOS); `src` has all of them but the last. The other arguments are those of
-    `beam_search`.
+    the outputs continue (default: BOS); `src` has all of them but the last. For the other arguments see `beam_search`.
     """
     limits = torch.as_tensor(max_length, device=src.device).expand(len(src))
     numbers = torch.from_numpy(_numbers(keys, options, int(limits.max()))).to(src.device)  # [B, n, C]
@@ -139,7 +141,7 @@ def _draw_tokens(
 
 
 def _numbers(keys: Sequence[tuple[int, ...]], options: DecodingOptions, length: int) -> np.ndarray:
-    """Random numbers in [0, 1) for every token, functions of the seed, the key and the sample's index."""
+    """Return random numbers in [0, 1) for every token: a function of the seed, the key and the sample's index."""
     samples = range(options.n_best)
     return np.array([[sample_numbers((options.seed, *key), i, length) for i in samples] for key in keys])
 

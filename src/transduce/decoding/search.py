@@ -28,7 +28,7 @@ from transduce.nn.state import DecodingState
 from transduce.text.special import BOS, EOS, PAD
 
 _DEAD = -math.inf  # log-probability of an empty slot
-_LEAVE = 8  # done sentences are removed from the batch when they are 1 / 8 of it
+_LEAVE = 8  # done sentences are removed from a batch when they are 1/8 of it
 _LOGIT_ROWS = 64  # rows of logits in memory at once on a CPU
 _DEFAULT = DecodingOptions()
 _COLUMNS = 64  # tokens in a chunk, which the first stage of `_best_in_two_stages` represents by its maximum
@@ -40,7 +40,7 @@ Continuations = tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n
 
 @runtime_checkable
 class Stepper(Protocol):
-    """The interface of a model for search. Row = sentence * n_beams + beam."""
+    """The interface of a model for search. Row sentence * n_beams + beam of a tensor belongs to one hypothesis."""
 
     def start(self, src: Tensor, *, capacity: int, n_beams: int) -> DecodingState:
         """The state before the first token, for sources [B, S], with room for `capacity` tokens per row."""
@@ -154,7 +154,7 @@ class _BeamState:
         self._n_done, self._any_ended = 0, False
 
     def extend(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Int[Tensor, " N"] | None:
-        """Extend every live hypothesis by a token; return the row that each continues (None: its own)."""
+        """Extend every live hypothesis by a token; return the row that each continues (None: each its own row)."""
         beam = self.beam
         values, parent, token = self._continuations(logits, hidden)
         values = without_unscored(values, self.beginnings, self.length)
@@ -194,7 +194,7 @@ class _BeamState:
         return whole
 
     def release(self) -> Int[Tensor, " b"] | None:
-        """Store the results of done sentences, once there are enough; return the indices of the remaining sentences."""
+        """Store the results of done sentences, once there are enough; return the remaining indices, else None."""
         if not self._n_done or (self._n_done < self.n_sentences and self._n_done * _LEAVE < self.n_sentences):
             return None
         self._store_results(self.done.nonzero().squeeze(1))
@@ -209,17 +209,17 @@ class _BeamState:
         return staying
 
     def open_inputs(self) -> list[int]:
-        """The indices, among the inputs, of the sentences that are not done."""
+        """Return the indices, among the inputs, of the sentences that are not done."""
         numbers: list[int] = self.number[~self.done].tolist()
         return numbers
 
     def finish(self) -> list[list[Hypothesis]]:
-        """The results of the sentences that are done."""
+        """Store the results of the last done sentences; return all results."""
         self._store_results(self.done.nonzero().squeeze(1))
         return self.results
 
     def _finish(self, log_prob: Float[Tensor, "B k"], parent: Int[Tensor, "B k"]) -> None:
-        """Keep the best of the finished and the newly ending hypotheses; candidates with `log_prob` -inf do not end."""
+        """Keep the best finished and newly ending hypotheses. `log_prob`: -inf for candidates that do not end."""
         self.n_ended += (log_prob > _DEAD).sum(1)
         score = torch.cat([self.score, log_prob / self.length**self.alpha], 1)
         slot = score.topk(self.n_best).indices
@@ -233,7 +233,7 @@ class _BeamState:
         self._any_ended = True
 
     def _move(self, parent: Int[Tensor, "B k"], token: Int[Tensor, "B k"]) -> Int[Tensor, " N"] | None:
-        """Append each token to the history of its hypothesis."""
+        """Append each token to the tokens of its parent; return the parents' rows (None: all are in place)."""
         itself = torch.arange(self.beam, device=parent.device)
         rows = None
         if not torch.equal(parent, itself.expand_as(parent)):
@@ -261,7 +261,7 @@ class _BeamState:
             self.live = self.live.masked_fill(self.done[:, None], _DEAD)
 
     def _cut_off(self, at: Int[Tensor, " b"]) -> None:
-        """Fill slots without a finished hypothesis with the best live ones, in the sentences `at`."""
+        """In the sentences `at`, fill slots without a finished hypothesis with the best live hypotheses."""
         if not len(at):
             return
         order = torch.arange(self.n_best, device=at.device)
@@ -291,7 +291,7 @@ class _BeamState:
 
 
 def _pick(ids: Int[Tensor, "B m C"], slot: Int[Tensor, "B n"]) -> Int[Tensor, "B n C"]:
-    """Select the sequences of ids in these slots of each sentence."""
+    """Select the token sequences in the given slots of each sentence."""
     return ids.gather(1, slot[:, :, None].expand(-1, -1, ids.shape[2]))
 
 
@@ -329,7 +329,7 @@ def _best_at_once(token_log_probs: Tensor, log_prob: Tensor, n: int) -> Continua
 
 
 def _best_in_two_stages(token_log_probs: Tensor, log_prob: Tensor, n: int) -> Continuations:
-    """The n best are in the n chunks with the highest maxima: select these, then the best in them."""
+    """Find the n best by maxima of chunks of tokens: the n chunks with the highest maxima contain them."""
     n_sentences, beam = log_prob.shape
     n_tokens = token_log_probs.shape[1]
     n_full = n_tokens // _COLUMNS

@@ -1,4 +1,4 @@
-"""The engine of PyTorch models, one or an ensemble, and dynamic batching for a `DecodingQueue` in front of it."""
+"""The engine for PyTorch models, single or in an ensemble, and its dynamic batching for a `DecodingQueue`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from transduce.text.special import PAD
 
 @dataclass(frozen=True, slots=True)
 class EnsembleState:
-    """The decoding state of each model. See `DecodingState`."""
+    """The state of an ensemble: the `DecodingState` of each model."""
 
     states: Sequence[DecodingState]
 
@@ -60,8 +60,8 @@ class Ensemble(nn.Module):
     """Encoder-decoders with the same vocabularies, of any architectures and sizes, as a single model.
 
     The probability of a token is the arithmetic mean of the models' probabilities, as in fairseq and Sockeye. The mean
-    is a distribution, so that scores are log-probabilities and samples can be drawn. The mean of the logarithms, which
-    Marian and OpenNMT-py take by default, is neither, and lets each model rule out a token.
+    is a distribution, so that scores are log-probabilities and samples can be drawn. The mean of the logarithms, the
+    default of Marian and OpenNMT-py, is no distribution, and lets each model rule out a token.
 
     The hidden states of the ensemble are the concatenated hidden states of the models.
     """
@@ -115,7 +115,7 @@ _POOL_LOCK = threading.Lock()
 InT = TypeVar("InT")
 OutT = TypeVar("OutT")
 Batch = list[tuple[int, InT]]
-"""Some items, each with its index among all."""
+"""Items of a batch, each with its index in the whole input."""
 
 
 class TorchEngine:
@@ -143,7 +143,7 @@ class TorchEngine:
         *,
         is_wanted: IsWanted | None = None,
     ) -> list[list[Hypothesis]]:
-        """See `Engine.translate`. The order and the batch of a source do not change its hypotheses.
+        """See `Engine.translate`. A source's hypotheses do not depend on its batch or on the order of the sources.
 
         When `is_wanted` is False for all open sources of a batch, the batch ends without hypotheses for them.
         """
@@ -251,7 +251,7 @@ class TorchEngine:
         return _in_order(batches, map(score, batches))
 
     def _map(self, work: Callable[[InT], OutT], batches: Sequence[InT]) -> list[OutT]:
-        """The result of `work` for each batch, in order. Threads are used on CPUs if there are several batches."""
+        """Return the result of `work` for each batch, in order. On a CPU, several batches are spread over threads."""
         if len(batches) < 2 or self.device != "cpu" or torch.get_num_threads() < 2:
             return [work(batch) for batch in batches]
         with _POOL_LOCK:
@@ -261,9 +261,9 @@ class TorchEngine:
 
 
 def make_batches(items: Sequence[InT], *, budget: int, most: int, width: Callable[[InT], int]) -> list[Batch[InT]]:
-    """Batches of (index in `items`, item), widest first.
+    """Group items into batches of (index in `items`, item), widest items first.
 
-    Each has at most `most` items and at most `budget` padded tokens, but at least one item.
+    A batch has at most `most` items and at most `budget` padded tokens, but at least one item.
     """
     batches: list[Batch[InT]] = []
     room = 0
@@ -288,7 +288,7 @@ def _batches_of_one_length(prompts: Sequence[DecodingInput]) -> list[Batch[Decod
 
 
 def _in_order(batches: Sequence[Batch[InT]], results: Iterable[Sequence[OutT]]) -> list[OutT]:
-    """Reorder the results of batches by the indices of the items."""
+    """Put the results of all batches back into the order of the items."""
     indexed = [
         (index, result)
         for batch, results_of_batch in zip(batches, results, strict=True)
@@ -352,13 +352,13 @@ class _Submitted:
 
 
 class DynamicBatcher:
-    """One thread decodes the waiting inputs, at most 2 ms after the first arrived. It does not stream.
+    """Decodes waiting inputs in one thread, at most 2 ms after the first arrived. It does not stream.
 
     Between two steps of a batch, it decodes new inputs whose `order` is smaller than that of the batch's last input.
     """
 
     def __init__(self, translate: Callable[..., list[list[Hypothesis]]], deliver: Deliver) -> None:
-        """Decode with `TorchEngine.translate`."""
+        """`translate`: the method `TorchEngine.translate`."""
         self._translate, self._deliver = translate, deliver
         self._loop = asyncio.get_running_loop()
         self._changed = threading.Condition()
@@ -420,7 +420,7 @@ class DynamicBatcher:
                     self._loop.call_soon_threadsafe(self._deliver_all, events)
 
     def _take_batch(self, before: float) -> list[_Submitted]:
-        """Take the first waiting input, and others with equal options whose cost is not much higher."""
+        """Take the first waiting input, and others with equal options and at most `_MAX_COST_RATIO` times its cost."""
         with self._changed:
             candidates = (item for item in self._waiting.values() if item.order < before)
             waiting = sorted(candidates, key=lambda item: item.order)

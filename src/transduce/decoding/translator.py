@@ -79,11 +79,11 @@ class Translator(EngineModel):
         choice: EngineChoice = GIVEN,
         guided_head: Head | None = None,
     ) -> None:
-        """Wrap an engine: `TorchEngine(model)`, for an encoder-decoder in eval mode.
+        """Wrap an engine such as `TorchEngine(model)`, for an encoder-decoder in eval mode.
 
-        `settings`: defaults of decoding options. `data`: settings of the training text: its languages, and its longest
-        source in tokens; longer sources get a note. `position_limit`: number of positions that the model can represent,
-        if they are limited. `guided_head`: decoder layer and head that were trained to align, if any.
+        `settings`: defaults of decoding options. `data`: the run's data settings: languages, and the longest source in
+        tokens; longer sources get a note. `position_limit`: number of positions that the model can represent, if they
+        are limited. `guided_head`: decoder layer and head that were trained to align, if any.
         """
         super().__init__(engine, choice)
         self.tokenizers, self.settings = tokenizers, settings
@@ -92,7 +92,7 @@ class Translator(EngineModel):
         self.languages = named.src_lang, named.tgt_lang
         self._longest_output = (position_limit or MAX_TOKENS) - 1  # most tokens that can be scored and aligned
         self.longest = min(MAX_SOURCE, self._longest_output)
-        """Most tokens of a source, without its end."""
+        """Maximum number of tokens of a source, without its end."""
 
     @classmethod
     def load(
@@ -106,17 +106,17 @@ class Translator(EngineModel):
         """Load the model of a run folder, or the models of an ensemble.
 
         On a CPU, the native library decodes if it is built and supports the model. Otherwise PyTorch decodes, and
-        `choice.slow_because` has the reason. With the library, PyTorch is imported and given the weights when
-        `model` is first asked for.
+        `choice.slow_because` has the reason. With the library, PyTorch loads the weights only when `model` is first
+        used.
 
         Args:
             path: The run folder, or OWNER/NAME of one on the Hugging Face Hub. Several are an ensemble: the probability
                 of a token is the mean of the models' probabilities (see `Ensemble`), computed by PyTorch. They need the
                 same vocabularies. The first run determines the decoding settings and the head that aligns words.
             device: auto, cpu or cuda.
-            precision: float32; float32-fast: nearly as exact, with matrix products of pairs of bfloat16 numbers if the
-                CPU has AMX; int8: with matrix products of 8-bit integers; bfloat16: the whole model, by PyTorch.
-                Without the native library, all but bfloat16 are float32.
+            precision: float32; float32-fast: nearly as exact; if the CPU has AMX, each product of numbers is computed
+                as three of bfloat16 numbers; int8: with matrix products of 8-bit integers; bfloat16: the whole model,
+                by PyTorch. Without the native library, float32-fast and int8 are float32.
             trainable: PyTorch decodes, and the parameters of `model` get gradients. The model is in eval mode, which
                 translation needs.
 
@@ -156,7 +156,7 @@ class Translator(EngineModel):
         return other
 
     def direction_notes(self) -> list[str]:
-        """A note if no training text had these languages in this direction."""
+        """List a note if no training text had these languages in this direction."""
         framing = self.tokenizers.src.framing
         src, tgt = self._named_languages
         if not framing.is_zero_shot(src, tgt):
@@ -166,7 +166,7 @@ class Translator(EngineModel):
 
     @property
     def _named_languages(self) -> Languages:
-        """The languages of source and target; None if one of them is unknown."""
+        """The languages of source and target; None for an unknown language."""
         return DataSettings(src_lang=self.languages[0], tgt_lang=self.languages[1]).named_languages
 
     @overload
@@ -236,8 +236,8 @@ class Translator(EngineModel):
     ) -> Iterator[Translation]:
         """Translate a stream of any size in chunks of some thousand lines; yield the translations in order.
 
-        `first`: line number of the first line, from 0, which determines random samples. `prefixes` and `decoding`: as
-        for `translate`; as many prefixes are read as there are lines.
+        `first`: line number of the first line, from 0, which determines random samples. `prefixes`, `decoding`: see
+        `translate`; one prefix is read for each line.
         """
         if isinstance(lines, str):
             raise TypeError("lines must be a list of texts, not one text: translate(text) takes one")
@@ -245,10 +245,10 @@ class Translator(EngineModel):
         return self._stream(lines, options.over(self.settings), first, None if prefixes is None else iter(prefixes))
 
     def score(self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]]) -> list[TextLogProbs]:
-        """Log-probability of each of `tgts` (texts, or token ids) as the translation of each of `srcs`.
+        """Log-probability of each target (text or token ids) as the translation of the source at the same index.
 
-        A text is tokenized anew, and the tokens may differ from the tokens with which a search wrote it. An empty text
-        for an empty source scores 0.
+        A text is tokenized anew, so its tokens may differ from the tokens that a search wrote. An empty text for an
+        empty source scores 0.
         """
         pairs = self.pairs(srcs, tgts)
         known = [pair for pair in pairs if pair is not None]
@@ -258,7 +258,7 @@ class Translator(EngineModel):
     def text_log_probs(
         self, pairs: Iterable[Example | None], log_probs: Iterable[Sequence[float]]
     ) -> list[TextLogProbs]:
-        """Return the log-probabilities of each pair's target without its language tokens, which are given.
+        """Return each target's log-probabilities without its language tokens, which are part of the input.
 
         `log_probs`: the engine's results for the pairs that are not None.
         """
@@ -287,8 +287,8 @@ class Translator(EngineModel):
     def align(self, srcs: Sequence[str], tgts: Sequence[str | Translation]) -> list[list[Link]]:
         """Link the words of each target to the source words that they translate, by character offsets.
 
-        A word of a target has one link or none; a word of a source has any number. It works for every architecture, and
-        takes a scoring pass for each word of a source. If the run has a `guided_head`, it takes one pass, or
+        A word of a target has one link or none; a word of a source has any number. Every architecture is supported.
+        Alignment takes a scoring pass for each word of a source. If the run has a `guided_head`, it takes one pass, or
         none for a result of `translate` by the native library, whose search keeps the links.
         """
         _require_pairs(srcs, tgts, "align")
@@ -311,7 +311,7 @@ class Translator(EngineModel):
         head: Head | None,
         words: WordRule = words_of_tokens,
     ) -> Iterator[tuple[Alignment, list[Link]]]:
-        """Yield each pair of texts with its links. `head`: see `find_links`; `words`: the definition of a word.
+        """Yield each pair of texts with its links. `head`: see `find_links`; `words`: splits a text into words.
 
         Raises:
             DataError: The numbers of texts differ, or a text is longer than the model takes.
@@ -345,7 +345,7 @@ class Translator(EngineModel):
             first += len(chunk)
 
     def split(self, text: str, options: DecodingOptions, language: str | None = None) -> list[str]:
-        """Parts of a text: see `split_sentences`. A single sentence is the whole text, with the space around it.
+        """Split a text into sentences and separators; see `split_sentences`. A text of one sentence stays whole.
 
         `language`: language of the text (default: the source language of the run).
         """
@@ -358,7 +358,7 @@ class Translator(EngineModel):
     def _translate_chunk(
         self, lines: Sequence[str], keys: Sequence[tuple[int, ...]], options: DecodingOptions, starts: Sequence[str]
     ) -> list[Translation]:
-        """Translate sentences; `keys`: see `encode`. Equal sentences are translated once."""
+        """Translate sentences, equal ones only once, except in sampling. `keys`: see `encode`."""
 
         def search_key(source: DecodingInput) -> tuple[Any, ...]:
             ids = np.asarray(source.ids).tobytes()
@@ -392,7 +392,7 @@ class Translator(EngineModel):
         keys: Sequence[tuple[int, ...]] = (),
         prefixes: Sequence[str] = (),
     ) -> Iterator[EncodedSource | Translation]:
-        """The engine's input for each text, or the translation of a text that needs no decoding or is too long.
+        """Yield the engine's input for each text, or the final `Translation` if the text is not decoded or too long.
 
         `options`: complete options, see `DecodingOptions.over`. `keys`: keys of the inputs; each begins with a line
         number (default: a text is a line). `prefixes`: as for `translate_lines`, if there are any.
@@ -436,7 +436,7 @@ class Translator(EngineModel):
                 yield EncodedSource(DecodingInput(key, ids, limit, tuple(prefix), copies, spelling, len(frame)), masked)
 
     def decode(self, encoded: EncodedSource, hypotheses: Sequence[Hypothesis], options: DecodingOptions) -> Translation:
-        """Make the translation of a source from the engine's hypotheses. A search yields each text once."""
+        """Make a `Translation` from the engine's hypotheses. A search's hypotheses with equal texts are merged."""
         if not hypotheses:
             raise TransduceError("the model gives no output a finite probability: its weights are not usable")
         source, masked = encoded

@@ -1,7 +1,7 @@
 """Links between the words of a text and of its translation, for `transduce align`.
 
-Words are separated by white space and counted from 0. Every method gives each word of the target at most one word of
-the source; `symmetrize` combines these links with the links of a model for the other direction.
+Words are separated by white space and counted from 0. Every method links each target word to at most one source word;
+`symmetrize` combines these links with the links of a model for the other direction.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def align_words(
 
 
 def _word_links(alignment: Alignment, links: Sequence[Link]) -> list[WordLink]:
-    """Turn links of character offsets into links of words. Words that were left out together get one link each."""
+    """Turn links of character offsets into links of word indices. A group of source words becomes one link per word."""
     src_starts, tgt_starts = ([begin for begin, _ in side.spans] for side in (alignment.src, alignment.tgt))
     return [
         WordLink(src, bisect_left(tgt_starts, link.tgt_start))
@@ -96,7 +96,7 @@ SYMMETRIZATIONS: dict[str, Callable[[Links, Links], Collection[WordLink]]] = {
     "intersection": lambda forward, backward: set(forward) & set(backward),
     "union": lambda forward, backward: set(forward) | set(backward),
 }
-"""Functions that merge the links of two directions, both given as links from source to target."""
+"""Functions that merge the links of two models. Both are given as links from source to target."""
 
 
 def check_symmetrization(how: str) -> None:
@@ -105,7 +105,7 @@ def check_symmetrization(how: str) -> None:
 
 
 def symmetrize(forward: Links, backward: Links, how: str = GROW) -> list[WordLink]:
-    """Combine the links of a model with those of a model for the opposite direction.
+    """Merge the links of a model with the links of a model for the opposite direction, whose `src` is our target.
 
     >>> symmetrize([WordLink(0, 0), WordLink(1, 1)], [WordLink(0, 0), WordLink(2, 1)], "union")
     [WordLink(src=0, tgt=0), WordLink(src=1, tgt=1), WordLink(src=1, tgt=2)]
