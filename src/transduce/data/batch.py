@@ -1,8 +1,8 @@
 """Turn examples into tensors. Padding, shifting and special ids are applied here, and only here.
 
-A `TrainingBatch` is a batch of any task. It has what training needs: the inputs of the model's `forward`, in order; the
-targets, `PAD` at positions without a target; the number of targets, by which the loss is divided; a move to a device;
-and a part of the rows, without columns of padding, for updates that do not fit into memory at once.
+A `TrainingBatch` is a batch of any task. `inputs` are the arguments of the model's `forward`, in order. `targets` has
+`PAD` at positions without a target, and `n_targets` is their number, by which the loss is divided. `to` moves the batch
+to a device. `part` selects rows and trims their padding, for updates that do not fit into memory at once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # the rest is unchanged
 
 
 def causal(row: np.ndarray) -> RowExample:
-    """Predict every token from those before it (Radford et al. 2018).
+    """Make an example that predicts every token from the tokens before it (Radford et al. 2018).
 
-    The beginning of a document is not a target: it would be predicted from the end of another document.
+    The BOS of a document is not a target, since it would be predicted from the end of another document.
     """
     targets = np.asarray(row[1:], dtype=np.int64)
     return RowExample(row[:-1], np.where(targets == BOS, PAD, targets))
@@ -48,7 +48,7 @@ def mask(
 
     Special tokens (ids up to MASK) are neither selected nor drawn. The number of selected tokens is `rate` times the
     number of ordinary tokens, rounded at random, and at least one. `starts`: for each id, whether its piece begins a
-    word; if given, whole words are selected, as many as fit. A row without ordinary tokens is unchanged.
+    word. If given, whole words are selected, up to this number of tokens. A row without ordinary tokens is unchanged.
     """
     ids = np.asarray(ids, dtype=np.int64)
     ordinary = np.flatnonzero(ids > MASK)
@@ -70,7 +70,7 @@ def mask(
 def _words(
     ids: np.ndarray, ordinary: np.ndarray, starts: np.ndarray, draw: np.random.Generator, wanted: int
 ) -> np.ndarray:
-    """Draw words, and return their positions: at least one word, and more up to `wanted` tokens."""
+    """Draw random words: at least one, and more up to `wanted` tokens. Returns the positions of their tokens."""
     begins = starts[ids[ordinary]] | (np.diff(ordinary, prepend=-2) != 1)  # words do not continue across special tokens
     words = np.split(ordinary, np.flatnonzero(begins)[1:])
     chosen: list[np.ndarray] = []
@@ -87,7 +87,7 @@ def _words(
 def word_starts(pieces: Sequence[str]) -> np.ndarray | None:
     """For each id, whether its piece begins a word; None if the vocabulary does not mark words.
 
-    U+2581 (SentencePiece) and U+0120 (byte-level BPE) mark the first piece of a word, ## (WordPiece) all others.
+    U+2581 (SentencePiece) and U+0120 (byte-level BPE) mark the first piece of a word, ## (WordPiece) all other pieces.
     """
     marks = np.array([piece.startswith(("\u2581", "\u0120")) for piece in pieces])
     if marks.any():
@@ -97,7 +97,7 @@ def word_starts(pieces: Sequence[str]) -> np.ndarray | None:
 
 
 class _Tensors:
-    """Base of the batches of all tasks."""
+    """Base class of the batches of all tasks."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ class _Tensors:
         return len(self.inputs[0])
 
     def to(self: BatchT, device: torch.device | str) -> BatchT:
-        """The batch on a device. A copy to a GPU is made from pinned memory, and the CPU does not wait for it."""
+        """Move the batch to a device. A copy to a GPU is made from pinned memory, and the CPU does not wait for it."""
         batch: Any = self
         if torch.device(device).type == batch.inputs[0].device.type == "cpu":
             return self
@@ -115,13 +115,13 @@ class _Tensors:
 
 @dataclass(frozen=True, slots=True)
 class Batch(_Tensors):
-    """Sentences of one batch, padded on the right with `PAD`."""
+    """A batch of sentence pairs, padded on the right with `PAD`."""
 
     src: SourceInput  # ids EOS, or vectors
     tgt_in: Int64[Tensor, "B T"]  # BOS ids
     tgt_out: Int64[Tensor, "B T"]  # ids EOS
-    n_targets: int  # tokens of tgt_out without padding, by which a loss is divided
-    links: Int64[Tensor, "L 3"] | None = None  # row, position in tgt_in and in src, for guided alignment
+    n_targets: int  # number of tokens in tgt_out without padding, by which a loss is divided
+    links: Int64[Tensor, "L 3"] | None = None  # row, position in tgt_in, position in src, for guided alignment
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -159,10 +159,10 @@ class RowBatch(_Tensors):
 
 @dataclass(frozen=True, slots=True)
 class MaskedBatch(_Tensors):
-    """Texts with masked tokens. `places`: row * S + column of each token to predict; `targets`: the tokens.
+    """Pairs of segments with masked tokens. `places`: row * S + column of each token to predict; `targets`: its id.
 
-    `labels` [B]: whether segment B followed segment A. `targets_per_pair`: masked tokens per pair of the whole update,
-    so that both losses are means over the update, however it is split into batches.
+    `labels` [B]: FOLLOWS or RANDOM, for next-sentence prediction. `targets_per_pair`: masked tokens per pair in the
+    whole update, so that both losses are means over the update, independent of its split into batches.
     """
 
     ids: Int64[Tensor, "B S"]
@@ -191,7 +191,7 @@ class MaskedBatch(_Tensors):
 
 @dataclass(frozen=True, slots=True)
 class LabelBatch(_Tensors):
-    """Texts, and the index of each text's label."""
+    """A batch of labelled texts. `targets` are the indices of the labels."""
 
     ids: SourceInput
     segments: Int64[Tensor, "B S"]
@@ -214,7 +214,7 @@ TrainingBatch = Batch | RowBatch | MaskedBatch | LabelBatch
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Frame, shift and pad examples: at least one, of any lengths, empty ones too.
+    """Add `BOS` and `EOS` to the examples, shift the targets, and pad all to one batch. Examples may be empty.
 
     >>> collate([Example(src=[5, 6], tgt=[7])]).tgt_in.tolist()
     [[2, 7]]
@@ -225,7 +225,7 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 
 def _links(examples: Sequence[Example]) -> Int64[Tensor, "L 3"] | None:
-    """The links of all examples. Links have the target token's position in `tgt_in`: the step that reads it."""
+    """Join the links of all examples. Target positions are positions in `tgt_in`, so that the token is read there."""
     parts = [
         np.insert(example.links[:, ::-1] + (1, 0), 0, row, axis=1)
         for row, example in enumerate(examples)
@@ -235,7 +235,7 @@ def _links(examples: Sequence[Example]) -> Int64[Tensor, "L 3"] | None:
 
 
 def pad_sources(sentences: Sequence[Ids], *, eos: bool = True) -> SourceInput:
-    """Input of an encoder: ids with EOS, unless `eos` is false, and padding; or vectors, padded with NaN."""
+    """Pad the inputs of an encoder: ids with `PAD`, after an EOS unless `eos` is false; vectors with NaN."""
     vectors = [torch.tensor(rows) for rows in sentences if isinstance(rows, np.ndarray) and rows.ndim == 2]
     if not vectors:
         return pad_rows(sentences, eos=eos)
@@ -243,9 +243,9 @@ def pad_sources(sentences: Sequence[Ids], *, eos: bool = True) -> SourceInput:
 
 
 def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> RowBatch:
-    """Pad rows to the longest row. `separate`: add the number of each token's document within its row.
+    """Pad rows to the longest row. `separate`: also return the number of each token's document within its row.
 
-    A document begins with `BOS`.
+    Documents begin with `BOS`.
 
     >>> collate_rows([RowExample([2, 5], [5, 3]), RowExample([6], [7])]).targets.tolist()
     [[5, 3], [7, 0]]
@@ -270,7 +270,7 @@ def collate_labelled(examples: Sequence[Packed], labels: Sequence[int]) -> Label
 
 
 def pad_rows(rows: Sequence[Ids], *, bos: bool = False, eos: bool = False) -> Int64[Tensor, "B S"]:
-    """One tensor of all rows, padded on the right with `PAD`. `bos`, `eos`: with `BOS` before or `EOS` after each row.
+    """Pad rows on the right with `PAD`. `bos`, `eos`: also put `BOS` before, or `EOS` after, each row.
 
     >>> pad_rows([[5], [6, 7]], eos=True).tolist()
     [[5, 3, 0], [6, 7, 3]]

@@ -1,7 +1,7 @@
-"""Plans of batches, as functions of (seed, epoch).
+"""Plan the batches of an epoch, as functions of (seed, epoch).
 
 Sentences of similar length are batched under a budget of padded tokens. They are sorted by the longer side, then by the
-difference of the sides, alternately ascending and descending, so that neighbours are similar on both sides; then the
+difference of the sides, alternately ascending and descending, so that neighbors are similar on both sides. Then the
 order is cut into batches. Ties are shuffled, and the cuts and the direction of the order are drawn again in each epoch.
 
 Running text is cut into rows of equal length (packing). The rows of an epoch do not overlap and contain every target
@@ -20,11 +20,11 @@ import numpy as np
 Lengths = np.ndarray  # int [N], tokens of each sentence with its EOS
 
 _SLACK = 0.85
-"""A batch may end early, from this fraction of its budget on, if that minimises padding."""
+"""To reduce padding, a batch may end early, but not below this fraction of the sentences that would fit."""
 
 
 def generator(seed: int, *numbers: int, use: str = "") -> np.random.Generator:
-    """An independent random generator for each use and each combination of numbers, such as the epoch and the row."""
+    """Create a random generator, independent for each `use` and each combination of numbers, such as (epoch, row)."""
     return np.random.default_rng([seed & (2**63 - 1), *numbers, *use.encode()])
 
 
@@ -37,12 +37,12 @@ def plan(
     epoch: int,
     weights: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """The batches of an epoch, in training order: arrays of indices.
+    """Plan the batches of an epoch. Returns arrays of sentence indices, in training order.
 
     Every index occurs once, or as often as `weights` says: 2 is twice; 0.5 is in every other epoch. In each batch
-    `max(longest source, longest target) * sentences <= budget`; a longer sentence is a batch alone.
+    `max(longest source, longest target) * sentences <= budget`. A sentence longer than the budget is a batch alone.
 
-    A pure function: the same arguments give the same plan (with the same NumPy: its generators may change).
+    Equal arguments give equal plans, with the same NumPy, whose random generators may change.
     """
     times = _times(weights, seed=seed, epoch=epoch)
     draw = generator(seed, epoch, use="plan")
@@ -58,10 +58,9 @@ def plan(
 
 
 def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.ndarray]:
-    """Divide the sentences of a batch among `n` processes; return positions in the batch, sorted by length if n > 1.
+    """Divide a batch among `n` processes. Returns each share's positions in the batch, sorted by length if n > 1.
 
-    The cut minimises the largest share, in padded tokens of the longer side. Shares are empty if the batch has too
-    few sentences.
+    The largest share, in padded tokens of the longer side, is minimal. Shares are empty if sentences are too few.
     """
     n_sentences = len(src_lengths)
     if n == 1:
@@ -84,7 +83,7 @@ def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.nda
 
 
 def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, budget: int) -> list[np.ndarray]:
-    """Cut one batch into as few micro-batches within `budget` as possible, of equal size if those fit.
+    """Cut one batch into as few micro-batches within `budget` as possible, of equal size if equal sizes fit.
 
     `indices` index the lengths. A batch that fits is not cut. A sentence longer than the budget is a batch alone.
     """
@@ -103,12 +102,12 @@ def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, bu
 
 
 def offset_of(context: int, *, seed: int, epoch: int) -> int:
-    """Draw the number of tokens of the first row of an epoch, which is shorter than later rows; 0 for a full row."""
+    """Draw the number of targets of an epoch's first row, which is shorter than later rows. 0 means a full row."""
     return int(generator(seed, epoch, use="offset").integers(context))
 
 
 def row_starts(n_tokens: int, *, context: int, offset: int) -> np.ndarray:
-    """Positions where the targets of each row begin in `n_tokens` ids; the first row has `offset` targets."""
+    """The positions in `n_tokens` ids where the targets of each row begin. The first row has `offset` targets."""
     starts = np.arange(1 + offset, n_tokens, context)
     return np.concatenate(([1], starts)) if offset and n_tokens > 1 else starts
 
@@ -128,17 +127,17 @@ def plan_rows(n_tokens: int, *, context: int, n_rows: int, seed: int, epoch: int
 
 
 def plan_streams(n_tokens: int, *, context: int, n_streams: int, offset: int = 0) -> list[np.ndarray]:
-    """Batches of contiguous streams: row r of a batch continues, in part r of the text, row r of the batch before.
+    """Plan batches of contiguous streams: each row continues the same row of the previous batch.
 
-    All parts are of equal length; fewer than `n_streams` tokens at the end of the text are left out. The first rows
-    have `offset` tokens (0: `context`, like the other rows), so that epochs cut the text at different positions.
+    Row r reads part r of the text. All parts have equal length, so fewer than `n_streams` tokens at the end are left
+    out. The first rows have `offset` tokens (0: `context`), so that epochs cut the text at different positions.
     """
     length = (n_tokens - 1) // n_streams
     return [start + length * np.arange(n_streams) for start in row_starts(length + 1, context=context, offset=offset)]
 
 
 def _order(src: Lengths, tgt: Lengths, times: np.ndarray | None, draw: np.random.Generator) -> np.ndarray:
-    """Indices sorted by the longer side, then by the difference of the sides, whose direction alternates.
+    """Sort indices by the longer side, then by the difference of the sides, alternately ascending and descending.
 
     Sentences of equal lengths are in random order. Lengths are handled one at a time, so that a plan of 100 million
     sentences needs little more memory than the result.
@@ -158,18 +157,18 @@ def _order(src: Lengths, tgt: Lengths, times: np.ndarray | None, draw: np.random
 
 
 def _fewest_cuts(longer: np.ndarray, *, budget: int) -> list[int]:
-    """Cut sentences, in the given order, into as few parts as possible; return the ends of the parts."""
+    """Cut sentences, sorted by length, into as few parts within `budget` as possible. Returns the ends of the parts."""
     return _cuts(len(longer), lambda part: (longer[part], longer[part]), budget=budget, first=budget, slack=1.0)
 
 
 def _cuts(
     n_all: int, sides: Callable[[slice], tuple[np.ndarray, np.ndarray]], *, budget: int, first: int, slack: float
 ) -> list[int]:
-    """Cut `n_all` sorted sentences into batches; return the end of each batch.
+    """Cut `n_all` sorted sentences into batches. Returns the end of each batch.
 
     `sides`: returns the source and target lengths of a range of sentences. `first`: budget of the first batch, in place
-    of `budget`. `slack`: if a smaller batch has less padding than the largest possible one, it is taken, down to this
-    fraction of the largest.
+    of `budget`. `slack`: a smaller batch is taken if it has less padding than the largest possible batch, and at least
+    this fraction of its sentences.
     """
     cuts, start, allowed = list[int](), 0, first
     while start < n_all:
@@ -190,10 +189,10 @@ def _cuts(
 
 
 def _times(weights: np.ndarray | None, *, seed: int, epoch: int) -> np.ndarray | None:
-    """Number of uses of each index in an epoch, by its weight; None: once.
+    """How often an epoch uses each index, from the weights, or None if each is used once.
 
-    The fractional part of a weight selects that fraction of the sentences with this weight: a window that moves from
-    epoch to epoch over a fixed random order, so that every sentence is used equally often.
+    The fractional part of a weight selects that fraction of the sentences with this weight. The selection moves over a
+    fixed random order from epoch to epoch, so that every sentence is used equally often.
     """
     if weights is None:
         return None
@@ -213,16 +212,16 @@ def _wide(lengths: Lengths) -> np.ndarray:
 
 
 FOLLOWS, RANDOM = 0, 1
-"""The labels of a pair; the numbers are BERT's."""
+"""The labels of a pair of segments: B follows A in the text, or is random text. The numbers are BERT's."""
 
-_SHORT = 0.1  # share of the pairs that are shorter than `room`, of random length, so that lengths vary
+_SHORT = 0.1  # share of the pairs that have a random length below `room`, so that lengths vary
 
 
 @dataclass(frozen=True, slots=True)
 class PairPlan:
-    """Segment A is sentences a[0] .. a[1] of the store, segment B b[0] .. b[1], or empty; `label` is FOLLOWS or RANDOM.
+    """The sentences of segments A and B: [a[0], a[1]) and [b[0], b[1]) of the store. B may be empty.
 
-    `number` counts the pairs of an epoch; it seeds the random choices of the pair.
+    `label` is FOLLOWS or RANDOM. `number` counts the pairs of an epoch, and seeds the random choices of the pair.
     """
 
     a: tuple[int, int]
@@ -232,9 +231,9 @@ class PairPlan:
 
 
 def fit(n_a: int, n_b: int, room: int, draw: np.random.Generator) -> tuple[slice, slice]:
-    """The parts of two segments to keep so that both fit into `room` tokens.
+    """Choose the parts of two segments to keep so that together they fit into `room` tokens.
 
-    The longer segment loses a token at a time, at random from its front or its end.
+    The longer segment loses one token at a time, at random from its front or its end.
     """
     cuts = [[0, n_a], [0, n_b]]
     while (n_a := cuts[0][1] - cuts[0][0]) + (n_b := cuts[1][1] - cuts[1][0]) > room:
@@ -247,10 +246,10 @@ def fit(n_a: int, n_b: int, room: int, draw: np.random.Generator) -> tuple[slice
 
 
 def plan_pairs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, seed: int, epoch: int) -> list[PairPlan]:
-    """The pairs of one epoch over consecutive documents, in the order of the text.
+    """Plan the segment pairs of an epoch for next-sentence prediction, in the order of the text.
 
     lengths: tokens of each sentence. document_starts: the index of each document's first sentence, and at the end
-    the number of sentences. room: tokens of both segments together. Sentences are gathered until they fill the room; A
+    the number of sentences. room: tokens of both segments together. Sentences are gathered until they fill the room. A
     is a random number of them from the front. B is the rest or, in half of the pairs, text of another document; then
     the rest goes into the next pair. A single sentence at a document's end gets its B from another document. There must
     be at least two documents: with only one, every B would follow its A.
@@ -276,9 +275,9 @@ def plan_pairs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, s
 
 
 def plan_runs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, seed: int, epoch: int) -> list[PairPlan]:
-    """Plan an epoch of single segments: runs of whole sentences of a document that fit into `room`; each sentence once.
+    """Plan an epoch of single segments (no B): runs of whole sentences of one document, up to `room` tokens.
 
-    The end of the first run of a document is drawn anew in each epoch. A sentence alone may be longer than the room.
+    Every sentence occurs once; a longer one is a run alone. Each epoch draws the end of a document's first run again.
     """
     draw = generator(seed, epoch, use="sentence runs")
     plans: list[PairPlan] = []
@@ -294,7 +293,7 @@ def plan_runs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, se
 
 
 def _filled(lengths: np.ndarray, first: int, end: int, target: int) -> int:
-    """The end of the fewest sentences from `first` on that reach the target length."""
+    """The end of the shortest run of sentences from `first` on that reaches `target` tokens; at most `end`."""
     total = 0
     for i in range(first, end):
         total += int(lengths[i])
@@ -306,7 +305,7 @@ def _filled(lengths: np.ndarray, first: int, end: int, target: int) -> int:
 def _elsewhere(
     lengths: np.ndarray, document_starts: np.ndarray, own: int, target: int, draw: np.random.Generator
 ) -> tuple[int, int]:
-    """Draw consecutive sentences of another document."""
+    """Draw consecutive sentences, of about `target` tokens, of a document other than `own`."""
     other = int(draw.integers(len(document_starts) - 2))
     other += other >= own
     first, end = int(document_starts[other]), int(document_starts[other + 1])

@@ -1,4 +1,4 @@
-"""Clean sentence pairs in worker processes, report dropped pairs with reasons, and choose sources to hold out."""
+"""Clean sentence pairs in worker processes, count dropped pairs by reason, and choose source sentences to hold out."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from transduce.data.workers import Arrays, ResultFile, compressed, compute, deco
 from transduce.errors import DataError
 from transduce.text.training import Reservoir
 
-_SHORT = 10  # tokens up to which the ratio of the lengths does not matter
+_SHORT = 10  # up to this number of tokens, the ratio of the lengths does not matter
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 @dataclass(slots=True)
 class Tally:
-    """A count, and the first few examples."""
+    """A number of pairs, and the first few of them as examples."""
 
     count: int = 0
     samples: list[dict[str, str]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Tally:
 
 @dataclass(slots=True)
 class CleanReport:
-    """Pairs dropped by reason, and pairs kept but changed. Grows while pairs are read."""
+    """Counts and examples of dropped and of changed pairs, by reason. It grows while pairs are read."""
 
     read: int = 0
     held_out: int = 0
@@ -54,7 +54,7 @@ class CleanReport:
         return self.read - self.held_out - sum(tally.count for tally in self.dropped.values())
 
     def include(self, later: Mapping[str, Any]) -> None:
-        """Add the report (in the form of `to_json`) of later pairs."""
+        """Add the report of later pairs, in the form of `to_json`."""
         self.read += later["read"]
         for tallies, counted in ((self.dropped, later["dropped"]), (self.changed, later["changed"])):
             for more in counted:
@@ -102,15 +102,15 @@ CONTROLS = "control characters removed"
 
 
 class Cleaner:
-    """Applies the rules of `settings`, with one report, but does not find duplicates (see `SeenHashes`)."""
+    """Applies the cleaning rules of `settings` and reports dropped pairs. `SeenHashes` finds the duplicates."""
 
     def __init__(self, settings: DataSettings) -> None:
         self.settings, self.report = settings, CleanReport()
 
     def by_rules(self, pair: Pair) -> Pair | None:
-        """The pair without control characters, or None if it breaks a rule that needs no vocabulary.
+        """Return the pair without control characters, or None if it breaks a rule that needs no vocabulary.
 
-        The rules on length need tokens; `lengths_fit` applies them when the pairs are encoded.
+        The rules on length need tokens. `lengths_fit` applies them when the pairs are encoded.
         """
         report = self.report
         report.read += 1
@@ -129,7 +129,7 @@ class Cleaner:
         return None
 
     def lengths_fit(self, pair: Pair, n_src: int, n_tgt: int) -> bool:
-        """Whether to keep a pair with so many tokens (without EOS). Reports it if not."""
+        """Whether to keep a pair with `n_src` and `n_tgt` tokens (without EOS). Dropped pairs are reported."""
         shorter, longer = (n_src, n_tgt) if n_src < n_tgt else (n_tgt, n_src)
         if not shorter:
             self.report.dropped[EMPTY].add(pair)  # only characters that normalization removes
@@ -143,14 +143,14 @@ class Cleaner:
 
 
 def hashes_of(pairs: Iterable[Pair]) -> np.ndarray:
-    # NUL separates the sides: it is a control character, which none of them contains.
+    # NUL separates the sides. It is a control character, which neither side contains.
     return np.frombuffer(_digests(f"{pair.src}\0{pair.tgt}" for pair in pairs), np.uint64)
 
 
 def draws_of(pairs: Sequence[Pair], *, seed: int) -> np.ndarray:
-    """Hashes of (seed, source) of each pair of a file, uint64 [N], by which `HeldOutSources` chooses.
+    """Hash (seed, source) of each pair of a file, uint64 [N]. `HeldOutSources` chooses by these hashes.
 
-    If sources are names in a file of vectors, the folder of the file does not count.
+    If the sources are names of sequences in a file of vectors, the folder of the file does not count.
     """
     file = pairs[0].file if pairs else ""
     folder = file.removesuffix(PurePath(file).name)
@@ -159,7 +159,7 @@ def draws_of(pairs: Sequence[Pair], *, seed: int) -> np.ndarray:
 
 
 def _digests(texts: Iterable[str], prefix: str = "") -> bytes:
-    """The 8 bytes of each text's hash, after a prefix."""
+    """Hash each text, after the prefix, and concatenate the hashes of 8 bytes each."""
     empty = blake2b(prefix.encode(), digest_size=8)  # copying a hash object is faster than making a new one
 
     def digest(text: str) -> bytes:
@@ -172,7 +172,7 @@ def _digests(texts: Iterable[str], prefix: str = "") -> bytes:
 
 @dataclass(slots=True)
 class HeldOut:
-    """A source that may be held out: its hash, the first of its pairs with its corpus, and the number of its pairs."""
+    """A source that may be held out: its hash, its first pair, the number of that pair's corpus, and a pair count."""
 
     draw: int
     pair: Pair
@@ -181,20 +181,20 @@ class HeldOut:
 
 
 class HeldOutSources:
-    """Chooses the source sentences to hold out for validation while the training pairs are read.
+    """Chooses source sentences to hold out for validation, while the training pairs are read.
 
     The sources with the lowest hash of (seed, source) are chosen. The choice depends neither on the order of the pairs
-    nor on how many pairs have the same source. All pairs with a chosen source are removed from the training text, so
-    that none leaks.
+    nor on the number of pairs per source. All pairs with a chosen source are removed from the training text, so that
+    none leaks.
     """
 
     def __init__(self, most: int) -> None:
-        """`most`: the largest number of sources to choose, which bounds the memory."""
+        """`most`: the maximum number of sources to choose. It limits the memory."""
         self._most, self._last = most, int(np.iinfo(np.uint64).max)
         self._candidates = dict[str, HeldOut]()  # by source
 
     def see(self, draws: np.ndarray, pair_of: Callable[[int], Pair], corpus: int = 0) -> None:
-        """Consider the next pairs of a corpus by their hashes (`draws_of`); `pair_of` returns the pair at an index."""
+        """Consider the next pairs of a corpus. `draws`: their hashes (`draws_of`). `pair_of`: returns the pair i."""
         for i in (draws <= self._last).nonzero()[0].tolist():
             pair = pair_of(i)
             self._candidates.setdefault(comparable(pair.src), HeldOut(int(draws[i]), pair, corpus)).n_pairs += 1
@@ -204,7 +204,7 @@ class HeldOutSources:
             self._last = max(held.draw for held in lowest.values())
 
     def choose(self, n: int, most_pairs: int) -> tuple[dict[str, HeldOut], int]:
-        """Choose `n` sources. Returns them in order, and the number of pairs with these sources.
+        """Choose up to `n` sources. Returns them in order of appearance, and the number of their pairs.
 
         Sources that would raise the number of pairs above `most_pairs` are skipped, unless no other source is left.
         """
@@ -218,21 +218,21 @@ class HeldOutSources:
         return {key: held for key, held in self._candidates.items() if key in chosen}, n_pairs
 
     def _lowest(self, n: int) -> dict[str, HeldOut]:
-        """The `n` sources with the lowest hashes, in their order."""
+        """The `n` sources with the lowest hashes, in the order of the hashes."""
         return dict(heapq.nsmallest(n, self._candidates.items(), key=lambda item: (item[1].draw, item[0])))
 
 
 class SeenHashes:
-    """A growing set of 64-bit hashes, 8 bytes each, and up to 16 while it grows.
+    """A growing set of 64-bit hashes. Each takes 8 bytes of memory, and up to 16 while the set grows.
 
-    The chance that a new element is mistaken for a known one is 3 in 10,000 for a whole corpus of 100 million.
+    In a corpus of 100 million pairs, the chance that any new pair is mistaken for a known pair is 3 in 10,000.
     """
 
     def __init__(self) -> None:
         self._runs: list[np.ndarray] = []  # sorted arrays, each at least 8 times as long as the next
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
-        """Add hashes, uint64 [N]; return whether each is new, bool [N]. Of equal hashes, the first is new."""
+        """Add hashes, uint64 [N]. Returns whether each is new, bool [N]. Of equal hashes, only the first is new."""
         unique, first = np.unique(hashes, return_index=True)
         new = np.ones(len(unique), dtype=bool)
         for run in self._runs:
@@ -249,11 +249,11 @@ class SeenHashes:
 
 
 def without_controls(pair: Pair) -> Pair:
-    """The pair without control characters. Control characters that are white space become spaces.
+    """Remove control characters from a pair. Control characters that are white space become spaces.
 
-    Its links are dropped if the removal changes the words.
+    The word links of the pair are dropped if the number of words changes.
     """
-    # Printable text has no control characters, and the test for it is faster than a search for them.
+    # Printable text has no control characters, and `isprintable` is faster than a search for them.
     if (pair.src.isprintable() and pair.tgt.isprintable()) or not any(map(_CONTROLS.search, pair[:2])):
         return pair
     src, tgt = (_CONTROLS.sub(lambda match: " " if match[0].isspace() else "", side) for side in pair[:2])
@@ -262,12 +262,12 @@ def without_controls(pair: Pair) -> Pair:
 
 
 def reverse_pair(pair: Pair) -> Pair:
-    """The pair with its sides exchanged, without links."""
+    """Exchange the sides of a pair, and drop its word links."""
     return pair._replace(src=pair.tgt, tgt=pair.src, links="")
 
 
 CHUNK = 10_000
-"""Pairs that are cleaned at once."""
+"""Number of pairs that are cleaned at once."""
 
 _CHUNK_CHARACTERS = 1 << 25
 _SEPARATOR = "\0"  # a control character: cleaning removes it
@@ -275,7 +275,7 @@ _SEPARATOR = "\0"  # a control character: cleaning removes it
 
 @dataclass(frozen=True)
 class PairChunk:
-    """Consecutive pairs of a file, and the number of their corpus. They are pickled as columns: ten times as fast."""
+    """Consecutive pairs of a file, and the number of their corpus. Pickled as columns, which is ten times as fast."""
 
     corpus: int
     pairs: Sequence[Pair]
@@ -289,7 +289,7 @@ def _chunk_of_columns(corpus: int, *columns: Sequence[Any]) -> PairChunk:
 
 
 def chunks_of(corpus: int, pairs: Iterable[Pair], n: int) -> Iterator[PairChunk]:
-    """Gather the pairs of a corpus, `n` at a time; fewer if they are long, so that memory is bounded."""
+    """Gather the pairs of a corpus, `n` at a time, or fewer if they are long, so that memory is bounded."""
     chunk, n_characters = list[Pair](), 0
     for pair in pairs:
         chunk.append(pair)
@@ -302,7 +302,7 @@ def chunks_of(corpus: int, pairs: Iterable[Pair], n: int) -> Iterator[PairChunk]
 
 
 def pack_pairs(pairs: Iterable[Pair], n: int = CHUNK, *, corpus: int = 0) -> Iterator[Arrays]:
-    """Pack pairs in memory in the form of `CleanedPairs.records`."""
+    """Pack pairs that are in memory into records, as `CleanedPairs.records` yields them."""
     return (_packed(corpus, chunk.pairs) for chunk in chunks_of(corpus, pairs, n))
 
 
@@ -314,7 +314,7 @@ def unpack_pairs(record: Arrays) -> list[Pair]:
 
 
 def split_record(record: Arrays, n: int) -> Iterator[Arrays]:
-    """Yield a record in parts of at most `n` pairs; the parts of a divided record have no duplicates."""
+    """Divide a record into records of at most `n` pairs. If it is divided, its duplicates are left out."""
     if n_pairs(record) <= n:
         yield record
     else:
@@ -327,7 +327,7 @@ def n_pairs(record: Arrays) -> int:
 
 
 def _packed(corpus: int, pairs: Sequence[Pair]) -> Arrays:
-    """Pack pairs of one file. `new`: whether a pair is no duplicate; initially true."""
+    """Pack pairs of one file into a record. Its array `new` says which pairs are no duplicates; initially all."""
     src, tgt, files, lines, links, _ = zip(*pairs, strict=True) if pairs else ((),) * len(Pair._fields)
     return {
         "text": compressed(_SEPARATOR.join([*files[:1], *src, *tgt, *links])),
@@ -339,7 +339,7 @@ def _packed(corpus: int, pairs: Sequence[Pair]) -> Arrays:
 
 @dataclass(frozen=True, slots=True)
 class CleanPairs:
-    """Applies the rules to a chunk and hashes the remaining pairs. `seed`: None if nothing will be held out."""
+    """Applies the cleaning rules to a chunk, and hashes the remaining pairs. `seed`: None to hold out no pairs."""
 
     settings: DataSettings
     seed: int | None
@@ -359,7 +359,7 @@ class CleanPairs:
 
 @dataclass(frozen=True, slots=True)
 class CleanedPairs:
-    """The cleaned pairs of one corpus, in a file. `without`: held-out sources, in the form of `comparable`."""
+    """The cleaned pairs of one corpus, in a file. `without`: held-out sources, as `comparable` returns them."""
 
     file: ResultFile
     numbers: range  # positions of its results in the file
@@ -367,7 +367,7 @@ class CleanedPairs:
     shift: int = 0  # added to the number of the corpus if its pairs are reversed
 
     def records(self) -> Iterator[Arrays]:
-        """Yield all pairs, also held-out ones, in packed chunks. Reversed pairs are stored as they were read."""
+        """Yield all pairs, also held-out pairs, in packed records. A reversed corpus is not reversed in the records."""
         for record in self.file.read(self.numbers):
             yield {name: record[name] for name in ("text", "lines", "new")} | {"corpus": record["corpus"] + self.shift}
 
@@ -381,7 +381,7 @@ class CleanedPairs:
 
 @dataclass
 class PairCleaning:
-    """The cleaning of all training pairs: the report, a sample for the vocabulary, and candidates to hold out."""
+    """Cleans all training pairs. Collects a report, a sample for the vocabulary, and sources that may be held out."""
 
     settings: DataSettings
     seed: int
@@ -401,7 +401,7 @@ class PairCleaning:
         return [CleanedPairs(file, range(start, end)) for start, end in pairwise(ends)]
 
     def _see(self, chunk: PairChunk, result: Arrays, seen: SeenHashes) -> None:
-        """Record the next chunk and mark duplicates in its result."""
+        """Add the next chunk to the report, the sample and the sources to hold out. Mark duplicates in its result."""
         report = json.loads(decompressed(result["report"]))
         self.report.include(report)
         cleaned = without_controls if report["changed"] else lambda pair: pair

@@ -1,13 +1,13 @@
-"""Changes of training pairs: placeholders, which a model learns to copy to their place, and copies in other case.
+"""Augment training pairs with placeholders, which a model learns to copy, and with copies in capitals or title case.
 
 In a small share of the sentence pairs, words that are equal on both sides, or translations of each other, are replaced
 by placeholders. In every pair, words that the source's vocabulary cannot read are replaced if the target
 contains them too.
 
-A word that the source cannot read and the target does not contain stays unknown. A placeholder without its counterpart
-would teach the model to drop placeholders; a translator never reads `<unk>`, so training with it does no harm.
+An unreadable source word that the target does not contain stays `<unk>`. A placeholder without a counterpart
+would teach the model to drop placeholders. A translator never reads `<unk>`, so training with it does no harm.
 
-Training text rarely has sentences in capitals, in title case or without the last full stop, so a translator without
+Training text rarely has sentences in capitals, in title case or without the last full stop. A translator without
 copies of this kind (`data.case_augmentation`) translates headlines and capitals badly: pieces of a vocabulary are
 mostly in lower case, and capitals become single letters that were never learned.
 """
@@ -30,38 +30,38 @@ from transduce.text.special import Span, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 _SHARE = 0.015
-"""Share of the pairs that get placeholders. In trials 1 % were enough for names, at no cost to other sentences;
-`_SIGNS` of the pairs are for signs, hence a half more.
+"""Share of the pairs that get placeholders. In trials, 1 % was enough for names, at no cost to other sentences; the
+rest is for `_SIGNS`.
 """
 _MORE = 0.4
-"""Probability of one more placeholder in such a pair: 40 % of them have two or more, 6 % four or more."""
+"""Probability of one more placeholder in a pair with placeholders: 40 % have two or more, 6 % four or more."""
 _SAMPLED = 10_000
-"""Pairs from which translations of words are learned: enough for a word in 2,500 sentences, and read in seconds."""
+"""Number of pairs to learn word translations from: enough for a word in 2,500 sentences, and read in seconds."""
 _LEAST, _MOST = 4, 0.02
-"""Occurrences that a word and its translation need, since fewer are chance; and the largest share of the pairs that
-have it, since frequent words, such as articles, do not stand where names stand.
+"""Fewest occurrences of a word with its translation, since fewer may be chance. Largest share of pairs with a word,
+since frequent words, such as articles, do not stand where names stand.
 """
 _DICE = 0.6
-"""Smallest 2 c(s, t) / (c(s) + c(t)) of a word and its translation, Dice's coefficient: most of their occurrences are
-together. Precision matters, not recall: few pairs are needed, and a wrong one teaches a wrong place.
+"""Smallest Dice coefficient, 2 c(s, t) / (c(s) + c(t)), of a word and its translation: they mostly occur together.
+Precision matters, not recall: few pairs are needed, and a wrong pair teaches a wrong position.
 """
 _SIGNS = 0.3
-"""Share of these pairs that keep their word and get placeholders beside it. In use, unreadable signs such as quotation
-marks also stand next to known words.
+"""Share of the pairs with placeholders that keep their word and get placeholders beside it, because in use unreadable
+symbols, such as quotation marks, also occur next to known words.
 """
 _FORMS = ("{first} {part} {second}", "{part} {first}", "{first} {part}")
 
 _WORD = re.compile(f"{LETTER}+")
 
 _AS_IT_IS = re.compile("(&#?\\w+;|<[^<>]*>|[\u10d0-\u10ff]+)")
-"""Entities and tags, whose case matters, and Georgian, whose capitals are hardly used."""
+"""HTML entities and tags, whose case matters, and Georgian letters, whose capitals are hardly used."""
 _INITIAL = re.compile(r"<[^<>]*>|(?<![\w'’&;])\w")
 """A tag, or the first letter of a word, except in an entity or after an apostrophe."""
 _STOP = re.compile(r"(?<=[^\s.])\s*[.。।۔։]\s*$")
 
 _TURKIC = str.maketrans("iı", "İI")
 _LETTERS = {"tr": _TURKIC, "az": _TURKIC, "el": str.maketrans("άέήίόύώΐΰ", "αεηιουωϊϋ")}
-"""Letters that are replaced before they become capitals: Greek capitals have no accents."""
+"""Letters that are replaced before they become capitals: Turkish i becomes İ, and Greek capitals have no accents."""
 
 Units = dict[str, list[Span]]
 
@@ -70,7 +70,8 @@ Units = dict[str, list[Span]]
 class Copies:
     """Replaces parts of sentence pairs by placeholders. The result depends only on the pair and the seed.
 
-    translations: pairs of words that nearly always occur together. common: words too frequent to stand for a name.
+    translations: Pairs of words that nearly always occur together. common: Words too frequent to stand for a name.
+    share: The share of the pairs to draw, including unsuitable pairs, which stay unchanged.
     """
 
     tokenizers: Tokenizers
@@ -81,7 +82,7 @@ class Copies:
 
     @classmethod
     def learn(cls, tokenizers: Tokenizers, pairs: Sequence[tuple[str, ...]], *, seed: int) -> Copies:
-        """Find the words and their translations in a sample of the training pairs."""
+        """Learn words and their translations from a sample of the training pairs (source, target)."""
         step = max(1, len(pairs) // _SAMPLED)
         sampled = [(_units(src, tokenizers.src), _units(tgt, tokenizers.tgt)) for src, tgt in pairs[::step]]
         counts = [Counter(word for units in sampled for word in units[side]) for side in (0, 1)]
@@ -101,7 +102,7 @@ class Copies:
         return replace(copies, share=min(1.0, _SHARE * len(sampled) / max(1, n_suitable)))
 
     def masked(self, pair: Pair, src_ids: Sequence[int]) -> Pair:
-        """Replace parts of the pair by placeholders, or return the pair unchanged."""
+        """Replace words of the pair by placeholders, or return it unchanged. `src_ids`: its encoded source."""
         number = crc32(f"{self.seed}\n{pair.src}\n{pair.tgt}".encode("utf-8", "surrogatepass"))
         is_drawn = number < self.share * 2**32
         if not is_drawn and self.tokenizers.src.unreadable_ids.isdisjoint(src_ids):
@@ -133,27 +134,27 @@ class Copies:
         return chosen
 
     def _candidates(self, src: Units, tgt: Units) -> set[tuple[str, str]]:
-        """Pairs of a source word and its counterpart in the target, each of which occurs once."""
+        """Pairs of a source word and an equal target word, or its translation, each of which occurs once."""
         once = [[word for word, spans in units.items() if len(spans) == 1] for units in (src, tgt)]
         same = {(word, word) for word in set(once[0]).intersection(once[1]) - self.common}
         return same | self.translations.intersection(product(*once))
 
 
 def with_texts(pair: Pair, src: str, tgt: str) -> Pair:
-    """The pair with other texts. Its links are dropped if the number of words has changed."""
+    """Replace the texts of a pair. Its word links are dropped if the number of words changes."""
     is_same = (len(src.split()), len(tgt.split())) == (len(pair.src.split()), len(pair.tgt.split()))
     return pair._replace(src=src, tgt=tgt, links=pair.links if is_same else "")
 
 
 def _with_sign(masked: Masked, placeholder: str, form: str) -> str:
-    """Put back the original text of one placeholder, in a form that adds other placeholders beside it."""
+    """Put back the original text of a placeholder, and add other placeholders beside it. `form`: see `_FORMS`."""
     part = masked.parts[placeholders_in(masked.text).index(placeholder)]
     form = form if is_spaced(part[0]) else form.replace(" ", "")
     return masked.text.replace(placeholder, form.format(part=part))
 
 
 def _units(text: str, vocabulary: Vocabulary) -> Units:
-    """The spans of each word; in scripts without spaces, the spans of each piece of the vocabulary."""
+    """The spans of each word or, in scripts without spaces, of each piece of the vocabulary, by its text."""
     spans = [match.span() for match in _WORD.finditer(text)]
     for start, stop in vocabulary.encode_with_offsets(text)[1]:
         if text[start:stop].isalpha() and not _WORD.search(text, start, stop):
@@ -165,7 +166,7 @@ def _units(text: str, vocabulary: Vocabulary) -> Units:
 
 
 def capitals(text: str, language: str) -> str:
-    """The text in capitals.
+    """Convert a text to capitals, except HTML entities and tags.
 
     >>> capitals("Der Fluss ist groß &amp; kalt.", "de"), capitals("iyi", "tr")
     ('DER FLUSS IST GROSS &amp; KALT.', 'İYİ')
@@ -176,7 +177,7 @@ def capitals(text: str, language: str) -> str:
 
 
 def title_case(text: str, language: str) -> str:
-    """The text with a capital at the start of each word.
+    """Capitalize the first letter of each word.
 
     >>> title_case("don't look back.", "en")
     "Don't Look Back."
@@ -185,7 +186,7 @@ def title_case(text: str, language: str) -> str:
 
 
 def without_stop(text: str, language: str) -> str:
-    """The text without its last full stop; an ellipsis stays."""
+    """Remove the full stop at the end of a text. An ellipsis stays."""
     return _STOP.sub("", text)
 
 
@@ -194,9 +195,9 @@ FORMS: tuple[Callable[[str, str], str], ...] = (capitals, title_case, without_st
 
 @dataclass(frozen=True, slots=True)
 class CaseCopies:
-    """Makes the copies. The result depends only on the pair and the seed.
+    """Makes copies in other case for a `share` of the pairs. The result depends only on the pair and the seed.
 
-    share: of the pairs that have a copy, if the copy differs. languages: codes of both sides.
+    languages: the language codes of the source and the target.
     """
 
     share: float
@@ -209,10 +210,10 @@ class CaseCopies:
         return cls(data.case_augmentation, seed, (data.src_lang, data.tgt_lang)) if data.case_augmentation else None
 
     def copy_of(self, pair: Pair) -> Pair | None:
-        """A copy of the pair in a form that its text determines (see `FORMS`), or None.
+        """Return a copy of the pair in one of the `FORMS`, which a hash of its text selects, or None.
 
         Only a share of the pairs has a copy. A pair has none if its source would not change, as in a script without
-        case, or if its source would lose a full stop and its target has none to lose.
+        case, or if its source would lose a full stop but its target has none.
         """
         number = crc32(f"case {self.seed}\n{pair.src}\n{pair.tgt}".encode("utf-8", "surrogatepass"))
         if number >= self.share * 2**32:

@@ -37,17 +37,17 @@ from transduce.text.tokenizer import Tokenizers
 
 T = TypeVar("T")
 
-_CHUNK = 10_000  # total size of the records between two reports
+_CHUNK = 10_000  # total size of the records between two reports of progress
 
 
 @dataclass(frozen=True, slots=True)
 class EncodePairs:
     """Encodes the pairs of a record (`pack_pairs`) and drops pairs of unsuitable length.
 
-    without: held-out sources. held_out: hashes of held-out sources whose pairs are reported. aligned: store the links
-    of the pairs. copies: puts placeholders into some pairs. case: adds copies of some pairs, which are not reported.
-    directions: languages of each corpus, for vocabularies with language tokens. first_reversed: number of the first
-    corpus whose pairs are encoded from target to source.
+    directions: Languages of each corpus, for vocabularies with language tokens. first_reversed: Number of the first
+    corpus whose pairs are encoded from target to source. without: Sources to leave out, as `comparable` returns them.
+    held_out: Hashes of held-out sources; pairs with such a source are reported as leaks. aligned: Store the word links
+    of the pairs. copies: Puts placeholders into some pairs. case: Adds copies of some pairs, which are not reported.
     """
 
     tokenizers: Tokenizers
@@ -62,7 +62,7 @@ class EncodePairs:
 
     @property
     def columns(self) -> dict[str, tuple[str, np.dtype[Any]]]:
-        """The arrays of tokens of the store: the array of their offsets, and their type."""
+        """For each array of tokens in the store, the name of its offsets array and its dtype."""
         sides = {name: (f"{name}_offsets", getattr(self.tokenizers, name).stored_as) for name in ("src", "tgt")}
         return sides | ({"links": ("link_offsets", np.dtype(np.int32))} if self.aligned else {})
 
@@ -94,7 +94,7 @@ class EncodePairs:
                 tgt_ids.append(encoded_tgt)
                 if self.aligned:
                     links.append(_token_links(pair, tokenizers))
-        report = CleanReport() if is_reversed else cleaner.report  # these pairs have been counted
+        report = CleanReport() if is_reversed else cleaner.report  # reversed pairs have already been counted
         facts = {"report": report.to_json(), "hits": hits}
         result = {"facts": compressed(json.dumps(facts))}
         for (name, (_, dtype)), sequences in zip(self.columns.items(), (src_ids, tgt_ids, links), strict=False):
@@ -102,7 +102,7 @@ class EncodePairs:
         return result
 
     def _encoded(self, pairs: Sequence[Pair]) -> tuple[list[list[int]], list[list[int]]]:
-        """The ids of both sides, without language tokens."""
+        """Encode both sides of the pairs, without language tokens."""
         src, tgt = (side.with_frame(()) for side in (self.tokenizers.src, self.tokenizers.tgt))
         return src.encode_batch([pair.src for pair in pairs]), tgt.encode_batch([pair.tgt for pair in pairs])
 
@@ -127,11 +127,11 @@ def encode_pairs(
     checks: Sequence[LeakCheck] = (),
     workplace: Workplace | None = None,
 ) -> TokenStore:
-    """Encode the records of each corpus and write the store, an `AlignedStore` if the function keeps links.
+    """Encode the records of each corpus and write a `TokenStore`, or an `AlignedStore` if `function.aligned`.
 
-    `report`: the report of the cleaning so far. `key`: identifies the stored text, for a resume. `checks`: record the
-    pairs that the function reports. Raises `DataError` if no pair of the text `name` is left, `RunFolderError` if the
-    disk is full.
+    `report`: the report of the cleaning so far. `key`: identifies the encoded text, to resume after a kill. `checks`:
+    receive the pairs with held-out sources. Raises `DataError` if no pair of the text `name` is left, `RunFolderError`
+    if the disk is full.
     """
     workplace = workplace or Workplace(folder.parent, n_workers=1)
 
@@ -159,7 +159,7 @@ def encode_pairs(
 
 
 def _token_links(pair: Pair, tokenizers: Tokenizers) -> list[int]:
-    """The links between the tokens of a pair, in the form of an `AlignedStore`."""
+    """Convert the word links of a pair to token links: source and target position of each link in turn."""
     words = []
     for vocabulary, text in ((tokenizers.src, pair.src), (tokenizers.tgt, pair.tgt)):
         ids, spans = vocabulary.encode_with_offsets(text)
@@ -175,7 +175,7 @@ def encode_text(
     *,
     name: str = "training text",
 ) -> TextStore:
-    """Encode documents, each between BOS and EOS, and write the store. `folder`: None to keep it in memory.
+    """Encode documents, each between BOS and EOS, and write a store. `folder`: None to keep it in memory.
 
     Raises `DataError` if the text `name` is empty.
     """
@@ -205,10 +205,10 @@ def encode_sentences(
     longest: int,
     name: str = "training text",
 ) -> SentenceStore:
-    """Encode documents line by line and write the store. `folder`: None to keep it in memory.
+    """Encode documents line by line and write a store. `folder`: None to keep it in memory.
 
-    Blank lines are skipped, lines of more than `longest` tokens are split into equal parts. Raises `DataError` if there
-    is no text.
+    Blank lines are skipped, and lines of more than `longest` tokens are split into equal parts. Raises `DataError` if
+    there is no text.
     """
 
     def fill(writer: StoreWriter) -> None:
@@ -246,7 +246,7 @@ def encode_labelled(
     longest: int,
     name: str = "training text",
 ) -> LabelStore:
-    """Encode labelled texts, cut at `longest` tokens, and write the store. Raises `DataError` for unknown labels."""
+    """Encode labelled texts, cut at `longest` tokens, and write a store. Raises `DataError` for unknown labels."""
 
     def fill(writer: StoreWriter) -> None:
         n_cut = n = 0
@@ -268,7 +268,7 @@ def encode_labelled(
 def counted(
     records: Iterable[T], report: Callable[[int], object], size_of: Callable[[T], int] = lambda _: 1
 ) -> Iterator[T]:
-    """Yield the records, and report their total size periodically and at the end."""
+    """Yield the records unchanged, and `report` their total size so far periodically and at the end."""
     total = reported = 0
     for record in records:
         yield record

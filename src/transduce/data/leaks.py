@@ -1,4 +1,4 @@
-"""Find held-out examples that also occur in the training text."""
+"""Find leaks: held-out examples that also occur in the training text."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 N_SAMPLES = 5
-"""Examples in a report."""
+"""Maximum number of examples in a report."""
 SHORTEST = 20
-"""Characters of the shortest line or text that is searched for: shorter ones may occur anywhere by chance."""
+"""Minimum characters of a line or text that is searched for. Shorter texts may occur anywhere by chance."""
 
-_SHOWN = 200  # characters of an example
+_SHOWN = 200  # maximum characters of an example in a report
 
 
 class LeakCheck:
-    """One held-out set, and its examples that `watch` has found in the training text. Case and white space are ignored.
+    """Examples of a held-out set that `watch` finds in the training text. Case and white space are ignored.
 
-    An example is `(source, target)` or `(text,)`. It leaks if all of it occurs in the training text. For pairs,
-    sources that occur there with another target are counted too.
+    An example is `(source, target)` or `(text,)`. It leaks if all of it occurs in one training example. For pairs,
+    sources that occur with another target are counted too.
     """
 
     def __init__(
         self, name: str, held_out: Iterable[tuple[str, ...]], *, unit: str = "pairs", places: Sequence[str] = ()
     ) -> None:
-        """`unit`: the name of the examples in the report, in the plural. `places`: file and line of each."""
+        """`unit`: the name of the examples in the report, in the plural. `places`: file and line of each example."""
         self.name, self.unit, self.n, self._places = name, unit, 0, places
         self._examples: dict[int, tuple[str, ...]] = {}
         self._waiting: dict[bytes, list[int]] = {}
-        self._met: dict[int, str] = {}  # by example: the file and line of the first training example with its source
+        self._met: dict[int, str] = {}  # file and line of the first training example with the source of each example
         self._leaked: set[int] = set()  # examples whose target occurs in that training example too
         for number, example in enumerate(held_out):
             key = key_of(example)
@@ -41,12 +41,12 @@ class LeakCheck:
 
     @property
     def leaked(self) -> int:
-        """Examples that occur in the training text."""
+        """Number of examples that occur in the training text."""
         return len(self._leaked)
 
     @property
     def met(self) -> int:
-        """Examples whose source occurs in the training text, with any target."""
+        """Number of examples whose source occurs in the training text, with any target."""
         return len(self._met)
 
     @property
@@ -55,7 +55,7 @@ class LeakCheck:
         return frozenset(self._waiting)
 
     def note(self, key: bytes, example: tuple[str, ...], place: str) -> None:
-        """Record a training example with this key."""
+        """Record a training example with this key. `place`: its file and line."""
         for number in self._waiting.pop(key, ()):
             held = self._examples[number]
             if len(held) == 1 or comparable(held[1]) == comparable(example[1]):
@@ -78,7 +78,7 @@ class LeakCheck:
         return report | ({"sources": self.met} if self.unit == "pairs" else {}) | {"samples": samples}
 
     def warning(self) -> str:
-        """The warning in one line; empty if no source or text was found in the training text."""
+        """A one-line warning; empty if no source or text was found in the training text."""
         if not self._met:
             return ""
         first, others, parts = self.to_json()["samples"][0], self.met - self.leaked, []
@@ -97,7 +97,7 @@ def watch(
     checks: Sequence[LeakCheck],
     place_of: Callable[[T], str] = lambda _: "",
 ) -> Iterator[T]:
-    """Yield training records unchanged; compare each with all held-out sets."""
+    """Yield training records unchanged, and compare each with all held-out sets."""
     for record in records:
         if checks and (key := key_of(example := example_of(record))):
             for check in checks:
@@ -106,7 +106,7 @@ def watch(
 
 
 def comparable(text: str) -> str:
-    """The text in lower case, with single spaces.
+    """Return the text in lower case, with single spaces.
 
     >>> comparable(" Guten  Tag")
     'guten tag'
@@ -122,7 +122,7 @@ def shortened(text: str) -> str:
 
 
 def key_of(example: tuple[str, ...]) -> bytes:
-    """A hash of the source or the text; empty for a text that is too short, or an empty source."""
+    """Hash the source or the text of an example. Empty if the text is too short, or the source empty."""
     text = comparable(example[0])
     return b"" if len(text) < (SHORTEST if len(example) == 1 else 1) else hash_of(text)
 

@@ -1,6 +1,6 @@
-"""Read text files line by line: plain, .gz, .xz or .zst; strict UTF-8; lines end at newlines only.
+"""Read text files line by line. Files are UTF-8, plain or compressed (.gz, .xz, .zst). Lines end at newlines only.
 
-Memory is bounded for any content. Errors name the file and, where possible, the line.
+Memory is bounded for any content. Errors name the file and, if possible, the line.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ else:
     from backports import zstd as zstd
 
 
-_SECONDS = 60  # longest wait for a web server's next bytes
+_SECONDS = 60  # longest wait for the next bytes from a web server
 
 
 def open_remote(url: str, *, in_order: bool) -> Any:
-    """Open a file for reading with fsspec. Raises `SettingsError` without the libraries that its protocol needs.
+    """Open a remote file for reading with fsspec. Raises `SettingsError` if a library for its protocol is missing.
 
-    `in_order`: the file is read once from start to end, which every web server allows. A server may take any time for
-    a file, but has a time limit for the next bytes.
+    `in_order`: the file is read once from start to end, which every web server allows. The time for the whole file is
+    not limited, but the time until the server sends the next bytes is.
     """
     options: dict[str, Any] = {}
     try:
@@ -54,7 +54,7 @@ def open_remote(url: str, *, in_order: bool) -> Any:
 
 
 def reason_of(error: Exception) -> str:
-    """The reason that a file cannot be read. fsspec raises FileNotFoundError(url) from most errors of a server."""
+    """The reason why a file cannot be read. fsspec turns most errors of a server into FileNotFoundError(url)."""
     cause: Any = error.__cause__ or error
     if isinstance(cause, TimeoutError):
         return message_of(cause) or "no answer in time"
@@ -69,7 +69,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 MAX_LINE = 1 << 24
-"""Bytes of the longest line that is accepted as text if no `data.max_record` applies: 16 MiB."""
+"""Limit for the bytes of a line if no `data.max_record` applies: 16 MiB."""
 
 TOO_LARGE = "longer than data.max_record"
 
@@ -79,7 +79,7 @@ _BOM = b"\xef\xbb\xbf"
 _OTHER_MARKS = {"UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-16": (b"\xff\xfe", b"\xfe\xff")}
 """Byte order marks of other encodings; the mark of UTF-32 begins with the mark of UTF-16."""
 _BLOCK = 1 << 16  # bytes read per call
-_FEWEST, _SAMPLE = 6, 1024  # bytes of a text that tell UTF-16 from UTF-8
+_FEWEST, _SAMPLE = 6, 1024  # fewest and most bytes of a text that are used to tell UTF-16 from UTF-8
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstd.ZstdError)
 
 COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
@@ -91,9 +91,9 @@ COMPRESSIONS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The reason why a record cannot be read. `kind`: the problem without its details, by which records are counted.
+    """The reason why a record cannot be read. `kind`: the problem without details, by which reports count records.
 
-    has_text: false for a record that never contained a pair of texts. names: see `UserError`.
+    has_text: False if the record never contained a pair of texts. names: The settings involved; see `UserError`.
     """
 
     kind: str
@@ -106,19 +106,19 @@ class Unreadable:
 
     @property
     def stops(self) -> bool:
-        """Whether `data.on_error` decides on the record; if not, cleaning drops it, like empty and long pairs."""
+        """Whether `data.on_error` decides about the record. If not, cleaning drops it, like empty and long pairs."""
         return self.has_text and self.kind != TOO_LARGE
 
 
 def too_long(max_record: int | None) -> Unreadable:
-    """Describe a record that exceeds the limit. `max_record`: the value of the setting; None if no setting applies."""
+    """Describe a record that is too long. `max_record`: the value of `data.max_record`, or None if it is not used."""
     if max_record is None:
         return Unreadable(f"longer than {MAX_LINE >> 20} MiB", "; is this a text file?")
     return Unreadable(TOO_LARGE, f" = {max_record:,} bytes")
 
 
 def format_path(path: Path) -> str:
-    """Format a path for messages: a remote file as its address, `https://host/a.tsv`."""
+    """Format a path for messages: a remote file as its URL, `https://host/a.tsv`."""
     return path.as_posix().replace(":/", "://", 1) if is_remote(path) else str(path)
 
 
@@ -151,7 +151,7 @@ def check_is_text(path: Path) -> None:
 
 @contextlib.contextmanager
 def _open_stored(path: Path, *, in_order: bool) -> Iterator[io.BufferedReader]:
-    """Open a local or remote file without decompression. Missing and damaged files are a `DataError`."""
+    """Open a local or remote file without decompression. Raises `DataError` for missing and damaged files."""
     _refuse_folder(path)
     name = format_path(path)
     try:
@@ -170,9 +170,9 @@ def _open_stored(path: Path, *, in_order: bool) -> Iterator[io.BufferedReader]:
 
 @contextlib.contextmanager
 def open_bytes(path: Path, *, in_order: bool = True) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int]]]:
-    """Open a file, decompressed according to its suffix; also yield a function for the stored bytes read so far.
+    """Open a file, decompressed by its suffix. Also yields a function that counts the stored bytes read so far.
 
-    `in_order` false: random access, which not every web server allows. Missing and damaged files are a `DataError`.
+    `in_order`: False for random access, which not every web server allows. Raises `DataError` if missing or damaged.
     """
     with _open_stored(path, in_order=in_order) as stored:
         unpack = COMPRESSIONS.get(path.suffix.lower())
@@ -184,7 +184,7 @@ def open_bytes(path: Path, *, in_order: bool = True) -> Iterator[tuple[io.Buffer
 
 
 def content_mark(path: Path) -> bytes:
-    """Return the sha256 of a file.
+    """Return the SHA-256 of a file, to detect changes.
 
     For a remote file, hash only its size and first MiB, so that it is not downloaded twice.
     """
@@ -200,8 +200,8 @@ def read_lines(path: Path | str, max_record: int | None = None) -> Iterator[str]
     r"""Yield the lines of a UTF-8 text file, or of standard input for `-`.
 
     Lines end at `\n` only, so other separators (U+2028, form feed) stay inside their line. Any `\r` before the `\n` and
-    a byte order mark at the start are removed. The last line need not end in `\n`. A file of vectors is a `DataError`.
-    max_record: bytes of the longest line that is accepted (default: `MAX_LINE`).
+    a byte order mark at the start are removed. The last line need not end in `\n`. `max_record`: limit for the bytes of
+    a line (default: `MAX_LINE`). Raises `DataError` for a file of vectors.
     """
     if str(path) == "-":
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
@@ -212,7 +212,7 @@ def read_lines(path: Path | str, max_record: int | None = None) -> Iterator[str]
 
 
 def read_records(path: Path, max_record: int) -> Iterator[str | Unreadable]:
-    """Yield the lines of a text file as `read_lines` does, and `Unreadable` instead of a line that cannot be read.
+    """Yield the lines of a text file like `read_lines`, but an `Unreadable` for a line that cannot be read.
 
     For a file of vectors, yield the names of its sequences.
     """
@@ -230,11 +230,11 @@ def read_inputs(
     labelled: bool = False,
     max_record: int | None = None,
 ) -> Iterator[str]:
-    """The inputs of a model in a file: the lines of a text file, or the names of the sequences in a file of vectors.
+    """Yield a model's inputs from a file: the lines of text, or the names of the sequences in a file of vectors.
 
     Args:
         path: The file; `-` is standard input.
-        vocabulary: The model's vocabulary. If it reads text, a file of vectors is a `DataError`.
+        vocabulary: The model's vocabulary. If it reads text, a file of vectors raises `DataError`.
         labelled: Put the label of each sequence, and a tab, before its name.
         max_record: See `read_lines`.
     """
@@ -247,7 +247,7 @@ def read_inputs(
 
 
 def aligned(first: Iterable[T], second: Iterable[U], names: tuple[object, object]) -> Iterator[tuple[int, T, U]]:
-    """Yield the lines of two texts in pairs, numbered. Raises `DataError` if their numbers of lines differ."""
+    """Yield (line number, first line, second line) of two texts. Raises `DataError` if they differ in length."""
     sides = iter(first), iter(second)
     for number, (line, other) in enumerate(itertools.zip_longest(*sides), 1):
         if line is None or other is None:
@@ -258,7 +258,7 @@ def aligned(first: Iterable[T], second: Iterable[U], names: tuple[object, object
 
 
 def read_parallel(src: Path, tgt: Path, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
-    """Read the inputs of a model and the lines of a text file, which must be `aligned`.
+    """Read a model's inputs (see `read_inputs`) and the lines of a text file with equally many lines.
 
     `vocabulary`: the model's. Raises `DataError` if the files are empty.
     """
@@ -273,7 +273,7 @@ def n_bytes(text: str) -> int:
 
 
 def one_line(text: str) -> str:
-    """Replace line breaks inside a sentence, which JSON and XML allow, and spaces and tabs around them by a space.
+    """Replace line breaks inside a sentence, which JSON and XML allow, and the spaces around them, by one space.
 
     Line breaks at the start and at the end are removed. Other white space, such as U+00A0 and U+2028, stays.
     """
@@ -289,7 +289,7 @@ def one_line(text: str) -> str:
 
 
 def decode_lines(file: io.BufferedIOBase, name: str, max_record: int | None = None) -> Iterator[str]:
-    """Decode the lines of an open file; a `DataError` names a line that is not UTF-8 or is too long."""
+    """Decode the lines of an open file. Raises `DataError`, which names the line, if one is not UTF-8 or too long."""
     for number, line in enumerate(_decode(file, name, max_record), 1):
         if isinstance(line, Unreadable):
             raise DataError(f"{name}, line {number}: {line}")
@@ -297,7 +297,7 @@ def decode_lines(file: io.BufferedIOBase, name: str, max_record: int | None = No
 
 
 def _decode(file: io.BufferedIOBase, name: str, max_record: int | None) -> Iterator[str | Unreadable]:
-    """Decode the lines of an open file. Raises `DataError` if the file is UTF-16 or UTF-32."""
+    """Decode the lines of an open file, `Unreadable` if faulty. Raises `DataError` if it is UTF-16 or UTF-32."""
     is_start, longest = True, max_record or MAX_LINE
     for lines in _blocks(file, longest):
         if is_start and (encoding := _other_encoding(lines)):
@@ -314,9 +314,9 @@ def _decode(file: io.BufferedIOBase, name: str, max_record: int | None) -> Itera
 
 
 def _other_encoding(start: bytes) -> str | None:
-    """UTF-16 or UTF-32, by the byte order mark; or UTF-16, if most bytes at even or odd offsets are control bytes.
+    """Detect UTF-16 and UTF-32 by the byte order mark, and UTF-16 also by control bytes at every other offset.
 
-    A few control characters in a short text do not make it UTF-16.
+    A few control characters in a short text do not count.
     """
     marked = (encoding for encoding, marks in _OTHER_MARKS.items() if start.startswith(marks))
     if (encoding := next(marked, None)) or b"\0" not in start[:_SAMPLE] or len(start) < _FEWEST:
@@ -339,7 +339,7 @@ def _decode_line(line: bytes, max_record: int | None) -> str | Unreadable:
 def _blocks(file: io.BufferedIOBase, longest: int) -> Iterator[bytes]:
     """Yield blocks of whole lines, with newlines between them.
 
-    Of a line that is too long, only the beginning is yielded, which still exceeds the limit.
+    If a line is too long, only its beginning is yielded, which still exceeds the limit.
     """
     bom, pending, size = _BOM, list[bytes](), 0  # pending: the beginning of a line
     is_cut = False  # whether to skip the rest of a line that is too long

@@ -1,7 +1,7 @@
 """Sentence pairs, and their file formats: two text files, TSV, JSON lines, parquet and translation memories.
 
 Translation memories (TMX 1.1 to 1.4) are read unit by unit. The DTD that most files name is not loaded, and entities
-that a file declares are not known to its units.
+that a file declares are undefined in its units.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from transduce.text.special import characters
 
 _CHUNK, _TAG = 1 << 16, 8  # bytes read at once; at least the longest beginning of a tag that `_PART` matches
 _PAIRED, _ALONE = frozenset({"bpt", "ept"}), frozenset({"it", "ph", "ut"})
-"""Elements inside a segment that contain markup of the original document, not text: in pairs around text, and alone."""
-_MOST_SEGMENTS = 64  # length of the longest unit that is read, relative to the longest segment
-_UNITS_SEEN = 1000  # number of units from which languages are inferred
+"""TMX elements that contain markup of the original document, not text: in pairs around text, and standing alone."""
+_MOST_SEGMENTS = 64  # limit for the length of a unit, as a multiple of the limit for a segment
+_UNITS_SEEN = 1000  # number of units to infer the languages from
 
 _DECLARED = re.compile(rb"""^\s*<\?xml[^>]*?\sencoding\s*=\s*["']([\w.-]+)""")
 _END = b"</body"
@@ -49,20 +49,20 @@ _GAP = re.compile(r"(?<![ \t\n])[ \t\n]*\0[ \t\n\0]*")  # the lookbehind makes t
 _LETTER = re.compile(LETTER)
 
 Unit = tuple[int, dict[str, str] | Unreadable]
-"""The line of a `<tu>`, and its segments by language code as written (`en-US`), or the reason that it is left out."""
+"""The line of a TMX unit, and its segments by language code as written (`en-US`), or the reason why it is left out."""
 
 
 class Memory:
-    """A TMX file. `srclang`: the source language that its header names; empty before `units` has passed the header."""
+    """A TMX file. `srclang`: the source language in its header; empty until `units` has read the header."""
 
     def __init__(self, path: Path, max_record: int) -> None:
-        """`max_record`: bytes of the longest segment that is read."""
+        """`max_record`: limit for the bytes of a segment."""
         self.path, self.srclang, self._max_record = path, "", max_record
 
     def units(self) -> Iterator[Unit]:
-        """Yield all units, each parsed alone, so that a malformed one does not affect others.
+        """Yield all units. Each is parsed alone, so that a malformed unit does not affect other units.
 
-        A file that is malformed before its first unit is a `DataError`.
+        Raises `DataError` if the file is malformed before its first unit.
         """
         most = _MOST_SEGMENTS * self._max_record
         with open_bytes(self.path) as (file, _), closing(_parts(cast(io.BufferedReader, file), most)) as parts:
@@ -93,7 +93,7 @@ class Memory:
         self.srclang = elements.get("header", {}).get("srclang", "")
 
     def _unit(self, part: bytes, line: int) -> Unit:
-        """Parse the unit that begins on this line."""
+        """Parse the unit `part`, which begins on this line of the file."""
         if len(part) > _MOST_SEGMENTS * self._max_record:
             return line, too_long(self._max_record)
         parser, builder = _parser(), ElementTree.TreeBuilder()
@@ -101,7 +101,7 @@ class Memory:
         parser.CharacterDataHandler = builder.data
 
         def skip_entity(name: str, is_parameter: bool) -> None:
-            """Read an entity that the file does not define, such as `&nbsp;`, as HTML does."""
+            """Replace an undefined entity, such as `&nbsp;`, by its character in HTML."""
             if f"{name};" not in html5:
                 raise ValueError(f"undefined entity &{name};")
             builder.data(html5[f"{name};"])
@@ -128,12 +128,12 @@ class Memory:
 def _parser() -> expat.XMLParserType:
     parser = expat.ParserCreate("utf-8")
     parser.buffer_text = True
-    parser.UseForeignDTD()  # entities that are not declared reach `SkippedEntityHandler`, as if there were a DTD
+    parser.UseForeignDTD()  # pretend that there is a DTD, so that undeclared entities reach `SkippedEntityHandler`
     return parser
 
 
 def _text(element: ElementTree.Element) -> str:
-    """The text of a segment, without markup of the original document; NUL, which XML cannot contain, for an element."""
+    """The text of a segment, without markup. NUL, which XML cannot contain, marks a removed stand-alone element."""
     parts = [element.text or ""]
     for inner in element:
         text = "" if inner.tag in _PAIRED else "\0" if inner.tag in _ALONE else _text(inner) or "\0"
@@ -142,11 +142,11 @@ def _text(element: ElementTree.Element) -> str:
 
 
 def _parts(file: io.BufferedReader, most: int) -> Generator[bytes, None, None]:
-    """The file in UTF-8, cut before each unit and before the end of the body.
+    """Yield the file in UTF-8, cut before each unit and before the end of the body.
 
-    Of a unit of more than `most` bytes, only a beginning that is longer too is kept, and the line ends.
+    A unit of more than `most` bytes is shortened, but stays above this limit and keeps its line ends.
     """
-    begun, size, rest = list[bytes](), 0, b""  # of a long unit, whose end alone is searched
+    begun, size, rest = list[bytes](), 0, b""  # `begun`: the start of a long unit, which is not searched again
     for chunk in _utf8(file):
         *parts, rest = _PART.split(rest + chunk)
         for part in parts:
@@ -162,7 +162,7 @@ def _parts(file: io.BufferedReader, most: int) -> Generator[bytes, None, None]:
 
 
 def _utf8(file: io.BufferedReader) -> Iterator[bytes]:
-    """The file in UTF-8. Bytes that are not valid in its encoding become bytes that are not valid in UTF-8."""
+    """Yield the file in UTF-8. Bytes that are invalid in its encoding become bytes that are invalid in UTF-8."""
     start = file.peek(_CHUNK)
     declared = _DECLARED.match(start)
     encoding = declared[1].decode() if declared else "utf-8"
@@ -181,7 +181,7 @@ def _utf8(file: io.BufferedReader) -> Iterator[bytes]:
 
 
 def _filled(gap: re.Match[str]) -> str:
-    """The replacement of an inline element: a space between two words or spaces, nothing at the edge of a segment."""
+    """Replace a removed inline element by a space between words or spaces, or by nothing at the edge of a segment."""
     before, after = gap.string[max(0, gap.start() - 1) : gap.start()], gap.string[gap.end() : gap.end() + 1]
     if not before or not after or before.isspace() or after.isspace():
         return ""
@@ -191,9 +191,9 @@ def _filled(gap: re.Match[str]) -> str:
 
 @cache
 def sides_of(codes: frozenset[str], src_lang: str, tgt_lang: str, srclang: str) -> tuple[str | None, str | None]:
-    """The codes of source and target, which always differ.
+    """Choose the codes of the source and the target among a TMX file's `codes`; None if missing. They always differ.
 
-    Of equally good codes, such as en-GB and en-US for en, the header's `srclang` counts, else the alphabet.
+    Of equally good codes, such as en-GB and en-US for en, the header's `srclang` wins, or else the first by alphabet.
     """
     ordered = sorted(codes, key=lambda code: (normalize_code(code) != normalize_code(srclang), code))
     src = match_language(src_lang, [code for code in ordered if normalize_code(code) != normalize_code(tgt_lang)])
@@ -201,9 +201,10 @@ def sides_of(codes: frozenset[str], src_lang: str, tgt_lang: str, srclang: str) 
 
 
 def infer_languages(path: Path, settings: DataSettings) -> tuple[str, str]:
-    """The two languages of a TMX file, ordered by a given code, by `srclang` of the header, or as in the first unit.
+    """Return the two languages of a TMX file: source, target.
 
-    Raises `DataError` for other numbers of languages.
+    A code in the settings, the header's `srclang` or the first unit decides their order. Raises `DataError` if there
+    are not two languages.
     """
     memory = Memory(path, settings.max_record)
     units = (segments for _, segments in islice(memory.units(), _UNITS_SEEN) if not isinstance(segments, Unreadable))
@@ -227,8 +228,8 @@ def infer_languages(path: Path, settings: DataSettings) -> tuple[str, str]:
 class Pair(NamedTuple):
     """A source sentence, its translation, and the file and line that they come from.
 
-    links: links between words in Pharaoh format (`data.word_links`), if the run has an alignment. fault: why the pair
-    cannot be read; its sides are then empty, and cleaning counts it.
+    links: Word links in Pharaoh format (`data.word_links`), if the run has an alignment. fault: The reason why the pair
+    cannot be read. Its sides are then empty, and cleaning counts it.
     """
 
     src: str
@@ -246,17 +247,16 @@ class Pair(NamedTuple):
 _CODE = re.compile(r"[a-z]{2,3}(?:[-_][a-z0-9]{2,8})*")
 """A language code in lower case."""
 PairReader = Callable[[Path, DataSettings], Iterator[Pair]]
-"""Reads a file of pairs, unreadable ones included. The settings give the language codes of both sides and the limit
-of a record's size."""
+"""A function that reads a file of pairs, including unreadable pairs. The settings give the language codes of both sides
+and the size limit of a record."""
 
 
 def read_pairs(corpus: Corpus, settings: DataSettings, *, held_out: bool = False) -> Iterator[Pair]:
     """Yield the pairs of a corpus in order, including pairs with an empty side.
 
     The corpus's language codes select the sides of TSV, JSONL and TMX files. A pair that cannot be read has a `fault`
-    if `settings.on_error` is skip or if it is too large. Otherwise, and if the corpus is `held_out`, it raises
-    `DataError` with file and line.
-    Raises immediately a `SettingsError` for a file of an unknown format.
+    if `settings.on_error` is skip or if it is too large. Otherwise, or if the corpus is `held_out`, it raises
+    `DataError` with file and line. A file of an unknown format raises `SettingsError` before the first pair is read.
     """
     src_lang, tgt_lang = settings.direction_of(corpus)
     settings, suffix = settings.model_copy(update={"src_lang": src_lang, "tgt_lang": tgt_lang}), ""
@@ -293,7 +293,7 @@ def corpus_files(corpus: Corpus) -> list[Path]:
 
 
 def read_two_files(src: Path, tgt: Path, settings: DataSettings) -> Iterator[Pair]:
-    """Yield the pairs of two parallel files. A pair that cannot be read names the file that has the fault."""
+    """Yield the pairs of two parallel files. The `file` of an unreadable pair is the file that has the fault."""
     names, limit = (format_path(src), format_path(tgt)), settings.max_record
     for line, source, target in aligned(read_records(src, limit), read_records(tgt, limit), names):
         if isinstance(source, Unreadable):
@@ -309,9 +309,9 @@ def _unreadable(file: str, line: int, fault: Unreadable) -> Pair:
 
 
 def read_tsv(path: Path, settings: DataSettings) -> Iterator[Pair]:
-    """Yield two columns of each line: the columns that a header names (languages, or src and tgt), else the first two.
+    """Yield two columns of each line: by a header of language codes or of src and tgt, or else the first two columns.
 
-    There is no quoting. A blank line is a pair with two empty sides.
+    Quotation marks have no special meaning. A blank line is a pair with two empty sides.
     """
     headers = (settings.src_lang, settings.tgt_lang), ("src", "tgt")
     file = format_path(path)
@@ -355,14 +355,14 @@ def _refuse_header(file: str, line: int, names: Sequence[str], settings: DataSet
 
 
 def _column(language: str, names: Sequence[str]) -> int | None:
-    """The number of the column that a header names as a language; it may name a variant, such as en-us."""
+    """The index of a language's column in a header, which may name a variant of it, such as en-us; None if missing."""
     is_named = language.lower() in names
     name = language.lower() if is_named else match_language(language, filter(_CODE.fullmatch, names))
     return None if name is None else names.index(name)
 
 
 def read_json_lines(path: Path, settings: DataSettings) -> Iterator[Pair]:
-    """Yield the pair of each line. A blank line is a pair with two empty sides."""
+    """Yield the pair in each line of a JSON lines file; see `pair_of`. A blank line is a pair with two empty sides."""
     file = format_path(path)
     for number, line in enumerate(read_records(path, settings.max_record), 1):
         if isinstance(line, Unreadable):
@@ -380,7 +380,7 @@ def read_json_lines(path: Path, settings: DataSettings) -> Iterator[Pair]:
 
 
 def pair_of(value: Any, file: str, line: int, settings: DataSettings) -> Pair:
-    """The pair of an object with the keys `src` and `tgt` or the language codes, possibly in `translation`."""
+    """Make a pair of a JSON object with the keys `src` and `tgt` or the language codes, possibly in `translation`."""
     # Unset languages are src and tgt.
     keys = dict.fromkeys([("src", "tgt"), (settings.src_lang, settings.tgt_lang)])
     if isinstance(value, dict) and isinstance(value.get("translation"), dict):
@@ -404,7 +404,7 @@ _ROWS, _BYTES = 1000, 1 << 25  # largest number of rows, and approximate number 
 
 
 def read_parquet(path: Path, settings: DataSettings) -> Iterator[Pair]:
-    """Yield the pair of each row. The columns are named like the keys of JSON lines."""
+    """Yield the pair in each row of a parquet file. Its columns have the names of JSON's keys; see `pair_of`."""
     wanted = ("src", "tgt", settings.src_lang, settings.tgt_lang, "translation")
     file, limit = format_path(path), settings.max_record
     for number, row in enumerate(_parquet_rows(path, wanted), 1):
@@ -435,7 +435,7 @@ def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[Any]:
 
 
 def read_tmx(path: Path, settings: DataSettings) -> Iterator[Pair]:
-    """Yield the pair of each unit. A missing side is empty, so that cleaning counts it.
+    """Yield the pair in each unit of a TMX file. A missing side is empty, so that cleaning counts it.
 
     Units in neither language are left out. Raises `DataError` if no unit has both languages.
     """
@@ -466,4 +466,4 @@ PAIR_FORMATS: dict[str, PairReader] = {
     ".tmx": read_tmx,
     ".parquet": read_parquet,
 }
-"""The readers by suffix."""
+"""The reader of each format, by the file's suffix."""

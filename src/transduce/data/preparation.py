@@ -1,7 +1,7 @@
 """Read the text of a run once: clean it, hold out a part, sample it, and keep it for encoding.
 
-On the way each record is sampled for the vocabulary, considered for the validation set and written to a temporary file
-(`spooled`, `CleanedPairs`), from which it is encoded once the vocabulary is known.
+Each record is sampled for the vocabulary, considered for the validation set, and written to a temporary file
+(`spooled`, `CleanedPairs`). It is encoded from there once the vocabulary is known.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def located(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, int, int]]:
-    """Yield each piece with the number of its document and its end in the document, in bytes of UTF-8."""
+    """Yield (piece, number of its document, end of the piece in the document in bytes of UTF-8)."""
     document = end = 0
     for piece in pieces:
         end += n_bytes(piece.text)
@@ -44,7 +44,7 @@ def located(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, int, int]]:
 
 
 def choose_held_out(sizes: Sequence[int], *, share: float, most: int, seed: int, whole: bool) -> dict[int, int]:
-    """Choose the text to hold out: for some documents, the byte from which on they are held out.
+    """Choose the text to hold out. Returns, for some documents, the byte at which their held-out part begins.
 
     sizes: bytes of each document. share: fraction of the text. most: limit in bytes. whole: hold out whole
     documents, drawn by `seed`, instead of the end of each document. At least one document is left.
@@ -64,8 +64,8 @@ def choose_held_out(sizes: Sequence[int], *, share: float, most: int, seed: int,
 
 
 def part_of(pieces: Iterable[Piece], held: Mapping[int, int], *, held_out: bool) -> Iterator[Piece]:
-    """Yield the held-out text of `choose_held_out`, or the remaining text. A divided document ends at its cut."""
-    is_open = False  # a part of the document has been yielded, but not its end
+    """Yield the text that `choose_held_out` chose, or the remaining text. A divided document ends at its cut."""
+    is_open = False  # whether a part of the document has been yielded, but not its end
     for piece, document, end in located(pieces):
         if is_held_out(held, document, end) == held_out:
             yield piece
@@ -76,7 +76,7 @@ def part_of(pieces: Iterable[Piece], held: Mapping[int, int], *, held_out: bool)
 
 
 def is_held_out(held: Mapping[int, int], document: int, end: int) -> bool:
-    """Whether the piece of text that ends at a byte of a document is held out."""
+    """Whether the piece that ends at byte `end` of a document is held out. `held`: see `choose_held_out`."""
     return end > held.get(document, math.inf)
 
 
@@ -85,14 +85,14 @@ ENOUGH_PAIRS, MAX_SHARE = 200, 1 / 15  # fewer give unreliable scores; small tex
 HELD_OUT_TEXT, MAX_HELD_OUT_BYTES = 0.05, 1 << 20
 HELD_OUT_LABELLED, MAX_HELD_OUT_LABELLED = 0.05, 2_000
 N_ENCODED = 2000
-"""Records that are encoded to estimate the number of tokens."""
+"""Number of records that are encoded to estimate the number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextSet(Generic[T]):
     """A training, validation or test set.
 
-    `size`: its pairs, labelled texts or bytes. `direction`: languages of held-out pairs.
+    `size`: its number of pairs, labelled texts or bytes. `direction`: languages of held-out pairs.
     """
 
     name: str
@@ -106,8 +106,8 @@ class TextSet(Generic[T]):
 class Texts(Generic[T]):
     """The text of a run.
 
-    `sample` contains the texts of random training records, or of all records in order if there are few; `windows`
-    contains some consecutive records of each training corpus, uncleaned, for checks.
+    `sample`: texts of random training records, or of all records in order if there are few. `marks`: hashes of the
+    training files. `windows`: some consecutive records of each training corpus, not cleaned, for checks.
     """
 
     train: TextSet[T]
@@ -119,16 +119,16 @@ class Texts(Generic[T]):
 
     @property
     def sets(self) -> dict[str, TextSet[T]]:
-        """The sets by the names of their folders under `tokens`."""
+        """The sets by the names of their subfolders of the folder `tokens`."""
         tests = {f"test.{number}": test for number, test in enumerate(self.tests)}
         return {"train": self.train, "valid": self.valid, **tests}
 
     def lines(self) -> tuple[Iterator[str], Iterator[str]]:
-        """A sample of the training text of both sides; the second is empty if there is one side."""
+        """A sample of the source and target lines to train on. If there is only one side, the second is empty."""
         return (text.removesuffix("\n") for text in chain.from_iterable(self.sample)), iter(())
 
     def count_tokens(self, tokenizers: Tokenizers) -> int:
-        """Estimate the number of training tokens, as batches count them, from a few records."""
+        """Estimate the number of training tokens, counted as in batches, from a few records."""
         pieces = [text for (text,) in self.sample[:N_ENCODED]]
         size = sum(map(n_bytes, pieces))
         n_tokens = sum(map(len, tokenizers.tgt.encode_batch(pieces)))
@@ -137,10 +137,10 @@ class Texts(Generic[T]):
 
 @dataclass(frozen=True)
 class PairTexts(Texts[Pair]):
-    """Sentence pairs.
+    """The sentence pairs of a run.
 
-    `report`: on the cleaning of the training pairs. `cleaned`: the training pairs of each corpus; reversed corpora
-    follow. `valid_sets`: the validation pairs by direction.
+    `valid_sets`: the validation pairs of each direction. `report`: on the cleaning of the training pairs. `cleaned`:
+    the training pairs of each corpus, followed by the reversed corpora if both directions are trained.
     """
 
     valid_sets: tuple[TextSet[Pair], ...]
@@ -160,7 +160,7 @@ class PairTexts(Texts[Pair]):
 
 @dataclass(frozen=True)
 class LabelledTexts(Texts[Labelled]):
-    """Labelled texts, and all their labels."""
+    """The labelled texts of a run, and all their labels."""
 
     labels: tuple[str, ...]
 
@@ -172,9 +172,9 @@ class LabelledTexts(Texts[Labelled]):
 
 
 def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], workplace: Workplace) -> PairTexts:
-    """Read and clean sentence pairs, each source once; test sets are not cleaned.
+    """Read and clean sentence pairs. Each source is read once. Test sets are not cleaned.
 
-    Raises `DataError` for a fault in the text.
+    Raises `DataError` if the text has a fault.
     """
     data, seed, files = settings.data, settings.training.seed, _files(sources.train)
     tests = read_test_pairs(sources)
@@ -236,7 +236,7 @@ def _by_direction(pairs: Sequence[tuple[Pair, Direction]], files: tuple[str, ...
 
 
 def read_test_pairs(sources: Sources[Pair]) -> tuple[TextSet[Pair], ...]:
-    """Read the test sets, named after their files, in memory. They are not cleaned."""
+    """Read the test sets into memory. They are named after their files, and not cleaned."""
     names = [_stem(source) for source in sources.tests]
     if len({source.direction for source in (*sources.train, *sources.valid, *sources.tests)}) > 1:
         names = [f"{name}.{'-'.join(test.direction)}" for name, test in zip(names, sources.tests, strict=True)]
@@ -244,7 +244,7 @@ def read_test_pairs(sources: Sources[Pair]) -> tuple[TextSet[Pair], ...]:
 
 
 class ScoredSet(NamedTuple):
-    """(Source, reference) pairs of one direction, to translate and score."""
+    """A test set to translate and score: (source, reference) pairs of one direction."""
 
     name: str
     direction: Direction
@@ -256,7 +256,7 @@ class ScoredSet(NamedTuple):
 
 
 def read_scored_sets(sources: Sources[Pair]) -> list[ScoredSet]:
-    """The test sets; if there are none, the validation sets."""
+    """Read the test sets or, if there are none, the validation sets."""
     if tests := read_test_pairs(sources):
         return list(map(ScoredSet.of, tests))
     held_out = [(pair, source.direction) for source in sources.valid for pair in source.read()]
@@ -264,9 +264,9 @@ def read_scored_sets(sources: Sources[Pair]) -> list[ScoredSet]:
 
 
 def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], workplace: Workplace) -> Texts[Piece]:
-    """Read running text as documents, each source once.
+    """Read running text as documents. Each source is read once.
 
-    Raises `DataError` for a fault in the text, or if there is too little.
+    Raises `DataError` if the text has a fault or is too little.
     """
     data, seed, folder = settings.data, settings.training.seed, workplace.folder
     sample = Reservoir[tuple[int, int, str]](SAMPLE_LINES, seed=seed)
@@ -310,11 +310,11 @@ def read_plain_texts(settings: Settings, log: Log, sources: Sources[str], workpl
 def read_labelled_texts(
     settings: Settings, log: Log, sources: Sources[Labelled], workplace: Workplace
 ) -> LabelledTexts:
-    """Read labelled texts, each source once.
+    """Read labelled texts. Each source is read once.
 
     The labels are taken from the training text, unless the settings name them.
 
-    Raises `DataError` for a fault in the text.
+    Raises `DataError` if the text has a fault.
     """
     data, seed, files = settings.data, settings.training.seed, tuple(sorted(set(_files(sources.train))))
     counts, sample = Counter[str](), Reservoir[tuple[int, Labelled]](SAMPLE_LINES // 2, seed=seed)
@@ -331,7 +331,7 @@ def read_labelled_texts(
 
     everything = spooled(counted(), workplace.folder, lambda row: Labelled(row[0], tuple(row[1]), *row[2:]))
     marks = tuple(source.mark() for source in sources.train)
-    # labels of all text: the only example of a label may be held out
+    # Count labels before texts are held out, because the only example of a label may be held out.
     n, labels = counts.total(), data.labels or sorted_labels(counts)
     if len(labels) < 2:
         only = repr(labels[0]) if labels else "none"
@@ -373,7 +373,7 @@ def _hold_out(
 
 
 def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None) -> None:
-    """Refuse an unknown label, or another number of texts than in other lines."""
+    """Raise `DataError` for an unknown label, or if the example does not have `n_texts` texts."""
     if labels is not None:
         number_of(example, labels)
     if len(example.texts) != n_texts:
@@ -382,7 +382,7 @@ def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Make the names of test sets unique, and different from `train` and `valid`, by numbers at their ends.
+    """Append numbers to names of test sets, so that all are distinct, and none is `train` or `valid`.
 
     >>> _distinct(["a", "b", "a", "valid"])
     ['a', 'b', 'a.3', 'valid.4']
@@ -400,14 +400,14 @@ def _files(sources: Sequence[Source[Any]]) -> tuple[str, ...]:
 
 
 def _stem(source: Source[Pair]) -> str:
-    """`test2016` of test2016.en.gz."""
+    """A source's file name without the suffix, such as `test2016` for test2016.en.gz."""
     name = (source.files or (source.name,))[0]
     suffix = bare_suffix(Path(name))
     return name[: name.lower().rindex(suffix)] if suffix else name
 
 
 def _read_tests(names: Sequence[str], sources: Sequence[Source[T]], unit: str) -> tuple[TextSet[T], ...]:
-    """Test sets, in memory, under distinct names."""
+    """Read test sets into memory, under distinct names."""
     return tuple(_read_set(name, (source,), unit) for name, source in zip(_distinct(names), sources, strict=True))
 
 
@@ -421,7 +421,7 @@ def _read_set(name: str, sources: Sequence[Source[T]], unit: str) -> TextSet[T]:
 def _spooled_set(
     name: str, files: tuple[str, ...], pieces: Iterable[Piece], folder: Path | None
 ) -> tuple[TextSet[Piece], list[int]]:
-    """Write a set of running text into a temporary file in `folder`; also returns the sizes of its documents."""
+    """Write running text into a temporary file in `folder`. Returns its set, and the size of each document in bytes."""
     sizes = list[int]()
 
     def measured() -> Iterator[Piece]:

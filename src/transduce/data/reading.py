@@ -1,7 +1,7 @@
-"""Read labelled texts with their file and line, and running text as documents; the sources of all kinds of text.
+"""Read labelled texts, and running text as documents, and define sources of all kinds of text.
 
-A `Source` is the text of one corpus, in files or in memory. Tasks read sources, never paths. `Windows` of consecutive
-records are kept while a corpus is read, for checks and trials.
+A `Source` is the text of one corpus, in files or in memory. Tasks read sources, never paths. `Windows` keeps samples of
+consecutive records while a corpus is read, for checks and trials.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transduce.text.special import Vocabulary
 
 
 class Labelled(NamedTuple):
-    """One example: its label, one or two texts, and the file and line that it comes from."""
+    """An example for classification: its label, one or two texts, and the file and line that it comes from."""
 
     label: str
     texts: tuple[str, ...]
@@ -34,10 +34,10 @@ class Labelled(NamedTuple):
 def read_labelled(
     path: Path | str, vocabulary: Vocabulary | None = None, *, max_record: int | None = None
 ) -> Iterator[Labelled]:
-    """Yield the examples of a file (also .gz, .xz, .zst; `-`: standard input). All have one text, or all have two.
+    """Yield the examples of a file with lines label<TAB>text or label<TAB>text<TAB>text; `-` is standard input.
 
-    Raises `DataError` with file and line for a line without a tab, with an empty label or text, or with another number
-    of texts than the lines before. vocabulary, max_record: see `read_inputs`.
+    Raises `DataError` with file and line for a line without a tab, with an empty label or text, or with a different
+    number of texts than the lines before. vocabulary, max_record: see `read_inputs`.
     """
     name, n_texts = format_path(Path(path)), 0
     for number, line in enumerate(read_inputs(path, vocabulary, labelled=True, max_record=max_record), 1):
@@ -57,7 +57,7 @@ def read_labelled(
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """Sort labels: numerically if all are whole numbers, else alphabetically."""
+    """Sort distinct labels: numerically if all are integers, or else alphabetically."""
     distinct = set(labels)
     if all(label.removeprefix("-").isdecimal() for label in distinct):
         return tuple(sorted(distinct, key=lambda label: (int(label), label)))
@@ -76,7 +76,7 @@ def number_of(example: Labelled, labels: Sequence[str]) -> int:
 
 
 class Piece(NamedTuple):
-    """Some text, and whether its document ends after it."""
+    """A piece of running text, such as a line, and whether its document ends after it."""
 
     text: str
     ends: bool = False
@@ -86,12 +86,12 @@ Pieces = Iterator[Piece]
 
 
 def read_pieces(path: Path | str, documents: str) -> Pieces:
-    """Read a file (`-`: standard input) as documents; `documents` is a name in DOCUMENTS. Raises `DataError`."""
+    """Read a file (`-`: standard input) as documents. `documents`: a key of `DOCUMENTS`, such as blank_line."""
     return DOCUMENTS[documents](read_lines(path))
 
 
 def _documents(lines: Iterator[str], *, blank_line: bool) -> Pieces:
-    """One document, or the documents between blank lines, without these and without the line ends before them."""
+    """Read one document or, if `blank_line`, documents between blank lines, which lose their last line end."""
     last = None
     for line in lines:
         ends = blank_line and not line.strip()
@@ -103,7 +103,7 @@ def _documents(lines: Iterator[str], *, blank_line: bool) -> Pieces:
 
 
 def _line(lines: Iterator[str]) -> Pieces:
-    """Every line that is not blank is a document, without its line end."""
+    """Read each line that is not blank as a document, without its line end."""
     return (Piece(line, ends=True) for line in lines if line.strip())
 
 
@@ -118,11 +118,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[T]):
-    """Text of one corpus: `Pair`s, `Labelled` texts, or lines of running text without their ends.
+    """The text of one corpus: `Pair`s, `Labelled` texts, or lines of running text without their line ends.
 
-    Each call of `read` starts at the beginning, and raises `DataError` with file and line for text that cannot be read.
-    `files`: their names, for reports. `mark`: changes with the content of the files (`content_mark`). `direction`: the
-    languages of sentence pairs.
+    `read`: starts at the beginning in each call, and raises `DataError` with file and line for text that cannot be
+    read. `files`: names of the files, for reports. `mark`: returns a hash of the content of the files (`content_mark`).
+    `direction`: the languages of sentence pairs.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Source(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Sources(Generic[T]):
-    """The text of a run: training corpora, validation corpora (none: hold out training text) and test sets."""
+    """The text of a run. If `valid` is empty, a part of the training text is held out for validation."""
 
     train: tuple[Source[T], ...]
     valid: tuple[Source[T], ...] = ()
@@ -142,7 +142,7 @@ class Sources(Generic[T]):
 
 
 def with_links(source: Source[Pair], path: Path) -> Source[Pair]:
-    """Give each pair its links, from a file in Pharaoh format."""
+    """Give each pair its word links, from a file in Pharaoh format."""
 
     def read() -> Iterator[Pair]:
         for number, pair, line in aligned(source.read(), read_lines(path), (source.name, path)):
@@ -155,7 +155,7 @@ def with_links(source: Source[Pair], path: Path) -> Source[Pair]:
 
 
 def memory_source(name: str, records: Sequence[T], files: tuple[str, ...] = ()) -> Source[T]:
-    """Records in memory, such as a sample of a file. Errors name the file and line of a record, if it has them."""
+    """Make a source of records in memory, such as a sample of a file. `files`: their names, for reports."""
     return Source(name, lambda: iter(records), files)
 
 
@@ -175,7 +175,7 @@ def labelled_sources(settings: Settings) -> Sources[Labelled]:
 
 
 def _file_sources(data: DataSettings, read: Callable[[Corpus, bool], Iterator[T]]) -> Sources[T]:
-    """The corpora of the settings. `read`: reads a corpus; its second argument says whether the corpus is held out."""
+    """Make sources of the corpora in the settings. `read`: reads a corpus; the bool says whether it is held out."""
 
     def source(corpus: Corpus, *, held_out: bool) -> Source[T]:
         files = corpus_files(corpus)
@@ -193,15 +193,16 @@ def _path(corpus: Corpus) -> Path:
 
 
 WINDOW = 200
-"""Consecutive records that are kept together."""
+"""Number of consecutive records that are kept together."""
 
-MOST_TRAIN, MOST_HELD_OUT = 1000, 50  # windows of `take_sample`
+MOST_TRAIN, MOST_HELD_OUT = 1000, 50  # maximum windows per corpus in `take_sample`
 
 
 class Windows(Generic[T]):
-    """Evenly spaced windows of one corpus, kept while it is read: at most `most`, so that memory is bounded.
+    """Evenly spaced samples of consecutive records, kept while a corpus is read.
 
-    `total`: number of records read. `fault`: reason why reading ended early, or empty.
+    `most`: maximum number of samples, which bounds the memory. `total`: number of records read. `fault`: reason why
+    reading ended early, or empty.
     """
 
     def __init__(self, source: Source[T], most: int = 20) -> None:
@@ -210,7 +211,7 @@ class Windows(Generic[T]):
         self._most, self._every = most, 1
 
     def read(self) -> Iterator[T]:
-        """Read the corpus, and keep some of its records."""
+        """Yield the records of the corpus, and keep some of them."""
         for window in batched(self.source.read(), WINDOW):
             if self.total // WINDOW % self._every == 0:
                 self.kept.append(window)
@@ -224,7 +225,7 @@ class Windows(Generic[T]):
         return self.total == sum(map(len, self.kept)) and not self.fault
 
     def some(self, n: int) -> Source[T]:
-        """A source of about `n` of the records: evenly spaced windows, at least one."""
+        """Return a source of about `n` of the kept records: evenly spaced windows, at least one."""
         wanted = max(1, round(n / WINDOW))
         step = max(1.0, len(self.kept) / wanted)
         chosen = [self.kept[int(i * step)] for i in range(min(wanted, len(self.kept)))]
@@ -253,7 +254,7 @@ class Sample(Generic[T]):
 
 
 def take_sample(sources: Sources[T]) -> Sample[T]:
-    """Read all text. If text of a corpus cannot be read, the text before it is kept and the corpus gets a `fault`."""
+    """Read all text and keep a sample. If some text cannot be read, its corpus ends there and has a `fault`."""
     train = tuple(_read(source, MOST_TRAIN) for source in sources.train)
     valid, tests = (
         tuple(_read(source, MOST_HELD_OUT) for source in held_out) for held_out in (sources.valid, sources.tests)

@@ -1,4 +1,4 @@
-"""Encoded text: single examples, and stores of them in a folder, written once per run and memory-mapped.
+"""Encoded text: single examples, and stores of examples, which are written once per run and memory-mapped.
 
 A store is a folder with one NAME.npy per array, and store.json with counts. It is written under a temporary name and
 renamed, so that it is complete or absent. Ids take two bytes if the vocabulary is small enough.
@@ -37,7 +37,7 @@ Ids = Sequence[int] | np.ndarray
 class Example:
     """A sentence pair: ids of both sides, without special ids, which `collate` adds.
 
-    links: [n, 2], a source token and the target token that it is linked to, for guided alignment.
+    links: [n, 2], positions of a source token and of its target token, for guided alignment; None without alignment.
     """
 
     src: Ids
@@ -47,7 +47,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class RowExample:
-    """The ids of a row of text, and the target at each position; `PAD` if there is none."""
+    """The ids of a row of running text, and the target id at each position; `PAD` if there is no target."""
 
     ids: Ids
     targets: Ids
@@ -55,14 +55,14 @@ class RowExample:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """[CLS] A [SEP] B [SEP], and the segment of each token: 0 up to the first [SEP], 1 after it; or vectors, [S, N]."""
+    """One or two texts, [CLS] A [SEP] B [SEP], or vectors [S, N], and the segment of each token (0 for A, 1 for B)."""
 
     ids: np.ndarray
     segments: np.ndarray
 
 
 def pack(a: Ids, b: Ids | None = None) -> Packed:
-    """Join one or two texts with a frame, or one or two sequences of vectors without a frame.
+    """Join one or two texts, with special tokens, or one or two sequences of vectors, without special tokens.
 
     >>> pack([7, 8], [9]).ids.tolist(), pack([7, 8], [9]).segments.tolist()
     ([2, 7, 8, 3, 9, 3], [0, 0, 0, 0, 1, 1])
@@ -78,9 +78,9 @@ def pack(a: Ids, b: Ids | None = None) -> Packed:
 
 
 def pack_texts(texts: Sequence[tuple[str, ...]], vocabulary: Vocabulary, *, longest: int) -> list[Packed]:
-    """Encode texts, or pairs of texts, as a model reads them, cut to `longest` tokens, the longer text first.
+    """Encode texts, or pairs of texts, with special tokens, as a model reads them. See `pack`.
 
-    Sequences of vectors get no special tokens.
+    Examples of more than `longest` tokens are cut, in a pair the longer text first.
     """
     sides = [vocabulary.encode_batch(list(side)) for side in zip(*texts, strict=True)]
     return [_cut(ids, longest) for ids in zip(*sides, strict=True)]
@@ -89,7 +89,7 @@ def pack_texts(texts: Sequence[tuple[str, ...]], vocabulary: Vocabulary, *, long
 def _cut(sides: Sequence[Ids], longest: int) -> Packed:
     lengths = [len(side) for side in sides]
     room = longest - len(pack(*(side[:0] for side in sides)).ids)  # without the special tokens
-    while sum(lengths) > room:  # half of the excess at a time, so that long texts are cut quickly
+    while sum(lengths) > room:  # cut half of the excess at a time, so that long texts are cut quickly
         longer = max(range(len(lengths)), key=lambda i: lengths[i])
         lengths[longer] -= max(1, (sum(lengths) - room) // 2)
     return pack(*(side[:n] for side, n in zip(sides, lengths, strict=True)))
@@ -128,7 +128,7 @@ class StoreWriter:
         self.append(name, joined)
 
     def write_headers(self) -> None:
-        """Write the lengths so far. NumPy pads the header, so that a larger length still fits."""
+        """Write each array's header with its current length. NumPy pads it, so that a larger length fits later."""
         for name, file in self._files.items():
             dtype, shape = self._dtypes[name], (self._counts[name], *self._dtypes[name].shape)
             file.seek(0)
@@ -138,7 +138,7 @@ class StoreWriter:
 
 
 def join_sequences(sequences: Sequences, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate sequences of ids or vectors into one array; also return their lengths."""
+    """Concatenate sequences of ids or vectors into one array. Returns the array and the lengths of the sequences."""
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
     if not dtype.shape:
         return np.fromiter(chain.from_iterable(sequences), dtype, int(lengths.sum())), lengths
@@ -147,7 +147,7 @@ def join_sequences(sequences: Sequences, dtype: np.dtype[Any]) -> tuple[np.ndarr
 
 
 class Store:
-    """Arrays, and the `facts` of store.json. A subclass is a dataclass whose fields are the arrays, then `facts`."""
+    """Base class of stores: dataclasses whose fields are the arrays, and `facts`, the content of store.json."""
 
     facts: Mapping[str, Any]
 
@@ -167,7 +167,7 @@ class Store:
         dtypes: Mapping[str, Any],
         fill: Callable[[StoreWriter], None],
     ) -> StoreT:
-        """Write a store into `folder`, replacing one that is there, or into memory; `fill` appends its content.
+        """Write a store. `fill` appends its content. `folder`: is replaced if it exists; None for a store in memory.
 
         Nothing changes if `fill` or the disk fails.
         """
@@ -191,7 +191,7 @@ class Store:
 
 @dataclass(frozen=True, eq=False)
 class TokenStore(Store):
-    """Sentence pairs without special ids. `store[i]` is `(src_ids, tgt_ids)`, views without a copy."""
+    """A store of sentence pairs without special ids. `store[i]` is `(src_ids, tgt_ids)`, views without a copy."""
 
     src: np.ndarray  # uint16 or int32 [tokens]
     src_offsets: np.ndarray  # int64 [N + 1]
@@ -208,12 +208,12 @@ class TokenStore(Store):
 
     @property
     def src_lengths(self) -> np.ndarray:
-        """[N]: tokens of each source sentence, including its EOS, or vectors of each sequence."""
+        """[N]: number of tokens of each source sentence, including its EOS, or of vectors of each sequence."""
         return _differences(self.src_offsets, more=self.src.ndim == 1)
 
     @property
     def tgt_lengths(self) -> np.ndarray:
-        """[N]: tokens of each target sentence, including its EOS."""
+        """[N]: number of tokens of each target sentence, including its EOS."""
         return _differences(self.tgt_offsets, more=1)
 
     def lengths_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -247,20 +247,20 @@ class TokenStore(Store):
 
 @dataclass(frozen=True, eq=False)
 class AlignedStore(TokenStore):
-    """Sentence pairs with links between their tokens: the source and the target token of each link in turn."""
+    """A store of sentence pairs with token links. `links` has the source and the target position of each in turn."""
 
     links: np.ndarray  # int32 [2 * links]
     link_offsets: np.ndarray  # int64 [N + 1]
 
     def links_of(self, i: int) -> np.ndarray:
-        """The links of a pair, [n, 2]. The index after the last source token stands for the end of the source."""
+        """The token links of pair `i`, [n, 2]. The position after the last source token stands for its EOS."""
         begin, end = self.link_offsets[i : i + 2]
         return self.links[begin:end].reshape(-1, 2)
 
 
 @dataclass(frozen=True, eq=False)
 class TextStore(Store):
-    """Documents in one row of ids: BOS, the first document, EOS, BOS, the second document, EOS, and so on."""
+    """A store of documents in one row of ids: BOS, the first document, EOS, BOS, the second document, EOS, ..."""
 
     ids: np.ndarray
     facts: Mapping[str, Any]
@@ -275,13 +275,13 @@ class TextStore(Store):
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens that a model predicts: tokens of the text, and the end of each document."""
+        """Number of tokens that a model predicts: the tokens of the text, and the EOS of each document."""
         return len(self.ids) - int(self.facts["documents"])
 
 
 @dataclass(frozen=True, eq=False)
 class SentenceStore(Store):
-    """ids [tokens], offsets [n + 1] of sentences, documents [m + 1]: the first sentence of each document."""
+    """A store of sentences: ids [tokens], offsets [n + 1], documents [m + 1] (first sentence of each document)."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -302,7 +302,7 @@ class SentenceStore(Store):
 
 @dataclass(frozen=True, eq=False)
 class LabelStore(Store):
-    """ids [tokens], offsets [n + 1], seconds [n] (the position at which segment 1 begins), labels [n]."""
+    """A store of labelled texts: ids [tokens], offsets [n + 1], seconds [n] (where segment 1 begins), labels [n]."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -315,7 +315,7 @@ class LabelStore(Store):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each example, including the special ones, [n]."""
+        """[n]: number of tokens of each example, including special tokens."""
         return np.diff(self.offsets)
 
     def __getitem__(self, i: int) -> Packed:

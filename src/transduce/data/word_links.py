@@ -1,7 +1,7 @@
-"""Word alignments in Pharaoh format, and links between tokens made from them.
+"""Word alignments in Pharaoh format, and their conversion to links between tokens.
 
-Words are separated by ASCII white space, so that U+00A0 is inside a word, and counted from 0. A line has the links of
-one sentence pair: `i-j` links word i of the source to word j of the target; `i?j` or `ipj` is a possible link (Och and
+Words are separated by ASCII white space (U+00A0 is inside a word) and counted from 0. A line has the links of one
+sentence pair: `i-j` links word i of the source to word j of the target; `i?j` or `ipj` is a possible link (Och and
 Ney 2003, section 2).
 """
 
@@ -22,21 +22,21 @@ _WORD = re.compile(r"[^ \t\n\r\f\v]+")
 
 
 class WordLink(NamedTuple):
-    """A word of the source and a word of the target that belong together, counted from 0."""
+    """The indices of a source word and of the target word that it is aligned with."""
 
     src: int
     tgt: int
 
 
 class GoldLinks(NamedTuple):
-    """The links of one pair: sure links, and possible links, which include the sure ones."""
+    """The word links of one sentence pair: sure links, and possible links, which include the sure links."""
 
     sure: frozenset[WordLink]
     possible: frozenset[WordLink]
 
 
 def parse_links(line: str) -> GoldLinks:
-    """Parse the links of a line. Raises `ValueError` for other content.
+    """Parse a line in Pharaoh format. Raises `ValueError` for other content.
 
     >>> sorted(parse_links("0-0 1?2").possible)
     [WordLink(src=0, tgt=0), WordLink(src=1, tgt=2)]
@@ -54,7 +54,7 @@ def parse_links(line: str) -> GoldLinks:
 
 
 def format_links(links: Iterable[WordLink]) -> str:
-    """A line in Pharaoh format, sorted.
+    """Format links as a line in Pharaoh format, sorted.
 
     >>> format_links([WordLink(1, 0), WordLink(0, 0)])
     '0-0 1-0'
@@ -63,13 +63,13 @@ def format_links(links: Iterable[WordLink]) -> str:
 
 
 def read_links(path: Path | str, srcs: Sequence[str], tgts: Sequence[str]) -> list[GoldLinks]:
-    """The links of each pair of texts. Raises `DataError` for a faulty line or different numbers of lines."""
+    """Read the word links of each pair of texts. Raises `DataError` for a faulty line or a missing line."""
     rows = aligned(read_lines(path), zip(srcs, tgts, strict=True), (path, "the text"))
     return [checked_links(line, src, tgt, f"{path}, line {number}") for number, line, (src, tgt) in rows]
 
 
 def checked_links(line: str, src: str, tgt: str, place: str) -> GoldLinks:
-    """Parse the links of a pair. Raises `DataError`, which names the place, unless they belong to its words."""
+    """Parse the links of a pair. Raises `DataError`, which begins with `place`, if they do not fit its words."""
     try:
         links = parse_links(line)
     except ValueError as error:
@@ -86,9 +86,9 @@ def n_words(text: str) -> int:
 
 
 def whitespace_words(text: str, token_spans: Sequence[Span]) -> tuple[list[int], list[Span]]:
-    """The number of each token's word, and the span of each word, from the spans of the tokens in the text.
+    """Find the words of a text. Returns the index of each token's word, and the span of each word.
 
-    ASCII white space belongs to the word after it; at the end of a text it has no word (-1).
+    ASCII white space belongs to the word after it. At the end of a text it has no word (-1).
 
     >>> whitespace_words("a cat. ", [(0, 1), (1, 3), (3, 5), (5, 6), (6, 7)])
     ([0, 1, 1, 1, -1], [(0, 1), (2, 6)])
@@ -104,10 +104,10 @@ def whitespace_words(text: str, token_spans: Sequence[Span]) -> tuple[list[int],
 def links_of_tokens(
     links: Iterable[WordLink], src_words: Sequence[int], tgt_words: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Links between tokens: every token of a word with every token of the words that it is linked to.
+    """Link every token of a word with every token of the words that it is linked to: (source, target) positions.
 
     A target token without links is linked to the end of the source (token `len(src_words)`), so that a model learns
-    which words have no counterpart. A pair without any links gets no links at all: its alignment is unknown.
+    which words have no counterpart. Without any `links` the result is empty, since the alignment is unknown.
 
     >>> links_of_tokens([WordLink(0, 1)], [0, 0], [0, 1])
     [(2, 0), (0, 1), (1, 1)]

@@ -1,6 +1,6 @@
-"""Apply a function to chunks in worker processes; results are ordered, and saved results are reused.
+"""Apply a function to chunks of text in worker processes. Results are in order, and saved results are reused.
 
-The result of a function depends only on its chunk. Neither the number of workers nor a kill changes the store.
+The result of the function depends only on its chunk. Neither the number of workers nor a kill changes the store.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from transduce.process import child_environment, collect_garbage_rarely, exit_wi
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]
 Stream = Callable[[], Iterator[T]]
-"""Records that can be read again and again, from the start at each call."""
+"""A function that yields all records, from the start at each call."""
 
-_HEADER = struct.Struct("<QI")  # bytes of a result, and their CRC-32
+_HEADER = struct.Struct("<QI")  # number of bytes of a result, and their CRC-32
 _CHUNK = 1000  # records compressed together
 
 
 class ResultFile:
-    """Results in order. Raises `RunFolderError` if the disk is full.
+    """A file of results, in order. Raises `RunFolderError` if the disk is full.
 
-    A file without a name is deleted when it is closed or the process ends, even by SIGKILL. `earlier` yields
-    the results already in a file with a name.
+    A file without a name is deleted when it is closed or the process ends, even by SIGKILL. A file with a name is
+    kept; `earlier` yields its results.
     """
 
     def __init__(self, folder: Path | None, name: str = "") -> None:
-        """`folder`: None for the system's folder for temporary files."""
+        """`folder`: the file's folder, or None for the system's folder for temporary files."""
         self._folder, self._ends = folder, [0]  # offset of each result's end in the file
         with writing(folder):
             self._file: IO[bytes] = (
@@ -78,7 +78,7 @@ class ResultFile:
             yield result
 
     def _read(self, start: int) -> Arrays | None:
-        """The result at this offset; None at the end of the file, or if it is damaged."""
+        """Read the result at offset `start`. Returns None at the end of the file, or if the result is damaged."""
         self._file.seek(start)
         size, checksum = _HEADER.unpack(self._file.read(_HEADER.size).ljust(_HEADER.size, b"\0"))
         data = self._file.read(size)
@@ -86,7 +86,7 @@ class ResultFile:
 
 
 def spooled(records: Iterable[T], folder: Path | None, unpack: Callable[[list[Any]], T]) -> Stream[T]:
-    """Write records, tuples of JSON values, into a temporary file in `folder`; return a stream that reads them back.
+    """Write records, tuples of JSON values, into a temporary file in `folder`. Returns a stream that reads them.
 
     `unpack` turns a list of JSON values into a record. Raises `RunFolderError` if the disk is full.
     """
@@ -102,7 +102,7 @@ def spooled(records: Iterable[T], folder: Path | None, unpack: Callable[[list[An
 
 
 def batched(records: Iterable[T], n: int) -> Iterator[list[T]]:
-    """Yield the records in lists of `n`; the last one may be shorter."""
+    """Yield the records in lists of `n`. The last list may be shorter."""
     records = iter(records)
     while batch := list(islice(records, n)):
         yield batch
@@ -136,8 +136,8 @@ def _map(
 ) -> Iterator[tuple[ChunkT, Arrays]]:
     """Yield each chunk with its result, in order. Only a few chunks are in memory.
 
-    Up to `n_workers` processes (0: one per core) compute the results; a few chunks are computed in this process. Raises
-    `TransduceError` if a process is killed.
+    Up to `n_workers` processes (0: one per core) compute the results. If there are few chunks, this process computes
+    them. Raises `TransduceError` if a process is killed.
     """
     chunks, n = iter(chunks), n_workers or n_cores()
     first = list(islice(chunks, max(n, _FEW)))
@@ -191,9 +191,9 @@ def _call(chunk: Any) -> Arrays:
 class Workplace:
     """Folder and number of processes for the preparation of text.
 
-    folder: the folder for intermediate results (default: the system's temporary folder). keep: name their files, so
-    that the same preparation resumes after a kill. n_workers: number of processes that clean and
-    encode sentence pairs; 0: one per core.
+    folder: The folder for intermediate results (default: the system's temporary folder). keep: Keep their files, so
+    that the preparation resumes after a kill. n_workers: Number of processes that clean and encode sentence pairs
+    (0: one per core).
     """
 
     folder: Path | None = None
@@ -201,9 +201,9 @@ class Workplace:
     n_workers: int = 0
 
     def results(self, name: str, *parts: object) -> ResultFile:
-        """The file of intermediate results with this name.
+        """Open the file of intermediate results with this name.
 
-        Results with other `parts`, or from another version of transduce, are in other files.
+        Results that depend on different `parts`, or another version of transduce, are in different files.
         """
         key = sha256(repr((transduce.__version__, *parts)).encode("utf-8", "surrogatepass")).hexdigest()
         return ResultFile(self.folder, f"{name}-{key[:16]}" if self.keep else "")
@@ -212,9 +212,9 @@ class Workplace:
 def compute(
     function: Callable[[ChunkT], Arrays], chunks: Iterable[ChunkT], saved: ResultFile, *, n_workers: int
 ) -> Iterator[tuple[ChunkT, Arrays]]:
-    """Yield each chunk with its result, see `_map`. Results in `saved` are reused; new results are added.
+    """Yield each chunk with its result, in order. Results in `saved` are reused, and new results are added to it.
 
-    A value that the caller puts into a new result is saved with it.
+    A new result is saved after the caller has received it, with any value that the caller puts into it.
     """
     chunks, earlier = iter(chunks), saved.earlier()
     for chunk in chunks:
