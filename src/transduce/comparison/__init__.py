@@ -1,1 +1,1 @@
-"""`compare`: trains several recipes under the same conditions and compares the results."""
+"""Training of several recipes under the same conditions, and comparison of their results (`compare`)."""

@@ -1,4 +1,4 @@
-"""`compare`: from recipes to a table, in one resumable call."""
+"""`compare`: train several recipes and tabulate their results, in one resumable call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TABLE, SCORES_FILE = "compare.json", "comparison.json"
 SECTIONS = ("data", "tokenizer", "decoding", "evaluation")
 LIMITS = ("max_updates", "max_epochs", "max_minutes")
 TRAINING = tuple(key for key, field in TrainingSettings.model_fields.items() if traits_of(field).shared)
-"""Names of the settings of `training` that all recipes share."""
+"""Names of the `training` settings that must be equal in all recipes."""
 
 
 def _translation_outputs(folder: RunFolder) -> list[Outputs]:
@@ -51,7 +51,7 @@ OUTPUTS: Mapping[str, Callable[[RunFolder], list[Outputs]]] = {
     "masked": recorded_outputs,
     "classification": classifier_outputs,
 }
-"""By task, the scores of a finished run for each example of its held-out text."""
+"""For each task, the function that scores a finished run on each example of its held-out text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,8 @@ class System:
     """Measures of one recipe over its seeds.
 
     `minutes`, `tokens_per_second` (target tokens in training) and `updates` are means; `memory` is the largest peak in
-    bytes. `nll` has a value per seed, and `scores` has a value per seed for each test set. `differences`: difference
-    from the score of the first recipe, by test set; None if the set is one running text.
+    bytes. `nll` has a value per seed; `scores` has, for each test set, a value per seed. `differences`: for each test
+    set, the difference from the score of the first recipe; None if the set is one running text.
     """
 
     name: str
@@ -125,7 +125,7 @@ class System:
 
 
 def system_of(name: str, runs: Mapping[Path, RunMeasures], baseline: Sequence[RunMeasures]) -> System:
-    """Aggregate the measures of a recipe's runs, by folder; `baseline`: the runs of the first recipe."""
+    """Aggregate the measures of a recipe's runs (by folder). `baseline`: measures of the first recipe's runs."""
     measures = list(runs.values())
     speeds = [run.tokens_per_second for run in measures if run.tokens_per_second is not None]
     scores, differences = dict[str, list[float]](), dict[str, Difference | None]()
@@ -149,9 +149,9 @@ def system_of(name: str, runs: Mapping[Path, RunMeasures], baseline: Sequence[Ru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeComparison:
-    """The result of a comparison: a system per recipe, in the order of the recipes.
+    """The result of a comparison, with one system per recipe, in the order of the recipes.
 
-    `conditions`: a line about the shared settings. `failed`: by run folder, the reason why a training failed.
+    `conditions`: a line about the shared settings. `failed`: the reason of each failed training, by run folder.
     """
 
     measure: str
@@ -195,7 +195,7 @@ class RecipeComparison:
         return [*lines, "", *self._notes()]
 
     def _notes(self) -> list[str]:
-        """Explanations of the table's columns, and the failed trainings."""
+        """Explain the columns of the table, and list the failed trainings."""
         measure = MEASURES[self.measure]
         better = "higher is better" if measure.higher_is_better else "lower is better"
         notes = [f"{self.measure}: {better}" + (f"; {self.signature}" if self.signature else "")]
@@ -212,7 +212,7 @@ class RecipeComparison:
 
 
 def _format_scores(values: Sequence[float], form: str) -> str:
-    """Format as mean ± sample standard deviation, if there are several values."""
+    """Format as the mean or, for several values, as mean ± sample standard deviation."""
     mean = form.format(statistics.fmean(values))
     return f"{mean} ± {form.format(statistics.stdev(values))}" if len(values) > 1 else mean
 
@@ -236,7 +236,7 @@ def compare(
 ) -> RecipeComparison:
     """Train every recipe with every seed under the same conditions, score the models and compare them with the first.
 
-    All recipes have the text, vocabulary, batches, limits, search and scoring of the first. After a kill the same call
+    All recipes use the text, vocabulary, batches, limits, search and scoring of the first. After a kill, the same call
     resumes; finished trainings are not repeated. More recipes or seeds can be added later. Writes `compare.json`.
 
     Args:
@@ -248,11 +248,11 @@ def compare(
             the first limit that is reached ends a training.
         data: Folder that data paths are relative to.
         overrides: `section.key=value` for all recipes.
-        log: For progress (default: to stderr).
+        log: Log for progress (default: to stderr).
 
     Raises:
-        UserError: A recipe cannot be used, or has other conditions than the first, before anything is trained.
-        Interrupted: SIGINT, SIGTERM or SIGHUP during a training, when everything is saved.
+        UserError: A recipe cannot be used, or has other conditions than the first; raised before anything is trained.
+        Interrupted: SIGINT, SIGTERM or SIGHUP arrived during a training; everything is saved.
     """
     log, run, budget = log or Log(), Path(run), {"max_minutes": minutes, "max_updates": updates}
     limits = {name: value for name, value in budget.items() if value is not None}
@@ -272,8 +272,8 @@ def read_recipes(
 ) -> dict[str, Settings]:
     """Read recipes; return their settings by name, with the shared settings of the first. Arguments: see `compare`.
 
-    `limits`: limits of `training` for all recipes; empty: the limits of the first recipe. Raises `SettingsError` if a
-    recipe is invalid, or gives a shared setting another value than the first.
+    `limits`: `training` limits for all recipes; if empty, the limits of the first recipe hold. Raises `SettingsError`
+    if a recipe is invalid, or gives a shared setting another value than the first.
     """
     if isinstance(given, Mapping):
         recipes = [(name, copy.deepcopy(dict(values)), Path()) for name, values in given.items()]
@@ -304,7 +304,7 @@ def read_recipes(
 
 
 def _completed(values: Mapping[str, Any], name: str, base: Settings) -> dict[str, Any]:
-    """Return the values of a recipe; missing shared settings are taken from the first recipe."""
+    """Return a recipe's values, with missing shared settings taken from the first recipe."""
     shared = base.model_dump(mode="json", exclude_unset=True)
     training = {key: value for key, value in shared.get("training", {}).items() if key in TRAINING}
     sections = {section: {**shared.get(section, {}), **values[section]} for section in SECTIONS}
@@ -312,7 +312,7 @@ def _completed(values: Mapping[str, Any], name: str, base: Settings) -> dict[str
 
 
 def _check_shared(name: str, settings: Settings, first: str, base: Settings) -> None:
-    """Raise `SettingsError` for a recipe that fine-tunes, or that differs from the first one in a shared setting."""
+    """Raise `SettingsError` for a recipe that fine-tunes, or that has another shared setting than the first recipe."""
     if settings.training.start is not None:
         raise SettingsError(f"{name}: training.start is set; a comparison trains from scratch: leave it out")
     ours, theirs = dict(settings_by_name(settings)), dict(settings_by_name(base))
@@ -367,7 +367,7 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, log: Log) -
     except UserError:
         if is_new:
             rmtree(baseline, ignore_errors=True)
-            with suppress(OSError):  # it has other runs
+            with suppress(OSError):  # the folder contains other runs
                 baseline.parent.rmdir()
         raise
     return runs
@@ -382,7 +382,7 @@ def _check(name: str, settings: Settings) -> None:
 
 
 def _with_shared(settings: Settings, shared: Settings, baseline: Path, *, seed: int) -> Settings:
-    """Return the settings of a recipe with the vocabulary and the shared settings of the baseline's run."""
+    """Return a recipe's settings with the vocabulary and the shared settings of the baseline's run."""
     own, values = settings.model_dump(exclude_unset=True), shared.model_dump()
     sections = {name: values[name] for name in SECTIONS}
     sections["tokenizer"] = {"sampling": shared.tokenizer.sampling, "start": baseline.absolute()}

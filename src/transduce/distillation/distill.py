@@ -52,9 +52,9 @@ TIMED = 1000  # sentences per round of the speed measurement
 
 @dataclass(frozen=True, slots=True)
 class DistilledText:
-    """The student's training text.
+    """The training text of a student, in a folder.
 
-    `settings`: for reading the original text; `decoding`: options of the teachers.
+    `settings`: settings for reading the original text; `decoding`: decoding options of the teachers.
     """
 
     folder: Path
@@ -63,7 +63,7 @@ class DistilledText:
     decoding: DecodingOptions
 
     def data(self, mix: float) -> DataSettings:
-        """The data settings of the student. The files need not exist yet."""
+        """Return the student's data settings. The files need not exist yet. `mix`: see `distill`."""
         data = self.settings.data
         weights = [1.0] if data.demo else [corpus.weight for corpus in data.train]
         original = [self._corpus(f"train-{n}").model_copy(update={"weight": w}) for n, w in enumerate(weights, 1)]
@@ -82,7 +82,7 @@ class DistilledText:
         return data.model_copy(update=values)
 
     def make(self, log: Log) -> None:
-        """Write the missing parts of the text; resumes after a kill.
+        """Write the missing files of the text; after a kill, resume.
 
         Raises `DataError` if the folder has text that was written with other settings.
         """
@@ -105,7 +105,7 @@ class DistilledText:
         return translate_to_folder(teacher.path, texts, folder, self.decoding, style=style, log=log)
 
     def _write_pairs(self, log: Log) -> None:
-        """Write missing sources and references. Raises `DataError` if existing ones are of other settings."""
+        """Write missing sources and references. Raises `DataError` if existing files have other settings."""
         record, data = self.folder / RECORD, self.settings.data
         made_from = {"data": data.model_dump(mode="json", exclude={"root"}), "seed": self.settings.training.seed}
         if record.exists():
@@ -139,8 +139,8 @@ class DistilledText:
 class DistillationResult:
     """Comparison of the student with its teachers on the test sets.
 
-    `systems`: `run`, `n_parameters` and `sentences_per_second` by role ("teacher", "teacher 2", "student").
-    `comparisons`: BLEU of the student against each teacher, by test set and role.
+    `systems`: for each role ("teacher", "teacher 2", "student"), `run`, `n_parameters` and `sentences_per_second`.
+    `comparisons`: BLEU of the student compared with each teacher, by test set and role.
     """
 
     systems: Mapping[str, Mapping[str, Any]]
@@ -178,8 +178,8 @@ def distill(
 ) -> DistillationResult:
     """Train a student on the translations of its teachers, and compare it with them on the test sets.
 
-    All teachers translate the training sources of the first one. The student has the first teacher's tokenizer,
-    settings, validation and test data. The same call resumes after a kill.
+    All teachers translate the training sources of the first teacher. The student has the first teacher's tokenizer,
+    settings, validation and test data. After a kill, the same call resumes.
 
     Args:
         teachers: Run folder of a translator, or run folders of several translators for the same languages.
@@ -187,17 +187,17 @@ def distill(
         beam: Number of beams of the teachers; with `rerank`, also the number of translations to choose from.
         length_penalty: Length penalty of the teachers; higher values give longer translations (default: each teacher's
             setting).
-        rerank: Take the translation with the highest sentence BLEU against the reference instead of the teacher's best
+        rerank: Use the translation with the highest sentence BLEU against the reference instead of the teacher's best
             ("sequence-level interpolation", Kim and Rush 2016, section 3.3).
         mix: Passes over the original pairs per pass over a teacher's translations; 0: no original pairs.
-        changes: Settings of the student that differ from the first teacher's, by section. A `model.preset` replaces
-            the teacher's sizes; `data` names other text to translate.
+        changes: Settings of the student that differ from the first teacher's, by section. A `model.preset` replaces the
+            teacher's sizes; `data` names other text to translate.
         text: Folder for the student's text (default: RUN.distilled). Students of the same teachers can share it.
-        log: For progress (default: to stderr).
+        log: Log for progress (default: to stderr).
 
     Raises:
-        UserError: A teacher, the text or a setting cannot be used, or the text or the student has other settings.
-        Interrupted: SIGINT, SIGTERM or SIGHUP, when everything is saved.
+        UserError: A teacher, the text or a setting cannot be used, or `text` or `run` exists with other settings.
+        Interrupted: SIGINT, SIGTERM or SIGHUP arrived; everything is saved.
     """
     log, run, given = log or Log(), Path(run), dict(changes or {})
     decoding = DecodingOptions(beam=beam, n_best=beam if rerank else 1, length_penalty=length_penalty)
@@ -252,12 +252,12 @@ def text_settings(teacher: RunFolder, changes: Mapping[str, Any]) -> Settings:
 
 
 def _student_settings(teacher: RunFolder, data: DataSettings, changes: Mapping[str, Any]) -> Settings:
-    """Return the student's settings: the teacher's recipe and tokenizer, with other text and the changes."""
+    """Return the student's settings: the teacher's recipe and tokenizer, with the student's text and `changes`."""
     recipe = teacher.path / "recipe.toml"
     known = read_recipe(recipe) if recipe.exists() else {}
     values: dict[str, Any] = {section: dict(known.get(section, {})) for section in ("tokenizer", "model", "training")}
     values["training"].pop("start", None)
-    # the original links are not parallel to the teacher's translations
+    # the word links belong to the original translations
     values["training"].pop("guided_alignment", None)
     values |= {"task": "translation", "data": data.model_dump(mode="json", exclude_none=True)}
     for section in ("decoding", "evaluation"):
@@ -277,9 +277,9 @@ def _student_settings(teacher: RunFolder, data: DataSettings, changes: Mapping[s
 
 
 def most_similar(rows: Iterable[str], references: Iterable[str], n: int, scoring: Scoring) -> Iterator[str]:
-    """Yield the most similar text to each reference, from `n` rows NUMBER<TAB>SCORE<TAB>TEXT, best first.
+    """Yield for each reference the most similar of its `n` translations, from rows NUMBER<TAB>SCORE<TAB>TEXT.
 
-    Similarity is sentence BLEU with exponential smoothing and effective order; the earlier of equally similar texts
+    Similarity is sentence BLEU with exponential smoothing and effective order. Among equally similar texts, the first
     wins.
     """
     metric = BLEU(tokenize=scoring.tokenize, lowercase=scoring.lowercase, effective_order=True, force=True)
@@ -295,7 +295,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def _compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> DistillationResult:
-    """Translate the test sets of `settings` with each run's decoding settings, and measure the speeds in turns."""
+    """Translate the test sets of `settings` with each run's decoding settings; time the runs in turns."""
     sets = read_scored_sets(PAIRS.sources(settings))
     translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
     timed = [src for src, _ in sets[0].pairs[:TIMED]]

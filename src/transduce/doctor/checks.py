@@ -1,4 +1,4 @@
-"""Findings, and the checks of a sample of the text: pure functions of the sample and the settings of the data.
+"""Findings, and the checks of a sample of the text: pure functions of the sample and the data settings.
 
 To add a check, write the function, add a row to CHECKS, and test it on a corpus with the fault and on one without.
 """
@@ -25,9 +25,9 @@ from transduce.logging import Log
 from transduce.tasks.base import FormName
 from transduce.text.languages import base_language, guess_languages, is_detectable
 
-MAX_SHIFT = 20  # lines
-WINDOWS = 150  # windows of a corpus that are examined for a shift
-_FEWEST = 60  # lines of a window in which a shift can be found
+MAX_SHIFT = 20  # lines; largest shift between the sides that is searched for
+WINDOWS = 150  # windows of lines that are examined in each corpus
+_FEWEST = 60  # minimum lines of a window for finding a shift
 _DIGITS = re.compile(r"\d+")
 
 _MOJIBAKE = "Ã[\u0080-\u00bf\u0152\u0178\u201a-\u203a\u20ac]|â€[\u0080-\u00bf\u0152-\u2122]|Â[\u0080-\u00bf]"
@@ -40,9 +40,9 @@ _ODD: tuple[tuple[str, str, float, str], ...] = (
     ("invisible characters", "[\u200b\u2060\ufeff\u00ad]", 0.01, "remove them"),
     ("private-use characters", "[\ue000-\uf8ff]", 0.001, "they have no meaning without their font"),
 )
-"""Characters that do not belong in text: name, pattern, fraction of the lines that is accepted, advice."""
+"""Characters that do not belong in text: name, pattern, accepted fraction of lines, advice."""
 _MAYBE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f&<ÂÃâ\u00ad\u200b\u2028\u2029\u2060\ue000-\uf8ff\ufeff\ufffd]")
-"""A fast test: a line without a match has none of these characters."""
+"""A fast first test: lines without a match contain none of these characters."""
 
 Level = Literal["obstacle", "warning", "note"]
 
@@ -66,7 +66,7 @@ class Finding:
 
 
 def note_or_warning(is_serious: bool, check: str, text: str, advice: str, figures: dict[str, Any]) -> Finding:
-    """Return a warning with advice or, if the finding is not serious, a note without advice."""
+    """Return a warning with advice if `is_serious`, else a note without advice."""
     return Finding(check, "warning" if is_serious else "note", text, advice if is_serious else "", figures)
 
 
@@ -94,7 +94,7 @@ def readable(sample: Sample[Any], data: DataSettings) -> Iterator[Finding]:
 
 
 def unreadable(sample: Sample[Pair], data: DataSettings) -> Iterator[Finding]:
-    """Report pairs that are left out because they cannot be read."""
+    """Report pairs that training leaves out because they cannot be read."""
     records = list(sample.records())
     faulty = [(pair.fault.kind, pair) for pair in records if pair.fault]
     for kind, n in Counter(kind for kind, _ in faulty).items():
@@ -105,10 +105,10 @@ def unreadable(sample: Sample[Pair], data: DataSettings) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class WindowShift:
-    """The best shift of a window of lines, and the correlations of sentence lengths with and without it.
+    """The best shift of a window of lines, and the correlation of sentence lengths with it and `unshifted`.
 
     `is_sure`: the shift is significantly better than none. `n_numbers`: number of lines with digits. `n_equal`: number
-    of lines whose unshifted counterpart has equal digits.
+    of lines with digits that are equal on both sides without a shift.
     """
 
     shift: int
@@ -152,7 +152,7 @@ def find_shift(pairs: Sequence[tuple[str, str]]) -> WindowShift:
 
 
 def alignment(sample: Sample[Pair], data: DataSettings) -> Iterator[Finding]:
-    """Check that line n of one side is the translation of line n of the other."""
+    """Check that line n of the source corresponds to line n of the target."""
     for corpus in sample.train:
         yield from _alignment_of(corpus)
     for corpus in (*sample.valid, *sample.tests):
@@ -184,7 +184,7 @@ def _alignment_of(corpus: Windows[Pair]) -> Iterator[Finding]:
 
 
 def _shifted(corpus: Windows[Pair], lines: Sequence[int], shifts: Sequence[WindowShift]) -> Finding:
-    """Report the first shift, and the lines between which it begins. `lines`: the first line of each window."""
+    """Report the first shift and where it begins. `lines`, `shifts`: first line and shift of each examined window."""
     shifted = [(line, shift) for line, shift in zip(lines, shifts, strict=True) if shift.is_sure]
     line, first = shifted[0]
     aligned = [other for other, shift in zip(lines, shifts, strict=True) if not shift.is_sure and other < line]
@@ -203,19 +203,19 @@ def _shifted(corpus: Windows[Pair], lines: Sequence[int], shifts: Sequence[Windo
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's correlation; 0 if one side is constant."""
+    """Pearson's correlation coefficient; 0 if x or y is constant."""
     x, y = x - x.mean(), y - y.mean()
     norm = math.sqrt(float(x @ x) * float(y @ y))
     return float(x @ y) / norm if norm > 1e-9 else 0.0
 
 
 def _digits(text: str) -> tuple[str, ...]:
-    """Return the sorted numbers of a text, in digits of any script."""
+    """Return the numbers of a text, sorted, as ASCII digits; the text's digits may be of any script."""
     return tuple(sorted(str(int(number[:18])) for number in _DIGITS.findall(text)))
 
 
 def languages(sample: Sample[Pair], data: DataSettings) -> Iterator[Finding]:
-    """Check the language of each side with lingua, if it is installed and knows both."""
+    """Check the language of each side with lingua, if lingua is installed and knows both languages."""
     pairs_of = dict[Direction, list[Pair]]()
     for corpus in sample.train:
         some = [pair for window in corpus.kept[:10] for pair in window[:5]]
@@ -272,12 +272,12 @@ def empty_sides(sample: Sample[Pair], data: DataSettings) -> Iterator[Finding]:
 
 
 def characters(sample: Sample[Any], data: DataSettings) -> Iterator[Finding]:
-    """Report characters that do not belong in text."""
+    """Report characters that hint at damaged text (see _ODD)."""
     counts, first, total = Counter[int](), dict[int, str](), 0
     for record in sample.records():
         total += 1
         excerpts = dict[int, str]()
-        for text in filter(_MAYBE.search, texts_of(record)):  # one side at a time, so that no match spans both sides
+        for text in filter(_MAYBE.search, texts_of(record)):  # each side by itself, so that no match covers both
             for i, (_, pattern, _, _) in enumerate(_ODD):
                 if match := re.search(pattern, text):
                     excerpts.setdefault(i, text[max(0, match.start() - 15) : match.end() + 15])
@@ -291,7 +291,7 @@ def characters(sample: Sample[Any], data: DataSettings) -> Iterator[Finding]:
 
 
 def duplicates(sample: Sample[Any], data: DataSettings) -> Iterator[Finding]:
-    """Count duplicates in the sample; the text has more, unless the sample is the whole text."""
+    """Count duplicates in the sample; unless it is the whole text, the text has more."""
     everything = map(texts_of, sample.records())
     records = [texts for texts in everything if any(texts) and (len(texts) > 1 or len(texts[0]) >= SHORTEST)]
     n = len(records) - len(set(records))
@@ -307,7 +307,7 @@ def duplicates(sample: Sample[Any], data: DataSettings) -> Iterator[Finding]:
 
 
 def leaks(sample: Sample[Any], data: DataSettings) -> Iterator[Finding]:
-    """Count held-out text that is also in the training text of the sample, by the rules of training."""
+    """Count held-out examples that the sample's training text contains, with the same matching as in training."""
 
     def example_of(record: Any) -> tuple[str, ...]:
         return texts_of(record) if isinstance(record, Pair) else (" ".join(texts_of(record)),)
@@ -371,7 +371,7 @@ def documents(sample: Sample[str], data: DataSettings) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check and the forms of text that it applies to. `quick`: every training runs it on a small sample."""
+    """A check, and the forms of text that it applies to. `quick`: every training runs it first, on a small sample."""
 
     name: str
     forms: tuple[FormName, ...]
@@ -396,7 +396,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run_checks(sample: Sample[Any], data: DataSettings, form: FormName, *, quick: bool = False) -> list[Finding]:
-    """Run the checks that apply to a form of text; return their findings. `quick`: only those of every training."""
+    """Run the checks for a form of text; return their findings. `quick`: only checks that precede every training."""
     checks = [check for check in CHECKS if form in check.forms and (check.quick or not quick)]
     return [finding for check in checks for finding in check.run(sample, data)]
 

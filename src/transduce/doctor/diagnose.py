@@ -31,7 +31,7 @@ from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 SECONDS = 10.0  # default duration of the timed updates in seconds
-TRAINED, HELD_OUT = 12_000, 1_000  # records to train and to validate on in the trial
+TRAINED, HELD_OUT = 12_000, 1_000  # numbers of records in the trial's training and validation text
 ENCODED = 2_000  # records of each set that are searched for unknown characters
 ROOM = 0.8  # fraction of the free memory that a training may use without a warning
 FEWEST_TOKENS = 64  # tokens in the smallest useful micro-batch
@@ -41,7 +41,7 @@ _QUIET = Log(quiet=True)
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Predicted duration of a training without its validations. `by`: the limit that ends it."""
+    """Predicted duration of a training without its validations. `by`: the limit that ends the training."""
 
     updates: int
     epochs: float
@@ -53,8 +53,8 @@ class Time:
 class Diagnosis:
     """Findings and measurements. A field is None if an obstacle or lack of time prevented its measurement.
 
-    `settings`: resolved settings of the training. `available`: free memory in bytes. `corpora`: number of records of
-    each corpus and held-out set.
+    `settings`: resolved settings of the training. `available`: free memory in bytes. `corpora`: number of records by
+    corpus or held-out set.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -110,16 +110,16 @@ class Diagnosis:
 def diagnose(settings: Settings, *, log: Log | None = None, seconds: float = SECONDS, processes: int = 1) -> Diagnosis:
     """Check text and machine before a training. Problems are returned as findings, not raised. Leaves no files.
 
-    Without obstacles, a child process measures a few updates.
+    If there are no obstacles, a child process measures a few updates.
 
     Args:
         settings: The settings of the training.
         log: Log for progress; none by default.
-        seconds: Duration of the updates that are timed.
+        seconds: Duration of the timed updates.
         processes: Number of processes that train together on this machine.
 
     Raises:
-        SettingsError: The source is vectors.
+        SettingsError: The source consists of vectors instead of text.
     """
     settings.model.require_text("the doctor")
     diagnosis, log = Diagnosis(), log or _QUIET
@@ -128,7 +128,7 @@ def diagnose(settings: Settings, *, log: Log | None = None, seconds: float = SEC
         if start is not None:
             settings = start.settings
         task = check(settings)
-        machine = this_machine(settings.training.device).shared(1, processes)  # threads of all processes
+        machine = this_machine(settings.training.device).shared(1, processes)  # counts the threads of all processes
         check_devices(torch.device(machine.device), processes)
         diagnosis.machine, diagnosis.available = machine.describe(), machine.memory
         settings = name_languages(settings, task, log)
@@ -154,7 +154,7 @@ def _try_training(
     log: Log,
     seconds: float,
 ) -> None:
-    """Resolve the settings, train a vocabulary and run some updates on the sample, in a temporary run folder."""
+    """Complete `diagnosis`: resolve settings, train a vocabulary, run some updates in a temporary run folder."""
     asked, sources, n_records = _for_trial(asked, sample, task)
     scale = sample.total / n_records
     texts = task.form.read_texts(asked, _QUIET, sources)
@@ -178,7 +178,7 @@ def _try_training(
 
 
 def _for_trial(asked: Settings, sample: Sample[Any], task: AnyTask) -> tuple[Settings, Sources[Any], int]:
-    """Return settings and sources to train on a part of the sample, and its number of training records."""
+    """Return settings and sources for training on a part of the sample, and the number of its training records."""
     train = tuple(corpus.some(round(TRAINED * corpus.total / sample.total)) for corpus in sample.train)
     valid = tuple(held.some(HELD_OUT // len(sample.valid)) for held in sample.valid)
     if task.form.name == "labelled" and asked.data.labels is None:  # a part of the text may lack a rare label
@@ -189,7 +189,7 @@ def _for_trial(asked: Settings, sample: Sample[Any], task: AnyTask) -> tuple[Set
 
 
 def _too_long(facts: Any) -> Iterator[Finding]:
-    """Report the share of pairs that training drops for their lengths."""
+    """Report the share of pairs that training drops because they are too long."""
     cleaning = facts.get("cleaning", {"dropped": []})
     for tally in cleaning["dropped"]:
         if tally["reason"] in (TOO_LONG, RATIO):
@@ -200,7 +200,7 @@ def _too_long(facts: Any) -> Iterator[Finding]:
 
 
 def _unknown_characters(sample: Sample[Any], tokenizers: Tokenizers, *, coverage: float) -> Iterator[Finding]:
-    """Report characters of the training text and of the held-out sets that are not in the vocabulary."""
+    """Report characters of the training text and of the held-out sets that the vocabulary lacks."""
     tokenizers = tokenizers.unframed()
     for corpus in (*sample.train, *sample.valid, *sample.tests):
         sides = zip(*(texts_of(record) for record in corpus.some(ENCODED).read()), strict=True)

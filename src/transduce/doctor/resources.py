@@ -2,8 +2,8 @@
 
 The trial is a child process: if memory runs out, the system kills only the child.
 
-`python -m transduce.doctor.resources FOLDER SECONDS PROCESSES` trains on a prepared run folder, as one of several
-processes. After each measurement it prints all measurements so far as a line of JSON. It writes no files.
+`python -m transduce.doctor.resources FOLDER SECONDS PROCESSES` runs the trial on a prepared run folder, as one of
+PROCESSES. After each measurement it prints all measurements so far as a line of JSON. It writes no files.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from transduce.training.session import trained_parameters
 from transduce.training.step import DoesNotFit, Updater
 
 _PROCESS = 400 << 20  # memory of a process without a model, in bytes
-_STATES = {"adam": 2.0, "adamw": 2.0, "muon": 1.5}  # optimizer state relative to the weights, roughly
+_STATES = {"adam": 2.0, "adamw": 2.0, "muon": 1.5}  # approximate size of optimizer state relative to the weights
 
 
 def tokens_at_once(settings: Settings, processes: int = 1) -> int:
-    """Return the number of tokens in the largest micro-batch of one of several processes, which share every batch."""
+    """Return the number of tokens in the largest micro-batch of one process; `processes` share every batch."""
     batch = resolved(settings.training.batch_tokens, "training.batch_tokens")
     return min(settings.training.micro_batch_tokens or batch, -(-batch // processes))
 
@@ -53,7 +53,7 @@ def tokens_at_once(settings: Settings, processes: int = 1) -> int:
 def warn_of_resources(settings: Settings, model: nn.Module, folder: Path, machine: Machine, log: Log) -> None:
     """Warn if memory or disk space may not suffice, or if the machine emulates the training's precision.
 
-    Before a fine-tuning, the log says how much memory it will take.
+    Before a fine-tuning, also log how much memory it will take.
     """
     training = settings.training
     sizes = [(p.numel() * p.element_size(), p.requires_grad) for p in model.parameters()]
@@ -66,7 +66,7 @@ def warn_of_resources(settings: Settings, model: nn.Module, folder: Path, machin
     average = AVERAGES[training.average]
     saved = trained * (1.0 + _STATES[resolved(training.optimizer, "training.optimizer")] + average.n_copies)
     micro = tokens_at_once(settings)
-    # `saved` contains as many trained weights as there are gradients
+    # the trained weights in `saved` stand for the gradients, which have the same size
     needed = round(weights + saved) + micro * bytes_per_token(settings) + _PROCESS
     if training.start is not None:
         log.say(f"memory: about {size(needed)}; {size(machine.memory)} are free")
@@ -104,7 +104,7 @@ LIMIT = 120.0  # seconds until a trial is killed
 class Trial:
     """Measurements of one process. A field is None if the trial ended before its measurement; `died` has the reason.
 
-    `base`: peak memory in bytes before the first batch. `peak`: peak memory after the largest batch and some
+    `base`: peak memory in bytes before the first batch. `peak`: peak memory in bytes after the largest batch and some
     others. `updates`: number of timed updates. `updates_per_epoch`: updates in an epoch of the trial's text.
     """
 
@@ -119,7 +119,7 @@ class Trial:
 
 
 def measure(folder: Path, *, seconds: float, processes: int = 1, limit: float = LIMIT) -> Trial:
-    """Run a trial on a prepared run folder: about `seconds` of updates, killed after `limit` seconds.
+    """Run a trial on a prepared run folder: time updates for about `seconds`; kill it after `limit` seconds.
 
     `processes`: number of processes of the training, of which the trial is one.
     """
@@ -138,7 +138,7 @@ def measure(folder: Path, *, seconds: float, processes: int = 1, limit: float = 
 
 
 def why_it_crashed(code: int, err: bytes) -> str:
-    """Explain why a trial ended without a report; "" if it did not crash.
+    """Explain why a trial process crashed, from its exit code and stderr; "" if it did not crash.
 
     >>> why_it_crashed(-6, b"terminate called ... std::bad_alloc"), why_it_crashed(3, b"ImportError: no libc")
     ('out of memory', 'exit code 3: ImportError: no libc')
@@ -154,7 +154,7 @@ def why_it_crashed(code: int, err: bytes) -> str:
 
 
 def run_trial(folder: RunFolder, seconds: float, processes: int) -> Iterator[Trial]:
-    """Yield the measurements after the start, after the largest update, and after `seconds` of other updates."""
+    """Yield the measurements after the start, after the largest update, and after `seconds` of further updates."""
     settings, training = folder.settings, folder.settings.training
     limit_kernel_cache()
     device = torch.device(this_machine(training.device).device)
@@ -214,14 +214,14 @@ def run_trial(folder: RunFolder, seconds: float, processes: int) -> Iterator[Tri
 
 
 def largest(feeder: Feeder) -> Feed:
-    """The batch of an epoch that needs the most memory. Attention needs memory for each pair of tokens in a row."""
+    """Return the batch of an epoch that needs the most memory, which also grows with the square of row lengths."""
     feeds = islice(feeder.feeds(DataPosition()), len(feeder.plan(0)))
     inputs = ((feed, feed.batches[0].inputs[0]) for feed in feeds)
     return max(inputs, key=lambda pair: len(pair[1]) * pair[1].shape[1] ** 2)[0]
 
 
 def _peak(device: torch.device) -> int:
-    """The peak memory of this process so far, on the device that it trains on, in bytes."""
+    """Return the peak memory of this process so far, in bytes, on the device that it trains on."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved())
     import resource  # not on Windows
@@ -230,7 +230,7 @@ def _peak(device: torch.device) -> int:
 
 
 def rehearse(folder: Path, seconds: float, processes: int) -> None:
-    """Print the trial after each measurement, and finally its error if it failed."""
+    """Run a trial; print the measurements after each step, and finally the error if it failed."""
     trial = Trial()
     try:
         for trial in run_trial(RunFolder.open(folder, model=False), seconds, processes):

@@ -1,1 +1,1 @@
-"""Scores with signatures, comparison of systems, the report and the model card."""
+"""Scores with signatures, comparison of systems, the run's report and its model card."""

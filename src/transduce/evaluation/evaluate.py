@@ -41,7 +41,7 @@ from transduce.runs.folder import RunFolder
 from transduce.text.languages import Languages
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
-N_TIMED = 256  # sentences in a round of the speed measurement
+N_TIMED = 256  # sentences per round of the speed measurement
 ROUNDS = 3  # rounds of the speed measurement
 N_WARM = 32  # sentences before the first round, to warm up threads and memory
 _DEFAULT = DecodingOptions()
@@ -51,9 +51,9 @@ _DEFAULT = DecodingOptions()
 class TranslationEvaluation:
     """Options of the evaluation of a translator: test text, decoding and scoring.
 
-    `hyp`: translations to score in place of the run's. `ensemble`: runs that translate together with the run.
-    `against`: another run or its translations. Unset values of `tokenize`, `lowercase` and `batch_tokens` are the run's
-    settings.
+    `hyp`: a file of translations to score instead of the run's. `ensemble`: runs that translate together with the run.
+    `against`: another run, or a file of its translations, to compare with. If `tokenize`, `lowercase` or `batch_tokens`
+    is None, the run's setting is used.
     """
 
     src: Path
@@ -81,7 +81,8 @@ class TranslationEvaluation:
 class Evaluation:
     """Scores of one system, and its comparison with another system if there is one.
 
-    `precision`: precision of the decoding; empty if the translations were given. `precisions`: empty if not measured.
+    `precision`: precision of the decoding; empty if the translations were given. `precisions`: scores of each
+    precision; empty if not measured.
     """
 
     scores: TranslationScores
@@ -161,7 +162,7 @@ def evaluate_translations(run: Path, options: TranslationEvaluation, *, device: 
 
 
 def _notes_on_text(sources: Sequence[str], references: Sequence[str], tokenizers: Tokenizers) -> list[str]:
-    """Notes on pairs with one blank side, sources that the vocabulary cannot read, references that it cannot write."""
+    """Notes on pairs with one blank side, unreadable sources, and references that the model cannot write."""
     notes = []
     if n_lines := sum(bool(src.strip()) != bool(ref.strip()) for src, ref in zip(sources, references, strict=True)):
         notes.append(f"{n_lines:,} of {len(sources):,} pairs have a blank source or reference, but not both")
@@ -189,7 +190,7 @@ def _decoding_of(options: TranslationEvaluation, runs: Sequence[Path]) -> Decodi
 
 
 def in_direction(translator: Translator, direction: Direction) -> Translator:
-    """Return the translator for a held-out set of its run's data; a model without language tokens has only one."""
+    """Return the translator for the languages of a held-out set; without language tokens, `translator` itself."""
     return translator.between(*direction) if translator.tokenizers.src.framing.needed else translator
 
 
@@ -205,16 +206,16 @@ def score_translator(
 def measure_precisions(
     folder: RunFolder, pairs: Sequence[tuple[str, str]], log: Log, *, languages: Languages = (None, None)
 ) -> PrecisionScores | str:
-    """Translate (source, reference) pairs with each precision that this CPU has.
+    """Translate (source, reference) pairs with each precision that this CPU supports.
 
-    Search and BLEU follow the run's settings. Returns the reason if the native library cannot be used.
-    `languages`: see `Translator.between`.
+    Search and BLEU follow the run's settings. Returns the reason if the native library cannot be used. `languages`: see
+    `Translator.between`.
     """
     bleu: dict[str, float] = {}
     translators: dict[str, Translator] = {}
     for precision in PRECISIONS:
         if precision == "float32-fast" and instruction_set() != "amx":
-            continue  # it is float32
+            continue  # it equals float32
         translator = Translator.load(folder.path, device="cpu", precision=precision).between(*languages)
         if translator.choice.slow_because:
             return translator.choice.slow_because
@@ -244,7 +245,7 @@ def measure_speeds(translators: Mapping[str, Translator], sources: Sequence[str]
 
 
 def translation_outputs(translator: Translator, sets: Sequence[ScoredSet], settings: Settings) -> list[Outputs]:
-    """Translate sets of pairs; return the statistics of BLEU by `settings`. Raises `DataError` for an empty set."""
+    """Translate sets of pairs; return the BLEU statistics by `settings`. Raises `DataError` for an empty set."""
     outputs = []
     for name, direction, pairs in sets:
         if not pairs:
@@ -257,7 +258,7 @@ def translation_outputs(translator: Translator, sets: Sequence[ScoredSet], setti
 
 
 def classifier_outputs(folder: RunFolder) -> list[Outputs]:
-    """Classify the test sets of a run, or its validation set if it has none; return the statistics of the accuracy."""
+    """Classify a run's test sets, or its validation set if it has none; return the statistics of the accuracy."""
     classifier = TextClassifier.load(folder.path, device=folder.settings.training.device)
     sources = labelled_sources(folder.settings)
     tests = {source.name: list(source.read()) for source in sources.tests}
@@ -272,7 +273,7 @@ def classifier_outputs(folder: RunFolder) -> list[Outputs]:
 
 
 def recorded_outputs(folder: RunFolder) -> list[Outputs]:
-    """Return the recorded scores of a language model on its test sets or, if there are none, on the validation set."""
+    """Return a language model's recorded scores on its test sets or, if it has none, on the validation set."""
     if folder.settings.task == "masked":
         record, measure, key, unit = "masked_scores.json", "masked-token accuracy", "masked_accuracy", None
     else:

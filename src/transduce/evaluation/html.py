@@ -17,7 +17,7 @@ from transduce.inspection.page import PAGE, embed_files, read_page_file
 FOLDERS = (Path(__file__).parent / "templates", PAGE)
 """Templates, and the style that they share with the inspection page."""
 BOX = {"width": 520, "height": 230, "left": 50, "right": 508, "top": 10, "bottom": 204}
-"""Size of a chart, and the frame of its curves."""
+"""Size of a chart, and the frame of its curves, in SVG units."""
 MAX_POINTS = 400
 COLOURS = tuple(f"var(--{name})" for name in ("one", "two", "three", "four", "five", "six", "seven", "eight"))
 
@@ -46,7 +46,7 @@ def render(template: str, **values: Any) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points (x, y) in the order of x. `pale`: whether it is drawn thin, as the unsmoothed values of the next curve."""
+    """A named curve of points (x, y), sorted by x. `pale`: drawn thin, as the unsmoothed values of the next curve."""
 
     name: str
     points: Sequence[Point]
@@ -63,8 +63,8 @@ def line_chart(
 ) -> Markup:
     """Draw curves over updates as an HTML figure; empty if there are no finite points.
 
-    `marks`: x of restarts, which are dashed lines. `settle`: fraction of the x range, from the left, whose values may
-    leave the chart, so that a high initial loss does not flatten the rest. `floor`: highest start of the y axis.
+    `marks`: x of restarts, drawn as dashed lines. `settle`: fraction of the x range, from the left, in which values may
+    leave the chart, so that a high initial loss does not flatten the rest. `floor`: the y axis starts here or lower.
     """
     finite = [replace(c, points=[p for p in c.points if all(map(math.isfinite, p))]) for c in curves]
     if not (curves := [c for c in finite if c.points]):
@@ -95,7 +95,7 @@ def line_chart(
 def _coloured_lines(
     curves: Sequence[Curve], x: Callable[[float], float], y: Callable[[float], float]
 ) -> list[dict[str, Any]]:
-    """The curves for the template; a pale curve has the colour of the next curve. x, y: map values to positions."""
+    """Prepare curves for the template; a pale curve has the colour of the next. `x`, `y`: map values to positions."""
     lines, n_colours = [], 0
     for curve in curves:
         points = thin(curve.points)
@@ -129,7 +129,7 @@ def smooth(points: Sequence[Point], *, window: int) -> list[Point]:
 
 
 def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """Reduce to at most `limit` points by averaging neighbours; the last point is kept."""
+    """Reduce points to at most `limit` by averaging neighbours; the last point is kept."""
     if len(points) <= limit:
         return list(points)
     size = math.ceil(len(points) / (limit - 1))
@@ -166,7 +166,7 @@ def compact(value: float) -> str:
 
 
 def _x_ticks(curves: Sequence[Curve]) -> list[float]:
-    """Ticks from 0 to the last point, which ends the axis even if it is not round."""
+    """Ticks of the x axis, from 0 to the last point, even if it is not round."""
     end = max(c.points[-1][0] for c in curves)
     inner = [t for t in ticks(0.0, end) if t < 0.97 * end]
     return [*inner, end] if end > 0 else [0.0, 1.0]

@@ -20,7 +20,7 @@ from transduce.data.word_links import GoldLinks, WordLink
 from transduce.errors import DataError, UserError, message_of, nearest
 from transduce.text.languages import LETTER, base_language
 
-ENOUGH = 100  # sentences; a note says that scores of fewer are unreliable
+ENOUGH = 100  # sentences; with fewer, a note calls the scores unreliable
 _ENDS_TOKENIZED = 0.5  # fraction of hypotheses ending in " ." above which text counts as tokenized
 _BY_WORDS = "13a"
 _BY_LANGUAGE = {
@@ -29,7 +29,7 @@ _BY_LANGUAGE = {
 
 
 class Scoring(NamedTuple):
-    """Options of scores: BLEU's tokenizer, which also determines whether there is TER, and whether case is ignored."""
+    """Options of scoring: BLEU's tokenizer, which also decides whether TER is computed, and whether to ignore case."""
 
     tokenize: str = _BY_WORDS
     lowercase: bool = False
@@ -42,7 +42,7 @@ class Scoring(NamedTuple):
 
 
 def choose_tokenizer(language: str) -> tuple[str, str]:
-    """Return BLEU's tokenizer for a target language, and the reason."""
+    """Return BLEU's tokenizer for a target language, and the reason for it."""
     tokenize = _BY_LANGUAGE.get(base_language(language), _BY_WORDS)
     reason = f"for the words of data.tgt_lang = '{language}'"
     if tokenize == "char":
@@ -66,7 +66,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class BleuScore(Score):
-    """BLEU with its parts: precisions of 1- to 4-grams in percent, and lengths in tokens."""
+    """BLEU with its parts: precisions of 1- to 4-grams in percent, brevity penalty, and lengths in tokens."""
 
     precisions: tuple[float, ...]
     brevity_penalty: float
@@ -75,13 +75,13 @@ class BleuScore(Score):
 
     @property
     def remark(self) -> str:
-        """Explanation if BLEU is 0 because translations are short, else empty."""
+        """The explanation if BLEU is 0 because translations are short, else empty."""
         return "no 4-grams" if not self.value and (self.precisions[0] or not self.length) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class TranslationScores:
-    """Scores of one set. TER counts errors: lower is better. It needs words: it is None if BLEU is by characters."""
+    """Scores of one test set. TER counts errors, so lower is better; it is None if BLEU is by characters."""
 
     n_sentences: int
     bleu: BleuScore
@@ -192,7 +192,7 @@ def metrics(tokenize: str, lowercase: bool) -> dict[str, Metric]:
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str], name: str = "hypotheses") -> None:
-    """Raise `DataError` unless there is one hypothesis per reference, and at least one."""
+    """Raise `DataError` unless each reference has one hypothesis and there is at least one. `name`: for the error."""
     if len(hypotheses) != len(references):
         raise DataError(
             f"{len(hypotheses):,} {name} but {len(references):,} references: they must be aligned line by line"
@@ -202,7 +202,7 @@ def check_lengths(hypotheses: Sequence[str], references: Sequence[str], name: st
 
 
 def _notes(hypotheses: Sequence[str], references: Sequence[str], tokenize: str, bleu: BleuScore) -> tuple[str, ...]:
-    """Return notes on texts whose scores are misleading."""
+    """Return notes on texts with misleading scores."""
     notes = []
     if bleu.remark:
         notes.append("BLEU is 0 because there are no 4-grams: no translation has four tokens; see chrF and exact")
@@ -295,11 +295,11 @@ def score_labels(truth: Sequence[int], predicted: Sequence[int], labels: Sequenc
 
 
 PrecisionScores = Mapping[str, Mapping[str, float]]
-"""`bleu` and `sentences_per_second` of a translator by precision, float32 first."""
+"""BLEU (`bleu`) and `sentences_per_second` of a translator for each precision, float32 first."""
 
 
 def format_precisions(scores: PrecisionScores) -> list[str]:
-    """Format a line for each precision except float32, compared with float32."""
+    """Format a line for each precision but float32, compared with float32."""
     base, lines = scores["float32"], list[str]()
     for name, row in scores.items():
         times, difference = row["sentences_per_second"] / base["sentences_per_second"], row["bleu"] - base["bleu"]
@@ -313,9 +313,8 @@ def format_precisions(scores: PrecisionScores) -> list[str]:
 class AlignmentScore:
     """Alignment error rate, precision and recall of word alignments (Och and Ney 2003, section 5).
 
-    From the numbers of sure gold links, of predicted links, and of predicted links that are sure or possible.
-
-    Without any links, precision and recall are 1 and the error rate is 0.
+    The fields count sure gold links, predicted links, and predicted links that are sure or possible. Without any links,
+    precision and recall are 1 and the error rate is 0.
     """
 
     n_sure: int
@@ -325,17 +324,17 @@ class AlignmentScore:
 
     @property
     def precision(self) -> float:
-        """|A & P| / |A|: the share of predicted links that are at least possible."""
+        """A & P| / |A|: the share of predicted links (A) that are possible or sure (P)."""
         return self.n_predicted_possible / self.n_predicted if self.n_predicted else 1.0
 
     @property
     def recall(self) -> float:
-        """|A & S| / |S|: the share of sure links that are predicted."""
+        """A & S| / |S|: the share of sure links (S) that are predicted (A)."""
         return self.n_predicted_sure / self.n_sure if self.n_sure else 1.0
 
     @property
     def error_rate(self) -> float:
-        """1 - (|A & S| + |A & P|) / (|A| + |S|)."""
+        """1 - (|A & S| + |A & P|) / (|A| + |S|), with predicted links A, sure links S, and possible or sure links P."""
         n = self.n_predicted + self.n_sure
         return 1 - (self.n_predicted_sure + self.n_predicted_possible) / n if n else 0.0
 
@@ -345,7 +344,7 @@ class AlignmentScore:
 
 
 def score_links(predicted: Iterable[Collection[WordLink]], gold: Iterable[GoldLinks]) -> AlignmentScore:
-    """Compare the links of each sentence pair with its gold links; a sure link is possible too."""
+    """Compare each sentence pair's predicted links with its gold links; every sure link is also possible."""
     n_sure = n_predicted = n_predicted_sure = n_predicted_possible = 0
     for links, known in zip(map(set, predicted), gold, strict=True):
         n_sure += len(known.sure)

@@ -21,7 +21,7 @@ from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import format_changes
 
 N_SAMPLES = 12  # samples shown at first; further samples are folded
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~$])")  # characters of Markdown and HTML
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~$])")  # characters with a meaning in Markdown and HTML
 UNSCORED = "Nothing was scored when this run was trained: it was given no test text."
 
 _COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -46,12 +46,12 @@ _COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "next-sentence accuracy": ("next_sentence_accuracy", "{:.2%}"),
     },
 }
-"""Columns of score tables: heading, key of the score, format."""
+"""Columns of score tables: heading, key of the score, number format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text; every column but the first has numbers."""
+    """A table of text. All columns but the first contain numbers."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -95,7 +95,7 @@ def report_html(record: RunRecord) -> str:
 
 
 def _problems(record: RunRecord) -> list[tuple[str, str]]:
-    """Return what may be wrong with the run, each with the id of the section about it."""
+    """Return possible problems of the run, each with the id of the report's section about it."""
     problems = [("data", leak_line(leak)) for leak in record.data.get("leaks", ()) if leak.get("leaked")]
     if skipped := record.of("skipped"):
         problems.append(("curves", f"skipped updates: {len(skipped):,}; the loss or its gradient was not finite"))
@@ -103,7 +103,7 @@ def _problems(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _tiles(record: RunRecord) -> list[tuple[str, str]]:
-    """Return the most important numbers, each with its name."""
+    """Return the most important figures for the top of the report, as (name, value)."""
     tiles = [
         (f"{bleu.value:.1f}", f"BLEU {test.name}" + (f": {bleu.remark}" if bleu.remark else ""))
         for test in record.scores[:2]
@@ -131,7 +131,7 @@ def _tiles(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def signatures(scores: Sequence[SetScores]) -> list[tuple[str, list[str]]]:
-    """Describe the scoring as (names of sets, lines). Sets with equal lines are listed together."""
+    """Describe how sets were scored, as (names of sets, lines). Sets with equal lines are listed together."""
     names: dict[tuple[str, ...], list[str]] = {}
     for test in scores:
         search = ", ".join(f"{key} {value}" for key, value in test.search.items())
@@ -146,7 +146,7 @@ _ACCURACIES = {
     "masked tokens": "masked_accuracy",
     "next sentences": "next_sentence_accuracy",
 }
-"""Curves of the chart of accuracies: name, key of the validation."""
+"""Curves of the chart of accuracies: name, key in the validation's scores."""
 
 
 def _charts(record: RunRecord) -> list[Markup]:
@@ -222,7 +222,7 @@ def _wrapped(words: Sequence[str], tag: str) -> Markup:
 
 
 def set_table(sets: Sequence[Mapping[str, Any]]) -> Table | None:
-    """Return a table of the sizes and files of the data sets. Test sets and plain text are not cleaned."""
+    """Return a table of the data sets' sizes and files. Test sets and plain text are not cleaned."""
     sizes = ("documents", "texts", "pairs", "bytes", "tokens", "src_tokens", "tgt_tokens")
     counts = [{**facts, **_dropped(facts.get("cleaning"))} for facts in sets]
     used = [key for key in (*sizes, "dropped") if any(key in facts for facts in counts)]
@@ -238,7 +238,7 @@ def _dropped(cleaning: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def leak_line(leak: Mapping[str, Any]) -> str:
-    """Describe the overlap of a set with the training text in one line."""
+    """Describe in one line how a held-out set overlaps with the training text."""
     n, total, sources = leak.get("leaked", 0), leak.get("pairs", 0), leak.get("sources", 0)
     text = f"{leak['name']}: {n:,} of {total:,} {leak.get('unit', 'pairs')} overlap with the training text"
     return text + (f", and {sources - n:,} more sources with another translation" if sources > n else "")
@@ -348,7 +348,7 @@ def code(text: object) -> Markup:
 
 
 def _training_lines(record: RunRecord) -> list[str]:
-    """Return lines on the training text, settings and software of the model."""
+    """Return lines on the training text, settings and software for the model card."""
     t = record.settings.training
     lines = [leak_line(leak) for leak in record.data.get("leaks", ()) if leak.get("leaked")]
     if record.data.get("fingerprint"):

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SetScores:
-    """Scores of one test set, and the search options."""
+    """Scores of one test set, and the options of the search that translated it."""
 
     name: str
     scores: TranslationScores
@@ -45,7 +45,7 @@ class SetScores:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The content of a run's report and model card."""
+    """The data for a run's report and model card."""
 
     name: str
     settings: Settings
@@ -62,11 +62,11 @@ class RunRecord:
     attention: Sequence[Mapping[str, Any]] = ()
 
     def of(self, event: str) -> list[Mapping[str, Any]]:
-        """Return the events of one kind, in order."""
+        """Return the events of one kind in metrics.jsonl, in order."""
         return [e for e in self.events if e.get("event") == event]
 
     def points(self, event: str, key: str) -> list[tuple[float, float]]:
-        """Return (update, value) of the events of one kind that have a number for the key."""
+        """Return (update, value) for each event of a kind that has a number under `key`."""
         values = [(e.get("update"), e.get(key)) for e in self.of(event)]
         return [(float(x), float(y)) for x, y in values if isinstance(x, int | float) and isinstance(y, int | float)]
 
@@ -81,7 +81,7 @@ class RunRecord:
 
 
 def render_record(run: RunFolder, render: Callable[[RunRecord], T]) -> T:
-    """Return `render` of the record of a run. Raises `RunFolderError` for unexpected content of its files."""
+    """Read a run's record, and return `render` of it. Raises `RunFolderError` for unexpected content of files."""
     with expecting(f"a record of {run.path} (see transduce verify {run.path})", UndefinedError):
         return render(_read_record(run))
 
@@ -125,7 +125,7 @@ def save_set(
     name: str,
     values: Mapping[str, Any],
 ) -> None:
-    """Save the scores or samples of a set in the form described at the top; replace earlier entries of the set."""
+    """Save the scores or samples of a set in the form described in the module; replace the set's earlier entries."""
     file = f"{kind}.json"
     content = run.read_record(file)
     with expecting(run.path / file):
@@ -134,6 +134,6 @@ def save_set(
 
 
 def save_generated(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], *, update: int) -> None:
-    """Save generated text: (prompt, text) pairs."""
+    """Save generated text, as (prompt, text) pairs, for the set `name`."""
     samples = [{"prompt": prompt, "text": text} for prompt, text in texts]
     save_set(run, "samples", name, {"update": update, "samples": samples})

@@ -14,12 +14,12 @@ from sacrebleu.significance import estimate_ci
 
 from transduce.evaluation.metrics import metrics
 
-N_SAMPLES, SEED = 1000, 12345  # sacreBLEU's
+N_SAMPLES, SEED = 1000, 12345  # as in sacreBLEU
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A score as a function of summed statistics [k]. `form`: format of its value."""
+    """A score as a function of statistics [k], summed over examples. `form`: number format."""
 
     name: str
     score: Callable[[np.ndarray], float]
@@ -28,7 +28,7 @@ class Measure:
 
 
 def _scored_by(metric: Metric) -> Callable[[np.ndarray], float]:
-    """Return the function from statistics to the corpus score of a sacreBLEU metric with any tokenizer."""
+    """Return the function that computes a sacreBLEU metric's score from statistics; it does not need the tokenizer."""
     return lambda statistics: float(metric._compute_score_from_stats(statistics.tolist()).score)
 
 
@@ -55,8 +55,7 @@ MEASURES = {
 class Outputs:
     """Results of a model on one held-out set of n examples.
 
-    `measure`: a key of MEASURES. `statistics`: [n, k]; running text is one example. `signature`: settings of the
-    measure.
+    `measure`: a key of MEASURES. `statistics`: [n, k]; n is 1 for running text. `signature`: settings of the measure.
     """
 
     name: str
@@ -94,7 +93,7 @@ class Difference:
     """The difference of two mean scores, ours - theirs, with the 95 % interval over resampled test sets.
 
     `p_value`: probability of a difference of this size between equal systems. `margin` and `other_margin`: half the
-    widths of the 95 % intervals of our score and of theirs.
+    widths of the 95 % intervals of our score and of the other.
     """
 
     difference: float
@@ -116,7 +115,7 @@ class Difference:
         return "better" if (self.difference > 0) == self.higher_is_better else "worse"
 
     def format(self, form: str = "{:+.2f}") -> str:
-        """Format as difference [interval]."""
+        """Format as "difference [interval]"."""
         low, high = (form.format(bound) for bound in self.interval)
         return f"{form.format(self.difference)} [{low}, {high}]"
 
@@ -134,10 +133,11 @@ def paired_bootstrap(
     """Compare two systems, each trained with one or more seeds, on the same examples.
 
     Examples are resampled, and all trainings of both systems are scored on each draw (Koehn 2004, with the draws and
-    the p-value of sacreBLEU). The compared score is the mean over trainings, so the test covers the choice of
-    examples. The standard deviation over seeds shows the effect of the seed.
+    the p-value of sacreBLEU). The compared score is the mean over trainings, so the test covers the choice of examples.
+    The standard deviation over seeds shows the effect of the seed.
 
-    `ours`, `theirs`: statistics [n, k] of each training. `score`: the score of their sum [k].
+    `ours`, `theirs`: statistics [n, k] of each training. `score`: maps statistics [k], summed over examples, to a
+    score.
     """
     n = len(ours[0])
     assert all(len(statistics) == n for statistics in (*ours, *theirs)), "the same examples"
@@ -184,7 +184,7 @@ class SystemComparison:
     @classmethod
     def of(cls, ours: Outputs, theirs: Outputs) -> SystemComparison:
         by = compare_outputs([ours], [theirs])
-        signature = ours.signature.replace("|", f"|bs:{N_SAMPLES}|seed:{SEED}|", 1)  # the form of sacreBLEU
+        signature = ours.signature.replace("|", f"|bs:{N_SAMPLES}|seed:{SEED}|", 1)  # as in sacreBLEU
         return cls(ours.measure, ours.value, theirs.value, by, signature)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Descriptions of models by task, for reports, model cards and the next commands after a training."""
+"""Phrases about models of each task, for reports, model cards and the commands suggested after a training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transduce.config.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    """Texts about the models of a task. `of` replaces the names in braces by facts about a model."""
+    """Phrases about the models of a task. `of` fills the names in braces with facts about a model."""
 
     title: str  # noun phrase, in Markdown
     does: str  # verb phrase
@@ -21,7 +21,7 @@ class Wording:
     python: str = ""  # expression that uses the model in FOLDER
     samples: str = "Samples"  # heading of the report's samples
     shape: str  # line about the model, in plain text
-    limits: tuple[str, ...] = ()  # sentences of the card
+    limits: tuple[str, ...] = ()  # sentences of the model card
 
     def of(self, settings: Settings) -> Wording:
         data, model, vectors = settings.data, settings.model, settings.model.reads_vectors
@@ -50,7 +50,7 @@ class Wording:
         return replace(self, **texts, more=more, limits=tuple(limit.format(**facts) for limit in self.limits))
 
     def next_commands(self, folder: Path) -> list[str]:
-        """Shell lines to continue with after training."""
+        """Shell commands to suggest after training."""
         return [line.replace("THIS_FOLDER", shlex.quote(str(folder))) for line in (self.command, *self.more)]
 
     @property
@@ -122,11 +122,11 @@ WORDINGS: dict[str, Wording] = {
         shape="text encoder · {model}",
     ),
 }
-"""Texts by task. `encoding` is the task of imported encoders, from which other runs are fine-tuned."""
+"""Phrases by task. Imported encoders, from which other runs are fine-tuned, have the task `encoding`."""
 
 
 def wording_of(settings: Settings, *, n_languages: int = 0) -> Wording:
-    """Return the texts about the model of a run with these settings. `n_languages`: of an imported model of many."""
+    """Return the phrases for a run with these settings. `n_languages`: languages of an imported multilingual model."""
     wording, pairs = WORDINGS[settings.task], settings.data.directions
     if settings.data.languages != "none" and len(set(pairs)) > 1:
         codes = "--src-lang {src} --tgt-lang {tgt}"

@@ -1,1 +1,1 @@
-"""Attention weights: captured from a model, and drawn for the terminal, SVG, PNG and HTML."""
+"""Inspection of a model's computation for one sentence, drawn for the terminal, SVG, PNG and HTML."""

@@ -1,4 +1,4 @@
-"""Views of recorded values: positions and masks, heads, predictions, attribution, layers."""
+"""Views of recorded values for the inspection page: positions, masks, heads, predictions, attribution, layers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.positions import Positions, RotaryPositions, ShawPositions
 from transduce.nn.recording import Recording, intervene, record, switched_off, switches, title, twin
 
-_GUESSES = 5  # predictions shown for each layer
+_GUESSES = 5  # number of predictions shown for each layer
 _TOKENS_AT_ONCE = 1024  # tokens of all copies of a sentence in a batch; bounds the memory
 
 # --- positions and masks ----------------------------------------------------------------------------------------------
 
 
 def positions_view(model: nn.Module, sentence: Sentence, subject: Subject) -> Iterator[dict[str, Any]]:
-    """Yield the positional scheme of each stack, as pictures."""
+    """Yield the positional scheme of each stack, drawn as pictures."""
     for name, module in model.named_modules():
         scheme = getattr(module, "positions", None)
         if not isinstance(module, TokenEmbedding) or not isinstance(scheme, Positions) or type(scheme) is Positions:
@@ -62,7 +62,7 @@ def positions_view(model: nn.Module, sentence: Sentence, subject: Subject) -> It
 
 
 def masks_view(parts: Sequence[RecordedModule]) -> Iterator[dict[str, Any]]:
-    """Yield the different masks of each kind of attention: which keys a query may attend to."""
+    """Yield each kind of attention with its distinct masks, which define the keys that a query may attend to."""
     users: dict[str, dict[bytes, list[tuple[int, int]]]] = {}  # layers and heads by kind of attention and mask
     masks: dict[tuple[str, bytes], tuple[NamedArray, np.ndarray]] = {}
     for part in parts:
@@ -88,7 +88,7 @@ def masks_view(parts: Sequence[RecordedModule]) -> Iterator[dict[str, Any]]:
 
 
 def _name_users(users: Sequence[tuple[int, int]], users_of_masks: Iterable[Sequence[tuple[int, int]]]) -> str:
-    """Name the layers that use one of several masks, or its heads if a layer has several masks."""
+    """Name the layers that use one of several masks; if a layer has several masks, name its heads."""
     layers = [{layer for layer, _ in other_users} for other_users in users_of_masks]
     axis, name = (0, "layer") if sum(map(len, layers)) == len(set[int]().union(*layers)) else (1, "head")
     numbers = sorted({user[axis] + 1 for user in users})
@@ -122,12 +122,12 @@ RULES = {
         "and of the one that gets most of the weight, if it is no separator. A token can count twice."
     ),
 }
-"""Labels of heads with their rules. If several rules hold, the rule with the largest margin decides."""
+"""Rules for labels of attention heads. If several rules hold, the rule with the largest margin decides."""
 _LEAST = dict.fromkeys(RULES, 0.4) | {"alignment": 0.6, "broad": 0.8}
 
 
 def _breadth(weights: np.ndarray) -> float:
-    """Return the mean entropy of the rows relative to even weights. Rows with one key do not count."""
+    """Return the rows' mean entropy, as a fraction of the entropy of even weights. Rows with one key do not count."""
     allowed = (weights > 0).sum(1)
     weights, allowed = weights[allowed > 1], allowed[allowed > 1]
     entropy = -(weights * np.log(np.maximum(weights, 1e-12))).sum(1)
@@ -135,7 +135,7 @@ def _breadth(weights: np.ndarray) -> float:
 
 
 def label_head(weights: np.ndarray, keys: Side, *, is_cross: bool) -> dict[str, Any]:
-    """Describe a head with weights [T, S]: a label of RULES, the score of the label, and the two largest shares."""
+    """Label a head with weights [T, S] by RULES; also return the score of the label, and the two largest shares."""
     offsets = {} if is_cross else {"previous token": -1, "next token": 1, "same token": 0}
     shares = {name: float(weights.trace(offset) / len(weights)) for name, offset in offsets.items()}
     received = weights.mean(0)
@@ -152,7 +152,7 @@ def label_head(weights: np.ndarray, keys: Side, *, is_cross: bool) -> dict[str, 
 
 
 def attention_view(parts: Sequence[RecordedModule], sides: dict[str, Side]) -> Iterator[dict[str, Any]]:
-    """Yield the attention weights of each layer, and the labels of its heads."""
+    """Yield the attention weights of each layer, with the labels of its heads."""
     for part in parts:
         weights = part.values.get(f"{part.name}.weights")
         if weights is None:
@@ -176,7 +176,7 @@ def attention_view(parts: Sequence[RecordedModule], sides: dict[str, Side]) -> I
 
 
 def _fitted(side: Side, n: int) -> Side:
-    """Return `side` if it has `n` tokens, else a star's relay node, alone or before the tokens, or numbers."""
+    """Return a side of `n` tokens: `side` itself, or with a star's relay node, or with numbers as tokens."""
     if len(side.tokens) == n:
         return side
     if n == 1:
@@ -191,7 +191,7 @@ def _fitted(side: Side, n: int) -> Side:
 def logits_part(
     subject: Subject, model: Any, sentence: Sentence, hidden: Tensor, logits: Tensor
 ) -> tuple[RecordedModule, Side]:
-    """Return the output matrix and the softmax as the last module, and the candidates in its columns."""
+    """Describe the output matrix and softmax as a last module; also return the tokens in the columns of its values."""
     n_rows, n_all = logits.shape
     n = min(n_all, max(3, 24 // n_rows))
     best = torch.cat([logits.topk(n).indices, sentence.targets[:, None]], 1)
@@ -223,7 +223,7 @@ def logits_part(
 
 
 def tokens_view(subject: Subject, log_probs: Tensor, sentence: Sentence, side: Side) -> list[dict[str, Any]]:
-    """Return the probability and the rank of each predicted token, and the three best outputs of its position."""
+    """Return the probability and rank of each predicted token, and the three most probable tokens at its position."""
     rows = torch.arange(len(sentence.targets), device=log_probs.device)
     known = log_probs[rows, sentence.targets]
     ranks = (log_probs > known[:, None]).sum(1) + 1
@@ -238,7 +238,7 @@ def tokens_view(subject: Subject, log_probs: Tensor, sentence: Sentence, side: S
 
 
 def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
-    """Multiply the gradient of each prediction's log-probability by the embedded tokens; sum over the width, [T, S].
+    """Return gradient times input as attribution, [T, S]: for each prediction's log-probability, summed over the width.
 
     The batch has a copy of the sentence for each prediction (Simonyan et al. 2014; Shrikumar et al. 2017). A memory of
     earlier segments has no gradient, as in training (Dai et al. 2019).
@@ -247,7 +247,7 @@ def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np
     embedded, model = list[Tensor](), twin(model)
     for module in model.modules():
         if isinstance(module, ConvEncoder):
-            module.gradient_scale = 1.0  # the paper's, for training
+            module.gradient_scale = 1.0  # the paper's factor is for training
 
     def keep(value: Tensor) -> Tensor:
         embedded.append(value.detach().requires_grad_())
@@ -268,14 +268,14 @@ def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np
 
 
 def _rows_at_once(sentence: Sentence) -> int:
-    """Return the number of copies of a sentence in a batch."""
+    """Return the number of copies of a sentence that fit into a batch."""
     return max(1, _TOKENS_AT_ONCE // sum(x.shape[1] for x in sentence.inputs))
 
 
 def leave_out(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
     """Return the decrease of each prediction's log-probability when an input word is removed, [T, S].
 
-    The tokens of a word are removed together, and all have its result (Li et al. 2016).
+    The tokens of a word are removed together, so all get the word's result (Li et al. 2016).
     """
     side = sentence.sides[subject.read_side]
     source = sentence.inputs[0]
@@ -330,11 +330,11 @@ _GROUPS = {
     "decoder": ("no self-attention in the decoder", r"^decoder\..*self_attention\.heads\."),
     "feed_forward": ("no feed-forward networks", r"\.feed_forward$"),
 }
-"""Groups of parts that are switched off together: a title, and the pattern of their names."""
+"""Groups of modules to switch off together: title, and pattern of the modules' names."""
 
 
 def without_view(subject: Subject, text: str, sentence: Sentence, prefix: Sequence[int]) -> list[dict[str, Any]]:
-    """Switch off each group of parts; return the new outputs, and the new log-probabilities of the inspected output."""
+    """Switch off each group of modules; return the new outputs, and the original output's new log-probability."""
     shown = list[dict[str, Any]]()
     for group, (group_title, pattern) in _GROUPS.items():
         names = [name for name in switches(subject.model) if re.search(pattern, name)]
@@ -355,8 +355,8 @@ def without_view(subject: Subject, text: str, sentence: Sentence, prefix: Sequen
 def lens_view(subject: Subject, model: Any, recording: Recording, sentence: Sentence) -> dict[str, Any] | None:
     """Predict from the state after each layer, and measure the change of the residual stream by each sub-layer.
 
-    Each state passes the final norm and the output matrix (nostalgebraist 2020, "logit lens"). Returns None if the
-    predictions have no residual stream.
+    The final norm and the output matrix are applied to each state (nostalgebraist 2020, "logit lens"). Returns None if
+    the model has no residual stream to its predictions.
     """
     stack = getattr(model, subject.stack, None)
     blocks = [name for name in recording if name.startswith(f"{subject.stack}.blocks.") and name.count(".") == 2]
@@ -388,14 +388,14 @@ def lens_view(subject: Subject, model: Any, recording: Recording, sentence: Sent
 
 
 def recorded_run(subject: Subject, model: Any, sentence: Sentence) -> tuple[Recording, Tensor, Tensor]:
-    """Record all values for a sentence. Also returns the last hidden states [T, D] and their logits [T, V]."""
+    """Run the model on a sentence; return all recorded values, the last hidden states [T, D] and the logits [T, V]."""
     with torch.no_grad(), record(model) as recording:
         hidden, logits = _outputs(subject, model, sentence)
     return recording, hidden, logits
 
 
 def log_prob(subject: Subject, model: Any, sentence: Sentence) -> float:
-    """Return the log-probability of a sentence's predictions."""
+    """Return the sum of the log-probabilities of the tokens that a sentence predicts."""
     log_probs = _outputs(subject, model, sentence)[1].log_softmax(-1)
     return float(log_probs.gather(1, sentence.targets[:, None]).sum())
 

@@ -1,4 +1,4 @@
-"""Models that can be inspected, one class per task: a sentence becomes inputs, and inputs become predictions."""
+"""Models that can be inspected: one class per task turns a sentence into inputs, and outputs into predictions."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _FREE = Beginning(())
 
 @dataclass(slots=True)
 class Node:
-    """A hypothesis after a step: its parent extended by a token.
+    """A hypothesis in a step of a search: its parent extended by a token.
 
-    fate: kept, pruned or finished. top: its best continuations, (token, probability), if it was continued.
+    fate: kept, pruned or finished. top: the most probable next tokens, (token, probability); empty unless kept.
     """
 
     id: int
@@ -52,7 +52,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A search: its options, the best first tokens, the hypotheses of each step, and its results, best first."""
+    """A recorded search: options, best first tokens, hypotheses of each step, and results, best first."""
 
     options: DecodingOptions
     first: list[tuple[int, float]]
@@ -70,7 +70,7 @@ def replay(
     beginning: Beginning = _FREE,
     copies: Sequence[int] | None = None,
 ) -> Replay:
-    """Search for one source [1, S] by `beam_search`, and keep every step."""
+    """Run `beam_search` on one source [1, S], and record every step."""
     log_probs = torch.empty(0)  # log-probabilities of the last step
     root = Node(0, None, 0, 0.0, "kept")
     steps, nodes, live = list[list[Node]](), [root], [root]
@@ -122,14 +122,14 @@ def _path(node: Node, nodes: Sequence[Node]) -> list[int]:
 
 
 MOST_TOKENS = 256
-"""Most tokens of an inspected sentence: the size of the page grows with their square."""
+"""Maximum number of tokens of an inspected sentence: the size of the page grows with the square."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a sentence: its text, its tokens with special ones, the word of each token and the words' texts.
+    """One side of a sentence, such as the source: its text, and its tokens with special ones.
 
-    Without texts, each token is a word.
+    words: Index of each token's word. word_texts: If it is empty, each token is a word.
     """
 
     text: str
@@ -168,10 +168,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """An inspected sentence: the inputs of the model, the tokens to predict, and the sides by name.
+    """An inspected sentence: the model's inputs, the tokens to predict, and its sides (source, target, ...) by name.
 
-    inputs: arguments of `Subject.hidden`. targets: [T], the token to predict for each row of the logits.
-    search: the search for the translation; None if the model does not translate.
+    inputs: arguments of `Subject.hidden`. targets: [T], the token to predict for each row of the logits. search: the
+    search for the translation; None if the model does not translate.
     """
 
     inputs: tuple[Tensor, ...]
@@ -181,10 +181,11 @@ class Sentence:
 
 
 class Subject(ABC):
-    """A model with its vocabularies, to be inspected.
+    """A model to be inspected, with its vocabularies.
 
-    embedding: name of the module that embeds the side `read_side`, to whose tokens predictions are attributed.
-    stack: name of the stack that predicts. predicted: side of the logits' rows. reads_pairs: texts have targets.
+    read_side: the side of a sentence to whose tokens predictions are attributed. embedding: name of the module that
+    embeds it. stack: name of the stack that predicts. predicted: side of the logits' rows. reads_pairs: whether a text
+    has a target.
     """
 
     embedding: str
@@ -208,8 +209,8 @@ class Subject(ABC):
             model: The model.
             folder: The run folder, if there is one.
             tokenizers: The vocabularies.
-            settings: Decoding settings (default: those of the run).
-            longest: Most tokens of a sentence (default: the limit of the run's model).
+            settings: Decoding settings (default: the run's).
+            longest: Maximum number of tokens of a sentence (default: the limit of the run's model).
         """
         self.model: Any = model
         self.folder, self.tokenizers = folder, tokenizers
@@ -222,7 +223,7 @@ class Subject(ABC):
 
     @abstractmethod
     def read(self, model: Any, text: str, target: str | None, prefix: Sequence[int]) -> Sentence:
-        """Encode a sentence. If there is no target, the model translates, or continues the prefix."""
+        """Encode a sentence. Without a target, a translator translates, or continues the prefix."""
 
     @abstractmethod
     def hidden(self, model: Any, *inputs: Tensor) -> Float[Tensor, "B T D"]:
@@ -232,19 +233,19 @@ class Subject(ABC):
         return model.logits(hidden)
 
     def output_matrix(self, model: Any) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"] | None]:
-        """Return the matrix before the softmax, and its bias."""
+        """Return the output matrix, whose product with the hidden states is the logits, and its bias."""
         return model.output_weight, model.output_bias
 
     def pieces(self, ids: Sequence[int]) -> Sequence[str]:
-        """Return the names of predicted tokens or labels."""
+        """Return the text of predicted tokens, or the names of labels."""
         return self.tokenizers.tgt.pieces(ids)
 
     def side_of(self, part: str) -> tuple[str, str]:
-        """Return the sides of a module's positions and of its keys."""
+        """Return the names of the sides along a module's positions (or queries) and along its keys."""
         return self.read_side, self.read_side
 
     def searching(self, decoding: DecodingOptions) -> Self:
-        """Return this subject with other options of the search; `SettingsError` if the model does not translate."""
+        """Return a copy with other search options. Raises `SettingsError` if the model does not translate."""
         if not self.reads_pairs:
             raise SettingsError(
                 f"{', '.join(sorted(decoding.model_fields_set))}: this model has no search; leave it out"
@@ -280,7 +281,7 @@ class TranslationSubject(Subject):
         return ids, collate([Example(ids, [])]).src.to(self.device), masked
 
     def limit(self, src: Tensor) -> int:
-        """Return the most tokens of a translation, with its end."""
+        """Return the maximum number of tokens of a translation, including its end."""
         return min(self.options().most_output(src.shape[1] - 1), self.longest)
 
     def _known(self, prefix: Sequence[int]) -> Sequence[int]:
@@ -350,7 +351,7 @@ class CausalSubject(Subject):
 
 
 class MaskedSubject(Subject):
-    """A masked language model: it predicts every token, also the masked ones."""
+    """A masked language model. It predicts every token, not only the masked ones."""
 
     embedding, read_side, stack = "embedding", "src", "encoder"
 
@@ -373,7 +374,7 @@ class MaskedSubject(Subject):
 
 
 class ClassifierSubject(Subject):
-    """A text classifier: one prediction, the label."""
+    """A text classifier. Its only prediction is the label."""
 
     embedding, read_side, stack, predicted = "embedding", "src", "encoder", "label"
 
@@ -410,7 +411,7 @@ SUBJECTS: dict[str, Callable[..., Subject]] = {
     "masked": MaskedSubject,
     "classification": ClassifierSubject,
 }
-"""Classes by task."""
+"""Classes of inspected models by task."""
 
 
 def open_subject(
@@ -426,11 +427,11 @@ def open_subject(
         path: The run folder.
         device: auto, cpu or cuda.
         decoding: Options of the search for a translation.
-        languages: Of the source and of the translation; see `Translator.between`.
+        languages: Languages of the source and of the translation; see `Translator.between`.
 
     Raises:
         RunFolderError: The folder is missing or damaged.
-        SettingsError: Models of its task cannot be shown.
+        SettingsError: Models of the run's task cannot be shown.
     """
     task = RunFolder.open(Path(path)).settings.task
     if task not in SUBJECTS:

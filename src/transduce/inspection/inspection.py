@@ -1,4 +1,4 @@
-"""Inspection of a model on one sentence: its values by name, plain data, and a page."""
+"""Inspection of a model on one sentence: recorded values by name, plain data for the page, and the page itself."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ from transduce.nn.relative_attention import RelativeAttention
 from transduce.text.special import Vocabulary
 
 MOST_BYTES = 3_000_000
-"""Size of a kept page. Matrices that do not fit are left out, beginning with the last blocks."""
+"""Maximum size of a saved page. Matrices that do not fit are left out, those of the last blocks first."""
 MOST_WEIGHTS = 1 << 17
-"""Numbers of a weight matrix that the live page draws."""
+"""Maximum number of elements of a weight matrix that the live page draws."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inspection:
     """A record of a model's computation for one sentence: its views, and its modules with their values.
 
-    recorded: views by name. slow: cached functions that compute further views.
+    recorded: views by name. slow: functions, with cached results, that compute further views.
     """
 
     sentence: Sentence
@@ -91,8 +91,8 @@ class Inspection:
             values: Names of the modules whose matrices are included.
             views: Names of the views, "parts" among them (default: all); if empty, all views that are not slow.
             weights: Names, among `values`, of the modules whose weight matrices are included, for dot products.
-            head: The head whose weight matrices are included, and no others of more than `MOST_WEIGHTS` numbers
-                (default: all).
+            head: Include this head's weight matrices, and other matrices only up to `MOST_WEIGHTS` numbers (default:
+                all).
 
         Raises:
             SettingsError: There is no such view.
@@ -106,7 +106,7 @@ class Inspection:
         return {name: quick[name] if name in quick else self.slow[name]() for name in wanted}
 
     def cell(self, name: str, index: Sequence[int]) -> dict[str, Any] | None:
-        """Return the dot product behind a cell of a value; None if the cell is not a dot product."""
+        """Return the dot product that computed a cell of the value `name`; None if no dot product did."""
         part = next(part for part in self.parts if name in part.values)
         return cell(part, name, tuple(index))
 
@@ -135,7 +135,7 @@ def kept_page(inspections: Sequence[Inspection]) -> str:
 
 
 def _fitting(sizes: Mapping[str, int], room: int) -> tuple[list[str], int]:
-    """Choose the modules that fit into `room`, the first blocks first; also returns the remaining room."""
+    """Choose the modules whose `sizes` fit into `room`, first blocks first; also return the remaining room."""
     chosen = list[str]()
     for name in sorted(sizes, key=lambda name: next((int(w) for w in name.split(".") if w.isdigit()), 0)):
         if sizes[name] <= room:
@@ -145,7 +145,7 @@ def _fitting(sizes: Mapping[str, int], room: int) -> tuple[list[str], int]:
 
 
 def _weights(part: RecordedModule) -> Iterator[np.ndarray]:
-    """Yield the weights and biases that dot products of a module need."""
+    """Yield the weights and biases that the dot products of a module need."""
     for name in part.values:
         product = part.point(name).product
         if product is not None and product.weight is not None and (factors := operands(part, name)) is not None:
@@ -252,7 +252,7 @@ def _side_data(side: Side) -> dict[str, Any]:
 
 
 def _original(subject: Subject, sentence: Sentence) -> dict[str, Any]:
-    """Return the output of the complete model and its log-probability."""
+    """Return the inspected output, and its log-probability when no part is switched off."""
     text = sentence.sides[subject.predicted].text
     return {"text": text, "log_prob": log_prob(subject, subject.model, sentence)}
 
@@ -318,7 +318,7 @@ def _source_key(source: Mapping[str, Any]) -> str:
 
 
 def _sources(parts: Sequence[RecordedModule]) -> dict[str, Any]:
-    """Return the code that computes the values, by file and line."""
+    """Return the source code that computes the values, by "file:line"."""
     lines = [part.line(name) for part in parts for name in part.values]
     return {_source_key(line[0]): line[0] for line in lines if line is not None}
 
@@ -356,7 +356,7 @@ def _top(vocabulary: Vocabulary, continuations: Sequence[tuple[int, float]]) -> 
 
 
 def _absent(subject: Subject, views: Mapping[str, Any]) -> dict[str, str]:
-    """Return the views that this model does not have, and the reasons."""
+    """Name the views that this model does not have, with the reasons."""
     reasons = {
         "heads": "This model has no attention.",
         "positions": "This model adds no positions to its embeddings or scores.",

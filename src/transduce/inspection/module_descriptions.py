@@ -1,4 +1,4 @@
-"""Descriptions of the modules that an inspection shows, by class. To show another class, add it to DESCRIPTIONS."""
+"""Descriptions of the classes of modules that an inspection shows. To show another class, add it to DESCRIPTIONS."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ CANDIDATES = ("position", "token")
 Rows = tuple[Tensor, Tensor | None]
 Line = tuple[Callable[..., Any] | None, str]
 Weight = Callable[[Any], Rows | None]
-"""A function from a module to rows of a weight matrix and their bias; None if heads share one matrix."""
+"""A function from a module to rows of a weight matrix and their bias; returns None if heads share one matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The formula of each cell of a value: scale * left[i] . right[j] (transposed), or left[i] . right[:, j].
+    """The formula of cell [i, j] of a value: scale * left[i] . right[j] (transposed), or left[i] . right[:, j].
 
-    left, right: names of values of the same module. `weight` replaces `right` by rows of a weight matrix and a bias.
-    scaled: whether the scale is 1 / sqrt(d_k) instead of 1.
+    left, right: names of values of the same module. weight: takes rows of a weight matrix and a bias instead of
+    `right`. scaled: whether the scale is 1 / sqrt(d_k) instead of 1.
     """
 
     left: str
@@ -55,12 +55,11 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value to show of a module.
+    """A value of a module to show.
 
-    name: suffix of the recorded name; "" for the output. text: one sentence about a number of the value.
-    of_keys: whether its rows are keys of attention.
-    softmax: names of values of the same module; each row is the softmax of their sum.
-    line: the function that computes it (None: the module's), and a part of the line of its code.
+    name: suffix of the recorded name; "" for the output. text: a sentence that explains one number of the value.
+    of_keys: whether its rows are keys of attention. softmax: names of values of the same module; each row is the
+    softmax of their sum. line: the function that computes it (None: the module's), and a part of the line of its code.
     """
 
     name: str
@@ -75,7 +74,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class ModuleDescription:
-    """The description of a class of modules. `source`: the function that computes it (default: `forward`)."""
+    """The description of a class of modules. `source`: the function that computes the output (default: `forward`)."""
 
     kind: str
     equation: str
@@ -85,7 +84,7 @@ class ModuleDescription:
 
 
 def _weight(path: str, n: int | None = None) -> Weight:
-    """Return the function for a linear layer, or for the n-th part of a packed projection."""
+    """Return a `Weight` for the linear layer at `path`, or for the n-th part of a packed projection."""
 
     def find(module: Any) -> Rows | None:
         layer = module.get_submodule(path)
@@ -402,7 +401,7 @@ DESCRIPTIONS[RelayAttention] = replace(
 
 
 def describe_logits(equation: str, text: str, weight: Weight, source: Callable[..., Any] | None) -> ModuleDescription:
-    """Describe the output matrix and the softmax, which models compute without a module."""
+    """Describe the output matrix and the softmax, for which models have no module."""
     points = (
         Value("input", "h, the last hidden states", "What the model knows before it predicts the next token."),
         Value(
@@ -430,7 +429,7 @@ def description_of(module: nn.Module) -> ModuleDescription | None:
 
 
 def specialized(kind: ModuleDescription, module: nn.Module, residual: nn.Module | None) -> ModuleDescription:
-    """Fill the norm, the activation and the input of a module into the description of its class.
+    """Complete the description of a class for one module: its norm, its activation and its input.
 
     `residual`: the connection around the module; with pre-norm, the module reads LayerNorm(x).
     """

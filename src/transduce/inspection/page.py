@@ -1,4 +1,4 @@
-"""The inspection page of a model: its files for a server, or one file with recorded values."""
+"""The HTML page of an inspection: its files for a server, or a single file with the recorded values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLICY = (
     "script-src 'unsafe-inline'; font-src data:; img-src data:; base-uri 'none'\">"
 )
 THEME_FILES = {"theme.css": "text/css", "source-sans-3.woff2": "font/woff2", "icon.svg": "image/svg+xml"}
-"""Files that all pages share, with their types."""
+"""Files that all pages share, with their MIME types."""
 _TEXTS = {"en": "tour.en.json", "de": "tour.de.json"}
 _STYLE = re.compile(r'<link rel="stylesheet" href="(.+?)">')
 _DROPPED = re.compile(r"^import [^;]*;\n|^export ", re.MULTILINE)
@@ -33,23 +33,23 @@ def page_files() -> list[str]:
 
 
 def _modules(script: str) -> list[str]:
-    """Return the modules of a script in the order of their imports, from the comment in its first line."""
+    """Return the modules of a script in the order of their imports, which the comment in its first line lists."""
     return read_page_file(script).partition("\n")[0].removeprefix("// modules: ").split()
 
 
 def script_of(*names: str) -> str:
-    """Join scripts and their modules to one module."""
+    """Join scripts and the modules that they import to one module."""
     modules = dict.fromkeys(module for name in names for module in _modules(name))
     return "\n".join(_DROPPED.sub("", read_page_file(module)) for module in modules)
 
 
 def theme_colour(name: str) -> str:
-    """Return a colour of the light theme, such as "#ffffff"."""
+    """Return a colour of the light theme by name, such as "#ffffff"."""
     return re.findall(rf"--{name}: light-dark\((#\w+)", read_page_file("theme.css"))[0]
 
 
 def embed_files(text: str) -> str:
-    """Replace the addresses of the font and of the icon by their contents."""
+    """Replace the URLs of the font and of the icon by their contents."""
     for name, kind in THEME_FILES.items():
         address = f"data:{kind};base64,{b64encode((PAGE / name).read_bytes()).decode()}"
         text = text.replace(f"url({name})", f"url({address})").replace(
@@ -59,17 +59,17 @@ def embed_files(text: str) -> str:
 
 
 def page_of(records: Sequence[dict[str, Any]]) -> str:
-    """Return the page as one file that contains the records and needs no network."""
+    """Return the page as one HTML file that contains records of inspections and needs no network."""
     return _page_with("records", records, "inspect.js")
 
 
 def page_of_model(data: dict[str, Any]) -> str:
-    """Return the page as one file that contains a model, computes with it, and needs no network."""
+    """Return the page as one HTML file that contains a model, computes with it, and needs no network."""
     return _page_with("site", data, "site.js", "inspect.js")
 
 
 def _page_with(name: str, content: Any, *scripts: str) -> str:
-    """Return the page as one file, with content as JSON in the element `name`."""
+    """Return the page as one HTML file, with `content` as JSON in the element `name`."""
     data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     texts = {language: json.loads(read_page_file(file)) for language, file in _TEXTS.items()}
     inside = data.replace("<", "\\u003c").encode("utf-8", "replace").decode("utf-8")

@@ -20,7 +20,7 @@ from transduce.inspection.page import theme_colour
 from transduce.runs.atomic import write_aside
 
 SHADES = (" ", "·", "░", "▒", "▓", "█")
-LEVELS = (0.04, 0.12, 0.3, 0.5, 0.75)  # lowest weight of each shade after the first
+LEVELS = (0.04, 0.12, 0.3, 0.5, 0.75)  # smallest weight drawn with each shade but the first
 LEGEND = "  ".join(f"{shade} {level:g}" for shade, level in zip(SHADES[1:], LEVELS, strict=True)) + " and more"
 _PALETTE = (234, 17, 18, 19, 25, 31, 37, 43, 79, 115, 151, 187, 230)  # xterm colours, dark to light
 _CELL = 2  # columns per cell: the width of a Chinese character
@@ -29,7 +29,7 @@ _KINDS = ("cross", "relay", "encoder", "decoder")  # kinds of attention; the fir
 
 
 def averaged_attention(inspection: Inspection) -> tuple[Sequence[str], Sequence[str], np.ndarray]:
-    """The last layer's weights averaged over heads, with the tokens of rows and columns; empty without attention."""
+    """Return the tokens of rows and columns, and the last layer's mean weights over heads; empty without attention."""
     views = sorted(inspection.recorded["attention"], key=lambda view: (-_KINDS.index(view["kind"]), view["layer"]))
     if not views:
         return [], [], np.zeros((0, 0))
@@ -37,7 +37,7 @@ def averaged_attention(inspection: Inspection) -> tuple[Sequence[str], Sequence[
 
 
 def show_attention(inspection: Inspection) -> str:
-    """The picture for this terminal: in colour, or with a legend if stdout is no terminal."""
+    """Draw the averaged attention for the terminal: in colour, or with a legend if stdout is no terminal."""
     rows, columns, weights = averaged_attention(inspection)
     if not rows:
         return "This model has no attention."
@@ -118,7 +118,7 @@ def _downwards(text: str) -> Text:
 
 
 def save_picture(path: Path, rows: Sequence[str], columns: Sequence[str], weights: np.ndarray) -> None:
-    """Draw averaged attention weights [rows, columns] as .svg or .png, depending on the suffix.
+    """Draw averaged attention weights [rows, columns] to a .svg or .png file, depending on the suffix.
 
     Raises:
         UserError: The suffix is unknown, matplotlib is missing, or there are no weights.

@@ -1,6 +1,6 @@
-"""The modules of a model with their recorded values, and the dot product behind a cell of a value.
+"""The modules of a model with their recorded values, and the dot product that computed a cell of a value.
 
-Values are arrays with named axes. Their form in JSON is the base64 of their bytes.
+Values are arrays with named axes. In JSON, an array is the base64 of its bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LARGEST_HALF = 6e4
 class NamedArray:
     """A value of a model: a float32 `array`, the names of its axes, and a title.
 
-    rows, columns: sides of `Sentence.sides` whose tokens are along the last two axes; None for other axes.
+    rows, columns: names of the sides of a `Sentence` whose tokens are along the last two axes; None for other axes.
     """
 
     array: np.ndarray
@@ -59,7 +59,7 @@ class NamedArray:
 
 
 def to_numpy(value: Tensor) -> np.ndarray:
-    """Convert a tensor to float32. The large negative scores of hidden keys become -inf."""
+    """Convert a tensor to float32. The large negative scores of masked keys become -inf."""
     array = value.detach().float().cpu().numpy()
     is_hidden = array < HIDDEN / 2
     return np.where(is_hidden, -np.inf, array) if is_hidden.any() else array
@@ -84,13 +84,16 @@ def pack(array: np.ndarray | Tensor) -> dict[str, Any]:
 
 
 def unpack(packed: dict[str, Any]) -> np.ndarray:
-    """Read the result of `pack`."""
+    """Restore an array from the result of `pack`."""
     return np.frombuffer(base64.b64decode(packed["data"]), dtype=packed["dtype"]).reshape(packed["shape"])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedModule:
-    """A module of the model in the order of computation, with its recorded values by name."""
+    """A module of the model with its recorded values by name.
+
+    side, keys: names of the sides of a `Sentence` along its positions and its keys.
+    """
 
     name: str
     kind: ModuleDescription
@@ -99,7 +102,7 @@ class RecordedModule:
     keys: str
     stack: str  # encoder or decoder
     shape: tuple[int, ...] = ()  # shape of its output
-    is_backward: bool = False  # the unit reads from the end
+    is_backward: bool = False  # a recurrent unit that reads from the end
     values: Mapping[str, NamedArray] = field(default_factory=dict, repr=False)
 
     @property
@@ -121,7 +124,7 @@ class RecordedModule:
         return source_of(self.kind.source or type(self.module).forward)
 
     def line(self, name: str) -> tuple[dict[str, Any], int] | None:
-        """Return the code that computes a value, and the number, from 0, of its line; None if it is not known."""
+        """Return the source that computes a value, and the line's index in it, from 0; None if it is not known."""
         if (line := self.point(name).line) is None:
             return None
         code = source_of(line[0]) if line[0] else self.source()
@@ -143,7 +146,7 @@ def parts_of(
 ) -> Iterator[RecordedModule]:
     """Yield the modules to show, in the order of computation, with their recorded values.
 
-    `side_of`: a function from a module's name to the sides of its positions and of its keys.
+    `side_of`: maps a module's name to the names of the sides along its positions and its keys.
     """
     modules = dict(model.named_modules())
     shown: dict[str, ModuleDescription] = {}
@@ -171,9 +174,9 @@ def _is_backward(name: str, modules: Mapping[str, nn.Module]) -> bool:
 
 
 def _owners(name: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Yield the modules with views of their own that contain this module. If there are any, this module has no view.
+    """Yield the modules that contain this module and are shown. If there are any, this module is not shown separately.
 
-    A norm after a residual connection belongs to the view of its sub-layer; a norm before a sub-layer has its own view.
+    A norm after a residual connection is shown with its sub-layer; a norm before a sub-layer is shown separately.
     """
     while name := name.rpartition(".")[0]:
         if description_of(modules[name]) is not None and not isinstance(modules[name], PreNorm):
@@ -181,7 +184,7 @@ def _owners(name: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """Yield the name of a value, after the names of the modules that contain it."""
+    """Yield the names of the modules that contain a value, outermost first, then its own name."""
     words = name.split(".")
     return (".".join(words[:n]) for n in range(1, len(words) + 1))
 
@@ -228,8 +231,7 @@ class Operands:
 def operands(part: RecordedModule, name: str) -> Operands | None:
     """Return the operands of a value, or None if it is more than a product.
 
-    Examples of the latter: rotated queries and keys, relations that are added to the values, heads that share a
-    projection.
+    It is more with rotated queries and keys, relations that are added to the values, and heads that share a projection.
     """
     value, product = part.values[name].array, part.point(name).product
     if product is None:
@@ -259,7 +261,7 @@ def operands(part: RecordedModule, name: str) -> Operands | None:
 
 
 def cell(part: RecordedModule, name: str, index: tuple[int, ...]) -> dict[str, Any] | None:
-    """Return the terms, scale and bias of the dot product behind a cell; None if there are no `operands`.
+    """Return the terms, scale and bias of the dot product that computed a cell; None if there are no `operands`.
 
     Raises:
         SettingsError: There is no such cell.

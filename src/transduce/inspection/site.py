@@ -1,6 +1,6 @@
-"""The inspection page that computes in the reader's browser: the model in 8 bits, its vocabularies, and a record.
+"""The inspection page that computes in the reader's browser, with the model in 8 bits and its vocabularies.
 
-A record of one sentence, without its numbers, gives the page all texts; the page computes the numbers of any sentence.
+The record of one sentence, without its numbers, supplies all texts; the page computes the numbers for any sentence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transduce.text.special import EOS, Vocabulary
 from transduce.text.tokenizer import Tokenizer, parse_model
 
 MOST_BYTES = 6_000_000
-"""Largest size of a page with a model."""
+"""Maximum size of a page that contains a model."""
 _COMPUTED: dict[str, tuple[object, ...]] = {
     "positions": (
         "sinusoidal",
@@ -44,7 +44,7 @@ _COMPUTED: dict[str, tuple[object, ...]] = {
     "source_end": (True,),
     "language_last": (False,),
 }
-"""Values of the settings that the page's code computes; it has all values of other settings."""
+"""Values of settings for which the page has code. Settings that are not listed may have any value."""
 
 
 def site_page(subject: Subject, examples: Sequence[str] = ()) -> str:
@@ -104,7 +104,7 @@ def _settings(subject: Subject) -> TransformerSettings | GPTSettings:
 
 
 def _check(subject: Subject) -> None:
-    """Raise `SettingsError` unless the page's code computes this model and reads its text."""
+    """Raise `SettingsError` unless the page's code supports this model and can tokenize its text."""
     settings = _settings(subject)
     for name, values in _COMPUTED.items():
         if (value := getattr(settings, name, values[0])) not in values:
@@ -121,7 +121,7 @@ def _check(subject: Subject) -> None:
 
 
 def _vocabularies(subject: Subject) -> list[Vocabulary]:
-    """Return the vocabularies of the source and of the target, or one if they are the same."""
+    """Return the vocabularies of the source and of the target, or a single one if they are equal."""
     src, tgt = subject.tokenizers.src, subject.tokenizers.tgt
     return [src] if src is tgt else [src, tgt]
 
@@ -130,7 +130,7 @@ def _vocabularies(subject: Subject) -> list[Vocabulary]:
 
 
 def quantize(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Round the matrices of a model to 8 bits, in place; return all weights as plain data. Each row has a scale."""
+    """Round the matrices of a model to 8 bits with a scale per row, in place; return all weights as plain data."""
     weights = dict[str, dict[str, Any]]()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -155,7 +155,7 @@ def _encoded(values: Tensor | np.ndarray) -> str:
 
 
 def _model_data(subject: Subject, weights: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the weights with the vectors of positions, and the settings that the page's code needs."""
+    """Return the weights, the position vectors, and the settings that the page's code needs."""
     settings, model = _settings(subject), subject.model
     names = {id(weight): name for name, weight in model.named_parameters()}
     uses = dict(model.named_parameters(remove_duplicate=False))
@@ -185,7 +185,7 @@ _ALGORITHMS = ("unigram", "bpe", "char")
 
 
 def vocabulary_data(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the pieces with their scores and types, the rules of normalization, and what decoding needs."""
+    """Return the pieces with scores and types, the normalization rules, and the data for decoding tokens to text."""
     assert isinstance(vocabulary, Tokenizer)
     proto = parse_model(vocabulary.model)
     spec = proto.normalizer_spec
@@ -214,7 +214,7 @@ def _sample_of(vocabulary: Vocabulary) -> str:
 
 
 def _without_numbers(inspection: Inspection, model: nn.Module) -> dict[str, Any]:
-    """Return the record without arrays, with the formula of each product in place of its operands."""
+    """Return the record without arrays; products have a formula in place of operands."""
     record = inspection.to_json(views=[*inspection.recorded, "parts"])
     for mask in record["masks"]:
         del mask["mask"]
@@ -239,7 +239,7 @@ def _formulas(part: RecordedModule, values: Sequence[dict[str, Any]], model: nn.
             kept["how"] |= {"scaled": how.scaled, "transposed": how.transposed}
         if how is not None and how.weight is not None and (rows := how.weight(part.module)) is not None:
             weight = rows[0]
-            name = names.get(weight.untyped_storage().data_ptr(), "output.weight")  # the logits' are a selection
+            name = names.get(weight.untyped_storage().data_ptr(), "output.weight")  # the logits use selected rows
             first = weight.storage_offset() // weight.shape[1]
             kept["how"]["weight"] = {"name": name, "first": first, "count": len(weight)}
         yield kept
