@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019) as transformers stores it: config.json, weight map, import and export.
+"""BERT (Devlin et al. 2019) in the format of transformers: config.json, weight map, import and export.
 
 The weights decide which heads a model has, not the name of the architecture: a file may contain more or fewer heads
 than the name implies.
@@ -47,7 +47,7 @@ FORMAT = ConfigFormat(
         "layer_norm_eps": "norm_eps",
     },
     activation="hidden_act",
-    defaults={  # of BertConfig
+    defaults={  # BertConfig's defaults
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1,
@@ -60,7 +60,7 @@ FORMAT = ConfigFormat(
         "position_embedding_type": ("absolute",),
         "is_decoder": (False,),
         "add_cross_attention": (False,),
-        # in other types of problem, probabilities are not a softmax
+        # with other values, probabilities are not a softmax
         "problem_type": ("single_label_classification", None),
     },
 )
@@ -72,7 +72,7 @@ EXPRESSIBLE: Expressible = {
 }
 
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-"""Ends of the names of tensors in older files that are not weights."""
+"""Ends of tensor names in older files that hold no weights."""
 
 _MASKED, _NEXT, _LABELS = "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight", "classifier.weight"
 
@@ -107,7 +107,7 @@ def _has_pooler(names: Collection[str]) -> bool:
 
 
 def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin: Path) -> EncoderSettings:
-    """Our settings for this config.json and these tensors; `UserError` lists everything that is not supported."""
+    """Convert a config.json and tensor names to our settings; `UserError` lists everything that is not supported."""
     config = {**FORMAT.defaults, **config}
     FORMAT.check(config, origin=origin)
     values = FORMAT.read(config) | {"positions": "learned", "embedding_norm": True, "scale_embeddings": False}
@@ -122,18 +122,18 @@ def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin:
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels in the order of their ids; LABEL_0 and LABEL_1 if the file names no labels."""
+    """Return the labels in the order of their ids; LABEL_0 and LABEL_1 if config.json names no labels."""
     named = config.get("id2label")
     named = named if isinstance(named, dict) else {}
     return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(len(named) or 2))
 
 
 def entries(s: EncoderSettings, *, rows: Rows, names: Collection[str] | None = None) -> list[Entry]:
-    """The weight map of a model. `names`: tensor names in the file to read; None for a file to write."""
+    """Return the weight map of a model. `names`: tensor names in the file to read; None for a file to write."""
     if names is None:
         prefix, pooler = "" if isinstance(s, BertEncoderSettings) else "bert.", True
     else:
-        # names in a file without heads have no prefix
+        # files without heads have names without a prefix
         prefix = "bert." if any(name.startswith("bert.") for name in names) else ""
         pooler = _has_pooler(names)
     d, at, decoder = s.d_model, f"{prefix}embeddings", "cls.predictions.decoder"
@@ -166,14 +166,14 @@ def entries(s: EncoderSettings, *, rows: Rows, names: Collection[str] | None = N
 
 
 def architecture_of(s: EncoderSettings) -> str:
-    """The name of the class in transformers with the heads of our model."""
+    """Return the name of the transformers class that has the same heads as our model."""
     if isinstance(s, BertSettings):
         return "BertForPreTraining" if s.next_sentence else "BertForMaskedLM"
     return "BertForSequenceClassification" if isinstance(s, BertClassifierSettings) else "BertModel"
 
 
 def _unused(s: EncoderSettings) -> tuple[str, ...]:
-    """Name suffixes of tensors in a file that a model with these settings does not use."""
+    """Return name suffixes of the file's tensors that a model with these settings does not use."""
     if not isinstance(s, BertSettings):
         return ()
     pooler = () if s.next_sentence else ("pooler.dense.weight", "pooler.dense.bias")
@@ -222,7 +222,7 @@ def import_bert(folder: Path) -> Imported:
 
 
 def export_bert(out: Path, run: Outgoing) -> list[str]:
-    """Write a folder for transformers' BERT with the heads of the run, and compare it if transformers is installed.
+    """Write a folder for transformers' BERT with the run's heads, and compare it if transformers is installed.
 
     Raises `UserError` if BERT does not support a setting, `TransduceError` if the outputs differ.
     """
@@ -258,7 +258,7 @@ def export_bert(out: Path, run: Outgoing) -> list[str]:
 
 
 def _outputs(run: Outgoing, rows: Rows, s: EncoderSettings, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """The outputs of each head: pairs of (transformers' model, our model)."""
+    """Yield pairs of outputs (transformers' model, our model) for each head."""
     ids, segments = parity.text_examples(s, run.tokenizers.n_tgt)
     mask = ids != PAD
     outputs = theirs(input_ids=rows.index[ids], attention_mask=mask.long(), token_type_ids=segments)

@@ -1,4 +1,4 @@
-"""CTranslate2: import and export of translators, and packages of Argos Translate, zip files with such a model.
+"""CTranslate2: import and export of translators, and of packages of Argos Translate, zip files with such a model.
 
 One weight map serves both directions. The import reads the files without the library. The export uses its model
 specifications, but not its converter for Marian models, which starts the decoder from a zero vector.
@@ -39,10 +39,10 @@ from transduce.text.tokenizer import Tokenizers
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 
 _ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu"}
-"""Ours for each number of `ctranslate2.specs.Activation`."""
+"""Our activation for each number of `ctranslate2.specs.Activation`."""
 _SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "sinusoidal_marian")
 _LARGEST_ERROR = 1e-4
-"""Of sinusoids that another program computed in float32. A table in 16 bits becomes learned positions."""
+"""Largest error of sinusoids computed in float32 by another program. A table in 16 bits becomes learned positions."""
 EXPRESSIBLE: Expressible = {
     "positions": (*_SINUSOIDS, "learned", "none"),
     "feed_forward": ("plain", "gated"),
@@ -68,7 +68,7 @@ _EXPAND = {"plain": "ffn.linear_0", "gated": "ffn.linear_0 ffn.linear_0_noact"}
 
 
 def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
-    """The weight map of a model, with all biases, also those that the model lacks."""
+    """Return the weight map of a model, with all biases, including those that the model lacks."""
     tensors = []
     for ours, theirs in _EMBEDDINGS.items():
         rows = src if ours.startswith("src") else tgt
@@ -81,7 +81,7 @@ def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
 
 
 def _is_ours(entry: Entry, s: TransformerSettings) -> bool:
-    """Whether our model has this tensor. It lacks biases if `bias` is false, and RMSNorm never has one."""
+    """Whether our model has this tensor. It has no biases if `bias` is false, and RMSNorm never has a bias."""
     is_bias = entry.ours.endswith(".bias")
     return not is_bias or (s.bias and not (s.norm == "rms" and entry.ours.endswith("norm.bias")))
 
@@ -91,7 +91,7 @@ def _is_ours(entry: Entry, s: TransformerSettings) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Special:
-    """CTranslate2's special pieces. `source_end`: a source ends with `end`; `adds_end`: the library adds it."""
+    """CTranslate2's special pieces. `source_end`: sources end with `end`; `adds_end`: the library appends it."""
 
     unknown: str
     start: str
@@ -101,7 +101,7 @@ class _Special:
 
     @classmethod
     def of(cls, files: ModelFiles) -> _Special:
-        """The special pieces in config.json, or the usual ones if it does not name them.
+        """Read the special pieces from config.json; pieces that it does not name have their usual names.
 
         If the library does not append the end to a source, its caller may. Callers do so if the decoder starts with the
         end or with padding, as in transformers, but not if it starts with <s>, as in OpenNMT-py.
@@ -113,12 +113,12 @@ class _Special:
         )
         start = str(config.get("decoder_start_token") or (bos if flags.get("with_target_bos", 1) else end))
         if flags.get("decoder.start_from_zero_embedding"):
-            start = ""  # the decoder starts from a vector of zeros, without a piece; ours does if BOS has no row
+            start = ""  # the decoder starts from zeros, without a piece, as ours does if BOS has no row
         adds_end = bool(config.get("add_source_eos", flags.get("with_source_eos", 0)))
         return cls(unknown, start, end, adds_end or start != "<s>", adds_end)
 
     def rows(self, pieces: Sequence[str], origin: Path) -> Rows:
-        """CTranslate2's row of each of our ids: padding, unknown, BOS, EOS, then the other pieces in their order."""
+        """Map our ids to CTranslate2's rows: padding, unknown, BOS, EOS, then the other pieces in their order."""
         ids = {piece: i for i, piece in enumerate(pieces)}
         if self.unknown not in ids or self.end not in ids:
             raise UserError(f"{origin}: the vocabulary lacks {self.unknown} or {self.end}")
@@ -129,7 +129,7 @@ class _Special:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sides:
-    """The vocabularies of both sides: pieces, and the row of each of our ids.
+    """The vocabularies of source and target: CTranslate2's pieces, and its row for each of our ids.
 
     `end`: the token that callers append to a source, or None.
     """
@@ -139,15 +139,15 @@ class _Sides:
     end: str | None = None
 
     def tokens(self, side: int, ids: Sequence[int]) -> list[str]:
-        """CTranslate2's pieces for our ids, without padding, beginning and end."""
+        """Convert our ids to CTranslate2's pieces, without padding, BOS and EOS. `side`: 0 source, 1 target."""
         return [self.pieces[side][int(self.rows[side].index[i])] for i in ids if i not in (PAD, BOS, EOS)]
 
 
 def import_ctranslate2(folder: Path, *, languages: Mapping[str, str] | None = None, prefix: str = "") -> Imported:
     """Read a folder with model.bin, vocabularies, and the SentencePiece models of both sides.
 
-    `languages`: src_lang and tgt_lang. `prefix`: the piece that begins each translation, if any. `UserError` lists
-    everything that is missing, damaged, contradictory or not supported.
+    `languages`: values of src_lang and tgt_lang. `prefix`: the piece that begins each translation, if any. `UserError`
+    lists everything that is missing, damaged, contradictory or not supported.
     """
     files, pieces = read_model(folder), read_vocabularies(folder)
     special = _Special.of(files)
@@ -158,7 +158,7 @@ def import_ctranslate2(folder: Path, *, languages: Mapping[str, str] | None = No
             del tensors[f"{side}.{_POSITIONS}"]
     expected = entries(model, src=Rows.of_size(len(pieces[0])), tgt=Rows.of_size(len(pieces[1])))
     for entry in expected:
-        if entry.ours.endswith("bias"):  # OpenNMT-py has biases in some layers only
+        if entry.ours.endswith("bias"):  # OpenNMT-py has biases in some layers
             tensors |= {name: torch.zeros(entry.shape) for name in entry.theirs if name not in tensors}
     weight_map.check(tensors, expected, origin=folder)
     rows = special.rows(pieces[0], folder), special.rows(pieces[1], folder)
@@ -184,11 +184,11 @@ def import_ctranslate2(folder: Path, *, languages: Mapping[str, str] | None = No
 
 _FFN = "encoder.layer_0.ffn"
 _IGNORED = ("alignment_layer", "alignment_heads", "embeddings_merge", "start_from_zero_embedding")
-"""Ends of the names of numbers that do not change the model, or that are read elsewhere."""
+"""Ends of names of numbers in model.bin that do not change the model, or that are read elsewhere."""
 
 
 def _settings(files: ModelFiles, special: _Special, folder: Path) -> TransformerSettings:
-    """Our settings for a model; `UserError` lists everything that is not supported."""
+    """Convert a model's variables to our settings; `UserError` lists everything that is not supported."""
     tensors, numbers = files.tensors, dict(files.numbers)
     table, contract = (tensors.get(f"{name}.weight") for name in ("encoder.embeddings_0", f"{_FFN}.linear_1"))
     positions = [tensors[name] for side in _SIDES if (name := f"{side}.{_POSITIONS}") in tensors]
@@ -210,7 +210,7 @@ def _settings(files: ModelFiles, special: _Special, folder: Path) -> Transformer
     problems += [f"{name} = {value}" for name, value in others.items() if not name.endswith(_IGNORED)]
     if problems:
         raise UserError(f"{folder} is not supported: {'; '.join(problems)}")
-    # A flag is a whole number; as a factor it is a float.
+    # An int is a flag (scale or not); a float is the factor itself.
     is_flag, scale = isinstance(common["scale_embeddings"], int), common["scale_embeddings"]
     if not is_flag and not any(math.isclose(scale, factor, rel_tol=1e-5) for factor in (1.0, table.shape[1] ** 0.5)):
         raise UserError(f"{folder} is not supported: scale_embeddings = {scale}, neither 1 nor the root of d_model")
@@ -248,7 +248,7 @@ def _n_layers(tensors: Mapping[str, Tensor], side: str) -> int:
 
 
 def _positions(model: TransformerSettings, tables: Sequence[Tensor]) -> str:
-    """The positional scheme that produces these vectors; `learned` if no scheme does."""
+    """Name the positional scheme that computes these vectors; `learned` if no scheme does."""
     for positions in ("none", *_SINUSOIDS):
         ours = position_table(model.model_copy(update={"positions": positions}))
         n = min(1024, len(ours), *map(len, tables))
@@ -263,7 +263,7 @@ SOURCE_MODELS = ("source.spm", "sentencepiece.model", "sentencepiece.bpe.model",
 def _tokenizers(
     folder: Path, pieces: Sequence[Sequence[str]], rows: Sequence[Rows], prefix: str, notes: list[str]
 ) -> Tokenizers:
-    """The vocabularies with the SentencePiece models in the folder, or beside it as in packages of Argos Translate."""
+    """Make tokenizers from SentencePiece models in the folder, or beside it as in packages of Argos Translate."""
     candidates = [parent / name for parent in (folder, folder.parent) for name in SOURCE_MODELS]
     source = next((path for path in candidates if path.is_file()), None)
     if source is None:
@@ -286,7 +286,7 @@ def _tokenizers(
 
 
 def _compared(folder: Path, sides: _Sides, s: TransformerSettings, model: Any) -> str:
-    """Compare our model with the library's in float32; return a line on the result."""
+    """Compare our model with CTranslate2's in float32; return a line that reports the result."""
     try:
         import ctranslate2
     except ImportError:
@@ -304,7 +304,7 @@ def _compared(folder: Path, sides: _Sides, s: TransformerSettings, model: Any) -
 def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
     """Write the folder `out`, compare it with the model, and return lines that report the result.
 
-    The comparison is made in float32. With quantization a second line reports how far the log-probabilities move.
+    The comparison is made in float32. With quantization, a second line reports how far it moves log-probabilities.
     Raises `UserError` if CTranslate2 is not installed or does not support a setting.
     """
     s, tokenizers = run.settings.model, run.tokenizers
@@ -340,7 +340,7 @@ def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
 
 
 def _spec(s: TransformerSettings, sides: _Sides, tensors: Mapping[str, Tensor]) -> Any:
-    """CTranslate2's model specification, filled with the weights."""
+    """Return CTranslate2's model specification with our weights."""
     from ctranslate2.specs import common_spec, model_spec, transformer_spec
 
     activations = {name: common_spec.Activation(number) for number, name in _ACTIVATIONS.items()}
@@ -361,7 +361,7 @@ def _spec(s: TransformerSettings, sides: _Sides, tensors: Mapping[str, Tensor]) 
 
     def fill(part: Any, name: str, value: Any) -> None:
         if (weight := weights.get(dotted(name))) is not None:
-            # copied, because quantization changes it in place
+            # copied: quantization changes it in place
             setattr(part, name.rpartition("/")[2], weight.clone().numpy())
 
     model_spec.visit_spec(spec, fill)
@@ -383,7 +383,7 @@ def _log_probs(
     compute_type: str = "default",
     never: Sequence[int] = (),
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of CTranslate2's and our log-probabilities of each token of random targets, one pair per sentence.
+    """Score random targets; return (CTranslate2's, our) log-probabilities of the tokens for each sentence.
 
     `never`: our ids that CTranslate2's model rules out.
     """
@@ -410,7 +410,7 @@ _MODEL, _PIECES = "model", "sentencepiece.model"
 
 @contextmanager
 def unpacked(package: Path) -> Iterator[Path]:
-    """Unpack a package into a temporary folder, and yield the folder in it. Raises `UserError`."""
+    """Unpack a package of Argos Translate temporarily, and yield the folder in it. Raises `UserError`."""
     with TemporaryDirectory(prefix="transduce-") as temporary:
         try:
             with zipfile.ZipFile(package) as archive:
@@ -426,7 +426,7 @@ def unpacked(package: Path) -> Iterator[Path]:
 
 
 def import_argos(folder: Path) -> Imported:
-    """Read an unpacked package. Raises `UserError`, also if the package tokenizes without SentencePiece."""
+    """Read an unpacked package of Argos Translate. Raises `UserError`, also if it tokenizes without SentencePiece."""
     metadata = read_object(folder / ARGOS_METADATA)
     if (folder / "bpe.model").exists() and not (folder / _PIECES).exists():
         raise UserError(f"{folder} splits words with bpe.model, which is not supported; packages with {_PIECES} are")
@@ -436,7 +436,7 @@ def import_argos(folder: Path) -> Imported:
 
 
 def export_argos(out: Path, run: Outgoing) -> list[str]:
-    """Write the package `out`, compare its model with the run's, and return lines that report the result.
+    """Write the package `out` for Argos Translate, compare its model with the run, and return lines on the result.
 
     Raises `UserError` if CTranslate2 does not support a setting, or if the run does not name its languages.
     """

@@ -1,4 +1,4 @@
-"""Untrusted files of a CTranslate2 model: model.bin with the variables, the vocabularies, and config.json.
+"""Reader of a CTranslate2 model's untrusted files: model.bin with the variables, vocabularies, and config.json.
 
 Quantized weights become float32: a weight q of 8 or 16 bits with the scale s of its row stands for q / s.
 """
@@ -21,15 +21,15 @@ from transduce.runs.atomic import read_json, reading
 
 MODEL = "model.bin"
 _VERSIONS = range(4, 7)
-"""Versions of model.bin that say the type of each variable. CTranslate2 1.20 (2021) wrote the first of them."""
+"""Versions of model.bin that store the type of each variable. CTranslate2 1.20 (2021) wrote the first of them."""
 _TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelFiles:
-    """A model's kind (`spec`), its weights, its other variables, which are numbers, and its config.json.
+    """The content of a model: specification (`spec`), weights, numbers such as flags, and config.json.
 
-    Their names are `dotted`.
+    Names of weights and numbers are converted by `dotted`.
     """
 
     spec: str
@@ -39,7 +39,7 @@ class ModelFiles:
 
 
 def dotted(name: str) -> str:
-    """The name of a variable in PyTorch's form.
+    """Convert the name of a variable to PyTorch's form.
 
     >>> dotted("encoder/layer_0/ffn/layer_norm/gamma")
     'encoder.layer_0.ffn.layer_norm.weight'
@@ -75,7 +75,7 @@ def read_model(folder: Path) -> ModelFiles:
 
 
 def _read_variables(content: memoryview) -> tuple[str, dict[str, Tensor]]:
-    """The name of the model's specification, and its variables, with aliases resolved."""
+    """Return the name of the model's specification, and its variables; aliases are resolved."""
     position = 0
 
     def read(form: str) -> Any:
@@ -114,7 +114,7 @@ def _read_variables(content: memoryview) -> tuple[str, dict[str, Tensor]]:
 
 
 def read_vocabularies(folder: Path) -> tuple[list[str], list[str]]:
-    """The pieces of source and target in the order of their ids; one list twice if they share a vocabulary."""
+    """Read the pieces of source and target, in the order of their ids; a shared vocabulary is returned twice."""
     shared = _read_vocabulary(folder, "shared")
     if shared is not None:
         return shared, shared
@@ -125,7 +125,7 @@ def read_vocabularies(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _read_vocabulary(folder: Path, side: str) -> list[str] | None:
-    """The vocabulary of a side, from JSON or, in older models, from text with one piece per line; None: no file."""
+    """Read the vocabulary of a side from JSON or, in older models, text with a piece per line; None without a file."""
     path = folder / f"{side}_vocabulary.json"
     if path.exists():
         pieces = read_json(path, most=MAX_BYTES)

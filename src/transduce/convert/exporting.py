@@ -25,16 +25,16 @@ Exporter = Callable[[Path, Outgoing], list[str]]
 
 
 def _export_translator(out: Path, run: Outgoing) -> list[str]:
-    """Write a folder for the class of transformers that computes the model."""
+    """Write a translator's folder for transformers: as T5 if it has T5's positions, else in BART's format."""
     is_t5 = isinstance(s := run.settings.model, TransformerSettings) and s.positions == "t5"
     return (export_t5 if is_t5 else export_seq2seq)(out, run)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A format: its exporter for each family of architectures, and the quantizations that it supports.
+    """An export format: its exporter for each family of architectures, and the quantizations that it supports.
 
-    `is_file`: the exporter writes a file, not into a folder.
+    `is_file`: the exporter writes a single file instead of a folder.
     """
 
     exporters: Mapping[str, Exporter]
@@ -53,8 +53,8 @@ EXPORTS = {
 def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None) -> Iterator[str]:
     """Create `out` from a run's model for another program, and yield lines that report the comparison.
 
-    `to`: huggingface, peft or ctranslate2 (a folder), or argos (a package). After an error there is no `out`. Raises
-    `UserError`, or `TransduceError` if the exported model differs from the run.
+    `to`: huggingface, peft or ctranslate2 (a folder), or argos (a package). If there is an error, no `out` is left.
+    Raises `UserError`, or `TransduceError` if the exported model differs from the run.
     """
     check_known("to", to, EXPORTS)
     check_free(out)

@@ -1,4 +1,4 @@
-"""Folders of other programs: read Hugging Face's layout, and create a new folder. The content is untrusted."""
+"""Model folders of other programs: read Hugging Face's layout, whose content is untrusted, and create new folders."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from transduce.text.tokenizer import Tokenizers
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 MAX_BYTES = 1 << 26
-"""Largest JSON file or vocabulary that is read: 64 MiB."""
+"""Maximum size of a JSON file or vocabulary that is read: 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Imported:
-    """A model of another program in the form of a run folder; `notes` go into its card.
+    """A model of another program, converted for a run folder; `notes` go into its model card.
 
-    `compare`: compares the model, in eval mode, with the original, and returns a line on the result.
+    `compare`: compares our model, in eval mode, with the original, and returns a line on the result.
     """
 
     settings: Settings
@@ -40,7 +40,7 @@ class Imported:
 class Outgoing:
     """A run to be exported: its model in eval mode, settings and tensors.
 
-    `adapters`: the adapters that the run keeps, if any. They belong to the run called `base_name`.
+    `adapters`: the adapters that the run stores, if any, for the weights of the run `base_name`.
     """
 
     settings: Settings
@@ -53,13 +53,13 @@ class Outgoing:
 
 
 def check_free(path: Path) -> None:
-    """Raise `UserError` if the path of a new folder exists and is not an empty folder."""
+    """Raise `UserError` if the path for a new folder exists and is not an empty folder."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path} exists already; give another folder, or remove it")
 
 
 def make_parents(path: Path) -> None:
-    """Create the parents of a new folder. Called after all checks."""
+    """Create the parents of a new folder. Call it after all checks."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -67,12 +67,12 @@ def make_parents(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file; `RunFolderError` if it is missing, not a regular file, or too large."""
+    """Read a file; `RunFolderError` if it is missing, not a regular file, or too large."""
     return atomic.read_bytes(path, most=MAX_BYTES)
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; `RunFolderError` if it is missing (unless `optional`) or damaged."""
+    """Read the object in a JSON file; `RunFolderError` if it is missing (unless `optional`) or damaged."""
     if optional and not path.exists():
         return {}
     value = atomic.read_json(path, most=MAX_BYTES)
@@ -82,7 +82,7 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with a folder's weights: a single file, or all files in an index; safetensors are preferred.
+    """Find the files with a folder's weights: a single file, or all files of an index; safetensors are preferred.
 
     `RunFolderError` if a file is missing or not a regular file.
     """
@@ -104,7 +104,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_weights(folder: Path, *, without: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """The tensors of a folder's weights whose names do not end in `without`.
+    """Read a folder's weights, except tensors whose names end in `without`.
 
     `UserError` if a file is missing, damaged or refused.
     """
@@ -115,7 +115,7 @@ def read_weights(folder: Path, *, without: tuple[str, ...] = ()) -> dict[str, Te
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
-    """Read with `weights_only`, PyTorch's restricted reader, which runs no code."""
+    """Read a pickled file with `weights_only`, PyTorch's restricted reader, which runs no code."""
     try:
         tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a hostile file can cause any error in the reader
@@ -134,5 +134,5 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
 
 
 def _is_shard(name: str) -> bool:
-    """Whether this is a plain file name, without a folder, of a file with weights."""
+    """Whether a name is a plain file name, without a folder, of a file with weights."""
     return Path(name).name == name and "\\" not in name and Path(name).suffix in (".safetensors", ".bin")

@@ -1,4 +1,4 @@
-"""The limits of a format: checks of another program's config.json, and of our settings before an export.
+"""The limits of formats: checks of another program's config.json, and of our settings before an export.
 
 `normalize` replaces some settings by equivalent ones that a format supports.
 """
@@ -33,20 +33,20 @@ ACTIVATIONS = {  # transformers' names to ours; if several names have one meanin
 }
 
 MAX_LAYERS, _MAX_SIZE = 1 << 10, 1 << 24
-"""Largest sizes accepted: far beyond any published model, and small enough to build a list of weights for."""
+"""Largest accepted numbers of layers and sizes: far beyond published models, but small enough to list the weights."""
 
-_MAX_SIZE_OF = {"position": 1 << 16, "layer": MAX_LAYERS}  # by a word in the key of config.json: the largest size
+_MAX_SIZE_OF = {"position": 1 << 16, "layer": MAX_LAYERS}  # largest size, by a word in the key of config.json
 
 SettingsT = TypeVar("SettingsT", bound=AttentionSettings)
 
 Expressible = Mapping[str, Collection[Any]]
-"""The values of our settings that a program supports."""
+"""For settings of ours, the values that a program supports."""
 
 EXPRESSIBLE_ANYWHERE: Expressible = {
     "encoder_pattern": ("full",),
     "decoder_pattern": ("full",),
     "projection": ("full",),
-    "n_kv_heads": (None,),  # only as many key and value heads as query heads
+    "n_kv_heads": (None,),  # as many key and value heads as query heads
     "d_key": (None,),
     "d_value": (None,),
 }
@@ -64,9 +64,9 @@ EXPRESSIBLE_IN_TRANSFORMERS: Expressible = {
 class ConfigFormat:
     """The keys of a config.json, or of Marian's settings, for import and export.
 
-    `sizes` (positive whole numbers) and `values` (anything else) map a key to our setting, or to None if we have no
-    setting for it. `defaults`: values of keys that a file may leave out. `only`: the supported values of keys without a
-    setting of ours; the first is assumed if a file lacks the key. `equal`: pairs of keys with the same value.
+    `sizes` (positive whole numbers) and `values` (other types) map a key to our setting, or to None if we have no such
+    setting. `defaults`: values of keys that a file may leave out. `only`: supported values of keys without a setting of
+    ours; the first is assumed if a file lacks the key. `equal`: pairs of keys that must have equal values.
     `activation`: the key of the activation function.
     """
 
@@ -83,7 +83,7 @@ class ConfigFormat:
         return values | {"activation": ACTIVATIONS[config[self.activation]]}
 
     def write(self, s: AttentionSettings) -> dict[str, Any]:
-        """The keys of a config.json that depend on our settings only."""
+        """Return the keys of a config.json that depend only on our settings."""
         config = {
             key: getattr(s, ours) for key, ours in (*self.sizes.items(), *self.values.items()) if ours is not None
         }
@@ -93,7 +93,7 @@ class ConfigFormat:
     def check(
         self, config: Mapping[str, Any], *, origin: Path, optional_sizes: Sequence[str] = (), more: Sequence[str] = ()
     ) -> None:
-        """Raise `UserError` with all unsupported values of `config`, which includes the defaults, and with `more`."""
+        """Raise `UserError` with all unsupported values of `config` (which includes defaults), and with `more`."""
         problems = list[str]()
         for key in (*self.sizes, *(key for key in optional_sizes if config.get(key) is not None)):
             if key not in config:
@@ -116,14 +116,14 @@ class ConfigFormat:
 
 
 def model_from(section: type[SettingsT], values: Mapping[str, Any], *, origin: Path) -> SettingsT:
-    """Make settings from the values of the file `origin`."""
+    """Make settings of the class `section` from the values in the file `origin`."""
     model = Settings.from_mapping({"model": dict(values)}, origin=str(origin)).model
     assert isinstance(model, section)
     return model
 
 
 def check_expressible(s: AttentionSettings, expressible: Expressible, program: str) -> None:
-    """Raise `UserError` that lists each setting that a program does not support, with the supported values."""
+    """Raise `UserError` with each setting that a program does not support, and the supported values."""
     refused, usual = [], {"n_kv_heads": s.n_heads, "d_key": s.d_head, "d_value": s.d_head}
     for key, allowed in {**expressible, **EXPRESSIBLE_ANYWHERE, **expressible}.items():
         if key not in type(s).model_fields:
@@ -141,7 +141,7 @@ def check_expressible(s: AttentionSettings, expressible: Expressible, program: s
 
 
 def normalize(s: SettingsT, tensors: Mapping[str, Tensor]) -> tuple[SettingsT, dict[str, Tensor]]:
-    """Settings and tensors of an equivalent model with learned positions, unscaled embeddings and segments.
+    """Return settings and tensors of an equivalent model with learned positions, unscaled embeddings and segments.
 
     The models are equal up to `max_positions`. Scaled embeddings are no longer tied to the output matrix. Tensors that
     need no change keep their bits.
@@ -161,6 +161,6 @@ def normalize(s: SettingsT, tensors: Mapping[str, Tensor]) -> tuple[SettingsT, d
 
 
 def position_table(s: AttentionSettings) -> Tensor:
-    """The vectors [max_positions, D] that computed positions add to embeddings."""
+    """Compute the vectors [max_positions, D] that a positional scheme without weights adds to embeddings."""
     positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.key_width, max_positions=s.max_positions)
     return positions.add(torch.zeros(1, s.max_positions, s.d_model), 0)[0]

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019) as transformers stores it: config.json, weight map, import and export.
+"""GPT-2 (Radford et al. 2019) in the format of transformers: config.json, weight map, import and export.
 
 GPT-2's matrices are stored as [in, out].
 """
@@ -39,7 +39,7 @@ FORMAT = ConfigFormat(
         "layer_norm_epsilon": "norm_eps",
     },
     activation="activation_function",
-    defaults={  # of GPT2Config
+    defaults={  # GPT2Config's defaults
         "n_positions": 1024,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
@@ -65,7 +65,7 @@ EXPRESSIBLE: Expressible = {
 }
 
 BUFFERS = (".attn.bias", ".attn.masked_bias")
-"""Ends of the names of tensors in older files that are not weights: causal masks."""
+"""Ends of tensor names in older files that hold causal masks instead of weights."""
 
 BLOCK = block_layers(
     self_attention=("attn.c_attn", "attn.c_proj", "ln_1"), feed_forward=("mlp.c_fc", "mlp.c_proj", "ln_2")
@@ -78,7 +78,7 @@ _DEFAULT_END = 50256  # GPT-2's own end id, which many smaller models still have
 
 
 def model_settings(config: Mapping[str, Any], *, origin: Path) -> GPTSettings:
-    """Our settings for a model with this config.json; `UserError` lists everything that is not supported."""
+    """Convert a config.json to our settings; `UserError` lists everything that is not supported."""
     config = {**FORMAT.defaults, **config}
     FORMAT.check(config, origin=origin, optional_sizes=("n_inner",))
     values = FORMAT.read(config) | {
@@ -94,7 +94,7 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> GPTSettings:
 
 
 def entries(s: GPTSettings, *, rows: Rows, names: Collection[str] | None = None) -> list[Entry]:
-    """The weight map of a model, without a bias on the logits, which GPT-2 in transformers does not have.
+    """Return the weight map of a model, without a bias on the logits, which transformers' GPT-2 lacks.
 
     `names`: tensor names in the file to read; None for a file to write.
     """
@@ -140,7 +140,7 @@ def import_gpt2(folder: Path) -> Imported:
 
 
 def _differing_ends(config: Mapping[str, Any], rows: Rows, names: tuple[str, str]) -> list[str]:
-    """Notes if config.json and the vocabulary disagree on the ids of BOS and EOS; the vocabulary's ids are used."""
+    """Return notes if config.json and the vocabulary name different ids for BOS and EOS; the vocabulary's are used."""
     notes = []
     for key, name, ours in zip(("bos_token_id", "eos_token_id"), names, (BOS, EOS), strict=True):
         value, there = config.get(key), int(rows.index[ours])
@@ -194,10 +194,10 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
 
 
 def _outputs(run: Outgoing, rows: Rows, s: GPTSettings, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """The logits: pairs of (transformers' model, our model)."""
+    """Yield the pair of logits (transformers' model, our model)."""
     longest = min(parity.MAX_TOKENS, s.max_positions - 1)
     ids, known = parity.examples(8, run.tokenizers.n_tgt, longest=longest).tgt_in, rows.index >= 0
-    ids = ids.where(known[ids], EOS)  # an imported vocabulary may lack some
+    ids = ids.where(known[ids], EOS)  # an imported vocabulary may lack some ids
     mask = (ids != PAD) | ~known[PAD]
     logits = theirs(input_ids=rows.index[ids], attention_mask=mask.long()).logits
     last = {row: i for i, row in enumerate(rows.index.tolist())}  # if several ids share a row, the last one is exported

@@ -1,4 +1,4 @@
-"""Common parts of the folders of BERT and GPT-2: their vocabulary, and the files of an export."""
+"""Import and export of parts that BERT's and GPT-2's folders share: the vocabulary and the model's files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _UNLIKELY = -1e9  # score of pieces that must not be chosen
 
 
 def tokenizer_json(vocabulary: Tokenizer, *, frame: dict[str, str]) -> bytes:
-    """The content of tokenizer.json. `frame`: templates for a text ("single") and a pair ("pair"), if any.
+    """Make a tokenizer.json. `frame`: templates for special tokens of a text ("single") or pair ("pair"), if any.
 
-    Raises `UserError` if the library would split a text differently.
+    Raises `UserError` if the tokenizers library would split a text differently.
     """
     with needing("interchange", "a tokenizer.json needs tokenizers"):
         import tokenizers
@@ -51,7 +51,7 @@ def tokenizer_json(vocabulary: Tokenizer, *, frame: dict[str, str]) -> bytes:
 
 
 def _model(vocabulary: Tokenizer, proto: Any) -> Any:
-    """The segmentation model. An exact vocabulary writes spaces as spaces, and U+2581 is an ordinary character."""
+    """Return the segmentation model. If exact, spaces stay spaces, and U+2581 is an ordinary character."""
     from tokenizers import models
 
     own = [_named(piece.piece, vocabulary.exact) for piece in proto.pieces]
@@ -77,7 +77,7 @@ def _named(piece: str, exact: bool) -> str:
 
 
 def _merges(pieces: list[Any], exact: bool) -> list[tuple[str, str]]:
-    """All pairs of pieces that SentencePiece may merge: their concatenation is a piece. Sorted by its score."""
+    """Return all pairs of pieces whose concatenation is a piece, in the order in which SentencePiece merges them."""
     score = {_named(piece.piece, exact): piece.score for piece in pieces}
     merges = []
     for piece in sorted(score, key=score.__getitem__, reverse=True):
@@ -103,7 +103,7 @@ def _set_normalization(made: Any, proto: Any, *, exact: bool) -> None:
 
 
 def hard_texts(vocabulary: Tokenizer, *, n: int = 300, seed: int = 1) -> list[str]:
-    """Texts on which tokenizers tend to differ, and random sequences of the vocabulary's pieces and characters."""
+    """Return texts on which tokenizers tend to differ, and random sequences of pieces and characters."""
     draw = random.Random(seed)
     pieces = [piece.replace(_SPACE, " ") for piece in vocabulary.pieces(range(EOS + 1, vocabulary.vocab_size))]
     pieces = [piece for piece in pieces if piece != MASK_PIECE and not piece.startswith("<0x")]
@@ -136,7 +136,7 @@ TOKENIZER, WORDS, PIECES, MERGES, ADDED = "tokenizer.json", "vocab.txt", "vocab.
 
 
 def special_names(folder: Path, defaults: Mapping[str, str]) -> list[str]:
-    """The folder's names of its special pieces. `defaults`: the name for each key that the folder does not set."""
+    """Return the folder's names of special pieces. `defaults`: for each key, the name if the folder does not set it."""
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         config |= read_object(folder / name, optional=True)
@@ -145,7 +145,7 @@ def special_names(folder: Path, defaults: Mapping[str, str]) -> list[str]:
 
 
 def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
-    """The content of tokenizer.json. If it is missing, make it from vocab.txt, or from vocab.json and merges.txt.
+    """Return the content of tokenizer.json; if it is missing, make it from vocab.txt, or vocab.json and merges.txt.
 
     `special`: pieces that are special tokens.
     """
@@ -180,7 +180,7 @@ def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
 
 
 def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
-    """The id of each piece of a tokenizer.json, including added tokens."""
+    """Return the id of each piece of a tokenizer.json, including added tokens."""
     try:
         return open_tokenizer(model).get_vocab(with_added_tokens=True)
     except ValueError as error:
@@ -190,10 +190,10 @@ def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
 def make_vocabulary(
     model: bytes, ids: Mapping[str, int], special: Sequence[str | None], *, n: int, origin: Path
 ) -> tuple[HubTokenizer, Rows]:
-    """Make our vocabulary; return it with the embedding row of each id.
+    """Make our vocabulary from a tokenizer.json; also return the imported embedding's row for each of our ids.
 
-    `special`: the pieces of our first ids, None for an id without a piece; two ids may have the same piece.
-    n: rows of the imported embedding; ids without a piece keep their rows.
+    `special`: the pieces of our first ids, None for an id without a piece; two ids may have the same piece. n: rows of
+    the imported embedding; ids without a piece keep their rows.
     """
     if missing := [piece for piece in special if piece is not None and piece not in ids]:
         raise UserError(f"{origin}: the vocabulary lacks {', '.join(missing)}")
@@ -210,7 +210,7 @@ def make_imported(
     labels: tuple[str, ...] | None = None,
     exact: bool = False,
 ) -> Imported:
-    """Make an imported model with settings from its sizes and vocabulary; other settings keep their defaults."""
+    """Make an `Imported` with settings from the sizes and the vocabulary; other settings keep their defaults."""
     settings = Settings(
         task=model.task,
         data=DataSettings(max_length=model.max_positions, context=model.max_positions, labels=labels),
@@ -224,7 +224,7 @@ def make_imported(
 
 
 def their_rows(run: Outgoing) -> Rows:
-    """The row of each of our ids in the exported embedding: its id in an imported tokenizer.json, else itself."""
+    """Map our ids to rows of the exported embedding: the ids of an imported tokenizer.json, or our own ids."""
     vocabulary = run.tokenizers.tgt
     if isinstance(vocabulary, HubTokenizer):
         index = torch.tensor(vocabulary.theirs)
@@ -242,7 +242,7 @@ def write_folder(
     frame: dict[str, str],
     longest: int,
 ) -> None:
-    """Write config.json, weights, vocabulary and card.
+    """Write config.json, weights, vocabulary and model card.
 
     `special`: our id for each of transformers' special tokens. `frame`: see `tokenizer_json`.
     """

@@ -1,4 +1,4 @@
-"""`transduce import`: a run folder from a model of another program."""
+"""`transduce import`: make a run folder from a model of another program."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from transduce.runs.manifest import fingerprint
 from transduce.text.languages import base_language
 
 _SETTINGS = ("*.json", "*.txt", "*.spm", "*.model")
-"""Settings and vocabularies of every family."""
+"""Patterns of files with settings and vocabularies, for every family."""
 
 
 def download_model(name: str, *, revision: str | None = None, quiet: bool = False) -> Path:
-    """Download config.json, the weights, other settings and the vocabulary; see `download`.
+    """Download a model's config.json, weights, other settings and vocabulary; see `download`.
 
-    config.json comes first and is refused if no importer supports the model. Pickled weights are not downloaded.
+    A model that no importer supports is refused after its config.json. Pickled weights are not downloaded.
     """
     folder = download(name, "config.json", revision=revision, quiet=quiet)
     if not (folder / "config.json").exists():
@@ -52,8 +52,8 @@ def download_model(name: str, *, revision: str | None = None, quiet: bool = Fals
 class Importer:
     """A family of models that can be imported.
 
-    `architectures`: supported ones by model_type. `weights`: patterns of the files with the weights. `program`: the
-    program whose format it is. `find_weights`: finds the files with the weights of an imported model.
+    `architectures`: supported architectures by model_type. `weights`: patterns of the files with the weights.
+    `program`: the program that defines the format. `find_weights`: finds an imported model's files with weights.
     """
 
     importer: Callable[[Path], Imported]
@@ -75,25 +75,25 @@ _CTRANSLATE2 = Importer(
     program="CTranslate2",
     find_weights=lambda folder: [folder / MODEL],
 )
-_ARGOS = Importer(  # for an unpacked package
+_ARGOS = Importer(  # of an unpacked package
     ctranslate2.import_argos, program="CTranslate2", find_weights=lambda folder: [folder / "model" / MODEL]
 )
 _MARIAN = Importer(marian.import_marian, program="Marian", find_weights=lambda source: [marian.find_model(source)])
 
 
 def _of_adapters(base: Path | None) -> Importer:
-    """The importer of PEFT's adapters of the weights of a run."""
+    """Return the importer of PEFT's adapters for the run `base`."""
     read = partial(peft.import_peft, base=base)
     return Importer(read, program="PEFT", find_weights=lambda folder: [folder / peft.WEIGHTS])
 
 
 def _has_adapters(folder: Path) -> bool:
-    """Whether a folder contains adapters of PEFT without the weights that they belong to."""
+    """Whether a folder contains adapters of PEFT without the weights that they adapt."""
     return (folder / peft.CONFIG).exists() and not (folder / "config.json").exists()
 
 
 def find_importer(folder: Path, base: Path | None = None) -> Importer:
-    """The importer for a file of Marian or a folder; `UserError` if there is none.
+    """Return the importer for a folder or a file of Marian; `UserError` if there is none.
 
     A config.json may name no architecture. `base`: see `import_run`.
     """
@@ -123,9 +123,9 @@ def import_run(
     """Create the run folder `run` from another program's model, and yield lines that describe it.
 
     `source`: a folder, a package of Argos Translate, a model of Marian, or OWNER/NAME of a model on the Hugging Face
-    Hub, which is downloaded (`revision`: a branch, tag or commit; `quiet`: without progress bars). The kind of model
-    is detected from the files. After an error no run is left. `base`: for a folder of PEFT, the run of the model that
-    its adapters belong to. Raises `UserError`.
+    Hub, which is downloaded (`revision`: a branch, tag or commit; `quiet`: without progress bars). The kind of model is
+    detected from the files. If there is an error, no run is left. `base`: for a folder of PEFT, the run whose weights
+    the adapters adapt. Raises `UserError`.
     """
     name = hub_name(str(source))
     if name is None:
@@ -153,7 +153,7 @@ def import_run(
 
 
 def _check_path(source: Path, revision: str | None) -> None:
-    """Raise an error, with a hint at a likely mistake, if the path is neither a folder nor a file of a model."""
+    """Raise an error that hints at the likely mistake, unless the path is a folder or file of a model."""
     if source.is_file() and source.suffix not in (ctranslate2.ARGOS_SUFFIX, *marian.SUFFIXES):
         raise RunFolderError(
             f"{source} is a file; give the folder that contains it, a package *{ctranslate2.ARGOS_SUFFIX}, or a model "
@@ -202,7 +202,7 @@ def _import_folder(source: Path, run: Path, title: str, origin: str, *, base: Pa
 
 
 def _translate_a_sentence(run: Path) -> Iterator[str]:
-    """Yield a line with the translation of a sentence, from English if the model has it and names no other pair."""
+    """Yield a line with a sample translation, from English if the model has it and names no other pair."""
     translator, sentence = Translator.load(run), "Hello, world."
     framing = translator.tokenizers.src.framing
     if translator.tokenizers.src.frame is None:
@@ -219,7 +219,7 @@ def _translate_a_sentence(run: Path) -> Iterator[str]:
 
 
 def _card(imported: Imported, settings: Settings, importer: Importer, weights: list[Path], origin: str) -> str:
-    """The model card of an imported run: its origin and its use."""
+    """Return the model card of an imported run, with its origin and use."""
     wording = wording_of(settings, n_languages=len(imported.tokenizers.src.framing.languages))
     digests = "".join(f"- sha256 of its `{path.name}`: `{fingerprint(path)['sha256']}`\n" for path in weights)
     listed = "".join(f"- {plain(note)}\n" for note in imported.notes)

@@ -69,11 +69,11 @@ FORMAT = ConfigFormat(
 )
 
 _NORMS = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
-"""Our `residual` for Marian's operations (without dropout) before a sub-layer, after it, and after a stack."""
+"""Our `residual` by Marian's operations (except dropout) before a sub-layer, after it, and after a stack."""
 _NORMED_KEYS, _EXACT_GELU = (1, 10, 24), (1, 12, 3)
-"""The first versions that normalize keys and values before self-attention, and that compute GELU by erf."""
+"""The first versions of Marian that normalize keys and values before self-attention, and that compute GELU by erf."""
 
-# * stands for the part of a layer: weight (W) and bias (b), or a norm's scale and bias.
+# In names, * stands for a layer's weight (W) or bias (b), or for a norm's scale or bias.
 _SELF_ATTENTION = ("self_*q self_*k self_*v", "self_*o")
 _SSRU = Layer("self_attention.gate_value", "rnn_*f rnn_*", "stream stream")
 _CROSS_ATTENTION = ("context_*q", "context_*k context_*v", "context_*o")
@@ -85,7 +85,7 @@ _OUTPUT, _BIAS = "decoder_ff_logit_out_W", "decoder_ff_logit_out_b"
 
 
 def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSettings:
-    """Our settings for a model with this complete `special:model.yml`; `UserError` lists all that is not supported."""
+    """Convert a complete `special:model.yml` to our settings; `UserError` lists everything that is not supported."""
     problems = list[str]()
     before, after, top, embedding = (
         str(config[f"transformer-{name}"]).replace("d", "")
@@ -132,7 +132,7 @@ def _ties(config: Mapping[str, Any], key: str) -> bool:
 
 
 def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> Iterator[Entry]:
-    """The weight map of a model."""
+    """Yield the weight map of a model."""
     names = "Wemb", "encoder_Wemb", "decoder_Wemb", f"{_OUTPUT}t"
     yield from weight_map.translator_embedding_entries(s, names, src=src, tgt=tgt)
     yield Entry("output_bias", (_BIAS,), (tgt.n_theirs,), rows=tgt.index, filler=NEVER)
@@ -152,14 +152,14 @@ def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> Iterator[Entry]:
 
 
 def _name(name: str) -> str:
-    """Put the part of a layer, such as ".weight", in the place of the * in its name."""
+    """Replace the * in a name by the name's ending, such as ".weight"."""
     layer, _, part = name.rpartition(".")
     parts = {"weight": "scale", "bias": "bias"} if "_ln_" in layer else {"weight": "W", "bias": "b"}
     return layer.replace("*", parts[part])
 
 
 def _complete(tensors: dict[str, Tensor], config: Mapping[str, Any], s: TransformerSettings) -> None:
-    """Remove the multipliers of activations, and add the weights that our layers have and Marian's may not."""
+    """Remove multipliers of activations; add weights that our layers need and the file may lack."""
     for name in [name for name in tensors if name.endswith("_QuantMultA")]:
         del tensors[name]
     if (untransposed := tensors.pop(_OUTPUT, None)) is not None:
@@ -181,7 +181,7 @@ def _complete(tensors: dict[str, Tensor], config: Mapping[str, Any], s: Transfor
 
 
 def _vocabulary_ids(path: Path) -> dict[str, int]:
-    """The ids of the pieces in a SentencePiece model or a YAML file."""
+    """Read the ids of the pieces in a SentencePiece model or a YAML file."""
     if path.suffix == ".spm":
         return {piece: i for i, piece in enumerate(read_pieces(path))}
     if path.suffix not in (".yml", ".yaml", ".json"):
@@ -190,7 +190,7 @@ def _vocabulary_ids(path: Path) -> dict[str, int]:
 
 
 def _read_vocabularies(paths: Sequence[Path], sizes: Sequence[int], notes: list[str]) -> tuple[Rows, Rows, Tokenizers]:
-    """Rows and tokenizers of both sides. A list of ids in YAML has its SentencePiece model beside it."""
+    """Read rows and tokenizers of both sides. A YAML file with ids has its SentencePiece model beside it."""
     sides = []
     for path, spm, n in zip(paths, ("source.spm", "target.spm"), sizes, strict=True):
         ids = _vocabulary_ids(path)
@@ -213,7 +213,7 @@ def _read_vocabularies(paths: Sequence[Path], sizes: Sequence[int], notes: list[
 
 
 def import_marian(source: Path) -> Imported:
-    """Read a model, or the only one in a folder, with the vocabularies beside it.
+    """Import a model file, or the only model of a folder, with the vocabularies beside it.
 
     `UserError` lists everything that is missing, damaged, contradictory or not supported.
     """
@@ -245,7 +245,7 @@ def import_marian(source: Path) -> Imported:
 
 
 def find_model(source: Path) -> Path:
-    """The model file: `source` itself, or in a folder the file that decoder.yml names, or the only model."""
+    """Return the model file: `source` itself or, for a folder, the model that decoder.yml names, or the only one."""
     if not source.is_dir():
         return source
     paths = models_in(source)
@@ -257,12 +257,12 @@ def find_model(source: Path) -> Path:
 
 
 def _names(decoder: Mapping[str, Any], key: str) -> list[str]:
-    """File names in the settings of Marian's decoder, without their folders, which exist on another machine."""
+    """Return file names from the settings of Marian's decoder, without their folders, which exist elsewhere."""
     return [Path(str(name)).name for name in decoder.get(key) or ()]
 
 
 def _decoder_settings(model: Path) -> Mapping[str, Any]:
-    """The settings of Marian's decoder in the model's folder; empty if they are for another model."""
+    """Read the settings of Marian's decoder beside a model; empty if they are for another model."""
     folder = model.parent
     for path in sorted({*folder.glob("*decoder.yml"), *folder.glob("config*.yml")}):
         settings = read_yaml(path)
@@ -272,7 +272,7 @@ def _decoder_settings(model: Path) -> Mapping[str, Any]:
 
 
 def _vocabulary_paths(model: Path, decoder: Mapping[str, Any]) -> list[Path]:
-    """The vocabulary files of source and target, from the decoder's settings, or else the *.spm files of the folder."""
+    """Find the vocabularies of source and target: named by the decoder's settings, or else the folder's *.spm files."""
     folder = model.parent
     if names := _names(decoder, "vocabs"):
         paths = [folder / name for name in names]
@@ -288,7 +288,7 @@ def _vocabulary_paths(model: Path, decoder: Mapping[str, Any]) -> list[Path]:
 
 
 def _languages(model: Path, vocabularies: Sequence[Path]) -> dict[str, str]:
-    """The languages in the names of Mozilla's files: model.enru.intgemm.alphas.bin with vocab.enru.spm."""
+    """Return src_lang and tgt_lang from names of Mozilla's files: model.enru.intgemm.alphas.bin with vocab.enru.spm."""
     parts = set(model.name.split(".")).intersection(*(path.name.split(".") for path in vocabularies))
     pairs = [part for part in parts if re.fullmatch("[a-z]{4}", part)]
     return {"src_lang": pairs[0][:2], "tgt_lang": pairs[0][2:]} if len(pairs) == 1 else {}
@@ -307,10 +307,10 @@ def _decoding(decoder: Mapping[str, Any], notes: list[str]) -> Any:
 CONFIG = "special:model.yml"
 _MOST_BYTES = 16 << 30
 _VERSION = (1).to_bytes(8, "little")
-"""The first bytes of a *.bin model. A shortlist and a model of CTranslate2, also *.bin, begin differently."""
+"""The first bytes of a Marian model in *.bin. Shortlists and CTranslate2's model.bin begin differently."""
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error)
 _NUMBERS = {0x101: "i1", 0x402: "f2", 0x404: "f4", 0x408: "f8"}
-"""NumPy's types by Marian's `Type`."""
+"""NumPy's types by the numbers of Marian's `Type`."""
 _INTGEMM = {
     0x4101: ("i1", 0),  # types of the forks of browsermt and Mozilla
     0x4102: ("i2", 0),
@@ -324,11 +324,12 @@ _INTGEMM = {
     0x11002: ("i2", 32),
     0x12002: ("i2", 64),
 }
-"""Quantized matrices: NumPy's type, and bytes of a register of the instruction set that the layout is for; 0: none."""
+"""Quantized types: NumPy's type, and bytes per register of the instruction set that the layout is for (0: plain order).
+"""
 
 
 def models_in(folder: Path) -> list[Path]:
-    """The files in a folder that may be models of Marian."""
+    """List the files in a folder that may be models of Marian."""
     paths = [path for path in sorted(folder.glob("*.npz")) if not path.name.endswith(".optimizer.npz")]
     return paths + [path for path in sorted(folder.glob("*.bin")) if _starts_like_a_model(path)]
 
@@ -339,7 +340,7 @@ def _starts_like_a_model(path: Path) -> bool:
 
 
 def read_model(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The settings and the tensors of a model; `RunFolderError` if it is damaged or not Marian's."""
+    """Read the settings and tensors of a model; `RunFolderError` if it is damaged or not Marian's."""
     read = _read_npz if path.suffix == ".npz" else _read_bin
     try:
         tensors = read(path)
@@ -398,15 +399,15 @@ def _decode(name: str, kind: int, shape: list[int], content: memoryview) -> np.n
         return values.reshape(shape)
     if not register:
         return values.reshape(n_columns, -1).T.copy()
-    # stored order: groups of 8 columns, in a group parts of rows as long as a register, in a part the columns
+    # stored order: groups of 8 columns; in a group, parts of rows as long as a register; in a part, its columns
     n_rows = register // flat.itemsize
     return values.reshape(n_columns // 8, -1, 8, n_rows).transpose(1, 3, 0, 2).reshape(shape)
 
 
 def read_yaml(path: Path, text: bytes | None = None) -> dict[str, Any]:
-    """The values in a YAML file, or in `text`, a part of the file, by name. Raises `RunFolderError`.
+    """Read a YAML file, or `text`, a part of it, as values by name. Raises `RunFolderError`.
 
-    Keys are texts: a piece of a vocabulary may be "no" or "1".
+    Keys stay strings: a piece of a vocabulary may be "no" or "1".
     """
     with needing("interchange", "Marian's settings need PyYAML"):
         import yaml
@@ -415,7 +416,7 @@ def read_yaml(path: Path, text: bytes | None = None) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = 1 if error.problem_mark is None else error.problem_mark.line + 1
         raise RunFolderError(f"{path} is damaged: line {line}: {error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:  # characters that YAML does not allow
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: characters that YAML does not allow
         raise RunFolderError(f"{path} is damaged: {' '.join(str(error).split()[:20])}") from None
     if not isinstance(values, dict):
         raise RunFolderError(f"{path} is damaged: it is not a mapping")
@@ -426,7 +427,7 @@ def read_yaml(path: Path, text: bytes | None = None) -> dict[str, Any]:
 
 
 def _typed(value: Any) -> Any:
-    """A number or a truth value from its text; other values stay."""
+    """Convert a string that is a number or a truth value; other values stay."""
     with suppress(ValueError, TypeError):
         return json.loads(value)
     return value

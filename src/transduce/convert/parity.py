@@ -1,4 +1,4 @@
-"""Compare another program's model with ours on the same random inputs, with padding."""
+"""Comparison of another program's model with ours on the same random inputs, with padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transduce.text.special import EOS, PAD, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 MAX_TOKENS = 24
-"""Length of the longest example."""
+"""Length of the longest random example, in tokens."""
 
 BOUND = 1e-4
 """Largest accepted difference of a float32 logit or log-probability."""
@@ -41,14 +41,14 @@ TIDY_TEXTS = tuple(" ".join(text.split()) for text in TEXTS)
 """Strings for tokenizers that keep the spaces around a text, which SentencePiece does not."""
 
 Difference = tuple[float, float]
-"""The largest difference, and the largest number compared."""
+"""The largest difference, and the largest compared number."""
 
 
 UNCHECKED = "not checked: transformers is not installed; pip install transformers, and try again"
 
 
 def examples(n_src: int, n_tgt: int, *, longest: int = MAX_TOKENS, seed: int = 1) -> Batch:
-    """Random sentence pairs of ordinary ids; the shortest has a single token, the longest `longest` tokens."""
+    """Make random sentence pairs of ordinary ids; the shortest has one token, the longest `longest` tokens."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [1, longest, *torch.randint(1, longest + 1, (10,), generator=generator).tolist()]
 
@@ -59,7 +59,7 @@ def examples(n_src: int, n_tgt: int, *, longest: int = MAX_TOKENS, seed: int = 1
 
 
 def text_examples(s: EncoderSettings, n_ids: int) -> tuple[Tensor, Tensor]:
-    """Random texts and text pairs between their special tokens, padded: ids and segments [B, S]."""
+    """Make random texts and text pairs with their special tokens, padded: ids and segments [B, S]."""
     longest = min(MAX_TOKENS, s.max_positions) - 3  # a pair has three special tokens
     generator = torch.Generator().manual_seed(1)
 
@@ -73,13 +73,13 @@ def text_examples(s: EncoderSettings, n_ids: int) -> tuple[Tensor, Tensor]:
 
 
 def logits_of(model: Any, *inputs: Tensor) -> Tensor:
-    """Our logits [B, T, V] for source and target of a translator, or for the ids of a language model."""
+    """Return our logits [B, T, V] for a translator's source and target ids, or for a language model's ids."""
     with torch.no_grad():
         return model.logits(model(*inputs)).float()
 
 
 def head_outputs(model: TextEncoder, ids: Tensor, segments: Tensor | None) -> dict[str, Tensor]:
-    """The outputs of an encoder's head by name: for each token [B, S, ...], for the whole text [B, ...]."""
+    """Return the outputs of an encoder's heads by name: for each token [B, S, ...], for the whole text [B, ...]."""
     if isinstance(model, MaskedLM):
         hidden, is_next = model(ids, segments, torch.arange(ids.shape[0] * ids.shape[1]))
         outputs = {"logits": model.logits(hidden).view(*ids.shape, -1)}
@@ -92,14 +92,14 @@ def head_outputs(model: TextEncoder, ids: Tensor, segments: Tensor | None) -> di
 def translator_outputs(
     ours: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows, longest: int, theirs: Any
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The logits of their translator and of ours, for up to `longest` tokens."""
+    """Yield logits (theirs, ours) of both translators for random pairs of up to `longest` tokens."""
     batch = examples(tokenizers.n_src, tokenizers.n_tgt, longest=min(MAX_TOKENS, longest))
 
     def their_ids(ids: Tensor, rows: Rows) -> Tensor:
         return rows.index[ids].masked_fill(ids == PAD, theirs.config.pad_token_id)
 
     read = batch.src
-    if ours.language_last:  # transformers gets the first token in its place
+    if ours.language_last:  # transformers expects the first token (the language) last
         n = (read != PAD).sum(1, keepdim=True)
         places = torch.arange(1, read.shape[1] + 1).expand_as(read)
         read = read.gather(1, torch.where(places < n, places, (places - n) % read.shape[1]))
@@ -119,7 +119,7 @@ class NotLoaded(TransduceError):
 def _loaded(cls: Any, folder: Path, **options: Any) -> Any:
     try:
         return cls.from_pretrained(folder, local_files_only=True, **options)
-    except Exception as error:  # of any kind
+    except Exception as error:  # of any type
         kind = type(error).__name__
         raise NotLoaded(f"transformers cannot load {folder} ({kind}: {message_of(error)[:200]})") from error
 
@@ -135,8 +135,8 @@ def compare_with_transformers(
     """Compare a folder, loaded by transformers, with our model; return a line that reports the result.
 
     `vocabularies`: our vocabulary and its rows for each argument of transformers' tokenizer ("text", "text_target"),
-    which must split `texts` as ours does. `outputs`: function from transformers' model to pairs of (its output, our
-    output). Raises `TransduceError` if token ids or outputs differ.
+    which must split `texts` as ours does. `outputs`: maps transformers' model to pairs of outputs (its, ours). Raises
+    `TransduceError` if token ids or outputs differ.
     """
     try:
         import transformers
@@ -162,9 +162,9 @@ def compare_with_transformers(
 
 
 def compare(pairs: Iterable[tuple[Tensor, Tensor]]) -> Difference:
-    """The largest difference and the largest compared value, over all pairs (theirs, ours).
+    """Compute the largest difference and the largest value over all pairs of tensors (theirs, ours).
 
-    Logits that our model rules out only need to be ruled out in `theirs`.
+    Logits that our model rules out only need to be ruled out in the other tensor.
     """
     difference, size, compared = 0.0, 0.0, False
     for theirs, ours in pairs:
@@ -180,7 +180,7 @@ def compare(pairs: Iterable[tuple[Tensor, Tensor]]) -> Difference:
 
 
 def settle(what: str, largest: Difference) -> str:
-    """A line that reports a comparison; `TransduceError` if the difference is over the bound.
+    """Return a line that reports a comparison; `TransduceError` if the difference exceeds the bound.
 
     The bound applies to logits up to 32; for larger ones it grows with them, as the spacing of float32 does.
     """

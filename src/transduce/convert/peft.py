@@ -36,11 +36,11 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "alpha_pattern": (None, {}),
     "trainable_token_indices": (None,),
 }
-"""Keys of adapter_config.json, and the values that are supported."""
+"""Supported values for keys of adapter_config.json."""
 
 
 def _entries(settings: Settings, tokenizers: Tokenizers) -> list[Entry]:
-    """The weight map of the model that the adapters belong to."""
+    """Return the weight map of the model that the adapters adapt."""
     s = settings.model
     assert isinstance(s, TransformerSettings)
     src, tgt = Rows.of_size(tokenizers.n_src), Rows.of_size(tokenizers.n_tgt)
@@ -50,7 +50,7 @@ def _entries(settings: Settings, tokenizers: Tokenizers) -> list[Entry]:
 
 
 def _reordered(a: Tensor, b: Tensor, entry: Entry, order: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Reorder the columns or rows of A and B that lie on the residual stream, if there are any."""
+    """Reorder the residual stream's columns of A or rows of B, if the orders of the two models differ."""
     if order is None or entry.stream is None:
         return a, b
     return (a, b.index_select(0, order)) if entry.stream == 0 else (a.index_select(1, order), b)
@@ -59,7 +59,7 @@ def _reordered(a: Tensor, b: Tensor, entry: Entry, order: Tensor | None) -> tupl
 def export_peft(out: Path, run: Outgoing) -> list[str]:
     """Write the adapters of a run into the folder `out`; return lines on the result.
 
-    Raises `UserError` if the run has no adapters of its own.
+    Raises `UserError` if the run does not store adapters.
     """
     s, lora = run.settings.model, run.settings.training.lora
     assert isinstance(s, TransformerSettings)
@@ -145,7 +145,7 @@ def import_peft(folder: Path, base: Path | None) -> Imported:
 
 
 def _pairs_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B of each adapted layer in the file."""
+    """Return matrices A and B of each adapted layer in the file."""
     parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
         layer, _, part = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".lora_")

@@ -29,7 +29,7 @@ def push_to_hub(
 ) -> dict[str, int]:
     """Publish a run folder on the Hugging Face Hub; return the sizes of its files. `Translator.load(name)` loads it.
 
-    The files of the model, the recipe and the model card are sent. Other files that the model has on the Hub are kept.
+    The model's files, recipe and model card are sent. Other files that the model already has on the Hub are kept.
 
     Args:
         run: The run folder. No training may use it.
@@ -41,7 +41,7 @@ def push_to_hub(
 
     Raises:
         RunFolderError: The folder is missing, damaged or in use.
-        UserError: It has only adapters, huggingface_hub is missing, or the Hub refuses the model.
+        UserError: The run has only adapters, huggingface_hub is missing, or the Hub refuses the model.
     """
     if not MODEL_NAME.fullmatch(name):
         raise SettingsError(f"name = '{name}': a model on the Hub is named OWNER/NAME, such as alice/en-de")
@@ -63,7 +63,7 @@ def push_to_hub(
 
 
 def _files_to_send(folder: RunFolder, name: str, *, license: str | None, records: bool) -> dict[str, bytes | Path]:
-    """The content or the path of each file. The sent manifest lists only the records that are sent."""
+    """Return the content or path of each file to send. The sent manifest lists only the records that are sent."""
     run, manifest = folder.path, folder.manifest
     if folder.has_adapters:
         raise UserError(
@@ -85,7 +85,7 @@ def _files_to_send(folder: RunFolder, name: str, *, license: str | None, records
 
 
 def _card(folder: RunFolder, name: str, license: str | None) -> str:
-    """The model card with metadata for the Hub. Text that its author has written is kept."""
+    """Return the model card with metadata for the Hub. Text that the card's author has written is kept."""
     from huggingface_hub import ModelCard
     from yaml import YAMLError
 

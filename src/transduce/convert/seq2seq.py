@@ -43,16 +43,16 @@ from transduce.text.special import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizers
 
 BUFFERS = ("embed_positions.weights", "model.encoder.version", "model.decoder.version")
-"""Ends of the names of tensors in older files that are not weights."""
+"""Ends of tensor names in older files that hold no weights."""
 
 _POSITIONS, _SHARED, _BIAS = "embed_positions.weight", "model.shared.weight", "final_logits_bias"
 _EMBEDDINGS = (_SHARED, "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 
 
 def _format(only: Mapping[str, tuple[Any, ...]], **defaults: Any) -> ConfigFormat:
-    """The keys of a family's config.json.
+    """Return the keys of a family's config.json. `only`: see `ConfigFormat`.
 
-    `defaults`: the defaults of its configuration class that differ from BART's.
+    `defaults`: defaults of the family's configuration class that differ from BART's.
     """
     return ConfigFormat(
         sizes={
@@ -88,16 +88,16 @@ def _format(only: Mapping[str, tuple[Any, ...]], **defaults: Any) -> ConfigForma
 
 
 def _norms(*, pre: bool, embedding: bool) -> dict[str, tuple[bool, ...]]:
-    """The keys for norms in a family's config.json, as written by older versions of transformers."""
+    """Return a family's keys for norms in config.json, as older versions of transformers write them."""
     return {"normalize_before": (pre,), "add_final_layer_norm": (pre,), "normalize_embedding": (embedding,)}
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A class of transformers.
+    """A family of models with one class in transformers.
 
-    `settings`: our settings without a key in config.json. `has_bias`: the logits have a bias. `has_languages`: texts
-    begin with tokens for languages.
+    `settings`: values of our settings that have no key in config.json. `has_bias`: the logits have a bias.
+    `has_languages`: texts begin with tokens for languages.
     """
 
     architecture: str
@@ -108,7 +108,7 @@ class Family:
 
     @property
     def expressible(self) -> Expressible:
-        """The values of our settings that the family supports."""
+        """For settings of ours, the values that the family supports."""
         positions = self.settings["positions"]
         return {
             **EXPRESSIBLE_IN_TRANSFORMERS,
@@ -150,7 +150,7 @@ FAMILIES = {
         {"residual": "post", "positions": "learned", "embedding_norm": True},
     ),
 }
-"""By model_type."""
+"""Families by model_type."""
 ARCHITECTURES = {model_type: (family.architecture,) for model_type, family in FAMILIES.items()}
 _ENDS = {"pad_token_id": 1, "eos_token_id": 2}  # defaults of all families but Marian
 
@@ -170,7 +170,7 @@ DECODER_BLOCK = (*ENCODER_BLOCK, *_CROSS_ATTENTION)
 
 
 def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSettings:
-    """Our settings for a model with this complete config.json; `UserError` lists everything that is not supported."""
+    """Convert a complete config.json to our settings; `UserError` lists everything that is not supported."""
     family, problems = FAMILIES[config["model_type"]], list[str]()
     is_marian = config["model_type"] == "marian"
     share, tie = bool(config["share_encoder_decoder_embeddings"]), bool(config["tie_word_embeddings"])
@@ -188,13 +188,13 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSet
 
 
 def family_of(s: TransformerSettings) -> str:
-    """The model_type of an imported model with these settings; Marian's if no family matches."""
+    """Return the model_type of the family with these settings; Marian's if no family matches."""
     fitting = (kind for kind, f in FAMILIES.items() if all(getattr(s, key) == f.settings[key] for key in f.settings))
     return next(fitting, "marian")
 
 
 def config_of(s: TransformerSettings, kind: str, vocabulary: ExportedVocabulary) -> dict[str, Any]:
-    """The config.json for a model of ours, without the keys that all families have."""
+    """Return a config.json for a model of ours, without the keys that all families have. `kind`: model_type."""
     family, own = FAMILIES[kind], dict[str, Any]()
     if kind == "marian":
         own = {"decoder_vocab_size": vocabulary.tgt.n_theirs, "share_encoder_decoder_embeddings": s.ties_inputs}
@@ -214,7 +214,7 @@ def config_of(s: TransformerSettings, kind: str, vocabulary: ExportedVocabulary)
 
 
 def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
-    """The weight map of a model."""
+    """Return the weight map of a model."""
     layers = ENCODER_BLOCK, DECODER_BLOCK
     return [
         *weight_map.translator_embedding_entries(s, _EMBEDDINGS, src=src, tgt=tgt),
@@ -225,12 +225,12 @@ def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
 
 
 def column_order(s: TransformerSettings) -> Tensor | None:
-    """Our column for each of transformers' columns if the model has the paper's sinusoids, else None: equal order."""
+    """Our column for each of transformers' columns if our sinusoids have another order, else None."""
     return halves(s.d_model) if s.positions == "sinusoidal" else None
 
 
 _OWN = "transduce"
-"""The key in an exported config.json for what only we read: the kind of positions."""
+"""The key in an exported config.json for values that only this package reads: the kind of positions."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1.0),
@@ -240,7 +240,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beam_groups": (None, 1),
     "suppress_tokens": (None, []),
 }
-"""Rules of transformers' search that ours lacks, with the values at which they have no effect."""
+"""Options of transformers' search that ours lacks, with the values that have no effect."""
 
 # -- import
 
@@ -297,7 +297,7 @@ def translator_settings(
     languages: Mapping[str, str],
     notes: list[str],
 ) -> Settings:
-    """Return the settings of an imported translator. Rules of transformers' search that ours lacks become a note."""
+    """Return the settings of an imported translator. Options of transformers' search that ours lacks become a note."""
     generation = read_object(folder / "generation_config.json", optional=True)
     never_generated = {config["pad_token_id"], int(tgt.index[PAD])}
     framing = tokenizers.tgt.framing
@@ -322,14 +322,14 @@ def compared(
         vocabularies["text_target"] = tokenizers.tgt.with_frame(()), tgt
     keep_spaces = (FAMILIES[kind].architecture for kind in ("marian", "bart"))
     texts = parity.TEXTS if architecture in keep_spaces else parity.TIDY_TEXTS
-    if tokenizers.tgt.framing.directions:  # transformers 5 leaves out the normalization of mBART-25's SentencePiece
+    if tokenizers.tgt.framing.directions:  # transformers 5 omits the normalization of mBART-25's SentencePiece
         texts = tuple(unicodedata.normalize("NFKC", text) for text in texts)
     outputs = partial(parity.translator_outputs, model, tokenizers, src, tgt, longest)
     return parity.compare_with_transformers(folder, architecture, vocabularies, outputs, texts=texts)
 
 
 def _complete(tensors: dict[str, Tensor], kind: str, model: TransformerSettings, n_tgt: int) -> None:
-    """Add the tensors that a file may leave out, and remove a shared embedding that the model does not use."""
+    """Add tensors that a file may leave out; remove a shared embedding that the model does not use."""
     tensors[_BIAS] = tensors.get(_BIAS, torch.zeros(n_tgt)).flatten()
     if kind != "marian" and model.tie == "none" and (shared := tensors.pop(_SHARED, None)) is not None:
         for side in ("encoder", "decoder"):
@@ -337,7 +337,7 @@ def _complete(tensors: dict[str, Tensor], kind: str, model: TransformerSettings,
 
 
 def _languages_of(tokenizer_config: Mapping[str, Any], known: Collection[str] | None) -> dict[str, str]:
-    """The languages that a tokenizer's configuration names.
+    """Return src_lang and tgt_lang as named by a tokenizer's configuration.
 
     `known`: languages of a multilingual model; None for Marian.
     """
@@ -350,7 +350,7 @@ def _languages_of(tokenizer_config: Mapping[str, Any], known: Collection[str] | 
 def _ignored_rules(
     asked: Mapping[str, Any], never_generated: set[int], tgt: Rows, framing_ids: Collection[int]
 ) -> list[str]:
-    """Return the rules of transformers' search that our search does not follow.
+    """List the options of transformers' search that our search does not follow.
 
     `never_generated`: ids that our search does not generate either. `framing_ids`: our ids that may begin a
     translation.
@@ -367,7 +367,7 @@ def _ignored_rules(
 
 
 def _decoding_of(config: Mapping[str, Any], generation: Mapping[str, Any], longest: int) -> DecodingSettings:
-    """Decoding settings from transformers' search settings and our defaults.
+    """Convert transformers' search settings to decoding settings; missing values get our defaults.
 
     Transformers' max_length counts the decoder's start token.
     """
@@ -396,7 +396,7 @@ def _decoding_of(config: Mapping[str, Any], generation: Mapping[str, Any], longe
 def export_seq2seq(out: Path, run: Outgoing) -> list[str]:
     """Write the folder `out`, compare it with the model if transformers is installed, and return lines on the result.
 
-    Raises `UserError` if the architecture does not support a setting, `TransduceError` if the outputs differ.
+    Raises `UserError` if the family does not support a setting, `TransduceError` if the outputs differ.
     """
     s = run.settings.model
     assert isinstance(s, TransformerSettings)

@@ -22,17 +22,17 @@ from transduce.text.special import BOS, EOS, PAD, SPECIAL_PIECES, UNK, Framing, 
 from transduce.text.tokenizer import PieceTokenizer, Tokenizers, parse_model
 
 NULL = "<null>"
-"""The name of our PAD in an exported vocabulary, if its row must be kept for an identical re-import."""
+"""The name of our PAD in an exported vocabulary that must keep PAD's row for an identical re-import."""
 
 
 _SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>"}
 
-_MOST_MISSING = 0.2  # share of the pieces of a SentencePiece model that may have no id
+_MOST_MISSING = 0.2  # maximum share of a SentencePiece model's pieces without an id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportedVocabulary:
-    """A vocabulary for transformers: the row of each of our ids, the ids of pad and bos, and the files."""
+    """A vocabulary for transformers: its row for each of our ids, the ids of pad and bos, and its files."""
 
     src: Rows
     tgt: Rows
@@ -55,7 +55,7 @@ class ExportedVocabulary:
 def read_marian(
     folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, tie: str, notes: list[str]
 ) -> tuple[Rows, Rows, Tokenizers]:
-    """Rows and tokenizers of both sides, from their lists of ids and their SentencePiece models."""
+    """Read rows and tokenizers of both sides, from their lists of ids and their SentencePiece models."""
     separate = tie != "three_way"
     n_src, n_tgt = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
     two = bool(tokenizer_config.get("separate_vocabs"))
@@ -85,7 +85,7 @@ def _pieces_of(model: bytes) -> list[str]:
 
 
 def read_pieces(spm: Path) -> list[str]:
-    """The pieces of a SentencePiece model in the order of their ids."""
+    """Read the pieces of a SentencePiece model in the order of their ids."""
     content = read_bytes(spm)
     try:
         return _pieces_of(content)
@@ -96,7 +96,7 @@ def read_pieces(spm: Path) -> list[str]:
 def piece_tokenizer(
     spm: Path, ids: Mapping[str, int], rows: Rows, notes: list[str], *, source: Path, framing: Framing | None = None
 ) -> PieceTokenizer:
-    """Make the tokenizer of a SentencePiece model whose pieces have their ids. `source`: the file with the ids."""
+    """Make a tokenizer from a SentencePiece model and separate ids of its pieces. `source`: the file with the ids."""
     names = {i: piece for piece, i in ids.items()}
     others = [names.get(i, f"<unnamed {i}>") for i in rows.index[len(SPECIAL_PIECES) :].tolist()]
     pieces = [*SPECIAL_PIECES, *others]
@@ -109,7 +109,7 @@ def piece_tokenizer(
 
 
 def _check_pieces(tokenizer: PieceTokenizer, spm: str, path: Path, notes: list[str]) -> None:
-    """Note pieces of a SentencePiece model without an id, which the model reads as unknown.
+    """Note SentencePiece pieces that have no id and become unknown. `path`: the file with the ids.
 
     Raise `UserError` if more than a fifth of the pieces have no id.
     """
@@ -125,7 +125,7 @@ def _check_pieces(tokenizer: PieceTokenizer, spm: str, path: Path, notes: list[s
 
 
 def ids_and_rows(pieces: Sequence[str], *, keep_null: bool, pad_last: bool) -> tuple[dict[str, int], Rows]:
-    """Marian's vocab.json for our pieces: eos 0, unk 1, pad last or third, the other pieces in our order."""
+    """Make Marian's vocab.json for our pieces: eos 0, unk 1, pad last or third, the other pieces in our order."""
     pad, null = [("<pad>", BOS)], [(NULL, PAD)] if keep_null else []
     others = [(piece, i) for i, piece in enumerate(pieces) if i > EOS]
     head = [("</s>", EOS), ("<unk>", UNK)]
@@ -141,7 +141,7 @@ def ids_and_rows(pieces: Sequence[str], *, keep_null: bool, pad_last: bool) -> t
 
 
 def marian_vocabulary(run: Outgoing, s: TransformerSettings, *, keep_null: bool) -> ExportedVocabulary:
-    """Marian's vocabulary for a run's pieces. `keep_null`: add a row for our PAD."""
+    """Make Marian's vocabulary for a run's pieces. `keep_null`: add a row for our PAD."""
     sides, data = (run.tokenizers.src, run.tokenizers.tgt), run.settings.data
     src_pieces, tgt_pieces = (side.pieces(range(side.vocab_size)) for side in sides)
     shared = src_pieces == tgt_pieces
@@ -178,7 +178,7 @@ _MBART = (
 )
 _WMT21 = "en ha is ja cs ru zh de"
 _SPARE = 8  # rows that fairseq adds after a vocabulary
-_CODES = {  # how each tokenizer writes the token of a language
+_CODES = {  # each tokenizer's form of the token of a language
     "M2M100Tokenizer": re.compile(r"__(\w+?)__"),
     "NllbTokenizer": re.compile(r"([a-z]{3}_[A-Z][a-z]{3})"),
     "MBart50Tokenizer": re.compile(r"([a-z]{2}_[A-Z]{2})"),
@@ -186,26 +186,26 @@ _CODES = {  # how each tokenizer writes the token of a language
 
 
 def language_codes(ids: Mapping[str, int], ours: Mapping[int, int]) -> dict[str, int]:
-    """Our id of each language's token. `ours`: our id for each id of the imported vocabulary."""
+    """Return our id of each language's token. `ours`: our id for each id of the imported vocabulary."""
     matches = ((pattern.fullmatch(piece), i) for piece, i in ids.items() for pattern in _CODES.values())
     return {match[1]: ours[i] for match, i in matches if match is not None}
 
 
 def _is_mbart_25(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool:
-    """Whether a model is mBART-25. Folders of mBART-50 name its tokenizer, which is not the one of its class."""
+    """Whether a model is mBART-25. mBART-50 has the same model_type, but another tokenizer class."""
     named = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class")
     return config["model_type"] == "mbart" and not str(named).startswith("MBart50")
 
 
 def puts_language_last(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool:
-    """Whether the token of a source's language follows its end: in mBART-25, and in older versions of NLLB."""
+    """Whether a source ends with its language's token, after EOS: in mBART-25, and in older versions of NLLB."""
     return _is_mbart_25(config, tokenizer_config) or bool(tokenizer_config.get("legacy_behaviour"))
 
 
 def read_multilingual(
     folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, notes: list[str]
 ) -> tuple[Rows, Tokenizers]:
-    """Rows and tokenizers, from a SentencePiece model with ids, tokenizer.json, or the files of byte-level BPE."""
+    """Read rows and tokenizers, from SentencePiece with ids, tokenizer.json, or the files of byte-level BPE."""
     n, content, is_mbart_25 = config["vocab_size"], None, _is_mbart_25(config, tokenizer_config)
     if (folder / SPM).exists():
         ids = _piece_ids(folder, tokenizer_config, _MBART if is_mbart_25 else "")
@@ -251,9 +251,9 @@ def read_multilingual(
 
 
 def _piece_ids(folder: Path, tokenizer_config: Mapping[str, Any], codes: str) -> dict[str, int]:
-    """The ids of pieces and of tokens for languages: M2M-100 lists the pieces; other models have fairseq's order.
+    """Return ids of pieces and language tokens. M2M-100 lists its pieces; other models have fairseq's order.
 
-    `codes`: the tokens for languages if no file lists them.
+    `codes`: language tokens, separated by spaces, for folders that list none.
     """
     if (folder / "vocab.json").exists():
         return _m2m_ids(read_object(folder / "vocab.json"), tokenizer_config)
@@ -274,7 +274,7 @@ def _piece_ids(folder: Path, tokenizer_config: Mapping[str, Any], codes: str) ->
 
 
 def _m2m_ids(ids: Mapping[str, int], tokenizer_config: Mapping[str, Any]) -> dict[str, int]:
-    """The ids in vocab.json, followed by the ids of the languages."""
+    """Return the ids in vocab.json, followed by the ids of the languages."""
     codes = (_WMT21 if tokenizer_config.get("language_codes") == "wmt21" else _M2M).split()
     return {**ids, **{f"__{code}__": len(ids) + i for i, code in enumerate(codes)}}
 
@@ -284,7 +284,7 @@ def _fairseq_ids(pieces: Sequence[str]) -> dict[str, int]:
 
 
 def multilingual_vocabulary(run: Outgoing, s: TransformerSettings, kind: str) -> ExportedVocabulary:
-    """The unchanged vocabulary of an imported model."""
+    """Return the unchanged vocabulary of an imported model. `kind`: its model_type."""
     vocabulary, tokenizers = run.tokenizers.src, run.tokenizers
     framing = vocabulary.framing
     if not tokenizers.is_one:
@@ -319,9 +319,9 @@ def multilingual_vocabulary(run: Outgoing, s: TransformerSettings, kind: str) ->
 
 
 def _piece_files(spm: bytes, named: Sequence[str], codes: Sequence[str], own: dict[str, Any]) -> dict[str, Any]:
-    """The files of a vocabulary with the pieces `named` in the order of their ids.
+    """Return the files of a vocabulary whose pieces have the ids of their order in `named`.
 
-    `own`: tokenizer_config.json, which is completed. `UserError` if a piece cannot have its id.
+    `own`: the content of tokenizer_config.json, which is completed. `UserError` if a piece cannot have its id.
     """
     files: dict[str, Any] = {SPM: spm, "tokenizer_config.json": own}
     if own["tokenizer_class"] == "M2M100Tokenizer":

@@ -1,4 +1,4 @@
-"""T5 1.0 and 1.1, mT5 and MADLAD-400 as transformers stores them: config.json, weights, vocabulary, import and export.
+"""T5 1.0 and 1.1, mT5 and MADLAD-400 in transformers' format: config.json, weights, vocabulary, import, export.
 
 T5 does not scale attention scores by 1 / sqrt(d_key), and our layers do, so weights of queries are imported times
 sqrt(d_key). The decoder starts with pad, which becomes our BOS.
@@ -60,7 +60,7 @@ FORMAT = ConfigFormat(
         "relative_attention_max_distance": (MAX_DISTANCE,),
     },
 )
-_NETWORKS = {"t5": "relu", "mt5": "gated-gelu"}  # defaults of feed_forward_proj
+_NETWORKS = {"t5": "relu", "mt5": "gated-gelu"}  # default of feed_forward_proj by model_type
 
 _SETTINGS = {
     "residual": "pre",
@@ -72,10 +72,10 @@ _SETTINGS = {
     "one_end": False,
     "source_end": True,
 }
-"""Our settings without a key in config.json."""
+"""Values of our settings that have no key in config.json."""
 
 _QUERIES = ("self_attention.query_key_value.weight", "cross_attention.query.weight")
-"""Suffixes of the names of our packed weights whose first rows are the weights of queries."""
+"""Suffixes of names of our packed weights whose first rows project queries."""
 SPM = "spiece.model"
 _EXTRA_IDS = 100  # pieces <extra_id_99> to <extra_id_0>, after the pieces of the SentencePiece model
 _LANGUAGE = re.compile(r"<2(\w+)>")  # MADLAD-400's token of a language
@@ -87,7 +87,7 @@ _TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 def _block(*, gated: bool, cross: bool) -> tuple[Layer, ...]:
-    """The layers of a block, with cross-attention or without."""
+    """Return the layers of a block, with or without cross-attention."""
     q, k, v, o = (f"layer.0.SelfAttention.{part}" for part in "qkvo")
     sublayers: dict[str, tuple[str, ...]] = {"self_attention": (f"{q} {k} {v}", o, "layer.0.layer_norm")}
     if cross:
@@ -103,7 +103,7 @@ def _block(*, gated: bool, cross: bool) -> tuple[Layer, ...]:
 
 
 def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSettings:
-    """Our settings for a model with this complete config.json. Raises `UserError` with everything not supported."""
+    """Convert a complete config.json to our settings. Raises `UserError` with everything that is not supported."""
     problems = []
     gate, _, activation = str(config["feed_forward_proj"]).rpartition("-")
     if gate not in ("", "gated"):
@@ -128,7 +128,7 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSet
 
 
 def entries(s: TransformerSettings, *, rows: Rows) -> list[Entry]:
-    """The weight map of a model, without a bias on the logits, which T5 in transformers does not have."""
+    """Return the weight map of a model, without a bias on the logits, which transformers' T5 lacks."""
     tensors = list(weight_map.translator_embedding_entries(s, (_SHARED, *_TABLES, _HEAD), src=rows, tgt=rows))
     for side, embedding in weight_map.SIDES.items():
         buckets = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
@@ -162,7 +162,7 @@ def _complete_output(tensors: dict[str, Tensor], config: Mapping[str, Any]) -> s
 
 
 def read_vocabulary(folder: Path, config: Mapping[str, Any], *, notes: list[str]) -> tuple[Rows, Tokenizers]:
-    """Rows and tokenizers, from a SentencePiece model or from tokenizer.json."""
+    """Read rows and tokenizers, from a SentencePiece model or from tokenizer.json."""
     n, content = config["vocab_size"], None
     if (folder / SPM).exists():
         ids = {piece: i for i, piece in enumerate(_with_extra_ids(read_pieces(folder / SPM), n))}
@@ -188,13 +188,13 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], *, notes: list[str]
 
 
 def _with_extra_ids(pieces: list[str], n: int) -> list[str]:
-    """The pieces of a SentencePiece model, and the extra pieces for which an embedding of `n` rows has room."""
+    """Add T5's extra pieces <extra_id_99> to <extra_id_0> if an embedding of `n` rows has room for them."""
     extra = [f"<extra_id_{i}>" for i in reversed(range(_EXTRA_IDS))]
     return pieces + extra if len(pieces) + _EXTRA_IDS <= n and not set(extra).intersection(pieces) else pieces
 
 
 def _exported_vocabulary(run: Outgoing) -> ExportedVocabulary:
-    """The vocabulary of an imported model: its tokenizer.json, or a spiece.model with all pieces."""
+    """Return the vocabulary of an imported model: its tokenizer.json, or a spiece.model with all pieces."""
     vocabulary, names = run.tokenizers.tgt, [*_SPECIAL.values()]
     files: dict[str, Any] = {"tokenizer_config.json": {**_SPECIAL, "tokenizer_class": "T5Tokenizer", "extra_ids": 0}}
     if isinstance(vocabulary, HubTokenizer):
@@ -212,7 +212,7 @@ def _exported_vocabulary(run: Outgoing) -> ExportedVocabulary:
 
 
 def _model_of(pieces: Sequence[str], old: bytes) -> bytes:
-    """A SentencePiece model with these pieces in this order. Pieces that `old` lacks are never split in a text."""
+    """Make a SentencePiece model with these pieces in this order. Pieces that `old` lacks are never split in a text."""
     proto, known = parse_model(old), {piece.piece: piece for piece in parse_model(old).pieces}
     del proto.pieces[:]
     for name in pieces:

@@ -1,4 +1,4 @@
-"""Weight maps: names and shapes of another program's tensors for each of our tensors, for imports and exports.
+"""Weight maps for import and export: for each of our tensors, names and shapes of another program's tensors.
 
 A family of models writes its layers as a table of `Layer`s. No tensor is ignored silently: everything missing,
 unexpected, of the wrong shape or contradictory is listed at once.
@@ -23,11 +23,11 @@ from transduce.text.special import BOS, EOS
 Shape = tuple[int, ...]
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Supported types of weights. Eight-bit formats come with their own scales, which are not read."""
+"""Supported types of weights. Eight-bit formats need separate scales, which are not read."""
 
 
 NEVER = -1e4
-"""The bias on the logit of an id that exists on one side only."""
+"""The bias on the logit of an id that exists only in one of two vocabularies."""
 
 
 BY_PIECE = {
@@ -37,30 +37,30 @@ BY_PIECE = {
     "output_embedding.weight",
     "output_bias",
 }
-"""Our tensors with a row for each piece."""
+"""Our tensors that have a row for each piece of a vocabulary."""
 
 TIES = {(True, True): "three_way", (False, True): "two_way", (True, False): "inputs", (False, False): "none"}
-"""`model.tie` by whether source and target share an embedding, and whether target and output do."""
+"""`model.tie`, by whether source and target share an embedding, and whether the output shares the target's."""
 
 SIDES = {"encoder": "src_embedding", "decoder": "tgt_embedding"}
-"""The embedding of each stack of a translator."""
+"""The embedding module of each stack of a translator."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """The row of each of our ids in another program's embedding (-1: none), and the number of its rows."""
+    """For each of our ids, the row in another program's embedding (-1: none); and that embedding's number of rows."""
 
     index: Int[Tensor, " V"]
     n_theirs: int
 
     @classmethod
     def of_size(cls, n: int) -> Rows:
-        """Rows for checking shapes only, before the vocabulary is read."""
+        """Make `Rows` that only have a size, for checking shapes before the vocabulary is read."""
         return cls(torch.zeros(0, dtype=torch.long), n)
 
 
 def rows_of(ids: Mapping[str, int], special: Sequence[int], *, n: int, origin: object, spare: int = 0) -> Rows:
-    """The rows of an imported embedding that each of our ids uses.
+    """Map our ids to rows of an imported embedding.
 
     `ids`: the id of each piece in the imported vocabulary. `special`: the imported id of each of our special pieces, -1
     if the vocabulary has none. n: number of rows of the imported embedding. Rows without a piece are kept; there may be
@@ -82,16 +82,16 @@ def rows_of(ids: Mapping[str, int], special: Sequence[int], *, n: int, origin: o
 
 
 def fixed_bias(rows: Rows) -> Tensor:
-    """Our bias on the logits. It rules out ids without a row, and the first of two ids that share a row."""
+    """Make a bias for our logits that rules out ids without a row, and the first of two ids that share a row."""
     index = rows.index.tolist()
     ruled_out = [row < 0 or row in index[i + 1 :] for i, row in enumerate(index[: EOS + 1])]
     return torch.tensor([NEVER if out else 0.0 for out in ruled_out] + [0.0] * (len(index) - len(ruled_out)))
 
 
 def complete_output_bias(state: dict[str, Tensor], rows: Rows) -> bool | str:
-    """Rule out ids in the output bias of an imported model; return the value of `model.output_bias` that it needs.
+    """Rule out ids in an imported model's output bias (see `fixed_bias`); return `model.output_bias` for it.
 
-    See `fixed_bias`. A bias without effect is removed.
+    A bias without effect is removed.
     """
     fixed = fixed_bias(rows)
     bias = state.pop("output_bias", torch.zeros_like(fixed))
@@ -102,7 +102,7 @@ def complete_output_bias(state: dict[str, Tensor], rows: Rows) -> bool | str:
 
 
 def without_bias(tensors: Mapping[str, Tensor], rows: Rows, program: str) -> dict[str, Tensor]:
-    """Our tensors without the bias on the logits, which a program lacks; `UserError` if it is trained."""
+    """Remove the bias on the logits, for a program that has none; `UserError` if the bias is trained."""
     bias = tensors.get("output_bias")
     if bias is not None and bool(bias.any()) and not torch.equal(bias, fixed_bias(rows)):
         raise UserError(f"{program} cannot express model.output_bias = true (its numbers are not zero here)")
@@ -110,7 +110,7 @@ def without_bias(tensors: Mapping[str, Tensor], rows: Rows, program: str) -> dic
 
 
 def with_one_end(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors with the rows of EOS in place of the rows of BOS, for a model that reads BOS as EOS."""
+    """Return tensors in which BOS has the rows of EOS, for a model that reads BOS as EOS."""
     changed = dict(tensors)
     for name in BY_PIECE.intersection(tensors):
         changed[name] = changed[name].clone()
@@ -120,14 +120,14 @@ def with_one_end(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """One tensor of ours and its counterpart.
+    """One tensor of ours and its counterpart in another program.
 
-    `theirs`: names of tensors of this `shape`; our tensor is their concatenation along the first axis.
-    `also`: other names of a single tensor. At least one of its names must exist, and existing ones must be equal
-    tensors; exports write the first. `tied`: other names of our tensor. `rows`: for a vocabulary, the file's row for
-    each of our rows, or -1 for none, which is filled with `filler`. `stream`: our axis that lies on the residual
-    stream, whose order may differ. `transposed`: the program's matrices are [in, out]. `factor`: the first tensor of
-    `theirs` is multiplied by this number on import.
+    `theirs`: names of tensors of this `shape`; our tensor is their concatenation along the first axis. `also`: other
+    names of a single tensor. At least one of its names must exist, and tensors of several names must be equal; exports
+    write the first. `tied`: other names of our tensor. `rows`: for a vocabulary, the file's row for each of our rows,
+    or -1 for none, which is filled with `filler`. `stream`: our axis that lies on the residual stream, whose order may
+    differ. `transposed`: the program's matrices are [in, out]. `factor`: the first tensor of `theirs` is multiplied by
+    this number on import.
     """
 
     ours: str
@@ -143,11 +143,11 @@ class Entry:
 
 
 class Layer(NamedTuple):
-    """A linear layer or a norm: a row of a family's table.
+    """A linear layer or a norm: a row in the table of a family's layers.
 
-    `theirs`: names, separated by spaces, of the layers whose outputs are concatenated for our layer. `axes`: the output
-    and the input width of a linear layer, or the width of a norm: a number, "stream" (the residual stream), "heads"
-    (all heads together), "inner" (the feed-forward network), or a product such as "3*heads".
+    `ours`: name of our layer. `theirs`: names, separated by spaces, of the layers whose outputs are concatenated for
+    it. `axes`: output and input width of a linear layer, or the width of a norm: a number, "stream" (residual stream),
+    "heads" (all heads together), "inner" (feed-forward network), or a product such as "3*heads".
     """
 
     ours: str
@@ -160,11 +160,11 @@ _BLOCK = {
     "cross_attention": {"query": (1, "heads stream"), "key_value": (2, "heads stream"), "output": (1, "stream heads")},
     "feed_forward": {"expand": (1, "inner stream"), "contract": (1, "stream inner")},
 }
-"""The linear layers of a block's sub-layers: the number of matrices that one contains, and their axes."""
+"""The linear layers of each sub-layer: number of packed matrices, and output and input axis."""
 
 
 def block_layers(**theirs: Sequence[str]) -> tuple[Layer, ...]:
-    """The layers of a block. Each sub-layer is given by the names of its linear layers, then the name of its norm."""
+    """Make the layers of a block. For each sub-layer, give the names of its linear layers, then of its norm."""
     layers = []
     for sublayer, (*names, norm) in theirs.items():
         for (part, (n, axes)), name in zip(_BLOCK[sublayer].items(), names, strict=True):
@@ -183,15 +183,15 @@ def layer_entries(
     transposed: bool = False,
     bias: bool = True,
 ) -> Iterator[Entry]:
-    """Yield the entries of the weights and biases of layers.
+    """Yield the entries for weights and biases of layers.
 
     Args:
         table: The layers.
         s: Settings of the model.
         ours: Prefix of our names.
         theirs: Prefix of the program's names.
-        transposed: The program's matrices are [in, out].
-        bias: Linear layers and norms have biases.
+        transposed: Whether the program's matrices are [in, out].
+        bias: Whether linear layers and norms have biases.
     """
     heads = s.d_model if s.d_key is None else s.n_heads * s.d_key
     widths = {"stream": s.d_model, "heads": heads, "inner": s.d_ff}
@@ -224,11 +224,12 @@ def stack_entries(
     transposed: bool = False,
     bias: bool = True,
 ) -> Iterator[Entry]:
-    """Yield the entries of a translator's learned positions, norms and blocks.
+    """Yield the entries for learned positions, norms and blocks of a translator's stacks.
 
     `stack`, `block`: prefixes of the program's names, with {} for encoder or decoder, and for the number of a block,
-    from `first` on. `layers`: the layers of an encoder block and of a decoder block. `norms`: the norms after an
-    embedding and after a stack. `positions`: a table with `n_skipped` rows before the first position.
+    which starts at `first`. `layers`: the layers of an encoder block and of a decoder block. `norms`: names of the
+    norms after an embedding and after a stack. `positions`: name of a table with `n_skipped` rows before the first
+    position.
     """
     depths = s.n_encoder_layers, s.n_decoder_layers
     for (side, embedding), table, depth in zip(SIDES.items(), layers, depths, strict=True):
@@ -248,7 +249,7 @@ def stack_entries(
 def embedding_entries(
     ours: Sequence[str], theirs: Sequence[str], output: str, *, rows: Rows, d_model: int, tied: bool
 ) -> Iterator[Entry]:
-    """Yield the entries of an embedding, by all its names, and of the output matrix, the same tensor if `tied`."""
+    """Yield the entries for an embedding, by all its names, and for the output matrix, which is the same if `tied`."""
     shape, our_output = (rows.n_theirs, d_model), "output_embedding.weight"
     ours, theirs = [*ours, *[our_output] * tied], [*theirs, *[output] * tied]
     yield Entry(ours[0], (theirs[0],), shape, tuple(theirs[1:]), tuple(ours[1:]), rows=rows.index, stream=1)
@@ -259,7 +260,7 @@ def embedding_entries(
 def translator_embedding_entries(
     s: TransformerSettings, theirs: tuple[str, str, str, str], *, src: Rows, tgt: Rows
 ) -> Iterator[Entry]:
-    """Yield the entries of a translator's embeddings and output matrix.
+    """Yield the entries for a translator's embeddings and output matrix.
 
     `theirs`: names of the shared table, the encoder's table, the decoder's table and the output matrix.
     """
@@ -272,7 +273,7 @@ def translator_embedding_entries(
 
 
 def check(tensors: Mapping[str, Tensor], entries: Sequence[Entry], *, origin: object) -> None:
-    """Raise `UserError` that lists every name and shape that does not fit."""
+    """Raise `UserError` with every name and shape that does not match `entries`."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     missing, misshapen, expected = [], [], set[str]()
     for entry in entries:
@@ -345,7 +346,7 @@ def write(
 
 
 def type_note(tensors: Mapping[str, Tensor]) -> str:
-    """A line on the types of the weights, for the model card."""
+    """Return a line on the types of the weights, for the model card."""
     types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     return f"weights of type {', '.join(types)}, kept as float32"
 
