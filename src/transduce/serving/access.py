@@ -1,7 +1,7 @@
-"""Who may ask a service for how much: API keys, limits, and the errors of requests that are refused.
+"""Access to a service: API keys, limits of requests, and the errors of refused requests.
 
-API keys are random secrets, each with a name and a rate limit; a file contains only their sha256. No request can exceed
-the limits.
+API keys are random secrets, each with a name and a rate limit. Their file contains only their SHA-256. No request can
+exceed the limits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transduce.process import n_cores
 
 
 class OverloadedError(TransduceError):
-    """Too much is waiting. `retry_after`: seconds after which the client may try again."""
+    """The service is overloaded. `retry_after`: seconds after which the client may try again."""
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class OverloadedError(TransduceError):
 
 
 class DrainingError(TransduceError):
-    """The service is shutting down and takes no more requests."""
+    """The service is shutting down and accepts no more requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,19 @@ class Limits:
     """Limits of the requests that a service accepts.
 
     Attributes:
-        max_requests: Most requests that wait or are being translated; further requests get an `OverloadedError`. A core
-            decodes about 24 sentences with 5 beams at a time; a few more wait to be next.
-        max_tokens: Most tokens of all these requests: tokens of sources or prompts, and the tokens that outputs may
+        max_requests: Maximum open requests, waiting or running. Further requests get an `OverloadedError`. A core
+            decodes about 24 sentences with 5 beams at a time; the default lets a few more wait.
+        max_tokens: Maximum tokens of all open requests: tokens of sources or prompts, and the tokens that outputs may
             have, each counted once per beam. A single request with more tokens is refused.
-        seconds: Deadline of a request; a request may ask for a shorter one.
-        max_texts: Texts per request.
-        max_characters: Characters of all texts of a request.
-        max_translations: Translations in a response.
-        max_beam: Beams, and translations per sentence.
-        max_length: Tokens that a request may ask for as the longest output.
-        max_body: Bytes of a request's body.
-        body_seconds: Time in which the headers, and then the body, must have arrived.
-        drain_seconds: Time that running requests get at a shutdown.
+        seconds: Time limit of a request. A request may ask for a shorter one.
+        max_texts: Maximum texts per request.
+        max_characters: Maximum characters of all texts of a request.
+        max_translations: Maximum translations in a response.
+        max_beam: Maximum beams, and translations per sentence.
+        max_length: Maximum output length in tokens that a request may set.
+        max_body: Maximum bytes of a request's body.
+        body_seconds: Time limit for the headers, and then for the body, to arrive.
+        drain_seconds: Time limit for running requests at a shutdown.
     """
 
     max_requests: int = field(default_factory=lambda: 32 * n_cores())
@@ -97,10 +97,10 @@ class Admission:
 
     @contextmanager
     def tokens(self, n: int, *, refuse: bool = True) -> Iterator[None]:
-        """Count a request's tokens until the block ends: see `Limits`.
+        """Count a request's tokens until the `with` block ends. See `Limits.max_tokens`.
 
-        Raises `SettingsError` or `OverloadedError`, unless `refuse` is False, for further work of a request of which a
-        part has been done.
+        Raises `SettingsError` or `OverloadedError` beyond the limit, unless `refuse` is False, for the rest of a
+        request that has begun.
         """
         most = self._limits.max_tokens
         if refuse and n > most:
@@ -123,14 +123,14 @@ class UnauthorizedError(TransduceError):
 
 
 class ApiKey(NamedTuple):
-    """An API key. `per_minute`: limit of requests per minute, and of requests at once; None: no limit."""
+    """An API key. `per_minute`: limit for requests per minute, and for simultaneous requests, or None."""
 
     name: str
     per_minute: int | None = None
 
 
 class ApiKeys:
-    """The keys that a service accepts, from the current content of a file. Without a file, no key is needed."""
+    """The keys that a service accepts. Their file is read again if it changes. Without a file, no key is needed."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`path`: a file with a line NAME SHA256 [REQUESTS_PER_MINUTE] per key; it may have empty lines and # comments.
@@ -149,7 +149,7 @@ class ApiKeys:
         return self._path is not None
 
     def check(self, secret: str | None) -> str:
-        """Count a request; return the name of its key, or an empty string if no key is needed.
+        """Check the key of a request and count the request. Returns the key's name; empty if no key is needed.
 
         Raises `UnauthorizedError` or `OverloadedError`.
         """
@@ -171,7 +171,7 @@ class ApiKeys:
         return key.name
 
     def _count(self, digest: str, per_minute: int) -> None:
-        """Count a request; raises `OverloadedError` if there were too many."""
+        """Count a request. Raises `OverloadedError` if there were too many with this key."""
         now = self._clock()
         left, since = self._left.get(digest, (per_minute, now))
         left = min(per_minute, left + (now - since) * per_minute / 60)
@@ -182,7 +182,7 @@ class ApiKeys:
 
 
 def _changed(path: Path) -> int:
-    """Time of the last change of a file; 0 if it does not exist."""
+    """Time of the last change of a file in nanoseconds; 0 if it does not exist."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -200,11 +200,11 @@ def _read(path: Path) -> dict[str, ApiKey]:
 
 
 NO_KEYS = ApiKeys()
-"""Lets everybody in."""
+"""Accepts all requests, without a key."""
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A new secret, and the line for the file of keys."""
+    """Create an API key. Returns the secret for the client, and the line for the file of keys."""
     if not name or any(c.isspace() for c in name) or name.startswith("#"):
         raise SettingsError(f"key name '{name}': must be one word")
     secret = secrets.token_urlsafe(32)

@@ -61,7 +61,7 @@ _WORK = {
 
 
 class Metrics:
-    """Counters of one service; `text` is the page for Prometheus. No labels come from the client's data."""
+    """Counters of one service, for Prometheus (`text`). No label contains data of a client."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -78,7 +78,7 @@ class Metrics:
         self.n_characters = 0
 
     def count(self, route: str, status: int, seconds: float, n_characters: int) -> None:
-        """Count a response, and the characters of texts that it translates."""
+        """Count a response and, if it succeeded, the characters of its texts."""
         if status == 200:
             self.n_characters += n_characters
         self._requests(route, status).inc()
@@ -88,7 +88,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The current values; prometheus_client calls this."""
+        """Yield the current values. Called by prometheus_client."""
         pending = {"requests": self._service.n_requests, "tokens": self._service.admission.n_tokens}
         for name, value in pending.items():
             yield GaugeMetricFamily(f"transduce_pending_{name}", f"Pending {name}, waiting or running.", value)
@@ -118,7 +118,7 @@ _RESPONSES = {"200": {"description": "The result"}, "4XX": {"description": "One 
 
 
 def describe_interface(endpoints: Sequence[Endpoint], *, needs_key: bool) -> dict[str, Any]:
-    """The OpenAPI description of endpoints, by their handlers' docstrings and the classes of their requests."""
+    """Describe endpoints in OpenAPI, from the docstrings of their handlers and the classes of their requests."""
     classes = dict.fromkeys(endpoint.request for endpoint in endpoints if endpoint.request is not None)
     _, schemas = models_json_schema(
         [(request, "validation") for request in classes], ref_template="#/components/schemas/{model}"
@@ -158,7 +158,7 @@ def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def interface_endpoints(endpoints: Sequence[Endpoint], *, needs_key: bool) -> list[Endpoint]:
-    """The endpoints `/openapi.json` for programs and `/docs` for people."""
+    """The endpoints that describe all endpoints: `/openapi.json` for programs and `/docs` for people."""
 
     @cache
     def description() -> dict[str, Any]:
@@ -196,7 +196,7 @@ def make_app(
     log: Callable[..., None] | None = None,
     inspection: InspectionPage | None = None,
 ) -> ASGIApp:
-    """The application for a service.
+    """Create the ASGI application of a service.
 
     `cors`: origins whose pages may use it from a browser. `log`: called with each response, see
     `log_request`. `inspection`: the page for inspecting runs.
@@ -230,7 +230,7 @@ async def _no_models(call: Call) -> Response:
 
 
 async def _page(call: Call) -> Response:
-    """A file of the pages.
+    """Serve a file of the web pages.
 
     A service without translators has only the page for text generation; without any runs, only the inspection page.
     """
@@ -261,7 +261,7 @@ class App:
         self._unknown = Endpoint("", "unknown", self._refuse, is_open=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response to a request. A streamed response counts as running until its end."""
+        """Handle a request and send its response. A streamed response counts as running until its end."""
         if scope["type"] != "http":
             return
         start, endpoint, client = time.perf_counter(), self._find(scope), _Client(receive, send)
@@ -338,7 +338,7 @@ class App:
 def log_request(
     route: str, status: int, seconds: float, n_characters: int, key: str, texts: Sequence[str], *, with_texts: bool
 ) -> None:
-    """Print a line of JSON for a response. `key`: the name of the client's API key, if it has one."""
+    """Log a response as a line of JSON on stderr. `key`: the name of the client's API key; empty without one."""
     line = {"time": round(time.time(), 3), "route": route, "status": status, "ms": round(1000 * seconds, 1)}
     line |= {"characters": n_characters} | ({"key": key} if key else {}) | ({"texts": texts} if with_texts else {})
     with suppress(OSError):  # the reader has closed the pipe
@@ -347,7 +347,7 @@ def log_request(
 
 
 def _error_response(endpoint: Endpoint, error: Exception) -> Response:
-    """The response that reports an error to a protocol's clients."""
+    """Report an error in the form that clients of the endpoint's protocol expect."""
     status, message = describe_error(error)
     status = endpoint.unauthorized if status == 401 else status
     headers = {"connection": "close"} if status in (408, 413, 503) else {}
@@ -357,7 +357,7 @@ def _error_response(endpoint: Endpoint, error: Exception) -> Response:
 
 
 class _Client:
-    """The client of a request: notices when it leaves before the response is complete, and then cancels the work."""
+    """The client of a request. If it disconnects before the response is complete, the work is cancelled."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -370,7 +370,7 @@ class _Client:
         await self._send(message)
 
     async def receive(self) -> Message:
-        """Wait until the client has left."""
+        """Wait until the client has disconnected."""
         await self.has_left.wait()
         return {"type": "http.disconnect"}
 

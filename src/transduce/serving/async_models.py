@@ -1,4 +1,4 @@
-"""The models of a service for asyncio: the sentences and texts of all callers of a model share one queue."""
+"""The models of a service, for asyncio. The sentences and texts of all callers of a model share one queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ResultT = TypeVar("ResultT")
 async def in_parts(
     work: Callable[[Callable[[PartT], object]], Awaitable[ResultT]],
 ) -> AsyncGenerator[PartT | ResultT]:
-    """Yield the values that `work` passes to its callback as they come, then its result. Closing it cancels `work`."""
+    """Yield the values that `work` passes to its callback, then its result. Closing the generator cancels `work`."""
     parts: asyncio.Queue[PartT | None] = asyncio.Queue()
     running = asyncio.ensure_future(work(parts.put_nowait))
     running.add_done_callback(lambda _: parts.put_nowait(None))
@@ -44,18 +44,18 @@ async def in_parts(
         yield await running
     finally:
         running.cancel()
-        await asyncio.wait([running])  # wait until the tokens of the work are no longer counted
+        await asyncio.wait([running])  # wait until `Admission` no longer counts the tokens of the work
 
 
 async def offload(n_sentences: int, work: Callable[..., ResultT], *arguments: Any) -> ResultT:
-    """Call `work`; if it handles many sentences, use another thread, so that other requests proceed."""
+    """Call `work`, in another thread if it handles many sentences, so that other requests proceed."""
     if n_sentences <= BURST:
         return work(*arguments)
     return await asyncio.to_thread(work, *arguments)
 
 
 def _remaining(end: float) -> float:
-    """Seconds until `end`, a time of the event loop."""
+    """Seconds until `end`, a time of the event loop; at least 0."""
     return max(end - asyncio.get_running_loop().time(), 0.0)
 
 
@@ -63,8 +63,8 @@ class AsyncTranslator:
     """A translator for one event loop.
 
     Attributes:
-        queue: Decodes for all callers.
-        n_new: Tokens of all results so far, in all directions.
+        queue: The queue that decodes for all callers.
+        n_new: Number of tokens of all results so far, in all directions.
     """
 
     def __init__(self, translator: Translator, admission: Admission) -> None:
@@ -75,7 +75,7 @@ class AsyncTranslator:
         self._threads = ThreadPoolExecutor(n_threads_to_use(), thread_name_prefix="score")
 
     def between(self, src_lang: str, tgt_lang: str) -> AsyncTranslator:
-        """Return a translator for other languages of the model: see `Translator.between`. It shares the queue."""
+        """Return a translator for other languages of the model, with the same queue. See `Translator.between`."""
         if (src_lang, tgt_lang) not in self._directions:
             other = copy.copy(self)
             other.translator = self.translator.between(src_lang, tgt_lang)
@@ -91,7 +91,7 @@ class AsyncTranslator:
         prefixes: Sequence[str] = (),
         refuse: bool = True,
     ) -> list[Translation]:
-        """Translate sentences; the results are those of `Translator.translate`, bit for bit.
+        """Translate sentences. The results equal the results of `Translator.translate`, bit for bit.
 
         Args:
             texts: The sentences.
@@ -120,13 +120,13 @@ class AsyncTranslator:
         return translations
 
     async def warm_up(self) -> None:
-        """Translate a text once, because the first call is slower. Never refused."""
+        """Translate a text once, because the first call is slower. It is never refused."""
         await self.translate(["1 2 3"], refuse=False)
 
     async def align(
         self, srcs: Sequence[str], tgts: Sequence[str | Translation], *, end: float = math.inf
     ) -> list[list[Link]]:
-        """Align sentences, one after another: see `Translator.align`. Empty ones have no links."""
+        """Align the words of sentence pairs, in turn. Empty targets get no links. See `Translator.align`."""
         links: list[list[Link]] = []
         async with expiring(end):
             for src, tgt in zip(srcs, tgts, strict=True):
@@ -145,7 +145,7 @@ class AsyncTranslator:
     async def score(
         self, srcs: Sequence[str], tgts: Sequence[Sequence[int]], *, end: float = math.inf
     ) -> list[TextLogProbs]:
-        """Score translations, as token ids: see `Translator.score`. Empty ones have no tokens."""
+        """Score translations, given as token ids. Empty translations get no scores. See `Translator.score`."""
         srcs = [src if len(tgt) else "" for src, tgt in zip(srcs, tgts, strict=True)]
         async with expiring(end):
             pairs = await self._in_thread(self.translator.pairs, srcs, tgts)
@@ -153,9 +153,9 @@ class AsyncTranslator:
         return self.translator.text_log_probs(pairs, log_probs)
 
     async def _score(self, pairs: Sequence[Example]) -> list[list[float]]:
-        """Score pairs as `Engine.score` does, a few at a time, so that other requests proceed and the work stops soon.
+        """Score pairs with `Engine.score`, a few at a time, so that other requests proceed and cancellation is quick.
 
-        Only the current and the next pairs count as work, so that other callers do not wait for the rest.
+        Only the current pairs count as open tokens, so that they do not keep out other callers.
         """
         log_probs: list[list[float]] = []
         for piece, n_tokens in _pieces(pairs):
@@ -166,7 +166,7 @@ class AsyncTranslator:
     async def _in_thread(self, work: Callable[..., ResultT], *arguments: Any) -> ResultT:
         """Call `work` in a thread for scoring.
 
-        The number of these threads equals that for decoding, so that both kinds of work proceed.
+        There are as many threads for scoring as for decoding, so that both kinds of work proceed.
         """
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
 
@@ -186,7 +186,7 @@ class AsyncTranslator:
 
 
 def _pieces(pairs: Sequence[Example]) -> Iterator[tuple[list[Example], int]]:
-    """Split pairs into pieces of about `_PIECE` tokens; yields each with its number of tokens."""
+    """Split pairs into pieces of about `_PIECE` tokens. Yields each piece with its number of tokens."""
     piece, n_tokens = list[Example](), 0
     for pair in pairs:
         piece.append(pair)
@@ -201,8 +201,8 @@ def _pieces(pairs: Sequence[Example]) -> Iterator[tuple[list[Example], int]]:
 class Completion(NamedTuple):
     """A continuation of a prompt: the text before the stop string, and the tokens up to the end of the stop string.
 
-    finished: False if the text was cut off at the length limit. log_probs: of each token, in nats, if asked for;
-    tokens: the text that each one completes.
+    finished: False if the text was cut off at the length limit. log_probs: Log-probability of each token in nats, or
+    None if not requested. tokens: The text that each token completes, likewise.
     """
 
     text: str
@@ -214,7 +214,7 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """The continuations of a call's prompts: the samples of each prompt, in order. n_prompt: tokens of all prompts."""
+    """The continuations of a call's prompts: all samples of each prompt, in order. n_prompt: tokens of all prompts."""
 
     texts: list[Completion]
     n_prompt: int
@@ -225,15 +225,15 @@ class Completions:
 
 
 Part = tuple[int, str]
-"""The number of a text, and how it continues."""
+"""The index of a text in a call, and its next characters."""
 
 
 class AsyncTextGenerator:
     """A language model for one event loop.
 
     Attributes:
-        queue: Decodes for all callers.
-        n_new: Tokens of all results so far.
+        queue: The queue that decodes for all callers.
+        n_new: Number of tokens of all results so far.
     """
 
     def __init__(self, generator: Generator, admission: Admission) -> None:
@@ -242,7 +242,7 @@ class AsyncTextGenerator:
         self.queue, self.n_new = DecodingQueue(generator.engine), 0
 
     async def warm_up(self) -> None:
-        """Generate a text once, because the first call is slower. Never refused."""
+        """Generate a text once, because the first call is slower. It is never refused."""
         await self.generate([""], DecodingOptions(max_length=2), refuse=False)
 
     async def close(self) -> None:
@@ -260,10 +260,10 @@ class AsyncTextGenerator:
         on_part: Callable[[Part], object] | None = None,
         log_probs: bool = False,
     ) -> Completions:
-        """Continue prompts; the texts are those of `Generator.generate`, bit for bit, up to a string of `stop`.
+        """Continue prompts. The texts equal the texts of `Generator.generate`, bit for bit, up to a string of `stop`.
 
-        `on_part`: called with the texts as they grow. `log_probs`: add them to the completions. The other arguments are
-        those of `Generator.generate` and of `AsyncTranslator.translate`.
+        `on_part`: called with new parts of the texts. `log_probs`: compute log-probabilities of tokens. The other
+        arguments are described at `Generator.generate` and `AsyncTranslator.translate`.
 
         Raises `DataError` (a prompt is longer than the context), `ExpiredError` and `OverloadedError`.
         """
@@ -294,7 +294,7 @@ class AsyncTextGenerator:
         return text._replace(tokens=tokens, log_probs=self.generator.token_log_probs(prompt, text.ids))
 
     async def _complete(self, texts: Sequence[_Text], options: DecodingOptions, end: float, *, watch: bool) -> None:
-        """Complete all texts in rounds; each round fills the context of every text."""
+        """Complete all texts in rounds. Each round fills the context of every text."""
         while inputs := {text: new for text in texts if (new := text.next_input(self.generator)) is not None}:
             running = list(inputs)
             results = await self.queue.decode(
@@ -308,7 +308,7 @@ class AsyncTextGenerator:
 
 
 class _Text:
-    """A text while it grows. `number`: its number in the call."""
+    """A text while it is generated. `number`: its index in the call."""
 
     def __init__(
         self,
@@ -321,16 +321,16 @@ class _Text:
         self._parts: list[str] = []
 
     def next_input(self, generator: Generator) -> DecodingInput | None:
-        """See `Generator.next_input`; None: the text is complete."""
+        """Return the next input to decode, or None if the text is complete. See `Generator.next_input`."""
         return None if self._detokenizer.is_stopped else generator.next_input(self._tokens)
 
     def add(self, tokens: Sequence[int]) -> bool:
-        """Return whether the text is complete."""
+        """Add new tokens. Returns whether a stop string has completed the text."""
         self._take(self._detokenizer.add(tokens))
         return self._detokenizer.is_stopped
 
     def extend(self, hypotheses: Sequence[Hypothesis]) -> None:
-        """Add the engine's hypothesis, unless `add` has already completed the text."""
+        """Add the tokens of the engine's hypothesis that `add` has not received yet."""
         for new in hypotheses:
             self._tokens = self._tokens.extended(new)
             self.add(self._tokens.new_ids[len(self._detokenizer.ids) :])

@@ -25,12 +25,12 @@ class UnknownGlossaryError(SettingsError):
 
 
 class StorageError(TransduceError):
-    """The file of the glossaries cannot be written; the glossaries have not changed."""
+    """The file of the glossaries cannot be written. The glossaries have not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glossary:
-    """Terms of one language with their translations into another language. `created`: ISO 8601, UTC."""
+    """Terms in the language `source` with their translations into `target`. `created`: time in ISO 8601, UTC."""
 
     id: str
     name: str
@@ -44,7 +44,7 @@ class Glossaries:
     """All glossaries of a service, by their ids. Safe to use from several threads."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: a JSON file for the glossaries, which need not exist; it is locked as long as the object exists.
+        """`path`: a JSON file for the glossaries, which is made if missing, and locked while this object exists.
 
         Raises `UserError` if the file is damaged, not writable, or in use by another service.
         """
@@ -68,7 +68,7 @@ class Glossaries:
         """Add a glossary.
 
         Raises:
-            SettingsError: The glossary is empty or too large, or there are too many.
+            SettingsError: The glossary is empty or too large, or there are too many glossaries.
             StorageError: The file cannot be written.
         """
         if not terms or len(terms) > MOST_ENTRIES:
@@ -95,7 +95,7 @@ class Glossaries:
         return list(self._known.values())
 
     def delete(self, identity: str) -> None:
-        """Remove a glossary; raises `UnknownGlossaryError`, or `StorageError` if the file cannot be written."""
+        """Remove a glossary. Raises `UnknownGlossaryError`, or `StorageError` if the file cannot be written."""
         with self._changing:
             removed = self.find(identity)
             self._save({key: glossary for key, glossary in self._known.items() if glossary is not removed})
@@ -110,7 +110,7 @@ class Glossaries:
         self._known = known
 
     def terms(self, identity: str, source: str, target: str) -> Mapping[str, str]:
-        """The terms of a glossary; raises `SettingsError` if it does not exist or is for other languages."""
+        """The terms of a glossary. Raises `SettingsError` if it does not exist or is for other languages."""
         glossary = self.find(identity)
         for wanted, has in ((source, glossary.source), (target, glossary.target)):
             if base_language(wanted) != base_language(has):
@@ -121,7 +121,7 @@ class Glossaries:
 
 
 def parse_entries(text: str, separator: str) -> dict[str, str]:
-    """Parse the entries of a table, one per line: term, translation, and further columns, which are ignored."""
+    """Parse a table with a term and its translation per line. Further columns are ignored."""
     entries: dict[str, str] = {}
     try:
         lines = [line.split("\t") for line in text.splitlines()]

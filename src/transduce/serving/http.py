@@ -27,18 +27,18 @@ from transduce.serving.access import DrainingError, OverloadedError, Unauthorize
 from transduce.serving.glossaries import StorageError, UnknownGlossaryError
 from transduce.serving.service import Service
 
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the parser warns of malformed input of clients
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the parser warns about clients' malformed input
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ItemT = TypeVar("ItemT")
 SENDING = 2.0
-"""Seconds after its deadline in which the rest of a stream can be read."""
+"""Seconds after a request's deadline in which its client can read the rest of a stream."""
 
-_READ_ON = 16  # limits of a body that are read and dropped: most clients read the response only after sending
+_READ_ON = 16  # read and drop up to 16 * max_body bytes: most clients read the response only after sending
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
-_MOST_FIELDS = 1000  # most fields of a form
+_MOST_FIELDS = 1000  # maximum number of fields of a form
 PAGE = Path(__file__).parent / "page"
-_PAGE_TYPES = {  # Windows may have others
+_PAGE_TYPES = {  # Windows may define other types
     ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
@@ -53,13 +53,13 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-_LONGEST_ERROR = 1000  # characters; a message may quote input of a client
+_LONGEST_ERROR = 1000  # maximum characters of a message, which may quote input of a client
 Items = Annotated[list[ItemT], Field(fail_fast=True)]
-"""A list in a body. The first wrong item ends the validation: a megabyte of them would take seconds."""
+"""A list in a body. The first wrong item ends the validation, since very many would take seconds."""
 
 
 def as_list(value: Any) -> Any:
-    """A single text as a list."""
+    """Put a single text into a list. Lists are unchanged; other values are an error."""
     if not isinstance(value, str | list):
         raise PydanticCustomError("texts", "Input should be a text or a list of texts")
     return [value] if isinstance(value, str) else value
@@ -92,7 +92,7 @@ class Call:
 
     needs_key: whether clients need an API key. n_translated: characters that the service has translated so far.
     key: name of the client's API key. end: time of the event loop at which the request expires. n_characters: length
-    of the request's texts. texts: the texts for an access log with texts. status: status of the response.
+    of all texts of the request. texts: these texts, for a log with texts. status: HTTP status of the response.
     """
 
     service: Service
@@ -107,10 +107,10 @@ class Call:
     status: int = 500
 
     def parse(self, model: type[ModelT]) -> ModelT:
-        """Parse the body, JSON or a form, as this model; without a body, parse the query."""
+        """Parse the body (JSON or a form) as `model` or, without a body, the query of the URL."""
         kind, body = self.header("content-type").partition(";")[0].strip().lower(), self.body or b""
         try:
-            # the content type of a form is the one that curl -d sends, also with JSON
+            # curl -d sends the content type of a form, even with JSON
             if kind in (_FORM, _MULTIPART) and not body.lstrip().startswith(b"{"):
                 fields = self._form(body, is_multipart=kind == _MULTIPART)
                 return model.model_validate({name: v if len(v) > 1 else v[0] for name, v in fields.items()})
@@ -121,7 +121,7 @@ class Call:
             raise SettingsError(_first_problem(error)) from None
 
     def _form(self, body: bytes, *, is_multipart: bool) -> dict[str, list[str]]:
-        """The fields of a form as HTML forms, browsers' FormData and `curl -F` send them; files are ignored."""
+        """Parse a form of an HTML page, a browser's FormData or `curl -F`. Files are ignored."""
         fields, n_parts = dict[str, list[str]](), itertools.count(1)
 
         def take(part: Any) -> None:
@@ -142,7 +142,7 @@ class Call:
         return self.request.headers.get(name, "")
 
     def deadline(self) -> float:
-        """The time of the event loop at which the request expires; the header X-Request-Timeout may shorten it."""
+        """The time of the event loop at which the request expires. The header X-Request-Timeout may set it earlier."""
         try:
             given = float(self.header("x-request-timeout") or "inf")
         except ValueError:
@@ -152,7 +152,7 @@ class Call:
         return self.service.deadline(given)
 
     def take_texts(self, texts: list[str]) -> None:
-        """Refuse texts beyond the limits; otherwise store them and count their characters."""
+        """Store the texts of the request, and count their characters. Raises `SettingsError` beyond the limits."""
         self.service.limits.check_texts(texts)
         self.n_characters, self.texts = sum(map(len, texts)), texts
 
@@ -169,12 +169,12 @@ def format_error(status: int, message: str) -> dict[str, str]:
 class Endpoint:
     """A route of a protocol.
 
-    request: the class of its request, for the description of the interface.
-    error: the JSON of an error, from its status and message.
-    body_key: returns the API key from a body, for protocols that send it there.
+    request: the class of its requests, for the OpenAPI description.
+    error: a function from an error's status and message to its JSON.
+    body_key: returns the API key from the body, for protocols that send it there.
     is_open: whether requests need no API key.
-    admit: counts a request, and refuses too many (default: `Service.request`).
-    unauthorized: the status of a request without a valid API key, as the protocol's clients know it.
+    admit: counts an open request, and refuses too many (default: `Service.request`).
+    unauthorized: the HTTP status that the protocol's clients expect for a request without a valid API key.
     """
 
     method: str
@@ -193,12 +193,12 @@ def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str]
 
 
 def file_response(path: Path) -> Response:
-    """A file of a self-contained page."""
+    """Send a file of a self-contained page."""
     return FileResponse(path, headers=PAGE_HEADERS, media_type=_PAGE_TYPES[path.suffix])
 
 
 def describe_error(error: Exception) -> tuple[int, str]:
-    """The status of an error, and its message in one line. For an internal error, prints its cause."""
+    """Return the HTTP status of an error and its message in one line. The cause of an internal error is printed."""
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
     if isinstance(error, RequestError):
         status = error.status
@@ -210,7 +210,7 @@ def describe_error(error: Exception) -> tuple[int, str]:
 
 
 def refuse_unsupported(asked: BaseModel, names: Sequence[str], *, no_change: Mapping[str, Any] | None = None) -> None:
-    """Refuse unsupported fields, unless they are empty or have the value in `no_change`, which has no effect."""
+    """Raise `SettingsError` for unsupported fields, unless empty or equal to their value in `no_change`."""
     for name in names:
         value = getattr(asked, name, None)
         if value and value != (no_change or {}).get(name):
@@ -218,7 +218,7 @@ def refuse_unsupported(asked: BaseModel, names: Sequence[str], *, no_change: Map
 
 
 def header_key(call: Call) -> str | None:
-    """The API key in a request's headers: Bearer (OpenAI, Hugging Face), DeepL-Auth-Key or X-API-Key."""
+    """The API key in a request's headers, or None: Bearer (OpenAI, Hugging Face), DeepL-Auth-Key or X-API-Key."""
     kind, _, key = call.header("authorization").strip().partition(" ")
     if kind.lower() in ("bearer", "deepl-auth-key") and key:
         return key.strip()
@@ -226,7 +226,7 @@ def header_key(call: Call) -> str | None:
 
 
 async def read_body(call: Call) -> bytes:
-    """Read the body within the limits of size and time. DeepL's client sends a body with GET, too."""
+    """Read the body within the limits of size and time. DeepL's client sends a body even with GET."""
     limits, body, size = call.service.limits, bytearray(), 0
     try:
         async with asyncio.timeout(limits.body_seconds):

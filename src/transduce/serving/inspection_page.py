@@ -1,4 +1,4 @@
-"""The inspection page of the runs, at /inspect, and the requests that it makes."""
+"""The page at /inspect for inspecting runs, and its endpoints."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from transduce.serving.access import OverloadedError
 from transduce.serving.http import Call, Endpoint, file_response, json_response
 from transduce.text.languages import Languages
 
-_MOST_OPEN = 32  # inspections at a time, of which one is computed; the page sends some for each click
-MOST_BEAMS = 8  # beams that the page can draw
+_MOST_OPEN = 32  # maximum open inspections, of which one is computed; the page sends several for each click
+MOST_BEAMS = 8  # maximum number of beams that the page can draw
 Text = Annotated[str, Field(strict=True, max_length=10_000)]
 Names = Annotated[list[str], Field(max_length=4096)]
 
@@ -39,9 +39,10 @@ Names = Annotated[list[str], Field(max_length=4096)]
 class LookRequest(BaseModel):
     """A request to inspect one sentence.
 
-    values: names of the part whose matrices are requested, and of its residual connection; all parts together can take
-    hundreds of megabytes. head: the head whose weight matrices are included. beam, length_penalty: options of the
-    search (default: those of the page). views: names of the requested views (default: all but the slow ones).
+    prefix: token ids that the output begins with. off: parts of the model to switch off. beam, length_penalty: options
+    of beam search (default: the page's). values: names of the part whose matrices are requested, and of its residual
+    connection (all parts together can take hundreds of megabytes). head: the attention head whose weights are
+    included. views: names of the requested views (default: all except slow views).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -58,14 +59,14 @@ class LookRequest(BaseModel):
 
 
 class CellRequest(LookRequest):
-    """One cell of a value."""
+    """A request for the cell at `index` of the matrix named `value`."""
 
     value: str
     index: Annotated[list[int], Field(max_length=8)]
 
 
 class InspectionPage:
-    """Serves the page for runs of any task. Their models are loaded with PyTorch at the first request for each."""
+    """Serves the page for runs of any task. PyTorch loads each run's model at the first request for it."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class InspectionPage:
         together: bool = False,
         browse: bool = False,
     ) -> None:
-        """Show these runs.
+        """`runs`: the folders of the runs to show, by name.
 
         `decoding`: decoding options (default: each run's settings). `languages`: see `Translator.between`.
         `together`: show all runs side by side. `browse`: open the page in a browser.
@@ -85,7 +86,7 @@ class InspectionPage:
         self._runs, self._together, self._browse = runs, together, browse
         self._open = partial(open_subject, device=device, decoding=decoding, languages=languages)
         self._models: dict[str, Subject] = {}
-        self._last: dict[str, tuple[Any, Inspection]] = {}  # of each run, for later requests of cells
+        self._last: dict[str, tuple[Any, Inspection]] = {}  # each run's last inspection, for requests for cells
         self._n_open = 0
         self._given_up = threading.Event()  # set to cancel the worker's current request
         # One sentence at a time, with one thread: two threads do not speed up small products, and if other processes
@@ -123,7 +124,7 @@ class InspectionPage:
 
     @contextmanager
     def _admit(self) -> Iterator[None]:
-        """Count an inspection; raises `OverloadedError`. It does not use the capacity for translation requests."""
+        """Count an open inspection, apart from translation requests. Raises `OverloadedError` beyond 32."""
         if self._n_open >= _MOST_OPEN:
             raise OverloadedError("too many sentences are being inspected; try again later")
         self._n_open += 1
@@ -180,16 +181,16 @@ class InspectionPage:
             given_up.set()
 
     def _look(self, asked: LookRequest, given_up: threading.Event) -> Inspection:
-        """Inspect a sentence in the worker.
+        """Inspect a sentence, in the worker thread.
 
-        If the request is cancelled, raises `ExpiredError` at the model's next pass.
+        If `given_up` is set meanwhile, raises `ExpiredError` at the model's next forward pass.
         """
         self._given_up = given_up
         models, known = self._models, self._last
         if asked.run not in models:
             models[asked.run] = subject = self._open(self._runs[asked.run])
             for module in subject.model.children():  # each forward pass begins with a child module, the embedding
-                # Not a bound method: a copy of the model copies its hooks, and would copy the page with a bound method.
+                # Not a bound method: a copy of the model copies its hooks, and would then copy this page too.
                 module.register_forward_pre_hook(lambda *_: self._check_given_up())
         key = asked.model_dump(include=set(LookRequest.model_fields) - {"values", "views", "head"})
         last_key, inspection = known.get(asked.run, (None, None))

@@ -1,4 +1,4 @@
-"""The HTTP server: granian inside the event loop of the service, with signals, reloads and shutdown."""
+"""The HTTP server. It runs granian in the event loop of the service, and handles signals, reloads and shutdown."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ except ImportError:  # Windows
     _loop_factory = asyncio.new_event_loop  # type: ignore[assignment]
 
 _BACKLOG = 4096
-_PAIRS = 8  # language pairs of a run that are printed
-_HEAD_BYTES = 1 << 15  # a longer head of a request gets status 431
+_PAIRS = 8  # maximum language pairs of a run that are printed
+_HEAD_BYTES = 1 << 15  # a request with longer headers gets status 431
 _MOST_CONNECTIONS = 1024
 _LAST_SECONDS = 2.0  # seconds for clients to read the last responses
 
@@ -48,9 +48,9 @@ _LAST_SECONDS = 2.0  # seconds for clients to read the last responses
 class ServerOptions:
     """Address and options of the server.
 
-    The default host is reached from this machine only; port 0 takes a free one. cors: origins whose pages may use the
-    service from a browser. log_text: log requests with their texts. watch: seconds between checks of the run folders;
-    0: reload on SIGHUP only. certificate, certificate_key: PEM files, for TLS.
+    host: The default can be reached from this machine only. port: 0 takes a free port. cors: Origins whose pages may
+    use the service from a browser. log_text: Log requests with their texts. watch: Seconds between checks for changed
+    run folders (0: reload on SIGHUP only). certificate, certificate_key: PEM files, for TLS.
     """
 
     host: str = "127.0.0.1"
@@ -83,7 +83,7 @@ def _check_certificate(certificate: Path, key: Path | None) -> None:
 
 
 def serve(service: Service, options: ServerOptions, log: Log, inspection: InspectionPage | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then let running requests end."""
+    """Run the HTTP server until SIGTERM or SIGINT, then let running requests end."""
     with asyncio.Runner(loop_factory=_loop_factory) as runner:
         runner.run(_serve(service, options, log, inspection))
 
@@ -108,7 +108,7 @@ async def _serve(service: Service, options: ServerOptions, log: Log, inspection:
 
 
 def find_address(host: str, port: int) -> tuple[str, int]:
-    """The IP address and port to listen on; port 0 becomes a free port. Raises `SettingsError` if the port is taken.
+    """Find the IP address and port to listen on. Port 0 becomes a free port. Raises `SettingsError` if it is taken.
 
     The HTTP server shares ports with other processes, so it would not notice another service on this port.
     """
@@ -124,7 +124,7 @@ def find_address(host: str, port: int) -> tuple[str, int]:
 
 
 def make_server(app: ASGIApp, address: tuple[str, int], seconds: float, options: ServerOptions) -> Server:
-    """The HTTP server, to be started by `start`. `seconds`: time in which the head of a request must have arrived."""
+    """Create the HTTP server, without starting it. `seconds`: time limit for a request's headers to arrive."""
     return Server(
         app,
         address=address[0],
@@ -143,7 +143,7 @@ def make_server(app: ASGIApp, address: tuple[str, int], seconds: float, options:
 
 
 async def start(server: Server, address: tuple[str, int], seconds: float) -> asyncio.Task[None]:
-    """Start the server, and wait until it listens. `seconds`: time in which a client must read sent data."""
+    """Start the server, and wait until it listens. `seconds`: time limit for a client to read sent data."""
     serving = asyncio.create_task(server.serve())
     local_host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
     while True:
@@ -184,7 +184,7 @@ async def _run(
     log: Log,
     inspection: InspectionPage | None,
 ) -> None:
-    """Serve until a signal, then drain; a second signal ends at once."""
+    """Serve until a signal, then wait for running requests. A second signal ends the server at once."""
     loop, signals = asyncio.get_running_loop(), asyncio.Queue[str]()
     reloading = asyncio.create_task(_reload_when_asked(service, hangup, options.watch, log, inspection))
     with handle_signals(
@@ -218,7 +218,7 @@ async def _run(
 async def _reload_when_asked(
     service: Service, hangup: asyncio.Event, seconds: float, log: Log, inspection: InspectionPage | None = None
 ) -> None:
-    """Reload replaced runs at each SIGHUP, and periodically if `seconds` is not 0; an error is logged once."""
+    """Reload changed runs at each SIGHUP (`hangup`), and every `seconds` if not 0. Each error is logged once."""
     logged = ""
     while True:
         with suppress(TimeoutError):

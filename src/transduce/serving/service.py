@@ -27,15 +27,12 @@ from transduce.serving.glossaries import Glossaries
 from transduce.text.languages import Languages, base_language, normalize_code
 
 _DEFAULT, _LIMITS = DecodingOptions(), Limits()
-_SHOWN = 20  # language pairs in an error
+_SHOWN = 20  # maximum language pairs in an error
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """A run to serve, as on the command line: PATH, or SOURCE-TARGET=PATH for these languages.
-
-    PATH+PATH is an ensemble.
-    """
+    """A run to serve, and its languages if they are named. `ensemble`: further runs to translate with it."""
 
     path: Path
     source: str | None = None
@@ -43,12 +40,12 @@ class RunSpec:
     ensemble: tuple[Path, ...] = ()
 
     def identity(self) -> str:
-        """A value that changes with the models: see `identity_of`."""
+        """A value that changes if the models change. See `identity_of`."""
         return identity_of((self.path, *self.ensemble))
 
     @classmethod
     def parse(cls, text: str) -> RunSpec:
-        """Read the argument.
+        """Parse a command-line argument: RUN or SOURCE-TARGET=RUN; RUN+RUN for an ensemble.
 
         >>> RunSpec.parse("en-de=runs/x+runs/y")
         RunSpec(path=PosixPath('runs/x'), source='en', target='de', ensemble=(PosixPath('runs/y'),))
@@ -66,9 +63,9 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """A run in service.
+    """A loaded run of a service.
 
-    identity: changes with the run's weights or settings. directions: those of a translator.
+    directions: Its translation directions; empty for a language model. identity: See `RunSpec.identity`.
     """
 
     name: str
@@ -79,19 +76,19 @@ class ServedRun:
 
     @property
     def translator(self) -> AsyncTranslator:
-        """The model of a run that translates; see `ServedDirection.translator`."""
+        """The model of a run that translates. For a direction, see `ServedDirection.translator`."""
         assert isinstance(self.model, AsyncTranslator)
         return self.model
 
     @property
     def has_language_tokens(self) -> bool:
-        """Whether the texts of a translator begin with tokens for languages."""
+        """Whether the run is a translator whose texts begin with language tokens."""
         return bool(self.directions) and bool(self.translator.translator.tokenizers.src.framing.needed)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedDirection:
-    """A run that translates from one language to another."""
+    """A translation direction of a run."""
 
     run: ServedRun
     source: str
@@ -105,7 +102,7 @@ class ServedDirection:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way from one language to another: a direction of a run, or two directions with a pivot language."""
+    """A way to translate between two languages: a direction of a run, or two directions with a pivot language."""
 
     steps: tuple[ServedDirection, ...]
 
@@ -131,12 +128,12 @@ class Route:
         return all(step.translator.translator.tokenizers.have_placeholders for step in self.steps)
 
     def split(self, text: str, options: DecodingOptions) -> list[str]:
-        """Parts of a text: see `Translator.split`."""
+        """Split a text into sentences and separators. See `Translator.split`."""
         return self.steps[0].translator.translator.split(text, options, self.source)
 
 
 def find_routes(runs: Sequence[ServedRun], *, pivot: bool) -> list[Route]:
-    """The routes of single runs; with `pivot`, also pairs of runs for language pairs that no single run translates.
+    """List the routes of single runs and, with `pivot`, pairs of runs for language pairs that no single run has.
 
     Runs of one language pair come before runs of many languages.
     """
@@ -157,7 +154,7 @@ def find_routes(runs: Sequence[ServedRun], *, pivot: bool) -> list[Route]:
 
 
 class RouteTable:
-    """Finds a route by its languages and name. The first of several equal routes counts."""
+    """Finds a route by its languages and name. Of several equal routes, it finds the first."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes, self._named, self._called = routes, dict[str, list[Route]](), dict[str, RouteTable]()
@@ -170,14 +167,14 @@ class RouteTable:
                     table.setdefault(key, route)
 
     def find(self, source: str | None, target: str | None) -> Route | None:
-        """The route between these languages; None: any. A variant such as en-GB may be translated as its language."""
+        """Find a route between languages (None: any), or else, for a variant such as en-GB, between base languages."""
         for normalize, table in self._by_languages.items():
             if route := table.get((source and normalize(source), target and normalize(target))):
                 return route
         return None
 
     def called(self, name: str) -> RouteTable:
-        """The routes that a request may mean: by their name, or by languages such as en-de, EN_DE or en-pt-BR."""
+        """The routes that a request may mean by `name`: a route's name, or languages as en-de, EN_DE or en-pt-BR."""
         if name in self._called:
             return self._called[name]
         subtags = re.split("[-_]", name, maxsplit=6)  # at most seven parts, enough for two codes such as zh-Hans-CN
@@ -190,23 +187,23 @@ class RouteTable:
         return table
 
     def listed(self) -> str:
-        """The language pairs, for the message of an error."""
+        """List the language pairs, for an error message."""
         pairs = list(dict.fromkeys("-".join(route.languages) for route in self.routes))
         return listed(pairs, _SHOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class RouteTranslation:
-    """Sentences that a route has translated. `sources`: the input of each of its runs."""
+    """Sentences that a route has translated. `sources`: the input of each run of the route, in order."""
 
     route: Route
     sources: Sequence[Sequence[str]]
     sentences: Sequence[Translation]
 
     async def align(self, end: float, wanted: Sequence[bool]) -> list[list[Link]]:
-        """The links between the words of the wanted sentences; other sentences have no links.
+        """Align the words of the `wanted` sentences. Other sentences get no links.
 
-        See `AsyncTranslator.align`.
+        `end`: time limit, a time of the event loop. See `AsyncTranslator.align`.
         """
         outputs: list[Sequence[str | Translation]] = [*self.sources[1:], self.sentences]
         targets = [[text if want else "" for text, want in zip(texts, wanted, strict=True)] for texts in outputs]
@@ -215,13 +212,13 @@ class RouteTranslation:
         return [reduce(joined_links, links_of_steps) for links_of_steps in zip(*links, strict=True)]
 
     async def score(self, end: float) -> list[TextLogProbs]:
-        """The log-probabilities of the tokens of each best translation, given the input of the last run."""
+        """Score the tokens of each best translation, given the input of the last run, until the time `end`."""
         last = self.route.steps[-1].translator
         return await last.score(self.sources[-1], [sentence.ids for sentence in self.sentences], end=end)
 
 
 def _result_of_steps(steps: Sequence[Translation]) -> Translation:
-    """The translation of a sentence by the last run, with the notes of all runs; unfinished if any run cut it off."""
+    """Combine the translations of a sentence by a route's runs: the last one, with all notes; unfinished if any is."""
     last = steps[-1]
     if not all(step.finished for step in steps):
         last = replace(last, candidates=tuple(replace(one, finished=False) for one in last.candidates))
@@ -246,7 +243,7 @@ class Service:
         pivot: bool = False,
         glossaries: Glossaries | None = None,
     ) -> None:
-        """Make a service that is not ready yet: see `start`.
+        """Make a service that is not ready until `start` has loaded its runs.
 
         `device`, `precision`: see `Translator.load`. `pivot`: also offer pairs of runs with a pivot language.
         `glossaries`: glossaries of clients (default: kept in memory).
@@ -264,7 +261,7 @@ class Service:
 
     @property
     def n_requests(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._requests)
 
     def _use(self, runs: tuple[ServedRun, ...]) -> None:
@@ -283,7 +280,7 @@ class Service:
             raise SettingsError(f"two runs are named '{doubled[0]}'; copy one to a folder of another name")
 
     async def _load(self, specs: Sequence[RunSpec]) -> ServedRun:
-        """Load the run of these specs, which differ in their languages only."""
+        """Load the run of these specs, which differ only in their languages."""
         path, ensemble = specs[0].path, specs[0].ensemble
         identity = await asyncio.to_thread(specs[0].identity)
         folder = await asyncio.to_thread(RunFolder.open, path)
@@ -312,9 +309,9 @@ class Service:
         return run
 
     async def reload(self) -> tuple[list[str], list[Exception]]:
-        """Load the runs whose folders have changed beside the old ones, and swap them.
+        """Load the runs whose folders have changed, and then replace the old models.
 
-        Work inside `request` ends with the old run. A folder that cannot be loaded leaves the old run in service.
+        Requests that have begun end with the old model. If a folder cannot be loaded, the old model stays in service.
         Returns the names of the replaced runs, and the errors of failed runs.
         """
         names, errors = list[str](), list[Exception]()
@@ -335,10 +332,10 @@ class Service:
         return names, errors
 
     def route(self, source: str | None = None, target: str | None = None, *, name: str | None = None) -> Route:
-        """The first route with these languages and this name (see `RouteTable.called`), all optional.
+        """Find the first route with these languages and this name (see `RouteTable.called`), all optional.
 
-        If no route has a variant of a language, such as en-GB, a route of the language is used. Raises `SettingsError`
-        if there is no route.
+        If no route has a variant of a language, such as en-GB, a route of the base language is used. Raises
+        `SettingsError` if there is no route.
         """
         source, target = source or None, target or None  # clients leave fields of forms empty
         table = self._table if name is None else self._table.called(name)
@@ -363,7 +360,7 @@ class Service:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Context of all work for one request; raises `OverloadedError` or `DrainingError`."""
+        """Context of all work for one request. Raises `OverloadedError` or `DrainingError`."""
         if self.is_draining:
             raise DrainingError("the service is shutting down")
         if self.n_requests >= self.limits.max_requests:
@@ -377,7 +374,7 @@ class Service:
             self._requests.discard(ended)
 
     def deadline(self, seconds: float | None = None) -> float:
-        """The time of the event loop at which a request expires. `seconds`: a time shorter than the limit."""
+        """The time of the event loop at which a request expires. `seconds`: a time limit below the service's limit."""
         most = self.limits.seconds
         return asyncio.get_running_loop().time() + (most if seconds is None else min(seconds, most))
 
@@ -391,9 +388,9 @@ class Service:
         prefixes: Sequence[str] = (),
         refuse: bool = True,
     ) -> RouteTranslation:
-        """Translate sentences until the deadline `end`, by default the deadline of a request that begins now.
+        """Translate sentences until the deadline `end` (default: the deadline of a request that begins now).
 
-        The other arguments are those of `AsyncTranslator.translate`.
+        The other arguments are described at `AsyncTranslator.translate`.
         """
         end = self.deadline() if end is None else end
         check_at_most("sentences times n_best", len(sentences) * options.n_best, self.limits.max_translations)
@@ -408,7 +405,7 @@ class Service:
         return RouteTranslation(route, sources, list(map(_result_of_steps, zip(*translations, strict=True))))
 
     async def drain(self) -> bool:
-        """Refuse new requests and wait for running ones; False if they did not end within `limits.drain_seconds`."""
+        """Refuse new requests, and wait for running requests. False if they take over `limits.drain_seconds`."""
         self.is_draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._requests_ended(), self.limits.drain_seconds)

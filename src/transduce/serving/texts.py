@@ -1,4 +1,4 @@
-"""Texts of any length, form and language: split into sentences, translated together, and put together again."""
+"""Translate texts of any length, format and language: split into sentences, translated together, and rejoined."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from transduce.text.sentences import joined_parts
 _DEFAULT = DecodingOptions()
 
 SHORTEST = 10
-"""Characters of a short sentence, for an estimate of the number of sentences."""
+"""Characters of a short sentence, to estimate the maximum number of sentences in a text."""
 
 Guess = dict[str, Any]
-"""`language`: its code; `confidence`: whole percent."""
+"""A detected language. `language`: its code. `confidence`: in percent, an integer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextTranslation:
     """The translation of a text.
 
-    parts: the result of `Route.split`. sentences: the translations of the sentences. links: links between the words of
-    each sentence; scores: log-probabilities of the best translation's tokens; both empty unless requested.
+    parts: The result of `Route.split`. sentences: Translations of the sentences. links: Word links of each sentence.
+    scores: Log-probabilities of the tokens of each best translation. Both are empty unless requested.
     """
 
     parts: Sequence[str]
@@ -53,7 +53,7 @@ class TextTranslation:
 
     @property
     def candidates(self) -> list[Candidate]:
-        """Different translations of the whole text, best first."""
+        """Distinct translations of the whole text, the best first."""
         return distinct(Translation.join(self.parts, self.sentences).candidates)
 
     @property
@@ -62,7 +62,7 @@ class TextTranslation:
 
 
 def join_notes(sentences: Iterable[Translation]) -> dict[str, str]:
-    """A response field with the notes on sentences, such as a cut-off output; no field without notes."""
+    """Make a response field `note` of the notes on sentences, such as a cut-off output; empty without notes."""
     note = joined_note(sentences)
     return {"note": note} if note else {}
 
@@ -78,17 +78,17 @@ async def translate_texts(
     align: Collection[int] = (),
     scores: bool = False,
 ) -> list[TextTranslation]:
-    """Translate texts; a translation depends on its own text only.
+    """Translate texts. Each translation depends only on its own text.
 
     Args:
         service: The service that translates sentences.
-        texts: The texts; line breaks and blank lines stay.
-        routes: The languages of each text.
-        options: How to translate sentences.
-        end: Time at which the work is cancelled: see `Service.deadline`.
+        texts: The texts. Line breaks and blank lines stay.
+        routes: The route of each text.
+        options: Decoding options.
+        end: Time of the event loop at which the work is cancelled. See `Service.deadline`.
         prefixes: The beginning of each translation, if any.
         align: Indices of the texts whose words are aligned with their translations.
-        scores: Find the log-probability of each token of the translations.
+        scores: Compute the log-probability of each token of the translations.
     """
     end = service.deadline() if end is None else end
 
@@ -129,10 +129,10 @@ async def translate_texts(
 async def choose_routes(
     service: Service, texts: Sequence[str], source: str | None, target: str, *, end: float
 ) -> tuple[list[Route | None], list[Guess]]:
-    """The route and the source language of each text, detected if `source` is not given or "auto".
+    """Choose the route of each text, and return its source language, detected if `source` is None or "auto".
 
-    None: the text is not translated. It is in the target language, in an unsupported language, or in no language, such
-    as 123. Raises `ExpiredError` at `end`, a time of the event loop.
+    A route is None if the text is not translated, because it is in the target language, in an unsupported language, or
+    in no language, such as 123. Raises `ExpiredError` at `end`, a time of the event loop.
     """
     if source and source != "auto":
         route = service.route(source, target)
@@ -148,7 +148,7 @@ async def choose_routes(
 
 
 async def detect(texts: Sequence[str], expected: Mapping[str, float], *, end: float) -> list[list[Guess]]:
-    """Detected languages of each text, best first. `expected`: see `guess_languages`.
+    """Detect the possible languages of each text, the best first. `expected`: see `guess_languages`.
 
     A text in no language gets the most frequent language of the other texts, with confidence 0.
     """
@@ -165,10 +165,10 @@ async def detect(texts: Sequence[str], expected: Mapping[str, float], *, end: fl
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """The parts of a text to preserve.
+    """The format of texts, and the parts to preserve.
 
-    rules: rules for tags; None: text without tags. protect: kinds of preserved parts. terms: translations of a
-    glossary's terms.
+    rules: Rules for tags, or None for plain text. protect: Kinds of preserved parts. terms: A glossary's terms, each
+    with its translation.
     """
 
     rules: MarkupRules | None = None
@@ -176,9 +176,9 @@ class TextFormat:
     terms: Mapping[str, str] = field(default_factory=dict)
 
     def parse(self, text: str, *, hide: bool) -> list[str | Segment]:
-        """The segments of a text, and the markup between them.
+        """Split a text into segments to translate and the markup between them, in order.
 
-        `hide`: hide preserved parts, see `Element.hide_leaves`.
+        `hide`: replace preserved parts, see `Element.hide_leaves`.
         """
         parts: list[str | Segment] = [Segment(text, Element(0, len(text)))]
         if self.rules is not None:
@@ -192,12 +192,12 @@ class TextFormat:
         return parts
 
     def escape(self, text: str) -> str:
-        """Text as escaped in a document."""
+        """Escape a text as in a document with tags. Plain text is unchanged."""
         return text if self.rules is None else html.escape(text, quote=False)
 
 
 class FormattedTranslation(NamedTuple):
-    """Different translations of a text, best first; a text with tags has only one. `note`: see `join_notes`."""
+    """Distinct translations of a text, the best first. A text with tags has only one. `note`: see `join_notes`."""
 
     texts: list[str]
     note: dict[str, str]
@@ -217,9 +217,9 @@ async def translate_or_keep(
     *,
     end: float,
 ) -> list[FormattedTranslation]:
-    """Translate texts with or without a format. A text without a route is returned unchanged, with a note.
+    """Translate texts, with or without a format. A text without a route is returned unchanged, with a note.
 
-    `routes` and `guesses` are those of `choose_routes`.
+    `routes`, `guesses`: see `choose_routes`. `form`: the format, or None for plain text.
     """
     known, sources = list(filter(None, routes)), list(compress(texts, routes))
     if form is not None:
@@ -239,7 +239,7 @@ async def translate_or_keep(
 
 
 def _note_on_language(guess: Guess) -> dict[str, str]:
-    """The field `note` for a text that is not translated because of its language; none without a language."""
+    """Make the field `note` of a text that is not translated because of its language; empty without a language."""
     if not guess["confidence"]:
         return {}
     language = f"detected as '{guess['language']}'"
@@ -255,7 +255,7 @@ async def translate_formatted(
     *,
     end: float | None = None,
 ) -> list[FormattedTranslation]:
-    """Translate texts; arguments as for `translate_texts`. Placeholders need no alignment."""
+    """Translate texts with tags or preserved parts. `form`: their format. Other arguments: see `translate_texts`."""
     end = service.deadline() if end is None else end
     async with expiring(end):
         parsed = [
@@ -292,7 +292,7 @@ async def translate_formatted(
 
 
 def _transfer(segment: Segment, result: TextTranslation, escape: Callable[[str], str]) -> str:
-    """The translation of a segment with its elements. Sentences without words outside preserved parts are unchanged."""
+    """Put a segment's elements into its translation. Sentences that have only preserved parts are not translated."""
     spans = list(pairwise(accumulate(map(len, result.parts), initial=0)))
     kept = [(leaf.start, leaf.end) for leaf in segment.root.leaves()]
     gaps = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *kept, (len(segment.text), -1)])]

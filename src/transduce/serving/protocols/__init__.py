@@ -1,1 +1,1 @@
-"""The protocols that the service speaks, one module each: requests in, `Service` calls, responses out."""
+"""The HTTP protocols of the service. Each module turns requests into calls of `Service`, and responds."""

@@ -17,7 +17,7 @@ from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.texts import TextFormat, choose_routes, translate_or_keep
 from transduce.text.languages import language_name
 
-_UNLIMITED = 10**12  # clients compare the number of characters with a limit
+_UNLIMITED = 10**12  # reported limit of characters, because clients need one
 _UNSUPPORTED = ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
 
 Names = Annotated[
@@ -28,7 +28,7 @@ Names = Annotated[
         json_schema_input_type=str | list[str],
     ),
 ]
-"""Names of tags: a list, or a text with commas."""
+"""Names of tags: a list, or a text separated by commas."""
 Language = Annotated[str, Field(max_length=35)]
 
 
@@ -76,7 +76,7 @@ async def translate(call: Call) -> Response:
 
 
 def _format(call: Call, asked: DeepLRequest) -> TextFormat | None:
-    """Parts to preserve and the glossary, or None."""
+    """Return the tag rules and glossary terms of a request, or None for plain text without a glossary."""
     terms: Mapping[str, str] = {}
     if asked.glossary_id:
         if not asked.source_lang:
@@ -103,7 +103,7 @@ async def languages(call: Call) -> Response:
 
 
 async def usage(call: Call) -> Response:
-    """Report the number of characters translated since the service started; there is no limit."""
+    """Report the number of characters translated since the service started. There is no limit."""
     return json_response({"character_count": call.n_translated, "character_limit": _UNLIMITED})
 
 

@@ -12,7 +12,7 @@ from transduce.serving.texts import translate_texts
 
 
 class Parameters(BaseModel):
-    """Languages; others are ignored."""
+    """Languages of the texts. Other parameters are ignored."""
 
     src_lang: str | None = None
     tgt_lang: str | None = None

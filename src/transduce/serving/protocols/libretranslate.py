@@ -19,7 +19,7 @@ _HTML = TextFormat(MarkupRules(kind="html"))
 
 
 class LibreTranslateRequest(BaseModel):
-    """Unknown fields are ignored, as in LibreTranslate; null and empty fields have their defaults."""
+    """Unknown fields are ignored, as in LibreTranslate. Null and empty fields get their defaults."""
 
     q: str | Items[str]
     source: str = "auto"
@@ -48,7 +48,7 @@ async def translate(call: Call) -> Response:
     texts = [asked.q] if isinstance(asked.q, str) else asked.q
     call.take_texts(texts)
     form = _HTML if asked.format == "html" else None
-    # Texts with tags have no alternatives, whose tags would have to be aligned again.
+    # Texts with tags have no alternatives, because the tags of each alternative would have to be aligned too.
     options = DecodingOptions(n_best=1 if form else asked.alternatives + 1)
     call.service.limits.check_options(options)
     routes, guesses = await choose_routes(call.service, texts, asked.source, asked.target, end=call.end)
@@ -85,7 +85,7 @@ async def languages(call: Call) -> Response:
 
 
 async def settings(call: Call) -> Response:
-    """The settings that LibreTranslate's web page requests."""
+    """Return the settings that LibreTranslate's web page requests."""
     route = call.service.route()
     limits = call.service.limits
     return json_response(

@@ -65,11 +65,11 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel, extra="allow"):
-    """The fields of chats and completions, and the form of their answers.
+    """The common fields of requests for chats and completions, and the form of their responses.
 
-    `_UNSUPPORTED` are refused, other fields are ignored. Without a seed, each request draws anew. model: the name of a
-    run, or languages such as en-de. n: outputs for each prompt. Extensions of the protocol: top_k; cut_prompt: cut the
-    beginning off a prompt that is longer than the context.
+    Fields in `_UNSUPPORTED` are refused; other fields are ignored. Without a seed, each request draws anew. model: the
+    name of a run, or languages such as en-de. n: outputs for each prompt. Extensions of the protocol are top_k, and
+    cut_prompt, which cuts the beginning off a prompt that is longer than the context.
     """
 
     kind: ClassVar[str]
@@ -103,7 +103,7 @@ class GenerationRequest(BaseModel, extra="allow"):
     def respond(
         self, texts: Sequence[Candidate | Completion], usage: dict[str, int], note: Mapping[str, str] = {}
     ) -> Response:
-        """Build the answer. `note`: see `join_notes`."""
+        """Build the response. `note`: see `join_notes`."""
         choices = [
             _choice(number, self.content(text.text), text.finished, _log_probs(text))
             for number, text in enumerate(texts)
@@ -118,12 +118,12 @@ class GenerationRequest(BaseModel, extra="allow"):
         return {"id": f"{self.kind}-{next(_numbers)}", "created": int(time.time()), "model": self.model}
 
     def chunk(self, number: int, text: str, *, finished: bool | None = None, log_probs: Any = None) -> dict[str, Any]:
-        """A part of a text. `finished`: see `_choice`."""
+        """Make the chunk of a stream with a part of text `number`. `finished`: see `_choice`."""
         return {"choices": [_choice(number, self.part(text), finished, log_probs)]}
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
+        """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, default_length: int, limits: Limits) -> DecodingOptions:
@@ -151,7 +151,7 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[
         Annotated[int, Field(ge=0, le=0)] | None, BeforeValidator(lambda value: None if value is False else value)
     ] = None
-    """0: add the log-probability of each new token. Alternatives, which other numbers ask for, are not supported."""
+    """Add the log-probability of each new token if 0. Other numbers, which request alternatives, are not supported."""
 
 
 class ContentPart(BaseModel):
@@ -176,7 +176,7 @@ class Message(BaseModel):
 
 
 class ChatRequest(GenerationRequest):
-    """A chat. A translation ignores temperature, top_p, top_k and seed, and returns the `n` best translations."""
+    """A request for a chat. Translation ignores temperature, top_p, top_k and seed, and returns the `n` best texts."""
 
     kind, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -197,7 +197,7 @@ class ChatRequest(GenerationRequest):
     def search(self, text: str, limits: Limits) -> DecodingOptions:
         """The options for the translation of a text. Raises `SettingsError` if they exceed limits or are not supported.
 
-        A token limit above the run's own limit for the text is dropped, as it would only reserve more memory.
+        A token limit above the run's limit for the text is dropped, since it would only reserve more memory.
         """
         refuse_unsupported(self, (*_UNSUPPORTED, "stop"), no_change=_NO_CHANGE)
         check_at_most("n", self.n, limits.max_beam)
@@ -210,9 +210,9 @@ _PARAMETERS = {*ChatRequest.model_fields, *CompletionRequest.model_fields, *_UNS
 
 
 async def stream_response(parts: AsyncIterator[Any], *, end: float) -> Response:
-    """Send JSON as server-sent events. An error before the first event becomes a status.
+    """Send JSON objects as server-sent events. An error before the first event becomes an HTTP status.
 
-    A client that has not read everything `SENDING` seconds after `end`, the request's deadline, does not get the rest.
+    `end`: the request's deadline. A client that is slower than `SENDING` seconds after it does not get the rest.
     """
     first = await anext(parts)
 
@@ -235,7 +235,7 @@ def _event(content: Any) -> bytes:
 
 
 def _choice(number: int, content: dict[str, Any], finished: bool | None, log_probs: Any) -> dict[str, Any]:
-    """The JSON of a text or a part of it. finished: False if the text was cut off; None if more parts follow."""
+    """Make the JSON of a text or a part of it. finished: False if the text was cut off, None if more parts follow."""
     reason = None if finished is None else "stop" if finished else "length"
     return {"index": number, **content, "logprobs": log_probs, "finish_reason": reason}
 
@@ -283,7 +283,7 @@ async def chat(call: Call) -> Response:
 async def _generate(
     call: Call, asked: GenerationRequest, generator: AsyncTextGenerator, prompts: Sequence[str]
 ) -> Response:
-    """Answer with `n` texts for each prompt, or with their parts."""
+    """Respond with `n` texts for each prompt, as a stream of their parts if requested."""
     limits = call.service.limits
     call.take_texts(list(prompts))
     options = asked.sampling(generator.generator.settings.decoding.max_length, limits)
@@ -317,14 +317,14 @@ async def _generation_chunks(
 async def _translation_chunks(
     call: Call, asked: ChatRequest, text: str, route: Route, options: DecodingOptions
 ) -> AsyncIterator[dict[str, Any]]:
-    """The chunks of a translation: a few sentences at a time, with the space before them."""
+    """Yield a translation in chunks of a few sentences, each with the space before it."""
     parts = await offload(len(text) // SHORTEST, route.split, text, options)
     sentences, translated = parts[::2], list[Translation]()
     for first in range(0, len(sentences), _GROUP):
         last = first + _GROUP
         group = await call.service.translate(sentences[first:last], route, options, end=call.end, refuse=not first)
         translated += group.sentences
-        before = max(first - 1, 0)  # include the sentence sent before, on which the space may depend
+        before = max(first - 1, 0)  # include the last sentence sent, because the space may depend on it
         parts_of_group = parts[2 * before : 2 * last - 1 if last < len(sentences) else len(parts)]
         new = joined_parts([sentence.text for sentence in translated[before:]], parts_of_group)
         yield asked.chunk(0, "".join(new[first - before :]))
@@ -334,7 +334,7 @@ async def _translation_chunks(
 
 
 def _translation_usage(result: TextTranslation) -> dict[str, int]:
-    """Numbers of tokens of the source and of the best translation."""
+    """Count the tokens of the source and of the best translation."""
     steps = result.route.steps
     src, tgt = steps[0].translator.translator.tokenizers.src, steps[-1].translator.translator.tokenizers.tgt
     n_src = sum(map(len, src.encode_batch(list(result.parts[::2]))))

@@ -1,4 +1,4 @@
-"""Our own protocol, `POST /v1/translate`: n-best lists, scores, prefixes, options of the search."""
+"""Our own protocol, `POST /v1/translate`, with n-best lists, scores, prefixes and decoding options."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from transduce.serving.tags.protected import DEFAULT_KINDS, Kind
 from transduce.serving.texts import TextFormat, TextTranslation, translate_formatted, translate_texts
 
 Text = Annotated[str, Field(strict=True)]
-_WINDOW = 8  # tokens
-_WORDS = 20  # cost of a sentence with words, relative to a sentence without
+_WINDOW = 8  # tokens that `token_ends` decodes together
+_WORDS = 20  # cost of a sentence with `words`, relative to a sentence without
 _SWITCHES = {"true": list(DEFAULT_KINDS), "false": []}
 
 
 def _kinds(value: Any) -> Any:
-    """The kinds of text in `protect`, which may also be true, false or a single name."""
+    """Convert `protect` to a list of kinds. It may also be true, false or a single kind."""
     given = str(value).lower() if isinstance(value, (bool, str)) else ""
     return _SWITCHES.get(given, [value] if given else value)
 
@@ -35,10 +35,10 @@ class TranslationRequest(BaseModel):
     """A request for translations.
 
     text: one text or several. prefix: the beginning of each translation. split: split into sentences (null: the run's
-    setting). words: add the log-probability of each word. alignment: add the links between the words of each sentence
-    and of its translation. format: format of the texts, whose tags are preserved. protect: other parts to preserve;
-    true: addresses, mentions and placeholders (the default for html and xml). Any option of
-    the search may be added, such as beam, n_best or length_penalty.
+    setting). words: add the log-probability of each word. alignment: add links between the words of each sentence
+    and its translation. format: format of the texts, whose tags are preserved. protect: other parts to preserve;
+    true: URLs, e-mail addresses, mentions and placeholders (the default for html and xml). Any decoding option may be
+    added, such as beam, n_best or length_penalty.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -57,7 +57,7 @@ class TranslationRequest(BaseModel):
     )
 
     def text_format(self) -> TextFormat | None:
-        """Parts to preserve, or None."""
+        """The format of the texts with the parts to preserve, or None for plain text without such parts."""
         kinds = DEFAULT_KINDS if self.protect is None and self.format != "text" else self.protect or ()
         if self.format == "text" and not kinds:
             return None
@@ -68,7 +68,7 @@ class TranslationRequest(BaseModel):
         return TextFormat(rules, protect=kinds)
 
     def options(self) -> DecodingOptions:
-        """The decoding options, which the remaining fields of the request give."""
+        """The decoding options, from the request's additional fields."""
         given, known = self.model_extra or {}, DecodingOptions.model_fields.keys() - {"batch_tokens"}
         # pydantic would report an error for every unknown field
         unknown = next((name for name in given if name not in known), None)
@@ -114,9 +114,9 @@ async def translate(call: Call) -> Response:
 
 
 def token_ends(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """The end of each token in the text.
+    """The end of each token in the decoded text, in characters.
 
-    Each token is decoded with only a few tokens before it: otherwise long texts would take quadratic time.
+    Each token is decoded with only a few tokens before it, since long texts would otherwise take quadratic time.
     """
 
     def size(start: int, end: int) -> int:
@@ -126,7 +126,7 @@ def token_ends(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> li
 
 
 def word_log_probs(text: str, ends: Sequence[int], log_probs: Sequence[float]) -> list[tuple[str, float]]:
-    """The words of a text, each with the sum of the log-probabilities of its tokens, which end at `ends`.
+    """Return the words of a text, each with the summed log-probability of its tokens. `ends`: ends of the tokens.
 
     >>> word_log_probs("Ein Hund.", [3, 8, 9], [-0.1, -0.25, -0.25, -0.4])
     [('Ein', -0.1), ('Hund.', -0.5)]

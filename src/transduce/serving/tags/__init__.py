@@ -1,1 +1,1 @@
-"""Texts with tags or preserved parts: parsing, and transfer to the translation."""
+"""Parse texts with tags or preserved parts, and put both into the translation."""

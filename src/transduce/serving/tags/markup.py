@@ -1,7 +1,7 @@
-"""Cut HTML and XML into segments to translate and everything else, which is preserved byte for byte.
+"""Cut HTML and XML into segments to translate and other markup, which is preserved byte for byte.
 
-Elements inside running text, such as <b>, are part of their segment; all others end it. Entities are only replaced by
-the characters of the standard names: nothing is read from a document type, and nothing is loaded.
+Elements inside running text, such as <b>, are part of their segment. All other elements end it. Only entities with
+standard names are replaced by characters. Nothing is read from a document type, and nothing is loaded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from transduce.serving.tags.transfer import Element
 from transduce.text.languages import LETTER, UNIT
 
 DEEPEST = 100
-"""Elements inside each other."""
+"""Maximum depth of nested elements."""
 
 MOST_ELEMENTS = 200
-"""Elements in a segment; with more, each ends it."""
+"""Maximum number of elements in a segment. Further elements begin a new segment."""
 
 _VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())  # noqa: SIM905
 _INLINE = frozenset(
@@ -31,8 +31,8 @@ _INLINE = frozenset(
 )
 _KEPT = frozenset("code kbd math noscript pre samp script style svg template textarea var".split())  # noqa: SIM905
 _RAW = frozenset(("script", "style", "textarea"))  # elements in which < is an ordinary character
-# As in browsers, only a quote after = starts a value; any other is a mistake inside the tag. The expression does not
-# backtrack.
+# As in browsers, only a quote after = starts a value. Any other quote is a mistake inside the tag. The expression does
+# not backtrack.
 _TAG = re.compile(r"""<(/?)((?:[^\W\d]|:)[^\s/<>"'=]*+)((?:=\s*+(?:"[^"]*"|'[^']*')|[^<>])*+)>""")
 _NO_TRANSLATION = re.compile(r"""\stranslate\s*=\s*["']?no\b|\sclass\s*=\s*["'][^"']*\bnotranslate\b""", re.IGNORECASE)
 _OPAQUE = (("<!--", "-->"), ("<![CDATA[", "]]>"), ("<?", "?>"), ("<!", ">"))
@@ -41,7 +41,7 @@ _PROLOG = re.compile(r"<!DOCTYPE\b|\A<\?xml\b")
 _TEXTS = ("#text", "#entity")
 _RAISED = frozenset(("sub", "sup"))
 _LONGEST_RAISED = 20
-"""Characters of a raised number or mark; more are text."""
+"""Maximum characters of a raised number or mark. Longer raised parts are text."""
 _LONGEST_WORD = 100
 _WORD_BEFORE = re.compile(rf"(?:(?<!\S)[-+−])?(?:{LETTER}|[.,](?=\d))+$")
 _WORD_BEHIND = re.compile(f"{LETTER}*")
@@ -51,16 +51,16 @@ _SPACES = " \t\r\n\f"
 _SPACE = re.compile(r"[ \t\r\n\f]+")
 _LONG_NUMBER = re.compile(r"&#(\d{8,});?")
 _ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9A-Fa-f]+);)[A-Za-z_][\w.-]*;")
-"""Of a document type; in HTML, only if its name is unknown."""
+"""An entity that a document type may define; in HTML, only if its name is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkupRules:
     """Rules for tags.
 
-    kind: html or xml. ignore: names of elements whose text is preserved. splitting: names of elements that end a
-    sentence. non_splitting: names of elements inside sentences. outline: whether XML elements are inside a sentence
-    only if they are next to text.
+    ignore: Names of elements whose text is preserved. splitting: Names of elements that end a sentence. non_splitting:
+    Names of elements that may be inside sentences. outline: Whether other XML elements are inside a sentence only if
+    they are next to text.
     """
 
     kind: Literal["html", "xml"]
@@ -72,7 +72,7 @@ class MarkupRules:
 
 @dataclass(slots=True)
 class Segment:
-    """Running text without tags, its elements, and the surrounding white space of the document."""
+    """Running text without tags, its elements (inside `root`), and the white space around it in the document."""
 
     text: str
     root: Element
@@ -81,12 +81,12 @@ class Segment:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """An element, or else #text, #entity, #stray (a tag that closes nothing) or #other (such as comments).
+    """An element by its name, or #text, #entity, #stray (a tag that closes nothing) or #other (such as comments).
 
-    Two kinds are made of neighbours: #formula, a word with raised or lowered parts, such as H<sub>2</sub>O; and #marks,
-    which are no text of the sentence, such as comments, images and the number of a footnote.
+    Two kinds join adjacent nodes: #formula, a word with raised or lowered parts, such as H<sub>2</sub>O; and #marks,
+    which are not text of the sentence, such as comments, images and the number of a footnote.
 
-    inside, stop: Where its content begins and ends; stop is -1 for an element that is not closed.
+    inside, stop: Offsets of the beginning and end of its content; stop is -1 for an element that is not closed.
     """
 
     name: str
@@ -108,9 +108,9 @@ def parse_markup(text: str, rules: MarkupRules) -> list[str | Segment]:
 
 
 def _parse(text: str, *, is_xml: bool) -> _Node:
-    """Parse a document; return its root, which is not an element.
+    """Parse a document. Returns its root, which is not an element.
 
-    HTML may be malformed; an unmatched end tag is markup.
+    HTML may be malformed. An unmatched end tag is preserved as markup.
     """
     root = _Node("", 0, len(text), 0, len(text))
     stack, text_start = [root], 0
@@ -142,7 +142,7 @@ def _parse(text: str, *, is_xml: bool) -> _Node:
 
 
 def _markup(text: str, *, is_xml: bool) -> Iterator[tuple[int, int, str | re.Match[str]]]:
-    """Yield the spans of tags, with their match, and of entities, comments and so on, with the name of their node."""
+    """Yield (start, end, match) of each tag, and (start, end, node name) of entities, comments and other markup."""
     begin, end, missing = re.compile(f"<|{_ENTITY.pattern}"), 0, set[str]()
     while (beginning := begin.search(text, end)) is not None:
         start, end = beginning.span()
@@ -178,7 +178,7 @@ def _close(stack: list[_Node], name: str, start: int, end: int) -> None:
 
 
 def _check_xml(text: str, root: _Node) -> None:
-    """Check with expat that the text is well-formed as an element's content, without document type and its entities."""
+    """Check with expat that the text is well-formed, apart from its document type and the entities that it defines."""
     for node in root.children:
         if node.name == "#other" and _PROLOG.match(text, node.start):
             text = text[: node.start] + re.sub(r"[^\n]", " ", text[node.start : node.end]) + text[node.end :]
@@ -191,7 +191,7 @@ def _check_xml(text: str, root: _Node) -> None:
 
 
 class _Segments:
-    """Cuts the tree into segments."""
+    """Cuts a parsed document into segments and markup."""
 
     def __init__(self, text: str, rules: MarkupRules) -> None:
         self._text, self._rules = text, rules
@@ -210,7 +210,7 @@ class _Segments:
         return self._pieces
 
     def _mark(self, node: _Node) -> bool:
-        """Mark the elements that are inside sentences; return whether this element may be inside one."""
+        """Mark the elements that are inside sentences. Returns whether `node` itself may be inside a sentence."""
         beside_text = any(self._text[c.start : c.end].strip() for c in node.children if c.name in _TEXTS)
         for child in node.children:
             if child.name.startswith("#"):
@@ -262,14 +262,14 @@ class _Segments:
         return nodes
 
     def _is_raised(self, node: _Node) -> bool:
-        """Whether an element is raised or lowered and contains a number, a mark or the like."""
+        """Whether an element is raised or lowered, and contains a short text such as a number or a mark."""
         if node.name in _RAISED and node.is_inline:
             text = self._plain_text(node)
             return 0 < len(text) <= _LONGEST_RAISED and " " not in text
         return node.is_inline and bool(node.children) and all(map(self._is_raised, node.children))
 
     def _formula(self, node: _Node, before: _Node | None, behind: _Node | None) -> _Node | None:
-        """Cut the word around a raised element out of the texts beside it; None if the element is a footnote mark."""
+        """Join a raised element with the word around it in the texts beside it. None if it is a footnote mark."""
         start, end, is_formula = node.start, node.end, False
         if before is not None and before.name == "#formula":
             start, is_formula = before.start, True
@@ -296,9 +296,9 @@ class _Segments:
         return _Node("#formula", start, end, children=parts, is_inline=True)
 
     def _with_marks(self, nodes: Sequence[_Node]) -> list[_Node]:
-        """Join elements without text and marks that have at most spaces between them, so that they keep their order.
+        """Join marks and elements without text that have at most spaces between them, so that they keep their order.
 
-        `children` of the joined marks: spaces between them, if there are any.
+        The `children` of joined marks are the spaces between them, if any.
         """
         joined = list[_Node]()
         for node in nodes:
@@ -356,7 +356,7 @@ class _Segments:
         self._open[-1].children.append(Element(start, len(self._segment), verbatim=verbatim, copy=copy))
 
     def _flush(self, end: int) -> None:
-        """End the segment, at this offset in the document."""
+        """End the current segment at the offset `end` in the document."""
         if self._first < 0:
             return
         text, (root,) = self._segment, self._open
@@ -372,7 +372,7 @@ class _Segments:
 
 
 def _plain(raw: str) -> str:
-    # Eight digits are beyond Unicode already, and Python refuses thousands of them.
+    # Python refuses thousands of digits; eight are beyond Unicode already.
     raw = _LONG_NUMBER.sub(lambda number: f"&#{number[1].lstrip('0')[:8] or 0};", raw)
     return _SPACE.sub(" ", html.unescape(raw))
 

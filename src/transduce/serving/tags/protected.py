@@ -1,4 +1,4 @@
-"""Find the parts of a text that a translation must keep: addresses, placeholders, numbers, terms of a glossary."""
+"""Find the parts of a text that a translation must preserve: URLs, placeholders, numbers, glossary terms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMBER = (
     r"(?:(?<![^\s(\[])[-+−])?"
     rf"{DIGITS}Z?(?!{LETTER})(?:{NARROW_SPACE}?[%％‰](?!{LETTER}))?"
 )
-"""A pattern for `DIGITS` with their sign, and percentages."""
+"""A pattern for numbers (`DIGITS`) with a sign, and for percentages."""
 
 _ARGUMENT = r"[^{}]"  # ICU placeholders: balanced braces, except quoted ones
 for _ in range(6):
@@ -48,15 +48,15 @@ KINDS: dict[Kind, str] = {
     "placeholders": "|".join(_PLACEHOLDERS),
     "numbers": NUMBER,
 }
-"""Patterns of the parts that can be preserved, in the order in which they are tried."""
+"""Patterns for each kind of part that can be preserved, in the order in which they are tried."""
 
 DEFAULT_KINDS: tuple[Kind, ...] = ("urls", "emails", "mentions", "placeholders")
-"""Without numbers, which languages write in different ways."""
+"""The kinds that are preserved by default. Numbers are not, because languages write them in different ways."""
 
 OTHER = 2
-"""Place in `forms_of` of the pattern for other numbers."""
+"""Index of the pattern for any number in the result of `forms_of`."""
 
-_LONGEST = 100  # most characters of a number that may have other separators
+_LONGEST = 100  # maximum characters of a number that may get other separators
 _EDGE = re.compile(LETTER)
 _WHOLE = re.compile(NUMBER)
 _WORD = re.compile(LETTER * 2)
@@ -64,15 +64,15 @@ _BORDER = re.compile(rf"(?<!{LETTER}).|.(?<!{LETTER})", re.DOTALL)
 
 
 def find_kinds(text: str, kinds: Collection[Kind]) -> Iterator[tuple[int, int, str]]:
-    """Find parts of these kinds; return their spans and texts."""
+    """Find parts of these kinds. Yields (start, end, text)."""
     pattern = re.compile("|".join(form for kind, form in KINDS.items() if kind in kinds))
     return ((m.start(), m.end(), m[0]) for m in pattern.finditer(text) if m[0])
 
 
 def find_terms(text: str, terms: Mapping[str, str]) -> Iterator[tuple[int, int, str]]:
-    """Find a glossary's terms; return their spans and translations.
+    """Find a glossary's terms. Yields (start, end, translation).
 
-    Terms match whole words in the same case, longest first.
+    Terms match whole words in the same case, the longest first.
     """
     lengths = sorted({len(term) for term in terms}, reverse=True)
     end = 0
@@ -87,9 +87,9 @@ def find_terms(text: str, terms: Mapping[str, str]) -> Iterator[tuple[int, int, 
 
 
 def forms_of(text: str) -> list[str]:
-    """Patterns for the form of a preserved part in a translation, the most exact first.
+    """Patterns to find a preserved part in a translation, the most exact first.
 
-    A number may have other separators; the last pattern matches any number.
+    A number may have other separators. The last pattern for a number matches any number.
 
     >>> [bool(re.search(form, "1.000,5 m")) for form in forms_of("1,000.5")]
     [False, True, True]

@@ -1,7 +1,7 @@
 """Transfer inline tags, and parts that must be preserved, from a text to its translation.
 
-Each element becomes one span of the translation: the span with the most words that translate words of the element, and
-the fewest other words. Elements keep their nesting for any alignment, so that the result is well-formed.
+Each element becomes one span of the translation: the span with the most translations of the element's words and the
+fewest other words. Elements keep their nesting for any alignment, so that the result is well-formed.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from transduce.text.placeholders import KEPT_SIGNS, KEPT_WORDS
 from transduce.text.special import Span
 
 MOST_PARTS = 100
-"""Parts of a text that are kept; others are translated like any text."""
+"""Maximum number of parts to preserve in a text. Further parts are translated like any text."""
 
 _WORDLIKE = re.compile(r"[^\W_]|\{")
-_OPENING = "([{<«„“‘¿¡'\""  # what follows touches these
-_CLOSING = ".,;:!?)]}>»”’…%。，、；：！？'\""  # what precedes touches these
+_OPENING = "([{<«„“‘¿¡'\""  # no space after these
+_CLOSING = ".,;:!?)]}>»”’…%。，、；：！？'\""  # no space before these
 
 
 @dataclass(slots=True, eq=False)
 class Element:
     """A part of a text: an inline element, or a preserved part.
 
-    start, end: Its characters in the text.
+    start, end: Its span in the text.
     before, after: Its tags.
-    verbatim: The replacement of its words, if they are not translated.
+    verbatim: The text that a preserved part becomes in the translation; None for other elements.
     copy: `verbatim` as plain text, which the translation may already contain; empty for an empty element.
     children: The elements inside, in order.
     """
@@ -60,21 +60,21 @@ class Element:
 
     @property
     def needs_links(self) -> bool:
-        """Whether a child has no character of its own in the text, so that its position needs links of words."""
+        """Whether a child has no character of its own (`hide_leaves`), so that word links determine its position."""
         return any(not child.copy or ord(child.copy[0]) < KEPT_WORDS[0] for child in self.children)
 
     def path_to(self, offset: float) -> list[Element]:
-        """The element and the elements inside it that contain an offset in the text, outermost first."""
+        """The elements that contain an offset in the text, outermost first, beginning with this element."""
         path = [self]
         while inside := [child for child in path[-1].children if child.start <= offset < child.end]:
             path.append(inside[0])
         return path
 
     def hide_leaves(self, text: str) -> str:
-        """Replace each preserved part of the text by its own character; all spans then refer to the new text.
+        """Replace each preserved part of the text by one private-use character. Update spans to the new text.
 
-        Translators with placeholders copy these characters. An empty element that touches a word has no character: it
-        goes where the word goes.
+        Translators with placeholders copy these characters. An empty element that touches a word gets no character,
+        because it moves with the word.
         """
         words, signs = (filterfalse(text.__contains__, map(chr, kind)) for kind in (KEPT_WORDS, KEPT_SIGNS))
         pieces, size = list[str](), 0
@@ -101,12 +101,12 @@ class Element:
         return "".join(pieces)
 
     def keep(self, parts: Iterable[tuple[int, int, str]], escape: Callable[[str], str]) -> None:
-        """Preserve parts of the text, given by spans and replacements: the first `MOST_PARTS` at most."""
+        """Preserve `parts` of the text, (start, end, replacement), up to `MOST_PARTS`."""
         for start, end, copy in islice(parts, MOST_PARTS):
             self._insert(Element(start, end, verbatim=escape(copy), copy=copy))
 
     def _insert(self, part: Element) -> None:
-        """Insert a part, unless it is inside another preserved part or crosses the borders of elements."""
+        """Insert a preserved part, unless it is inside another one or crosses the borders of elements."""
         if self.verbatim is not None:
             return
         for number, child in enumerate(self.children):
@@ -123,7 +123,10 @@ class Element:
 
 @dataclass(slots=True, eq=False)
 class Word:
-    """A word of the translation: its span, the span of its source if known, and the `number` of its sentence."""
+    """A word of the translation: its span, the source word's span if known, and the index of its sentence.
+
+    path: the elements that it belongs to, outermost first.
+    """
 
     start: int
     end: int
@@ -133,7 +136,7 @@ class Word:
 
 
 def words_of(text: str, links: Sequence[tuple[int, int, int, int]], *, src: int, tgt: int, number: int) -> list[Word]:
-    """All words of a translated sentence, which begins at `tgt` and whose source begins at `src`."""
+    """List the words of a translated sentence. `src`, `tgt`: the positions where its source and itself begin."""
     words, end = [], 0
     for a, b, c, d in sorted({link[2:]: link for link in links}.values(), key=lambda link: link[2]):
         words += [Word(tgt + m.start(), tgt + m.end(), None, number) for m in re.compile(r"\S+").finditer(text, end, c)]
@@ -150,12 +153,12 @@ def project(
     sentences: Sequence[Span],
     escape: Callable[[str], str] = str,
 ) -> str:
-    """The translation with the elements of the source.
+    """Put the elements of the source into its translation.
 
     Args:
-        root: The whole source.
-        source: Its text.
-        target: The translation's text.
+        root: The whole source as an element.
+        source: The text of the source.
+        target: The text of the translation.
         words: The words of the translation, in order.
         sentences: The spans of the source's sentences.
         escape: Function that escapes the text of the result.
@@ -166,7 +169,7 @@ def project(
 
 
 def _cut_copies(root: Element, source: str, target: str, words: Sequence[Word]) -> list[Word]:
-    """Cut words that are copies of their source words where an element begins or ends; return all words."""
+    """Cut words that equal their source words at the borders of elements. Returns all words."""
     borders = sorted({offset for element in root.inside() for offset in (element.start, element.end)})
     cut = list[Word]()
     for word in words:
@@ -184,9 +187,9 @@ def _cut_copies(root: Element, source: str, target: str, words: Sequence[Word]) 
 
 
 def _claim(root: Element, source: str, target: str, words: Sequence[Word]) -> tuple[list[Word], set[Word]]:
-    """Merge words that are copies of preserved parts; return all words, and the copies.
+    """Merge words that are copies of preserved parts into one word each. Returns all words, and the copies.
 
-    The text of the copies is omitted: each part itself is written once.
+    The text of the copies is omitted later, because each preserved part is written itself.
     """
     words, removed = list(words), set[Word]()
     leaves: dict[str, list[Element]] = {}
@@ -196,7 +199,7 @@ def _claim(root: Element, source: str, target: str, words: Sequence[Word]) -> tu
     copies = sorted(filter(str.strip, leaves), key=len, reverse=True)
     forms = [(rank, copy, form) for copy in copies for rank, form in enumerate(forms_of(copy))]
     for rank, copy, form in sorted(forms, key=itemgetter(0)):
-        free = dict[Span, list[Span]]()  # matches that no part has claimed, with the sources of their words
+        free = dict[Span, list[Span]]()  # matches that no part has claimed, with the source spans of their words
         for match in re.finditer(form, target):
             inside = _overlapping(words, match.span())
             if not any(word.path for word in inside):
@@ -225,7 +228,7 @@ def _n_linked(sources: Mapping[Span, Sequence[Span]], leaf: Element, span: Span)
 
 
 def _merged(words: Sequence[Word], span: Span, owner: Element) -> tuple[list[Word], Word]:
-    """Insert a word at `span` for the element and cut overlapping words; return the words and the new word."""
+    """Insert a word of `owner` at `span`, and cut overlapping words. Returns all words and the new word."""
     start, end = span
     overlapping = _overlapping(words, span)
     new = Word(start, end, None, overlapping[0].number if overlapping else 0, [owner])
@@ -235,9 +238,9 @@ def _merged(words: Sequence[Word], span: Span, owner: Element) -> tuple[list[Wor
 
 
 def _find_paths(root: Element, source: str, words: Sequence[Word], sentences: Sequence[Span]) -> None:
-    """Find the elements that each word belongs to, outermost first.
+    """Set the `path` of each word: the elements that it belongs to, outermost first.
 
-    A word with unknown source belongs to the common elements of its neighbours; at the ends of a sentence, to the
+    A word with unknown source belongs to the common elements of its neighbors or, at the ends of a sentence, to the
     elements of the whole sentence.
     """
     claimed = {word.path[0] for word in words if word.path}
@@ -264,9 +267,9 @@ def _find_paths(root: Element, source: str, words: Sequence[Word], sentences: Se
 
 
 def _inside_word(element: Element, source: str, word: Span) -> list[Element]:
-    """The first element with letters that is inside a word and in `element`, and the elements inside it.
+    """The first element inside `element` that covers a part of a word, and the elements inside it.
 
-    The translation of `<b>T</b>he` is bold as a whole.
+    They apply to the whole translation of the word: the translation of `<b>T</b>he` is bold as a whole.
     """
 
     def is_inside(child: Element) -> bool:
@@ -289,7 +292,7 @@ def _shared(left: Sequence[Element], right: Sequence[Element]) -> list[Element]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A part of the result: text, a tag, or a preserved part. is_new: it replaces no words of the translation."""
+    """A part of the result: text, a tag, or a preserved part (`leaf`). is_new: it replaces no words of the target."""
 
     text: str
     tag: Literal["", "start", "end"] = ""
@@ -308,7 +311,7 @@ class _Projection:
     escape: Callable[[str], str]
 
     def write(self, root: Element) -> str:
-        """Write the translation with the spaces that inserted parts need."""
+        """Write the translation, with spaces around inserted parts if needed."""
         out = list[str]()
         spot, last = 0, _Piece("")  # index for a space: after the end tags that follow the last text
         for piece in self._pieces(root, (0, len(self.words)), (0, len(self.target))):
@@ -322,7 +325,7 @@ class _Projection:
         return "".join(out)
 
     def _pieces(self, element: Element, word_range: Span, characters: Span, *, depth: int = 0) -> Iterator[_Piece]:
-        """Yield the pieces of an element at nesting level `depth` with these words and characters of the target."""
+        """Yield the pieces of an element at nesting level `depth`, which gets these words and characters."""
         start, end = characters
         if element.verbatim is not None:
             yield _Piece(element.verbatim, leaf=element, is_new=start == end)
@@ -358,14 +361,14 @@ class _Projection:
         return (beside.isalnum() and leaf.copy != "") or not may_touch
 
     def _placed(self, element: Element, word_range: Span, depth: int) -> list[tuple[Span, Element]]:
-        """The words of each child in the order of the target; a child without words lies between two words.
+        """Choose the range of words for each child, in order. The range of a child without words is empty.
 
         `depth`: index of the children in the words' paths.
         """
         words = self.words[slice(*word_range)]
         owners = [word.path[depth] if depth < len(word.path) else element for word in words]
         n_words = Counter(owners)
-        # gain of including a word of another element in the span of a child
+        # gain if the span of a child includes a word of another element
         gains = [-1 if word.path[-1].verbatim is None else -math.inf for word in words]
         taken = [False] * len(words)
         spans: dict[Element, Span] = {}
@@ -391,7 +394,7 @@ class _Projection:
         return child.end > child.start and not around.strip()
 
     def _point(self, child: Element, word_range: Span, others: Sequence[Span]) -> Span:
-        """The position of a child without words: after the words before it in the source, outside other children."""
+        """The position of a child without words: after the words before it in the source, but not inside `others`."""
         start, end = word_range
         linked = [(w.src, i) for i, w in enumerate(self.words[start:end], start) if w.src is not None]
         before = [(src[1], i + 1) for src, i in linked if src[1] <= child.start]
@@ -403,7 +406,7 @@ class _Projection:
         return point, point
 
     def _characters(self, word_range: Span, bounds: Span, child: Element) -> Span:
-        """The character span of a child's words, or the position within `bounds` of a child without words."""
+        """The character span of a child's words. For a child without words, an empty span within `bounds`."""
         (first, last), (least, most) = word_range, bounds
         if first < last:
             return self.words[first].start, self.words[last - 1].end
@@ -426,7 +429,7 @@ class _Projection:
 
 
 def _best_run(gains: Sequence[float]) -> Span:
-    """The span with the largest sum, empty unless a sum is positive; of equal sums, the span that ends first."""
+    """Find the span with the largest sum, or an empty span if no sum is positive. Ties: the span that ends first."""
     best, best_run, start, total = 0.0, (0, 0), 0, 0.0
     for i, gain in enumerate(gains):
         if total <= 0:
