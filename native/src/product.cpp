@@ -33,10 +33,10 @@ void pack_bf16x3(const float* column, int j, PackedMatrix& packed) {
     }
 }
 
-// Where a number of a column is in int8.
+// Where `panel` numbers of column j are in int8, from number i on, a multiple of `panel`.
 size_t int8_place(const PackedMatrix& packed, int panel, int j, int i) {
     const size_t tile = (size_t(j / 32) * (packed.depth / 64) + i / 64) * 2 + j % 32 / 16;
-    return tile * 1024 + (i % 64 / panel * 16 + j % 16) * panel + i % panel;
+    return tile * 1024 + size_t(i % 64 * 16 + j % 16 * panel);
 }
 
 // Written so that compilers vectorise it. A column that is not finite gets such a scale.

@@ -17,15 +17,27 @@ constexpr int kPanelVecs = 2, kMaxRows = 4;
 constexpr int kPanel = kPanelVecs * W;
 constexpr int kDepthAtOnce = 128;  // inputs after which the next rows follow: so much of a panel stays in the L1 cache
 
+// Weights that do not fit into the caches arrive long after a kernel asks for them. So while kernels multiply, they prefetch the weights that
+// follow, a few bytes for each product, into the L2 cache. A prefetch of an address behind the last weights does nothing.
+inline void prefetch(const void* weights, int bytes) {
+    for (int at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(weights) + at, 0, 2);
+}
+
+// The bytes that each product prefetches if `n_calls` calls read the same weights, `bytes` for each product. A single row does not
+// prefetch: it uses a weight only once, and needs all the time for reading.
+inline int bytes_ahead(int rows, int bytes, int n_calls) { return rows > 1 ? bytes / n_calls : 0; }
+
+// `ahead`: later weights, of which `ahead_step` bytes are prefetched for each input.
 template <int ROWS>
 void panel_rows(const float* a, size_t a_stride, const float* panel, int depth, float* c, size_t stride, const float* init,
-                size_t init_stride) {
+                size_t init_stride, const char* ahead, int ahead_step) {
     Vec sum[ROWS][kPanelVecs];
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
         for (int j = 0; j < kPanelVecs; j++) sum[r][j] = load(init + r * init_stride + W * j);
-    for (int k = 0; k < depth; k++, panel += kPanel) {
+    for (int k = 0; k < depth; k++, panel += kPanel, ahead += ahead_step) {
+        prefetch(ahead, ahead_step);
         Vec b[kPanelVecs];
 #pragma GCC unroll 4
         for (int j = 0; j < kPanelVecs; j++) b[j] = load(panel + W * j);
@@ -42,7 +54,7 @@ void panel_rows(const float* a, size_t a_stride, const float* panel, int depth, 
         for (int j = 0; j < kPanelVecs; j++) store(c + r * stride + W * j, sum[r][j]);
 }
 
-using PanelRows = void (*)(const float*, size_t, const float*, int, float*, size_t, const float*, size_t);
+using PanelRows = void (*)(const float*, size_t, const float*, int, float*, size_t, const float*, size_t, const char*, int);
 template <int ROWS>
 constexpr PanelRows kRows = panel_rows<(ROWS < kMaxRows ? ROWS : kMaxRows)>;
 constexpr PanelRows kPanelRows[] = {nullptr, kRows<1>, kRows<2>, kRows<3>, kRows<4>, kRows<5>, kRows<6>};
@@ -51,10 +63,12 @@ constexpr PanelRows kPanelRows[] = {nullptr, kRows<1>, kRows<2>, kRows<3>, kRows
 void panel_product(const transduce::Activations& a, int from, int depth, const float* panel, float* c, size_t stride, const float* init,
                    size_t init_stride) {
     const int n_groups = (a.rows + kMaxRows - 1) / kMaxRows;
-    for (int group = 0, row = 0; group < n_groups; group++) {
+    const int ahead_step = bytes_ahead(a.rows, kPanel * sizeof(float), n_groups);
+    const char* ahead = reinterpret_cast<const char*>(panel + size_t(depth) * kPanel);
+    for (int group = 0, row = 0; group < n_groups; group++, ahead += size_t(depth) * ahead_step) {
         const int rows = (a.rows - row + n_groups - group - 1) / (n_groups - group);  // groups of nearly equal size
         kPanelRows[rows](a.values + row * a.stride + from, a.stride, panel, depth, c + row * stride, stride, init + row * init_stride,
-                         init_stride);
+                         init_stride, ahead, ahead_step);
         row += rows;
     }
 }

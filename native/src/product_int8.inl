@@ -171,10 +171,11 @@ inline Sums sums_of_row(const Sums* sums, [[maybe_unused]] int row) {
 #endif
 }
 
-// Computes GROUPS * kDotRows rows from `row` on and kPanel columns from `column` on, over all inputs.
+// Computes GROUPS * kDotRows rows from `row` on and kPanel columns from `column` on, over all inputs. `ahead`: later weights, of which
+// `ahead_step` bytes are prefetched for each product.
 template <int GROUPS>
 void int8_rows(const PackedMatrix& w, const Activations& a, int row, int column, float* c, size_t stride,
-               const float* init, size_t init_stride) {
+               const float* init, size_t init_stride, const int8_t* ahead, int ahead_step) {
     constexpr int kVecs = kPanelVecs * kDotRows, kColumns = W / kDotRows;
     constexpr int kParts = !kSplitsSums ? 1 : GROUPS * kVecs <= 2 ? 4 : GROUPS * kVecs <= 4 ? 2 : 1;  // so that no product waits for its sum
     Sums sums[kParts][GROUPS][kVecs] = {};
@@ -190,7 +191,8 @@ void int8_rows(const PackedMatrix& w, const Activations& a, int row, int column,
 #pragma GCC unroll 1
         for (int i = 0; i < 16 / kDotRows; i += kParts) {
 #pragma GCC unroll 4
-            for (int part = 0; part < kParts; part++) {
+            for (int part = 0; part < kParts; part++, ahead += ahead_step) {
+                prefetch(ahead, ahead_step);
                 Sums weights[kVecs];
 #pragma GCC unroll 8
                 for (int j = 0; j < kVecs; j++) weights[j] = load_sums(b[j] + (i + part) * 64 * kDotRows);
@@ -223,7 +225,7 @@ void int8_rows(const PackedMatrix& w, const Activations& a, int row, int column,
     }
 }
 
-using Int8Rows = void (*)(const PackedMatrix&, const Activations&, int, int, float*, size_t, const float*, size_t);
+using Int8Rows = void (*)(const PackedMatrix&, const Activations&, int, int, float*, size_t, const float*, size_t, const int8_t*, int);
 #if defined(__AVX512F__) && !defined(__AVX512VNNI__)
 constexpr int kScreenedRows = 6;  // without VNNI, int8 products save time only in reading the weights
 #elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
@@ -236,14 +238,19 @@ template <int GROUPS>
 constexpr Int8Rows kGroups = int8_rows<(GROUPS < kMaxGroups ? GROUPS : kMaxGroups)>;
 constexpr Int8Rows kInt8Rows[] = {nullptr, kGroups<1>, kGroups<2>, kGroups<3>, kGroups<4>, kGroups<5>, kGroups<6>};
 
+constexpr int kColumnsAhead = 64;  // between the weights that are read and those that are prefetched
+
 void multiply_int8(const PackedMatrix& w, const Activations& a, int first, int last, float* c, size_t stride,
                    const float* init, size_t init_stride) {
     const int n_groups = (a.rows + kDotRows - 1) / kDotRows, n_calls = (n_groups + kMaxGroups - 1) / kMaxGroups;
+    const int ahead_step = bytes_ahead(a.rows, 4 * kDotRows * kPanel, n_calls);
+    const int8_t* ahead = w.quantized.data() + size_t(w.depth) * (first + kColumnsAhead);
     for (int column = first; column < last; column += kPanel) {
         for (int call = 0, group = 0; call < n_calls; call++) {
             const int groups = (n_groups - group + n_calls - call - 1) / (n_calls - call), row = group * kDotRows;
-            kInt8Rows[groups](w, a, row, column, c + row * stride + (column - first), stride, init + row * init_stride + (column - first), init_stride);
-            group += groups;
+            kInt8Rows[groups](w, a, row, column, c + row * stride + (column - first), stride, init + row * init_stride + (column - first), init_stride,
+                              ahead, ahead_step);
+            group += groups, ahead += size_t(w.depth / (4 * kDotRows)) * ahead_step;
         }
     }
 }
