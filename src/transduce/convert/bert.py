@@ -129,7 +129,7 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def entries(s: EncoderSettings, *, rows: Rows, names: Collection[str] | None = None) -> list[Entry]:
-    """Return the weight map of a model. `names`: tensor names in the file to read; None for a file to write."""
+    """Return the weight map for these settings. `names`: tensor names in the file to read; None to write a file."""
     if names is None:
         prefix, pooler = "" if isinstance(s, BertEncoderSettings) else "bert.", True
     else:

@@ -68,7 +68,7 @@ _EXPAND = {"plain": "ffn.linear_0", "gated": "ffn.linear_0 ffn.linear_0_noact"}
 
 
 def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
-    """Return the weight map of a model, with all biases, including those that the model lacks."""
+    """Return the weight map for these settings, with all biases, including biases that the model lacks."""
     tensors = []
     for ours, theirs in _EMBEDDINGS.items():
         rows = src if ours.startswith("src") else tgt

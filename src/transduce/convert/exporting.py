@@ -84,7 +84,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
 
 
 def open_outgoing(run: Path, *, quantization: str | None = None) -> Outgoing:
-    """The model of a run folder, ready for an exporter; `RunFolderError` if it is missing or damaged."""
+    """Load a run's model for an exporter; `RunFolderError` if the folder is missing or damaged."""
     folder = RunFolder.open(run)
     tokenizers = load_tokenizers(folder)
     model = load_model(folder, tokenizers)

@@ -134,5 +134,5 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
 
 
 def _is_shard(name: str) -> bool:
-    """Whether a name is a plain file name, without a folder, of a file with weights."""
+    """Whether an index's entry names a weight file in its own folder, not a path elsewhere."""
     return Path(name).name == name and "\\" not in name and Path(name).suffix in (".safetensors", ".bin")

@@ -94,7 +94,7 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> GPTSettings:
 
 
 def entries(s: GPTSettings, *, rows: Rows, names: Collection[str] | None = None) -> list[Entry]:
-    """Return the weight map of a model, without a bias on the logits, which transformers' GPT-2 lacks.
+    """Return the weight map for these settings, without a bias on the logits, which transformers' GPT-2 lacks.
 
     `names`: tensor names in the file to read; None for a file to write.
     """

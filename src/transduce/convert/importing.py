@@ -95,7 +95,7 @@ def _has_adapters(folder: Path) -> bool:
 def find_importer(folder: Path, base: Path | None = None) -> Importer:
     """Return the importer for a folder or a file of Marian; `UserError` if there is none.
 
-    A config.json may name no architecture. `base`: see `import_run`.
+    A config.json that names no architecture is accepted. `base`: see `import_run`.
     """
     if _has_adapters(folder):
         return _of_adapters(base)
@@ -202,7 +202,7 @@ def _import_folder(source: Path, run: Path, title: str, origin: str, *, base: Pa
 
 
 def _translate_a_sentence(run: Path) -> Iterator[str]:
-    """Yield a line with a sample translation, from English if the model has it and names no other pair."""
+    """Yield a line with a sample translation. A multilingual model translates from English, or not at all."""
     translator, sentence = Translator.load(run), "Hello, world."
     framing = translator.tokenizers.src.framing
     if translator.tokenizers.src.frame is None:

@@ -132,7 +132,7 @@ def _ties(config: Mapping[str, Any], key: str) -> bool:
 
 
 def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> Iterator[Entry]:
-    """Yield the weight map of a model."""
+    """Yield the weight map for these settings. `src`, `tgt`: the file's embedding row for each of our ids."""
     names = "Wemb", "encoder_Wemb", "decoder_Wemb", f"{_OUTPUT}t"
     yield from weight_map.translator_embedding_entries(s, names, src=src, tgt=tgt)
     yield Entry("output_bias", (_BIAS,), (tgt.n_theirs,), rows=tgt.index, filler=NEVER)
@@ -152,7 +152,7 @@ def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> Iterator[Entry]:
 
 
 def _name(name: str) -> str:
-    """Replace the * in a name by the name's ending, such as ".weight"."""
+    """Convert a name such as "self_*q.weight" to Marian's form, such as "self_Wq"."""
     layer, _, part = name.rpartition(".")
     parts = {"weight": "scale", "bias": "bias"} if "_ln_" in layer else {"weight": "W", "bias": "b"}
     return layer.replace("*", parts[part])

@@ -113,7 +113,7 @@ def translator_outputs(
 
 
 class NotLoaded(TransduceError):
-    """Transformers cannot load a folder."""
+    """Raised if transformers cannot load a folder."""
 
 
 def _loaded(cls: Any, folder: Path, **options: Any) -> Any:

@@ -50,7 +50,7 @@ def _entries(settings: Settings, tokenizers: Tokenizers) -> list[Entry]:
 
 
 def _reordered(a: Tensor, b: Tensor, entry: Entry, order: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Reorder the residual stream's columns of A or rows of B, if the orders of the two models differ."""
+    """Reorder columns or rows of low-rank matrices A, B along the residual stream, if the file has another order."""
     if order is None or entry.stream is None:
         return a, b
     return (a, b.index_select(0, order)) if entry.stream == 0 else (a.index_select(1, order), b)
@@ -96,7 +96,7 @@ def export_peft(out: Path, run: Outgoing) -> list[str]:
 def import_peft(folder: Path, base: Path | None) -> Imported:
     """Read the adapters in a folder, and merge them into the weights of the run `base`.
 
-    Raises `UserError` if they belong to another model or need more than low-rank products.
+    Raises `UserError` if the adapters belong to another model or need more than low-rank products.
     """
     config = read_object(folder / CONFIG)
     if base is None:
@@ -145,7 +145,7 @@ def import_peft(folder: Path, base: Path | None) -> Imported:
 
 
 def _pairs_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return matrices A and B of each adapted layer in the file."""
+    """Return the low-rank matrices (A, B) of each adapted layer in the file."""
     parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
         layer, _, part = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".lora_")

@@ -214,7 +214,7 @@ def config_of(s: TransformerSettings, kind: str, vocabulary: ExportedVocabulary)
 
 
 def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
-    """Return the weight map of a model."""
+    """Return the weight map for these settings. `src`, `tgt`: the file's embedding row for each of our ids."""
     layers = ENCODER_BLOCK, DECODER_BLOCK
     return [
         *weight_map.translator_embedding_entries(s, _EMBEDDINGS, src=src, tgt=tgt),
@@ -316,7 +316,7 @@ def translator_settings(
 def compared(
     folder: Path, architecture: str, tokenizers: Tokenizers, src: Rows, tgt: Rows, longest: int, model: Any
 ) -> str:
-    """Compare our model with a folder of transformers; return a line on the result."""
+    """Compare our model with a folder that transformers loads; return a line that reports the result."""
     vocabularies = {"text": (tokenizers.src.with_frame(()), src)}
     if architecture == FAMILIES["marian"].architecture:
         vocabularies["text_target"] = tokenizers.tgt.with_frame(()), tgt

@@ -32,7 +32,7 @@ _MOST_MISSING = 0.2  # maximum share of a SentencePiece model's pieces without a
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportedVocabulary:
-    """A vocabulary for transformers: its row for each of our ids, the ids of pad and bos, and its files."""
+    """A vocabulary for transformers: its row for each of our ids, its ids of pad and bos, and its files."""
 
     src: Rows
     tgt: Rows

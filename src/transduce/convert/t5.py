@@ -128,7 +128,7 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSet
 
 
 def entries(s: TransformerSettings, *, rows: Rows) -> list[Entry]:
-    """Return the weight map of a model, without a bias on the logits, which transformers' T5 lacks."""
+    """Return the weight map for these settings, without a bias on the logits, which transformers' T5 lacks."""
     tensors = list(weight_map.translator_embedding_entries(s, (_SHARED, *_TABLES, _HEAD), src=rows, tgt=rows))
     for side, embedding in weight_map.SIDES.items():
         buckets = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
@@ -142,7 +142,7 @@ def entries(s: TransformerSettings, *, rows: Rows) -> list[Entry]:
 
 
 def _complete_output(tensors: dict[str, Tensor], config: Mapping[str, Any]) -> str:
-    """Complete the output matrix; return the value of `model.tie`.
+    """Add a missing output matrix, or scale T5 1.0's; return the value of `model.tie`.
 
     T5 1.0 multiplies the last hidden states by d_model ** -0.5, which becomes part of a matrix of its own.
     """

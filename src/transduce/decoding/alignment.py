@@ -43,7 +43,7 @@ Head = tuple[int, int]
 
 
 class Link(NamedTuple):
-    """A word of the target and the word of the source that it translates, as character offsets."""
+    """A target word and the source word that it translates, as character offsets (start, end) in the texts."""
 
     src_start: int
     src_end: int
@@ -163,7 +163,7 @@ def guided_head(settings: Settings) -> Head | None:
 def find_links(engine: Engine, pairs: Sequence[Alignment], head: Head | None) -> list[list[Link]]:
     """Link the words of each pair by the attention of a trained head or, without one, by leaving out source words.
 
-    The trained head aligns a token at the step that reads it, as in its training.
+    With a trained head, a token's links come from the step that reads the token, as in training.
     """
     if head is None:
         return [pair.links(engine.score(examples) if (examples := pair.pairs()) else []) for pair in pairs]

@@ -141,7 +141,7 @@ def constraints_on(
     no_repeat_ngram: int,
     n_prompt: int = 0,
 ) -> Constraints:
-    """The constraints on each hypothesis. Tokens of a prefix may repeat an n-gram.
+    """Collect the constraints on each hypothesis. Tokens of a prefix may repeat an n-gram.
 
     `n_prompt`: length of the prompt at the start of `ids`.
     """

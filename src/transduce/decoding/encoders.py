@@ -26,7 +26,7 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The predicted label of a text, and the probability of each label.
+    """The predicted label of a text or text pair, and the probability of each label.
 
     `full`: the text fills the maximum length of the model, and may have been cut.
     """

@@ -111,8 +111,8 @@ class Generator(EngineModel):
         """Continue each prompt: `n_best` samples per prompt, in order.
 
         A sample is a function of the model, the prompt, its position, the seed and the options; other prompts do not
-        change it. A text that outgrows the model's context is continued from the last half context, unless the
-        model has a memory.
+        change it. A text that outgrows the model's context is continued from its last `context // 2` tokens, unless
+        the model has a memory.
 
         `decoding`: decoding options as keywords, such as `temperature=0.8`, which replace those of `options`; see
         `DecodingOptions`. `cut_prompt`: cut off the beginning of a prompt that is longer than the model's context.
@@ -138,14 +138,14 @@ class Generator(EngineModel):
         return [Continuation((n, i), ids, len(ids), limit) for n, ids in enumerate(encoded) for i in samples]
 
     def options_of_a_text(self, options: DecodingOptions) -> DecodingOptions:
-        """The decoding options for the continuation of one text. Raises `SettingsError` if they ask for a search."""
+        """Return the decoding options for continuing a single text. Raises `SettingsError` if they ask for a search."""
         given = options.model_dump(exclude_unset=True) | {"sample": True, "n_best": 1}
         return DecodingOptions(**given).over(self.settings.decoding)
 
     def next_input(self, text: Continuation) -> DecodingInput | None:
-        """The prompt that an engine continues next; None if the text is complete.
+        """Return the engine's next input for continuing a text; None if the text is complete.
 
-        It is the whole text, or the last half context of a text that fills the context.
+        The input is the whole text or, if the text exceeds the context, its last `context // 2` tokens.
         """
         left = text.limit - len(text.new_ids)
         if text.finished or not left:
@@ -218,7 +218,7 @@ class Generator(EngineModel):
         )
 
     def _rows(self, ids: np.ndarray, stride: int) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield rows of running text, each with the number of its targets that an earlier row has scored."""
+        """Yield rows of running text, each with the number of its first targets, which an earlier row has scored."""
         if self.memory is not None:  # the memory carries over from part to part
             yield np.asarray(ids, dtype=np.int64), 0
             return
@@ -227,7 +227,7 @@ class Generator(EngineModel):
             yield np.asarray(ids[first - 1 : start + stride], dtype=np.int64), start - first
 
     def _prompt(self, text: str, number: int, *, cut_prompt: bool) -> tuple[int, ...]:
-        """Encode a prompt; it begins with BOS if it is empty or if training documents do. `number`: for the error."""
+        """Encode a prompt. BOS is added to empty prompts or if training documents have it. `number`: for the error."""
         ids = self.tokenizer.encode(text)
         ids = [BOS, *ids] if self._begins or not ids else ids
         if len(ids) > self.context and self.memory is None:
@@ -274,7 +274,7 @@ class IncrementalDetokenizer:
         self._held = ""  # may be the start of a stop string
 
     def add(self, tokens: Iterable[int]) -> str:
-        """Add tokens; return the text that has become final."""
+        """Append tokens; return the further text that no later token can change."""
         parts: list[str] = []
         for token in tokens:
             if self.is_stopped:
@@ -284,7 +284,7 @@ class IncrementalDetokenizer:
         return "".join(parts)
 
     def end(self) -> str:
-        """Return the rest of the text; called after the last token."""
+        """Return the rest of the text. Call this after the last token."""
         return "" if self.is_stopped else self._certain(self._decoder.decode(b"", final=True), is_last=True)
 
     def _certain(self, new: str, *, is_last: bool = False) -> str:

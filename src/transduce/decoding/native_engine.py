@@ -113,7 +113,7 @@ class NativeEngine:
     device = "cpu"
 
     def __init__(self, model: NativeModel, *, pytorch_model: Callable[[], Any], n_threads: int | None = None) -> None:
-        """`pytorch_model`: loads the same model in PyTorch, on first use. `n_threads`: default: one per core."""
+        """`pytorch_model`: loads the model in PyTorch. `n_threads`: threads that decode (default: one per core)."""
         self.n_threads, self.library, self._model = n_threads or n_threads_to_use(), model.library, model
         self.pytorch_model = cache(pytorch_model)
         self._lock, self._pid = threading.Lock(), 0
@@ -122,7 +122,7 @@ class NativeEngine:
 
     @property
     def handle(self) -> ctypes.c_void_p:
-        """The library's queue of this process. A fork needs its own: it has no threads, and may inherit a lock."""
+        """The library's queue in this process. A forked process opens its own: threads do not survive a fork."""
         if self._pid == os.getpid():
             return self._handle
         with self._lock:
@@ -148,7 +148,7 @@ class NativeEngine:
                 self._threads.append(thread)
 
     def workload(self) -> dict[str, int]:
-        """Counts: waiting sentences and their tokens, open sentences, decoding steps so far and their rows."""
+        """Count waiting sentences and their tokens, open sentences, and decoding steps so far and their rows."""
         load = Load()
         self.library.transduce_queue_load(self.handle, ctypes.byref(load))
         return {name: getattr(load, name) for name in _LOAD}
@@ -288,7 +288,7 @@ def _free(library: ctypes.CDLL, model: Any, handle: ctypes.c_void_p, threads: li
 
 
 class NativeCaller:
-    """The sentences of one caller. Submit them, decode them here or in the engine's threads, and collect events.
+    """The sentences of one caller: submits them, decodes them here or in the engine's threads, and collects events.
 
     With `deliver` it is a `Batcher` with continuous batching: new inputs are admitted at every decoding step. The
     library then wakes the event loop directly, by a file descriptor.
@@ -397,7 +397,7 @@ class NativeCaller:
 
 
 def _numbers(sources: Sequence[DecodingInput], n_samples: int, seed: int) -> np.ndarray:
-    """Return random numbers in [0, 1) for each token of each sample of each source."""
+    """Return random numbers in [0, 1), one per token, for each sample of each source."""
     samples = [sample_numbers((seed, *s.key), i, s.limit) for s in sources for i in range(n_samples)]
     return np.concatenate(samples) if samples else np.empty(0)
 

@@ -97,7 +97,7 @@ class NativeModel:
         """Pack the weights of a supported model; they are not used after this call.
 
         `n_src`, `n_tgt`: sizes of the vocabularies. `guided_head`: decoder layer and head that were trained to align.
-        `placeholders`: whether the vocabulary has them. Raises `SettingsError` if weights and settings do not fit.
+        `placeholders`: whether the vocabulary has any. Raises `SettingsError` if weights and settings do not match.
         """
         self.library, self.handle, self.settings = loaded_library(), ctypes.c_void_p(), settings
         config = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt, guided_head=guided_head)

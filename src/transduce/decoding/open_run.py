@@ -97,7 +97,7 @@ def open_engine(
     memory: int | None = None,
     trainable: bool = False,
 ) -> tuple[list[RunFolder], Tokenizers, Engine, EngineChoice]:
-    """Open runs: return their folders, the vocabularies of the first run, the fastest engine, and why it was chosen.
+    """Open runs: return their folders, the first run's vocabularies, the fastest engine, and the engine's precision.
 
     `Translator.load` and `Generator.load` describe the arguments.
     """
@@ -214,7 +214,7 @@ def _native_engine(
 
 
 def check_precision(precision: str, *, on_cpu: bool) -> None:
-    """Raise `SettingsError` if the precision is unknown or the device does not support it."""
+    """Raise `SettingsError` if the precision is unknown or not supported by the device."""
     check_known("precision", precision, (*PRECISIONS, "bfloat16"))
     if not on_cpu and precision not in ("float32", "bfloat16"):
         raise SettingsError(

@@ -97,7 +97,7 @@ def spell_last_word(
 
 
 def _steps_of(text: str, vocabulary: Vocabulary) -> list[tuple[int, int, int]]:
-    """Build a `Spelling` of a text, last states first. A state is the number of written characters."""
+    """Build the transitions of a text's `Spelling`. A state is the number of characters written so far."""
     pieces, ids = _sorted_pieces(vocabulary)
     steps, ends = list[tuple[int, int, int]](), list[int]()
     for state in reversed(range(len(text))):
@@ -119,7 +119,7 @@ def _text_of(pieces: Sequence[str]) -> str:
 
 
 def _begins_a_piece(text: str, vocabulary: Vocabulary) -> bool:
-    """Whether a longer piece begins with the text."""
+    """Whether the vocabulary has a longer piece that begins with the text."""
     pieces, _ = _sorted_pieces(vocabulary)
     behind = bisect_right(pieces, text)
     return behind < len(pieces) and pieces[behind].startswith(text)
@@ -136,7 +136,7 @@ def _sorted_pieces(vocabulary: Vocabulary) -> tuple[list[str], list[int]]:
 def _hide_parts(prefix: str, vocabulary: Vocabulary, source: Masked) -> str:
     """Replace protected parts of the source (`source.parts`) in the prefix by their placeholders.
 
-    A part inside another word is not replaced, but a part that the vocabulary cannot read may have an ending.
+    A part inside a longer word is not replaced, unless the vocabulary cannot read the part and the word begins with it.
     """
     for placeholder, part in zip(placeholders_in(source.text), source.parts, strict=False):
         is_readable = vocabulary.unreadable_ids.isdisjoint(vocabulary.encode(part))

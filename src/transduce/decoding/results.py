@@ -50,7 +50,7 @@ def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def joined_note(sentences: Iterable[Translation]) -> str:
-    """Join the distinct notes on sentences; empty without notes."""
+    """Join the different notes on sentences; empty if there are none."""
     return "; ".join(dict.fromkeys(sentence.note for sentence in sentences if sentence.note))
 
 
@@ -155,7 +155,7 @@ def note_on(style: Style, number: int, src: str, translation: Translation) -> No
 
 
 def notes_on_source(masked: Masked, vocabulary: Vocabulary) -> list[str]:
-    """Notes that name the words of a source that the vocabulary cannot read, and the characters that are dropped."""
+    """Write notes on words of a source that the vocabulary cannot read, and on dropped characters."""
     kept = ", kept as written" if vocabulary.has_placeholders or not masked.text else ""
     dropped = [f"U+{ord(character):04X}" for character in masked.dropped]
     parts_of_note = {f"not in the vocabulary{kept}": list(dict.fromkeys(masked.unreadable)), "dropped": dropped}
@@ -191,7 +191,7 @@ class Notes:
         self._log, self._most, self._n = log, most, 0
 
     def show(self, note: Note, *, file: str = "") -> None:
-        """Print a warning for one note on this file."""
+        """Print a note as a warning, unless the limit is reached and nothing is lost. `file`: prefix."""
         self._n += not note.lost
         if note.lost or self._n <= self._most:
             self._log.warn(f"{file}line {note.number}: {note.text}")
@@ -223,7 +223,7 @@ def format_rows(style: Style, number: int, src: str, translation: Translation, *
 
 @dataclass(frozen=True, slots=True)
 class TextLogProbs:
-    """Log-probability (nats) of each token of a given text; the last value is of the end of the text."""
+    """Log-probability (nats) of each token of a given text; the last value is for the end of the text."""
 
     token_log_probs: tuple[float, ...]
 

@@ -98,7 +98,7 @@ class DistilledText:
                         _write_lines(self._of_teacher("reranked", number) / path.name, best)
 
     def _translate(self, teacher: RunFolder, folder: Path, log: Log) -> list[Path]:
-        """Translate the sources of the training text into a folder; return the output files."""
+        """Translate the training sources with a teacher; return the files, which are written to `folder`."""
         log.say(f"translating the training text with {teacher.path} into {folder}")
         style: Style = "nbest" if self.decoding.n_best > 1 else "text"
         texts = sorted((self.folder / "sources").glob("train-*.txt"))

@@ -73,7 +73,7 @@ class TranslationEvaluation:
 
     @property
     def languages(self) -> Languages:
-        """The languages of the text, for a multilingual model (default: the run's)."""
+        """The languages of source and target, for a multilingual model (default: the run's)."""
         return self.src_lang, self.tgt_lang
 
 
@@ -181,7 +181,7 @@ def _notes_on_text(sources: Sequence[str], references: Sequence[str], tokenizers
 
 
 def _decoding_of(options: TranslationEvaluation, runs: Sequence[Path]) -> DecodingOptions:
-    """Return the decoding options. Raises `SettingsError` for decoding options if no run translates."""
+    """Return the decoding options. Raises `SettingsError` if there are any although no run translates."""
     batch = {} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}
     decoding = DecodingOptions(**options.decoding.model_dump(exclude_unset=True), **batch)
     if not runs and (unused := [*decoding.model_fields_set, *(["precision"] if options.precision else [])]):

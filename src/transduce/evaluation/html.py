@@ -46,7 +46,7 @@ def render(template: str, **values: Any) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A named curve of points (x, y), sorted by x. `pale`: drawn thin, as the unsmoothed values of the next curve."""
+    """A named curve of points (x, y), sorted by x. `pale`: drawn thin, for the unsmoothed values of the next curve."""
 
     name: str
     points: Sequence[Point]

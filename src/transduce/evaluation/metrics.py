@@ -225,7 +225,7 @@ def _notes(hypotheses: Sequence[str], references: Sequence[str], tokenize: str, 
 
 @dataclass(frozen=True, slots=True)
 class LabelScores:
-    """Scores of predicted labels. `table[i, j]`: number of examples with label i and predicted label j."""
+    """Scores of predicted labels. `table[i, j]`: number of examples with true label i and predicted label j."""
 
     labels: tuple[str, ...]
     table: np.ndarray
@@ -241,7 +241,7 @@ class LabelScores:
 
     @property
     def f1(self) -> tuple[float, ...]:
-        """2 TP / (2 TP + FP + FN) of each label; 0 if it neither occurs nor is predicted."""
+        """F1 of each label, 2 TP / (2 TP + FP + FN); 0 if the label neither occurs nor is predicted."""
         both = (self.table.sum(0) + self.table.sum(1)).tolist()
         right = np.diagonal(self.table).tolist()
         return tuple(2.0 * r / b if b else 0.0 for r, b in zip(right, both, strict=True))

@@ -179,7 +179,7 @@ def _charts(record: RunRecord) -> list[Markup]:
 
 
 def _events(record: RunRecord) -> list[tuple[str, str, str, str]]:
-    """Return restarts, changed settings, skipped updates and batches split for memory, in order.
+    """Return restarts, changed settings, skipped updates and batches split for lack of memory, in order.
 
     Each has four columns: event, update, explanation, time.
     """

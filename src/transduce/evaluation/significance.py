@@ -33,7 +33,7 @@ def _scored_by(metric: Metric) -> Callable[[np.ndarray], float]:
 
 
 def ratio_of(statistics: np.ndarray) -> float:
-    """Divide the first statistic by the second."""
+    """Divide the first of two statistics by the second; NaN if the second is 0."""
     return float(statistics[0] / statistics[1]) if statistics[1] else math.nan
 
 
@@ -105,7 +105,7 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
-        """Whether p < 0.05 and the interval excludes 0; near the limit only one condition may hold."""
+        """Whether p < 0.05 and the interval excludes 0; near the limit, only one of the two may be true."""
         return self.p_value < 0.05 and not self.interval[0] <= 0 <= self.interval[1]
 
     @property

@@ -135,7 +135,7 @@ def _breadth(weights: np.ndarray) -> float:
 
 
 def label_head(weights: np.ndarray, keys: Side, *, is_cross: bool) -> dict[str, Any]:
-    """Label a head with weights [T, S] by RULES; also return the score of the label, and the two largest shares."""
+    """Label a head with weights [T, S] by RULES; return the label, its score, and the two largest shares of weight."""
     offsets = {} if is_cross else {"previous token": -1, "next token": 1, "same token": 0}
     shares = {name: float(weights.trace(offset) / len(weights)) for name, offset in offsets.items()}
     received = weights.mean(0)
@@ -238,7 +238,7 @@ def tokens_view(subject: Subject, log_probs: Tensor, sentence: Sentence, side: S
 
 
 def gradient_times_input(subject: Subject, model: Any, sentence: Sentence) -> np.ndarray:
-    """Return gradient times input as attribution, [T, S]: for each prediction's log-probability, summed over the width.
+    """Attribute each prediction's log-probability to input tokens, by gradient times input, [T, S].
 
     The batch has a copy of the sentence for each prediction (Simonyan et al. 2014; Shrikumar et al. 2017). A memory of
     earlier segments has no gradient, as in training (Dai et al. 2019).
@@ -395,7 +395,7 @@ def recorded_run(subject: Subject, model: Any, sentence: Sentence) -> tuple[Reco
 
 
 def log_prob(subject: Subject, model: Any, sentence: Sentence) -> float:
-    """Return the sum of the log-probabilities of the tokens that a sentence predicts."""
+    """Return the summed log-probability of the tokens to predict."""
     log_probs = _outputs(subject, model, sentence)[1].log_softmax(-1)
     return float(log_probs.gather(1, sentence.targets[:, None]).sum())
 

@@ -39,7 +39,7 @@ _FREE = Beginning(())
 class Node:
     """A hypothesis in a step of a search: its parent extended by a token.
 
-    fate: kept, pruned or finished. top: the most probable next tokens, (token, probability); empty unless kept.
+    fate: kept, pruned or finished. top: the most probable next tokens with probabilities; empty if the search ended it.
     """
 
     id: int
@@ -203,7 +203,7 @@ class Subject(ABC):
         settings: DecodingSettings | None = None,
         longest: int | None = None,
     ) -> None:
-        """Take a model in eval mode.
+        """Prepare a model in eval mode for inspection.
 
         Args:
             model: The model.
@@ -263,7 +263,7 @@ class Subject(ABC):
 
 
 class TranslationSubject(Subject):
-    """An encoder-decoder."""
+    """A translation model, which has an encoder and a decoder."""
 
     embedding, read_side, stack = "src_embedding", "src", "decoder"
     reads_pairs = True

@@ -111,7 +111,7 @@ class Inspection:
         return cell(part, name, tuple(index))
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame, for notebooks."""
+        """Return the page in an HTML frame; notebooks show it."""
         page = html.escape(kept_page([self]), quote=True)
         attributes = 'title="Inside the model" sandbox="allow-scripts" width="100%" height="720"'
         return f'<iframe srcdoc="{page}" {attributes}></iframe>'
@@ -266,7 +266,7 @@ def _part_data(part: RecordedModule, with_values: bool, with_weights: bool, only
     operands_of = {name: operands(part, name) if with_values else None for name in part.values}
 
     def product(name: str) -> dict[str, Any] | None:
-        """Return the formula of a cell, if its operands are recorded."""
+        """Return the formula of a value's cells; None if its operands are not recorded."""
         how, factors = part.point(name).product, operands_of[name]
         if how is None or factors is None or (how.weight is not None and not with_weights):
             return None

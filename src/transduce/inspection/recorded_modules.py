@@ -59,7 +59,7 @@ class NamedArray:
 
 
 def to_numpy(value: Tensor) -> np.ndarray:
-    """Convert a tensor to float32. The large negative scores of masked keys become -inf."""
+    """Convert a tensor to a float32 array. The large negative scores of masked keys become -inf."""
     array = value.detach().float().cpu().numpy()
     is_hidden = array < HIDDEN / 2
     return np.where(is_hidden, -np.inf, array) if is_hidden.any() else array
@@ -229,9 +229,9 @@ class Operands:
 
 
 def operands(part: RecordedModule, name: str) -> Operands | None:
-    """Return the operands of a value, or None if it is more than a product.
+    """Return the factors of a value that is a matrix product; None for any other value.
 
-    It is more with rotated queries and keys, relations that are added to the values, and heads that share a projection.
+    Examples of other values: rotated queries and keys, relations added to values, heads that share a projection.
     """
     value, product = part.values[name].array, part.point(name).product
     if product is None:

@@ -48,11 +48,11 @@ _COMPUTED: dict[str, tuple[object, ...]] = {
 
 
 def site_page(subject: Subject, examples: Sequence[str] = ()) -> str:
-    """Return the page of a model as one file that inspects any sentence and needs no network.
+    """Return one HTML file that contains a model, inspects any sentence and needs no network.
 
     The weights of the model are rounded to 8 bits, in place: the page shows the rounded model.
 
-    `examples`: texts that the page offers.
+    `examples`: sentences that the page offers as a start.
 
     Raises:
         SettingsError: The page cannot compute this model, or would be too large.
