@@ -1,1 +1,1 @@
-"""Bulk translation: file by file into a folder, resumable, on one machine or a Ray cluster."""
+"""Resumable bulk translation of files into a folder, on one machine or a Ray cluster."""

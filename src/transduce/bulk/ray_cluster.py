@@ -1,7 +1,7 @@
 """Bulk translation on the nodes of a Ray cluster.
 
-This process reads and writes the files and sends chunks to actors, each with its own model. If a node
-fails, the others compute its chunks. A chunk is written once, when its result is here: no line is lost or doubled.
+This process reads and writes the files, and sends chunks to actors, each with its own model. If a node fails, other
+nodes compute its chunks. Each chunk is written once, after its result has arrived, so no line is lost or doubled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transduce.errors import SettingsError, TransduceError, needing
 from transduce.logging import Log
 from transduce.process import collect_garbage_rarely
 
-_CHUNKS_PER_ACTOR = 4  # chunks sent ahead, so that no actor waits for its next chunk
+_CHUNKS_PER_ACTOR = 4  # unfinished chunks per actor, so that no actor waits for its next chunk
 _SECONDS_TO_START = 20.0
 
 
@@ -29,12 +29,12 @@ _SECONDS_TO_START = 20.0
 class RayCluster:
     """The nodes of a Ray cluster, for `translate_to_folder`.
 
-    A node with CPUs runs one actor with all its cores; a node with several GPUs runs an actor per GPU. Every node needs
-    transduce and the run folder, at the same path; input files are needed on this machine only.
+    A node with CPUs runs one actor with all its cores. A node with several GPUs runs an actor per GPU. Every node needs
+    transduce and the run folder, at the same path. Input files are needed only on this machine.
 
     Args:
         address: HOST:PORT of the head of the cluster, which this machine belongs to, or "auto".
-        log: For messages about nodes (default: to stderr).
+        log: Log for messages about nodes (default: to stderr).
     """
 
     address: str = "auto"
@@ -42,9 +42,9 @@ class RayCluster:
 
     @contextlib.contextmanager
     def start(self, make: Callable[[], Any], *, gpus: bool) -> Iterator[RayNodes]:
-        """Make an object in actors on all nodes, which `RayNodes.map` calls with chunks; see `ChunkTranslator`.
+        """Start actors on all nodes, each with an object from `make`, such as a `ChunkTranslator`.
 
-        Raises `SettingsError` if there is no such cluster.
+        `RayNodes.map` calls these objects. Raises `SettingsError` if there is no such cluster.
         """
         with _connected(self.address) as ray:
             actors = self._actors(ray, gpus=gpus)
@@ -52,7 +52,7 @@ class RayCluster:
             yield RayNodes(ray, actors, make, self.log)
 
     def _actors(self, ray: Any, *, gpus: bool) -> list[_Actor]:
-        """Create actors with shares of the nodes' resources. An actor starts when its resources are free."""
+        """Create actors and divide each node's resources among them. An actor starts when its resources are free."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         remote, actors = ray.remote(_Worker), []
@@ -73,7 +73,7 @@ class RayCluster:
 
 
 class _Worker:
-    """An actor. `load` creates its object, not the constructor, so that errors reach the caller unchanged."""
+    """An actor. `load` creates its object, and not the constructor, so that errors reach the caller unchanged."""
 
     def load(self, make: Callable[[], Any]) -> tuple[dict[str, Any], Sequence[str]]:
         collect_garbage_rarely()
@@ -92,7 +92,7 @@ class _Actor(NamedTuple):
 
 
 class RayNodes:
-    """Actors on the nodes of a cluster, each with an equal object, whose `how` and `notes` are attributes here too."""
+    """Actors on the nodes of a cluster, each with an equal object. `how`, `notes`: the attributes of these objects."""
 
     def __init__(self, ray: Any, actors: Sequence[_Actor], make: Callable[[], Any], log: Log) -> None:
         self._ray, self._log = ray, log
@@ -100,7 +100,7 @@ class RayNodes:
         self.how, self.notes = self._load(make)
 
     def _load(self, make: Callable[[], Any]) -> tuple[dict[str, Any], Sequence[str]]:
-        """Create the object in all actors; raises `SettingsError` if the actors differ."""
+        """Create the object in all actors. Returns its `how` and `notes`. Raises `SettingsError` if they differ."""
         calls = {actor.handle.load.remote(make): actor.node for actor in self._unfinished}
         _, waiting = self._ray.wait([*calls], num_returns=len(calls), timeout=_SECONDS_TO_START)
         if waiting:
@@ -133,7 +133,7 @@ class RayNodes:
             raise error.cause from error
 
     def map(self, chunks: Iterable[ChunkT]) -> Iterator[tuple[ChunkT, Any]]:
-        """Call the objects with the chunks, several at a time; yield each chunk with its result, in order.
+        """Call the actors' objects with chunks, several at a time. Yields each chunk with its result, in order.
 
         Raises `TransduceError` when no actor is left.
         """
@@ -146,7 +146,7 @@ class RayNodes:
             yield self._finish(*waiting.popleft())
 
     def _send(self, chunk: Any) -> tuple[_Actor, Any]:
-        """Send a chunk to the actor that has the fewest unfinished calls."""
+        """Send a chunk to the actor with the fewest unfinished calls. Returns the actor, and the result's reference."""
         if not self._unfinished:
             raise TransduceError("no worker of the Ray cluster is left; the same command resumes")
         for results in self._unfinished.values():
@@ -158,7 +158,7 @@ class RayNodes:
         return actor, result
 
     def _finish(self, chunk: ChunkT, actor: _Actor, result: Any) -> tuple[ChunkT, Any]:
-        """Wait for the result of a chunk. If its actor is lost, send the chunk to another one."""
+        """Wait for the result of a chunk. If its actor is lost, send the chunk to another actor."""
         while True:
             try:
                 return chunk, self._get(result)
@@ -197,5 +197,5 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error message of Ray, which may be long."""
+    """Shorten an error message of Ray, which may be long, to the first part of its first line."""
     return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__).split(": ")[0][:200]

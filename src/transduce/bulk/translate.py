@@ -1,7 +1,7 @@
-"""Bulk translation: many files, or large ones, into a folder; resumable after a kill at any moment.
+"""Bulk translation of many or large files into a folder. It resumes after a kill at any moment.
 
     OUT/NAME                         the translation of NAME, once it is complete
-    OUT/.transduce/NAME.partial      the chunks so far, while it is incomplete
+    OUT/.transduce/NAME.partial      the translated chunks, while it is incomplete
     OUT/.transduce/NAME.journal      a line of JSON with model, options and input, then a line per finished chunk
 
 A chunk is synced to the disk before its line is written to the journal. Output beyond the last line, which a kill may
@@ -53,7 +53,7 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """Progress in a file: translated lines, bytes of output, and bytes of input read. `done`: the file is complete."""
+    """Progress in a file: lines translated, bytes of output, and bytes of input read. `done`: the file is complete."""
 
     lines: int = 0
     bytes: int = 0
@@ -62,7 +62,7 @@ class JournalPosition:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> JournalPosition | None:
-        """Return the position in a line of the journal, or None if the line is damaged."""
+        """Convert a line of the journal, parsed as JSON, to a position. Returns None if the line is damaged."""
         names_and_types = {name: type(value) for name, value in asdict(cls()).items()}
         valid = {name: type(value) for name, value in record.items()} == names_and_types and min(record.values()) >= 0
         return cls(**record) if valid else None
@@ -72,10 +72,10 @@ class OutputFile:
     """The output of one input file, complete or in progress."""
 
     def __init__(self, source: Path, output_dir: Path, how: Mapping[str, Any]) -> None:
-        """Find the position at which to resume; writes nothing.
+        """Find the position at which to resume, without writing anything.
 
-        `how`: all values that determine the translation, in JSON types. Raises `DataError` if the output is not that
-        of a bulk translation, or was begun with another `how` or another input.
+        `how`: all values that determine the translation, in JSON types. Raises `DataError` if the output is not from
+        a bulk translation, or was begun with a different `how` or input.
         """
         self.source, self.output = source, output_dir / source.name
         of_file = output_dir / FOLDER / source.name
@@ -89,7 +89,7 @@ class OutputFile:
         self.was_done = self.position.done
 
     def append(self, rows: list[str], *, n_lines: int, read: int) -> None:
-        """Write the translation of the next `n_lines` lines; `read`: bytes of the input up to their end."""
+        """Write the translation of the next `n_lines` lines. `read`: bytes of the input up to the last line's end."""
         before = self.position
         if before == JournalPosition():  # write the journal first: an old journal must never describe new output
             self._partial.touch()
@@ -102,7 +102,7 @@ class OutputFile:
     def finish(self) -> None:
         """Rename the complete output to its final name.
 
-        Raises `DataError` if, in the meantime, the input was changed or another program wrote a file of that name.
+        Raises `DataError` if, in the meantime, the input was changed or another program wrote a file of this name.
         """
         if self._output_existed:
             return
@@ -125,7 +125,7 @@ class OutputFile:
         return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
     def _find_position(self) -> JournalPosition:
-        """Return the last position in the journal up to which there is output."""
+        """Return the last position in the journal that the existing output reaches."""
         if link := next((path for path in (self._partial, self._journal) if path.is_symlink()), None):
             raise DataError(f"{link} is a link and not a file of ours; remove it")
         written = self.output if self._output_existed else self._partial
@@ -154,7 +154,7 @@ class OutputFile:
         )
 
     def _check(self, saved: Mapping[str, Any]) -> None:
-        """Raise `DataError` if the journal is of another model, other options or another input."""
+        """Raise `DataError` if `saved`, the journal's first line, has another model, other options or another input."""
         differences = [
             {
                 "input": f"another version of {self.source}, with another size or time of change",
@@ -178,7 +178,7 @@ class OutputFile:
 
 
 def _write(path: Path, end: int, data: bytes) -> int:
-    """Replace the content of a file after position `end` by `data`, sync it to the disk, and return the new end."""
+    """Replace the content of a file after byte `end` by `data`, and sync it to the disk. Returns the new end."""
     with path.open("r+b") as file:
         file.truncate(end)
         file.seek(end)
@@ -188,7 +188,7 @@ def _write(path: Path, end: int, data: bytes) -> int:
 
 
 def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the objects in a journal, each with the position of its end, up to an incomplete line."""
+    """Yield the JSON objects of a journal, each with the byte where it ends, up to the first incomplete line."""
     end = 0
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
@@ -201,13 +201,13 @@ def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
             yield value, end
 
 
-CHUNK_LINES = 1024  # lost by a kill
+CHUNK_LINES = 1024  # lines per chunk; a kill loses the chunk in progress
 
 _DEFAULT = DecodingOptions()
 
 
 class Chunk(NamedTuple):
-    """Lines of an input file. A chunk without lines marks the end of the file.
+    """Consecutive lines of an input file. A chunk without lines marks the end of the file.
 
     file: Index of the file. first: Number of lines before the chunk. read: Bytes of the file up to the chunk's end.
     """
@@ -291,24 +291,24 @@ def translate_to_folder(
     log: Log | None = None,
     **decoding: Unpack[DecodingKeywords],
 ) -> list[Path]:
-    """Translate each file into a file of the same name and compression in `output_dir`; return the output files.
+    """Translate each file into a file of the same name and compression in `output_dir`. Returns the output files.
 
     The files may be of any size: only a few chunks of 1,024 lines are in memory. An output file gets its name when it
-    is complete. After a kill, an error or a signal, the same call resumes, and the output is that of an uninterrupted
-    call, byte for byte. Finished files are not translated again.
+    is complete. After a kill, an error or a signal, the same call resumes, and the output equals the output of an
+    uninterrupted call, byte for byte. Finished files are not translated again.
 
     Args:
-        run: The run folder, or several of an ensemble; see `Translator.load`.
+        run: The run folder, or several run folders for an ensemble; see `Translator.load`.
         files: Text files with one sentence per line, plain or compressed, with distinct names.
         output_dir: Folder of the output, created if it does not exist. Its subfolder `.transduce` has the journals.
         options: Decoding options as an object.
-        style: Form of the output of a line; see `format_rows`.
+        style: Format of the output of a line; see `format_rows`.
         cluster: Translate on the nodes of a Ray cluster (default: in this process, with a thread per core).
         device: auto, cpu or cuda.
         precision: See `Translator.load`.
         languages: Source and target language; see `Translator.between`.
-        log: For progress (default: to stderr).
-        decoding: Decoding options as keywords, such as `beam=5`, which replace those of `options`.
+        log: Log for progress (default: to stderr).
+        decoding: Decoding options as keywords, such as `beam=5`, which override `options`.
 
     Raises:
         UserError: The run or a file cannot be used, or `output_dir` contains files of another call. The message says
@@ -336,7 +336,7 @@ def translate_to_folder(
 
 
 def _read_chunks(files: Sequence[OutputFile]) -> Iterator[Chunk]:
-    """Yield the remaining chunks of all files. In one stream, nodes need not wait for the end of a file."""
+    """Yield the remaining chunks of all files in one stream, so that nodes do not wait for the end of a file."""
     for number, file in enumerate(files):
         first = file.position.lines
         if not file.position.done:
@@ -377,7 +377,7 @@ def _translate(
 
 
 def _check_files(sources: Sequence[Path], folder: Path) -> None:
-    """Raise `UserError` for files that cannot be translated, before anything is written or loaded."""
+    """Raise `UserError` for files that cannot be translated. Called before anything is written or loaded."""
     if not sources:
         raise SettingsError("output_dir needs the names of files to translate", "output_dir")
     names: dict[str, Path] = {}
@@ -403,7 +403,7 @@ def with_back_translations(settings: Settings, folder: Path, log: Log) -> Settin
 
     This is back-translation (Sennrich et al. 2016). `data.monolingual` of the result is empty, so that a distillation
     from the run does not translate the texts again. The translations are written into `folder`, one subfolder for each
-    text; a killed call resumes. Raises `UserError` if a model or a text cannot be used.
+    text. After a kill, the same call resumes. Raises `UserError` if a model or a text cannot be used.
     """
     data, pairs = settings.data, list[Corpus]()
     for number, text in enumerate(data.monolingual, 1):

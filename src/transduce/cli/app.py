@@ -1,4 +1,4 @@
-"""The command line: every command with its name.
+"""The application of the command line, and the table of all commands.
 
 A command is a function with one parameter per option, or a class with one field per option. Commands import heavy
 modules when they run, so that `--help` is instant.
@@ -39,7 +39,7 @@ def _show_version(asked: bool) -> bool:
 
 
 def _describe_engine() -> str:
-    """Describe the engine that decodes on CPUs: its instruction set, and why it is not the native library."""
+    """Describe the engine that decodes on CPUs, with its instruction set, or why it is not the native library."""
     from transduce.kernels.library import instruction_set, load_library
 
     library = load_library()

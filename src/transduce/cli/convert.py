@@ -23,12 +23,12 @@ def import_model(
 ) -> None:
     """Create a run folder from a model of transformers, Marian, CTranslate2 or Argos Translate, or adapters of PEFT.
 
-    The kind of model is detected from the files. From transformers, Marian, M2M-100, NLLB, mBART, BART, T5, mT5,
-    MADLAD-400, BERT and GPT-2 are supported: a folder contains config.json, weights (safetensors, or pytorch_model.bin)
-    and the vocabulary. A folder of CTranslate2 contains model.bin, the vocabularies and the SentencePiece models. A
-    model of Marian, such as OPUS-MT's and Firefox's, is a file *.npz or *.bin, with the vocabularies in its folder.
-    Unless there is a folder OWNER, OWNER/NAME is downloaded from the Hugging Face Hub, with weights from safetensors or
-    model.bin only.
+    The kind of model is detected from the files. Supported models of transformers are Marian, M2M-100, NLLB, mBART,
+    BART, T5, mT5, MADLAD-400, BERT and GPT-2. Their folder contains config.json, weights (safetensors or
+    pytorch_model.bin) and the vocabulary. A folder of CTranslate2 contains model.bin, the vocabularies and the
+    SentencePiece models. A model of Marian, such as OPUS-MT's and Firefox's, is a file *.npz or *.bin, with the
+    vocabularies in its folder. Unless there is a folder OWNER, OWNER/NAME is downloaded from the Hugging Face Hub, with
+    weights only from safetensors or model.bin.
 
     \b
     transduce import openai-community/gpt2 runs/gpt2
@@ -54,12 +54,12 @@ def export_model(
 ) -> None:
     """Export a model to transformers, CTranslate2 or Argos Translate.
 
-    The outputs are compared with the run's. In transformers a translator trained here becomes a MarianMTModel, a
-    language model a GPT2LMHeadModel, an encoder a BERT model; an imported model returns to its original class, and
-    mT5 and MADLAD-400 become T5. A setting that the format cannot express is refused by name; for transformers, train a
-    translator with model.residual=post and a language model with model.positions=learned. CTranslate2 supports
-    Transformers that translate; a package of Argos Translate contains a model of CTranslate2. To peft, the adapters are
-    exported that a run has kept (training.lora.merge=false).
+    The outputs are compared with the run's outputs. In transformers, a translator trained here becomes a MarianMTModel,
+    a language model a GPT2LMHeadModel, and an encoder a BERT model. An imported model returns to its original class,
+    and mT5 and MADLAD-400 become T5. A setting that the format cannot express is refused by name: for transformers,
+    train a translator with model.residual=post and a language model with model.positions=learned. CTranslate2 supports
+    Transformers that translate. A package of Argos Translate contains a model of CTranslate2. The format peft exports
+    the adapters that a run has kept (training.lora.merge=false).
 
     \b
     transduce export runs/x --to huggingface x-marian

@@ -1,4 +1,4 @@
-"""`transduce evaluate`, `compare` and `distill`: commands that score models, or train some and compare them."""
+"""`transduce evaluate`, `compare` and `distill`: commands that score models, or train and compare models."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Evaluate(opt.Command):
         print_result(scores, as_json=self.json)
 
     def _options(self, task: str, options: type[Any]) -> Any:
-        """The options of a task. Raises `SettingsError` if a required option is missing or another is not supported."""
+        """Make the task's options from the command's. Raises `SettingsError` if one is missing or not supported."""
         decoding = self.decoding(without=("batch_tokens",))
         names = {field.name for field in fields(options)}
         required = [field.name for field in fields(options) if field.default is field.default_factory is MISSING]
@@ -117,8 +117,8 @@ class Compare(opt.Command):
     """Train recipes under the same conditions and compare the models.
 
     The first recipe sets text, vocabulary, batches, limits, search and scoring;
-    others may leave them out. Prints a table of cost and quality, with the mean
-    over seeds and paired significance against the first recipe, and writes
+    other recipes may leave them out. Prints a table of cost and quality, with the
+    mean over seeds and paired significance against the first recipe, and writes
     compare.json. The same command resumes; finished trainings are not repeated,
     and recipes and seeds can be added.
 
@@ -165,9 +165,9 @@ class Compare(opt.Command):
 class Distill(opt.Command):
     """Train a small, fast student on the translations of its teachers.
 
-    Translates the first teacher's training text with all teachers, trains the
-    student on the result (with the first teacher's tokenizer and settings, unless
-    overridden) and compares the models on the test sets: BLEU, speed, parameters.
+    Translates the first teacher's training text with all teachers, and trains the
+    student on the translations, with the first teacher's tokenizer and settings,
+    unless overridden. Compares the models on the test sets: BLEU, speed, parameters.
     The same command resumes.
 
     \b

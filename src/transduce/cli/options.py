@@ -26,7 +26,7 @@ Parser = Callable[[str], Path] | None
 
 
 def argument(metavar: str, help: str, *, parser: Parser = None) -> Any:
-    """Declare an argument. Its help text explains its default, if it has one, so that none is appended."""
+    """Declare an argument. Its help text already explains any default, so that typer must not append it."""
     return Argument(metavar=metavar, help=help, show_default=False, parser=parser)
 
 
@@ -35,12 +35,12 @@ def flag_of(name: str) -> str:
 
 
 def option(help: str, *names: str, metavar: str | None = None, min: float | None = None, parser: Parser = None) -> Any:
-    """Declare an option. Its help text explains its default, if it has one, so that none is appended."""
+    """Declare an option. Its help text already explains any default, so that typer must not append it."""
     return Option(*names, help=help, metavar=metavar, min=min, show_default=False, parser=parser)
 
 
 def find_run(path: str) -> Path:
-    """Call `runs.hub.find_run`, and print the commit of a downloaded model on stderr."""
+    """Find a run folder, or a model on the Hugging Face Hub, whose commit is printed on stderr. See `runs.hub`."""
     from transduce.runs import hub
 
     folder = hub.find_run(path)
@@ -58,7 +58,7 @@ def folder(help: str) -> Any:
 
 
 def decoding_option(name: str, *flags: str) -> Any:
-    """An option for a field of `DecodingOptions`; None unless given."""
+    """Declare an option for a field of `DecodingOptions`. The command's field must default to None, for unset."""
     field = DecodingOptions.model_fields[name]
     default = "the run's setting" if name in DecodingSettings.model_fields else field.default
     help = str(field.description).removesuffix(".") + ("" if field.annotation is bool else f" (default: {default})")
@@ -132,7 +132,7 @@ OPTIONS_FOR = (
     ("cut_prompt", "--cut-prompt"),
     ("new_key", "transduce serve --new-api-key NAME"),
 )
-"""Settings and parameters that errors name (`UserError.names`), each with its options."""
+"""The command-line options for settings and parameters that errors name (`UserError.names`)."""
 
 
 class Command(ABC):
@@ -143,13 +143,13 @@ class Command(ABC):
         """Do the work of the command."""
 
     def decoding(self, *, without: Collection[str] = (), **fixed: Unpack[DecodingKeywords]) -> DecodingOptions:
-        """Return decoding options from the command's fields of equal names, except `without`, and from fixed values."""
+        """Make decoding options from the command's fields of equal names, except `without`, and from fixed values."""
         names = [field.name for field in fields(self) if field.name in DecodingOptions.model_fields]  # type: ignore[arg-type]
         return DecodingOptions(**{name: getattr(self, name) for name in names if name not in without}, **fixed)
 
 
 class TextCommand(TyperCommand):
-    """Runs a command. Text arguments must be UTF-8, unlike paths, and errors name options."""
+    """Runs a command for typer. It requires UTF-8 in text arguments (not in paths), and adds options to errors."""
 
     def invoke(self, ctx: Any) -> None:  # a context of the copy of Click inside Typer
         """Run the function of the command, or the `Command` that it makes."""
@@ -166,7 +166,7 @@ class TextCommand(TyperCommand):
             raise
 
     def describe_options(self, names: Collection[str]) -> str:
-        """Format the options of this command for settings that an error names: " (training.start: --from)"."""
+        """Format the options for settings that an error names, such as " (training.start: --from)"."""
         known = {flag for parameter in self.params for flag in parameter.opts}
         described = [
             f"{name}: {flags}"
@@ -200,7 +200,7 @@ STDOUT = "standard output"
 def print_lines(lines: Iterable[str], *, colours: bool = False) -> None:
     """Print lines to stdout. On a terminal, control characters are escaped.
 
-    When the reader (head, less) closes the pipe, the command exits quietly and closes `lines`. `colours` keeps the
+    When the reader (head, less) closes the pipe, the command exits quietly and closes `lines`. `colours`: keep the
     background colours of attention pictures.
     """
     on_terminal = sys.stdout.isatty()
@@ -221,7 +221,7 @@ def print_lines(lines: Iterable[str], *, colours: bool = False) -> None:
 
 
 def _drop_output() -> None:
-    """Discard buffered output: Python would flush it at exit, and print an error."""
+    """Discard buffered output, which Python would otherwise flush at exit, with an error."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Inspect(opt.Command):
     """Look inside a model.
 
-    Without TEXT, start a local page to inspect sentences; with TEXT, print the attention weights.
+    Without TEXT, start a local page to inspect sentences. With TEXT, print the attention weights.
 
     \b
     transduce inspect runs/x
@@ -151,7 +151,7 @@ def _texts(inspection: Inspection) -> Iterable[str]:
 class Serve(opt.Command):
     """Serve runs over HTTP.
 
-    SIGTERM or Ctrl-C ends the service; SIGHUP reloads replaced runs.
+    SIGTERM or Ctrl-C ends the service. SIGHUP reloads replaced runs.
 
     \b
     transduce serve runs/en-de runs/de-en

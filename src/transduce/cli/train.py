@@ -28,9 +28,9 @@ Files = list[Path] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options that `train`, `prepare` and `doctor` share. Files named here replace those of the recipe.
+    """The options that `train`, `prepare` and `doctor` share. Files in options replace the recipe's files.
 
-    Paths of options are relative to the working directory. Paths in a recipe are relative to `data` if given, else to
+    Paths in options are relative to the working directory. Paths in a recipe are relative to `data` if given, else to
     the recipe's `data.root`, else to the folder of the recipe.
     """
 
@@ -99,7 +99,7 @@ class Request:
         return settings
 
     def run_folder(self) -> Path:
-        """Return the run folder: as given, or `runs/` and the recipe's name."""
+        """Return the run folder: `run` if given, or else `runs/` with the recipe's name."""
         if self.run is not None:
             return self.run
         if self.recipe is None:
@@ -107,14 +107,14 @@ class Request:
         return self.recipe if self._names_run() else Path("runs") / self.recipe.stem
 
     def _names_run(self) -> bool:
-        """Whether the argument is a run folder, instead of a recipe."""
+        """Whether the argument RECIPE is a run folder instead of a recipe."""
         return self.recipe is not None and (self.recipe / "manifest.json").exists()
 
     def _recipe_file(self) -> Path | None:
         return self.recipe / "recipe.toml" if self.recipe is not None and self._names_run() else self.recipe
 
     def _corpora(self) -> dict[str, list[dict[str, str]]]:
-        """Return the corpora that options name, by `train`, `valid` and `test`."""
+        """Return the corpora in the options, by the keys `train`, `valid` and `test`, in the form of recipes."""
         corpora = {}
         for name, prefix in (("train", ""), ("valid", "valid_"), ("test", "test_")):
             src, tgt, text = (getattr(self, prefix + side) or () for side in ("src", "tgt", "text"))
@@ -224,7 +224,7 @@ class Train(Request, opt.Command):
         run_train(settings, folder, more=more, log=Log(quiet=self.quiet), dry_run=self.dry_run)
 
     def _more(self, settings: Settings) -> More | None:
-        """Return the options of a continuation; None if there are none."""
+        """Return the options for continuing a finished training, or None if none is given."""
         if self.more_updates is self.more_epochs is self.more_minutes is None:
             return None
         from transduce.tasks.continuation import More
@@ -236,7 +236,7 @@ class Train(Request, opt.Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare(Request, opt.Command):
-    """Read, clean and encode the text of a training. The same options of train continue from there.
+    """Read, clean and encode the text of a training. The command train with the same options continues from there.
 
     A killed command resumes. Sentence pairs are cleaned and encoded by a process per core (data.workers).
 
@@ -262,8 +262,8 @@ class Prepare(Request, opt.Command):
 class Doctor(Request, opt.Command):
     """Check text, memory and time before training. Takes the options of train.
 
-    Reads the text, runs a few updates in a separate process and keeps nothing. Prints "ready", or one line per obstacle
-    and exits with code 2. Warnings do not change the exit code.
+    Reads the text, runs a few updates in a separate process and keeps nothing. Prints "ready", or prints one line per
+    obstacle and exits with code 2. Warnings do not change the exit code.
 
     \b
     transduce doctor --src train.en --tgt train.de
@@ -292,7 +292,7 @@ class Doctor(Request, opt.Command):
 
 
 def report(run: opt.Run) -> None:
-    """Write report.html of a run from its measurements so far, also while it is trained.
+    """Write report.html of a run from its measurements so far. Training may still be running.
 
     Also writes the model card (README.md) of a finished training if it is missing.
 
@@ -347,7 +347,7 @@ def demo(
     overrides: opt.Overrides = None,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Train on a built-in corpus; show translations and attention.
+    """Train on a built-in corpus, and show translations and attention.
 
     Takes a few minutes. The number of updates is fixed, so a slower machine takes longer and gets the same model.
 
@@ -378,7 +378,7 @@ def demo(
 
 
 def _results(folder: Path) -> Iterator[str]:
-    """Yield lines with translations next to their references, scores, and attention."""
+    """Yield lines that show translations next to their references, scores, and attention weights."""
     from transduce.decoding.translator import Translator
     from transduce.evaluation.run_record import read_record
     from transduce.inspection.inspection import inspect

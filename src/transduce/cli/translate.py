@@ -150,7 +150,7 @@ def input_of(argument: str) -> Path | list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePairs(opt.Command):
-    """The options of commands on the sentence pairs of two files."""
+    """Base class of commands that read sentence pairs from two files."""
 
     run: opt.Run
     src: Annotated[Path, opt.file("Source text.")]
@@ -188,7 +188,7 @@ class Score(SentencePairs):
 
 @dataclass(frozen=True, kw_only=True)
 class Align(SentencePairs):
-    """Align the words of sentence pairs; print i-j for each link.
+    """Align the words of sentence pairs, and print i-j for each link.
 
     Words are separated by white space and counted from 0. With --gold,
     the alignment error rate, precision and recall go to stderr.
@@ -254,14 +254,14 @@ class Align(SentencePairs):
             log.say(f"{method}: {score_links(predicted, gold).line()}")
 
     def _translators(self) -> list[Translator]:
-        """Load the run and, with --reverse, the model for the other direction."""
+        """Load the run and, with --reverse, also the model for the other direction."""
         languages = (self.src_lang, self.tgt_lang)
         directions = [(self.run, languages)] + ([(self.reverse, languages[::-1])] if self.reverse else [])
         return [load_translator(run, self.device, self.precision, pair) for run, pair in directions]
 
 
 def load_with_notes(load: Callable[..., DecoderT], run: RunPaths, device: str, precision: str) -> DecoderT:
-    """Load a translator or a generator. If it is slower than it could be, a line on stderr says why."""
+    """Load a translator or a generator by `load`. If it is slower than it could be, print the reason on stderr."""
     decoder = load(run, device=device, precision=cast(Any, precision))  # `load` checks it
     for note in decoder.choice.notes():
         Log().say(note)
@@ -269,7 +269,7 @@ def load_with_notes(load: Callable[..., DecoderT], run: RunPaths, device: str, p
 
 
 def load_translator(run: RunPaths, device: str, precision: str, languages: Languages) -> Translator:
-    """Load a translator between languages (default: the run's); notes on speed and on the languages go to stderr."""
+    """Load a translator between languages (None: the run's). Notes on speed and on the languages go to stderr."""
     from transduce.decoding.translator import Translator
 
     translator = load_with_notes(Translator.load, run, device, precision).between(*languages)
@@ -287,14 +287,14 @@ def translate_files(
 ) -> Iterator[str]:
     """Translate the lines of files (`-`: stdin) and texts, and yield lines to print; one by one if stdin is a terminal.
 
-    Notes on translations go to stderr: the first few, and their number at the end. JSON contains them.
+    The first few notes on translations go to stderr, and the number of notes at the end. JSON output contains them.
 
     Args:
         translator: The translator.
         inputs: Files, and lists of lines.
         options: Decoding options.
-        style: Form of the output.
-        prefix: File with the beginning of each translation.
+        style: Format of the output.
+        prefix: File with the beginning of each translation, line by line.
     """
     from transduce.data.lines import read_inputs, read_lines
     from transduce.decoding.results import MAX_NOTES, Notes, format_rows, note_on
