@@ -374,7 +374,7 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, log: Log) -
 
 
 def _check(name: str, settings: Settings) -> None:
-    """Raise `SettingsError` for settings that cannot work, with the name of the recipe."""
+    """Raise `SettingsError`, with the name of the recipe, for settings that cannot work."""
     try:
         check(settings)
     except SettingsError as error:

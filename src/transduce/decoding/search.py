@@ -116,7 +116,7 @@ def beam_search(
 
 
 class _BeamState:
-    """The hypotheses of a batch: for each sentence, k slots for live and n slots for finished hypotheses.
+    """The hypotheses of a batch: per sentence `beam` slots for live and `n_best` slots for finished hypotheses.
 
     The first axis of all tensors is the sentence.
     """
@@ -302,7 +302,7 @@ def _best_continuations(
     n: int,
     constraints: Constraints,
 ) -> Continuations:
-    """The n best of log_prob[b, i] + log_softmax(logits(hidden[b * k + i])) of every sentence b, best first.
+    """Find the n best log_prob[b, i] + log_softmax(logits(hidden[b * k + i])) of every sentence b, best first.
 
     n is at most the number of continuations of one beam. All tokens count in the probabilities, which are float32. On a
     CPU, logits are computed and searched for a few rows at a time, so that they stay in the cache.

@@ -91,7 +91,7 @@ class Ensemble(nn.Module):
 
 
 def mean_log_probs(log_probs: Sequence[Float[Tensor, "*B V"]]) -> Float[Tensor, "*B V"]:
-    """Logarithms of the mean of the probabilities.
+    """Average probabilities that are given as logarithms; return the logarithms of the means.
 
     The result of a row does not depend on other rows. On a CPU that is not true of PyTorch's `logsumexp` and
     `logaddexp`, which may round a number differently at another position of a tensor.
@@ -420,7 +420,7 @@ class DynamicBatcher:
                     self._loop.call_soon_threadsafe(self._deliver_all, events)
 
     def _take_batch(self, before: float) -> list[_Submitted]:
-        """Take the first waiting input, and others with equal options and at most `_MAX_COST_RATIO` times its cost."""
+        """Take the first waiting input of `order` below `before`, and others of equal options and similar cost."""
         with self._changed:
             candidates = (item for item in self._waiting.values() if item.order < before)
             waiting = sorted(candidates, key=lambda item: item.order)

@@ -266,7 +266,7 @@ class Translator(EngineModel):
         return [TextLogProbs(() if pair is None else tuple(next(rows))[n_frame(pair.tgt) :]) for pair in pairs]
 
     def pairs(self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]]) -> list[Example | None]:
-        """Pairs for the engine to score; None if both texts are empty."""
+        """Encode pairs for the engine to score; None for a pair of empty texts."""
         _require_pairs(srcs, tgts, "score")
         src_vocabulary, pairs = self.tokenizers.src, list[Example | None]()
         encoded = zip(srcs, tgts, src_vocabulary.encode_batch(srcs), strict=True)
