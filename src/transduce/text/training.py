@@ -58,6 +58,7 @@ _THREADS = 8  # fixed for any number of cores, because sums depend on the number
 _LINES_AT_ONCE = 10_000  # lines offered to a sample per call
 _LEARNABLE = 5  # fewest occurrences with which a character is always in a translator's vocabulary
 _USUAL_ENTITY = 20  # fewest occurrences with which an HTML entity is a piece of the vocabulary
+_PIECES_PER_ENTITY = 32  # fewest pieces of a vocabulary for each HTML entity that is a piece
 _RARE = 0.0005  # largest share of the text's characters that are spelled in bytes
 _ROOM_FOR_BYTES = 1024  # smallest size of a vocabulary with pieces for the 256 bytes
 _NEVER_WRITTEN = "\ufffd"  # replacement character of invalid UTF-8
@@ -73,7 +74,7 @@ def train_tokenizer(lines: Iterable[str], settings: TokenizerSettings, *, vocab_
     if settings.exact:
         return Tokenizer(_train(list(lines), settings, vocab_size, symbols=["\n"], **_EXACT))
     lines = list(normalized(lines, settings.normalization))
-    model = _train(lines, settings, vocab_size, symbols=_symbols_in(lines), **_NORMALIZED)
+    model = _train(lines, settings, vocab_size, symbols=_symbols_in(lines, vocab_size), **_NORMALIZED)
     return Tokenizer(_with_normalization(model, settings.normalization))
 
 
@@ -99,7 +100,7 @@ def train_tokenizers(
         pairs = zip(sides, alphabets, strict=True)
         models = [_train_side(lines, alphabet, settings, vocab_size) for lines, alphabet in pairs]
     src, tgt = (_with_normalization(model, rule) for model, rule in zip(models, rules, strict=True))
-    src = _reading_only(src, alphabets[0])
+    src = _reading_only(src, alphabets[0], _count_entities(sides[0]))
     written = Tokenizer(tgt)
     return Tokenizers(written if src == tgt else Tokenizer(src), written)
 
@@ -153,17 +154,22 @@ def _train_side(lines: list[str], alphabet: Collection[str], settings: Tokenizer
         lines,
         settings,
         vocab_size,
-        symbols=[*PLACEHOLDERS[: settings.placeholders or 0], *_symbols_in(lines)],
+        symbols=[*PLACEHOLDERS[: settings.placeholders or 0], *_symbols_in(lines, vocab_size)],
         **_NORMALIZED,
         byte_fallback=spells or settings.character_coverage < 1,
     )
 
 
-def _symbols_in(lines: Sequence[str]) -> list[str]:
-    """Strings in the text that become one piece each: characters of `SPELLING` and frequent HTML entities."""
-    entities = Counter(chain.from_iterable(_ENTITY.findall(line) for line in lines if "&" in line))
-    usual = sorted(entity for entity, count in entities.items() if count >= _USUAL_ENTITY)
-    return [character for character in SPELLING if any(character in line for line in lines)] + usual
+def _symbols_in(lines: Sequence[str], vocab_size: int) -> list[str]:
+    """Strings in the text that become one piece each: characters of `SPELLING` and the most frequent HTML entities."""
+    counts = _count_entities(lines).items()
+    frequent = sorted((-count, entity) for entity, count in counts if count >= _USUAL_ENTITY)
+    entities = sorted(entity for _, entity in frequent[: vocab_size // _PIECES_PER_ENTITY])
+    return [character for character in SPELLING if any(character in line for line in lines)] + entities
+
+
+def _count_entities(lines: Iterable[str]) -> Counter[str]:
+    return Counter(chain.from_iterable(_ENTITY.findall(line) for line in lines if "&" in line))
 
 
 def _train(
@@ -219,11 +225,17 @@ def _with_normalization(model: bytes, rule: Normalization) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def _reading_only(model: bytes, alphabet: Collection[str]) -> bytes:
-    """Restrict a model to an alphabet. Pieces with other characters keep their ids, but encoding never yields them."""
+def _reading_only(model: bytes, alphabet: Collection[str], entities: Counter[str]) -> bytes:
+    """Restrict a model to an alphabet and to HTML entities that are not rare. Other pieces keep their ids, but encoding
+    never yields them.
+    """
     proto, readable = parse_model(model), {*alphabet, SPACE, " "}
     for piece in proto.pieces:
-        if piece.type == piece.NORMAL and not readable.issuperset(piece.piece):
+        if piece.type == piece.NORMAL:
+            is_read = readable.issuperset(piece.piece)
+        else:  # the target alone may have made an entity a piece
+            is_read = not _ENTITY.fullmatch(piece.piece) or entities[piece.piece] >= _LEARNABLE
+        if not is_read:
             piece.type = piece.UNUSED
     return bytes(proto.SerializeToString())
 

@@ -255,6 +255,24 @@ def test_entities_that_the_training_text_often_has_are_read_and_others_are_kept(
     assert known.tgt.decode(known.tgt.encode("der &apos;hund&apos;")) == "der &apos;hund&apos;"
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
+def test_entities_that_only_the_target_has_are_not_read(kind: str) -> None:
+    src, tgt = ["the dog and the house", "a man and a hat"] * 40, ["das haus &amp; der hund", "ein hut"] * 40
+    known = train_tokenizers(src, tgt, TokenizerSettings(placeholders=8, kind=kind), vocab_size=80)
+    assert known.joint and known.tgt.decode(known.tgt.encode("der hut &amp; das haus")) == "der hut &amp; das haus"
+    text = "the man &amp; the dog"
+    masked = prepare(text, known.src, known.src.encode(text))
+    assert (masked.text, masked.parts) == (f"the man {A} the dog", ("&amp;",))
+
+
+def test_entities_take_a_small_part_of_a_vocabulary() -> None:
+    lines = [" ".join(f"&#{1000 + 10 * i + j};" for j in range(10)) for i in range(60)] * 20 + ["&amp; a man"] * 30
+    known = train_tokenizers(lines, ["ein mann"] * len(lines), TokenizerSettings(placeholders=8), vocab_size=320)
+    pieces = known.src.pieces(range(known.n_src))
+    entities = [piece for piece in pieces if piece.startswith("&") and piece.endswith(";")]
+    assert len(entities) == 10 and "&amp;" in entities
+
+
 def test_zero_width_spaces_between_words_of_scripts_without_spaces_are_read_as_spaces() -> None:
     lines = ["ខ្ញុំ\u200bទៅ\u200bផ្ទះ", "គាត់\u200bមក"] * 60
     known = train_tokenizers(lines, lines, TokenizerSettings(placeholders=8), vocab_size=60)
