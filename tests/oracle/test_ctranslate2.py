@@ -152,9 +152,10 @@ def test_a_source_without_its_end_gives_the_librarys_translations(tmp_path: Path
     assert [translator.tokenizers.tgt.pieces(translation.ids) for translation in translations] == expected
 
 
-def test_both_engines_agree_on_a_source_without_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("language_last", [False, True])
+def test_both_engines_agree_on_a_source_without_its_end(tmp_path: Path, language_last: bool) -> None:
     """Scores, attention (the end, which is not read, has no weight) and the scores of an empty source."""
-    run = make_run(tmp_path / "run", source_end=False)
+    run = make_run(tmp_path / "run", source_end=False, positions="learned", language_last=language_last)
     native, pytorch = (Translator.load(run, trainable=trainable).engine for trainable in (False, True))
     pairs = [Example([7, 9, 12], [8, 11]), Example([7], []), Example([], [9])]
     for ours, theirs in zip(native.score(pairs), pytorch.score(pairs), strict=True):

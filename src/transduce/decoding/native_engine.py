@@ -158,9 +158,8 @@ class NativeEngine:
         settings = self._model.settings
         if isinstance(settings, GPTSettings):
             return [self._model.start if i == BOS else i for i in ids]
-        if settings.language_last and len(ids) > 0:
-            return (*ids[1:], EOS, ids[0])
-        return (*ids, EOS) if settings.source_end or len(ids) == 0 else ids
+        end = (EOS,) if settings.source_end or len(ids) == 0 else ()
+        return (*ids[1:], *end, *ids[:1]) if settings.language_last else (*ids, *end)
 
     def in_source_order(self, weights: np.ndarray) -> np.ndarray:
         """Reorder attention [..., S] from the order of the model's input (see `read_ids`) to the source's order."""
