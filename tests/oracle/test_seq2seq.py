@@ -204,6 +204,15 @@ def test_mbart_25_translates_into_the_language_that_starts_its_decoder(tmp_path:
     assert Translator.load(tmp_path / "other").between("en", "ro").translate("a man .", max_length=4).text is not None
 
 
+def test_mbart_50_that_starts_with_a_language_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "theirs", "mbart", 9)
+    path = tmp_path / "theirs" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"decoder_start_token_id": config["vocab_size"] - 2}))
+    with pytest.raises(UserError, match=r"decoder_start_token_id = .*must start with pad or the end"):
+        list(import_run(tmp_path / "theirs", tmp_path / "run"))
+
+
 def test_language_codes_in_a_text_are_text(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "theirs", "nllb")
     write_model(tmp_path / "model", "nllb", 8)

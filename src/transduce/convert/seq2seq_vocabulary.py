@@ -223,6 +223,8 @@ def read_multilingual(
     if not all(type(i) is int and 0 <= i < n for i in (pad, start, eos)):
         hint = "; mBART-25 starts with the token of its target language: give its id" if is_mbart_25 else ""
         raise UserError(f"{folder / 'config.json'}: {named}: not ids within 0 .. {n - 1}{hint}")
+    if not is_mbart_25 and start not in (pad, eos):
+        raise UserError(f"{folder / 'config.json'}: {named}: the decoder must start with pad or the end")
     special = [-1 if start == pad else pad, ids["<unk>"], start, eos]
     if len({pad, ids["<unk>"], eos, ids["<s>"]}) < 4:
         raise UserError(f"{folder}: unknown, pad, beginning and end need four ids")
