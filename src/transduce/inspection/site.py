@@ -99,7 +99,7 @@ def _settings(subject: Subject) -> TransformerSettings | GPTSettings:
     assert subject.folder is not None
     settings = subject.folder.settings.model
     if not isinstance(settings, (TransformerSettings, GPTSettings)):
-        raise SettingsError(f"model.kind = '{settings.kind}': the this page computes transformer and gpt only")
+        raise SettingsError(f"model.kind = '{settings.kind}': this page computes transformer and gpt only")
     return settings
 
 
