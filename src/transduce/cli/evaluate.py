@@ -37,7 +37,7 @@ class Evaluate(opt.Command):
     run: opt.Run
     src: Annotated[Path | None, opt.file("Source text.")] = None
     ref: Annotated[Path | None, opt.file("Reference translations, aligned line by line.", "--ref", "--tgt")] = None
-    hyp: Annotated[Path | None, opt.file("Score these translations instead of those of RUN.")] = None
+    hyp: Annotated[Path | None, opt.file("Score these translations instead of RUN's translations.")] = None
     ensemble: opt.Ensemble = None
     against: Annotated[Path | None, opt.file("Compare with another run or its output (paired bootstrap).")] = None
     tokenize: Annotated[
@@ -179,7 +179,7 @@ class Distill(opt.Command):
     teachers: Annotated[list[Path], opt.argument("TEACHERS...", "Run folders of translators; one or several.")]
     run: Annotated[Path, opt.folder("Run folder of the student.")]
     preset: Annotated[
-        str | None, opt.option("Sizes of the student, e.g. fast (default: as the first teacher).", metavar="NAME")
+        str | None, opt.option("Sizes of the student, e.g. fast (default: the first teacher's).", metavar="NAME")
     ] = None
     overrides: opt.Overrides = None
     beam: Annotated[int, Option(help="Number of beams of the teachers.", min=1)] = 5
@@ -188,10 +188,10 @@ class Distill(opt.Command):
         opt.option("Length penalty of the teachers; higher gives longer text (default: each teacher's).", min=0.0),
     ] = None
     rerank: Annotated[
-        bool, Option("--rerank", help="Of the beam's translations, take the one most similar to the reference.")
+        bool, Option("--rerank", help="Train on the beam's translation that is most similar to the reference.")
     ] = False
     mix: Annotated[
-        float, Option(help="Passes over the original pairs per pass over the translations; 0: none.", min=0.0)
+        float, Option(help="Passes over the original pairs per pass over the translations (0: none).", min=0.0)
     ] = 0.0
     text: Annotated[
         Path | None,

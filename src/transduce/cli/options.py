@@ -72,10 +72,10 @@ Precision = Annotated[
     str, Option(help="Precision: float32, bfloat16, or on CPUs int8 or float32-fast (for CPUs with AMX).")
 ]
 SrcLang = Annotated[
-    str | None, Option("--src-lang", help="Language of the source, for a model of many (default: the run's).")
+    str | None, Option("--src-lang", help="Source language, for a multilingual model (default: the run's).")
 ]
 TgtLang = Annotated[
-    str | None, Option("--tgt-lang", help="Language of the translation, for a model of many (default: the run's).")
+    str | None, Option("--tgt-lang", help="Target language, for a multilingual model (default: the run's).")
 ]
 Ensemble = Annotated[
     list[Path] | None,

@@ -48,7 +48,7 @@ class Inspect(opt.Command):
     export_site: Annotated[
         Path | None, opt.folder("Write a page that computes any sentence in the reader's browser, without a server.")
     ] = None
-    json: Annotated[bool, Option("--json", help="Print all values as JSON; with --compare, one line a run.")] = False
+    json: Annotated[bool, Option("--json", help="Print all values as JSON; with --compare, one line per run.")] = False
     svg: Annotated[
         Path | None,
         opt.file("Draw the attention of the last layer, averaged over heads (.svg or .png).", "--svg", "--png"),
@@ -164,29 +164,31 @@ class Serve(opt.Command):
 
     runs: Annotated[
         list[str] | None,
-        opt.argument("RUN", "Run folders; en-de=RUN if a run names no languages, or has many; RUN+RUN: an ensemble."),
+        opt.argument("RUN", "Run folders. Write en-de=RUN to name a run's languages, and RUN+RUN for an ensemble."),
     ] = None
-    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all of the machine's.")] = "127.0.0.1"
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all addresses of the machine.")] = "127.0.0.1"
     port: Annotated[int, Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8080
-    api_key_file: Annotated[Path | None, opt.file("Let in only clients with a key of this file.")] = None
+    api_key_file: Annotated[Path | None, opt.file("Accept only clients with a key in this file.")] = None
     new_api_key: Annotated[
         str | None, opt.option("Print a new key, and the line for the key file; then exit.", metavar="NAME")
     ] = None
-    pivot: Annotated[bool, Option("--pivot", help="Join two runs through a third language.")] = False
-    watch: Annotated[float, Option(help="Look every N seconds for replaced runs; 0: only on SIGHUP.", min=0.0)] = 0.0
+    pivot: Annotated[bool, Option("--pivot", help="Also translate with two runs, through a third language.")] = False
+    watch: Annotated[
+        float, Option(help="Seconds between checks for replaced runs (0: reload on SIGHUP only).", min=0.0)
+    ] = 0.0
     max_requests: Annotated[
-        int | None, Option(help="Requests waiting or running; more get status 429 (default: 32 per core).", min=1)
+        int | None, Option(help="Maximum open requests; more get status 429 (default: 32 per core).", min=1)
     ] = None
     max_tokens: Annotated[
-        int, Option(help="Tokens of inputs and outputs times beams, waiting or running; more get status 429.", min=1)
+        int, Option(help="Maximum tokens (input and output, times beams) of open requests; more get 429.", min=1)
     ] = 200_000
-    deadline: Annotated[float, Option(help="Seconds after which a request is given up.", min=0.01)] = 10.0
+    deadline: Annotated[float, Option(help="Seconds after which a request is cancelled.", min=0.01)] = 10.0
     cors: Annotated[
         list[str] | None, opt.option("Let pages of this origin use the service; repeatable.", metavar="ORIGIN")
     ] = None
     certificate: Annotated[Path | None, opt.file("TLS certificate (PEM).")] = None
-    certificate_key: Annotated[Path | None, opt.file("Its private key (PEM).")] = None
-    inspect: Annotated[bool, Option("--inspect", help="Also serve the page that shows the inside of the runs.")] = False
+    certificate_key: Annotated[Path | None, opt.file("Private key of the certificate (PEM).")] = None
+    inspect: Annotated[bool, Option("--inspect", help="Also serve the page for inspecting the runs.")] = False
     log_text: Annotated[bool, Option("--log-text", help="Log the texts of requests too.")] = False
     glossary_file: Annotated[
         Path | None,

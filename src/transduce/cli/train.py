@@ -50,8 +50,8 @@ class Request:
     src_lang: Annotated[
         str | None,
         opt.option(
-            "Source language code: the side of a TMX file (default if it has two languages: by its header), a TSV "
-            "column or a JSON key."
+            "Source language code. It selects the side of a TMX file (default: by its header, if it has two "
+            "languages), a TSV column or a JSON key."
         ),
     ] = None
     tgt_lang: Annotated[str | None, opt.option("Target language code.")] = None

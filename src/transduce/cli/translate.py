@@ -65,7 +65,7 @@ class Translate(opt.Command):
     output: Annotated[Path | None, opt.file("Write to FILE (default: stdout).", "--output", "-o")] = None
     print_scores: Annotated[bool, Option("--scores", help="Print SCORE<TAB>TEXT.")] = False
     json: opt.Json = False
-    prefix: Annotated[Path | None, opt.file("What each translation starts with, line by line.")] = None
+    prefix: Annotated[Path | None, opt.file("File with the beginning of each translation, line by line.")] = None
     ensemble: opt.Ensemble = None
     src_lang: opt.SrcLang = None
     tgt_lang: opt.TgtLang = None
@@ -210,8 +210,8 @@ class Align(SentencePairs):
     method: Annotated[
         str | None,
         opt.option(
-            "guided (a head trained to align) or leave-out (loss of probability without a source word); default: "
-            "guided if RUN, and with --reverse both runs, have it, else leave-out."
+            "guided (by a head trained to align) or leave-out (by the loss of probability without a source word). "
+            "Default: guided if all runs have such a head, or else leave-out."
         ),
     ] = None
     precision: opt.Precision = "float32"
