@@ -11,6 +11,7 @@ import numpy as np
 
 from transduce.text.languages import (
     CODE,
+    ENTITY,
     FINAL_SIGNS,
     IN_TOKEN,
     INLINE,
@@ -29,6 +30,7 @@ _INSIDE_WORDS = "-.@_/,:'’+&"
 _TECHNICAL = "%$#&@\\/:=<>{}|^~_*+?"
 _TECHNICAL_STARTS = "%$#@{<\\"
 _TAG = re.compile(r"</?[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*\s*/?>" + f"|{INLINE}")
+_ENTITY = re.compile(ENTITY)
 _TOKEN = re.compile(f"{IN_TOKEN}+")
 _ARGUMENTS = re.compile(rf"\((?:(?![()]){IN_TOKEN}){{0,100}}\)")
 _EMPHASIS = re.compile(r"(?<!\w)(_{1,3})(?![\s_])(?:[^_\n]|(?<=\w)_(?=\w)){1,300}?(?<!\s)(\1)(?!\w|\.\w|\()")
@@ -112,9 +114,9 @@ def _misread_spans(text: str, vocabulary: Vocabulary) -> list[Span]:
             is_known = vocabulary.of_characters or any(len(bare(piece)) > 1 for piece in vocabulary.pieces(known))
         elif match["first"]:
             is_known = match["first"] in _beginnings_of_words(vocabulary)
-        else:  # one piece, such as an entity that is frequent in the training text
-            pieces = vocabulary.pieces(vocabulary.encode(match[0]))
-            is_known = len(match[0]) > 1 and any(bare(piece) == match[0] for piece in pieces)
+        else:  # code is kept even if it is frequent, except entities, whose translations may have others or none
+            pieces = map(bare, vocabulary.pieces(vocabulary.encode(match[0])))
+            is_known = _ENTITY.fullmatch(match[0]) is not None and match[0] in pieces
         if is_known:
             continue
         spans.append(match.span())

@@ -255,6 +255,15 @@ def test_entities_that_the_training_text_often_has_are_read_and_others_are_kept(
     assert known.tgt.decode(known.tgt.encode("der &apos;hund&apos;")) == "der &apos;hund&apos;"
 
 
+@pytest.mark.parametrize("code", ["{0}", ":-)"])
+def test_code_that_is_a_piece_is_kept(code: str) -> None:
+    lines = [f"a man {code} here", f"the dog {code}"] * 40
+    known = train_tokenizers(lines, lines, TokenizerSettings(placeholders=8, kind="bpe"), vocab_size=80)
+    assert any(code in piece for piece in known.src.pieces(known.src.encode(lines[0])))
+    masked = prepare(lines[0], known.src, known.src.encode(lines[0]))
+    assert (masked.text, masked.parts) == (f"a man {A} here", (code,))
+
+
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
 def test_entities_that_only_the_target_has_are_not_read(kind: str) -> None:
     src, tgt = ["the dog and the house", "a man and a hat"] * 40, ["das haus &amp; der hund", "ein hut"] * 40
