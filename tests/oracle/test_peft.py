@@ -148,6 +148,10 @@ def test_adapters_that_do_not_fit_are_refused_in_one_line(tmp_path: Path) -> Non
     refused("a/b", "--base RUN", base=False)
     refused("peft_type = 'IA3'", config={"peft_type": "IA3"})
     refused("modules_to_save = ['lm_head']", config={"modules_to_save": ["lm_head"]})
+    refused("r = 4", "another rank", "fc1", config={"r": 4})
+    integers = {part: tensor.to(torch.int8) for part, tensor in tensors.items()}
+    save_file(integers, folder / "adapter_model.safetensors")
+    refused("expected matrices", "fc1")
     save_file({"x.lora_A.weight": torch.ones(3, 3)}, folder / "adapter_model.safetensors")
     refused("lora_A and lora_B", "x")
     done = transduce("import", tmp_path / "model", tmp_path / "run", "--base", tmp_path / "base")

@@ -165,7 +165,7 @@ def test_a_user_s_mistakes_are_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value) and caught.value.exit_code == 2
     for name in ("sentencepiece.bpe.model", "tokenizer.json"):
         (tmp_path / "theirs" / name).unlink()
-    with pytest.raises(UserError, match="has no vocabulary"):
+    with pytest.raises(UserError, match=r"has no vocabulary: neither sentencepiece\.bpe\.model, nor tokenizer\.json"):
         list(import_run(tmp_path / "theirs", tmp_path / "x"))
     assert not (tmp_path / "x").exists()
 

@@ -144,10 +144,10 @@ def special_names(folder: Path, defaults: Mapping[str, str]) -> list[str]:
     return [str(names.get(key) or default) for key, default in defaults.items()]
 
 
-def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
+def read_tokenizer(folder: Path, special: Sequence[str], *, instead_of: str | None = None) -> bytes:
     """Return the content of tokenizer.json; if it is missing, make it from vocab.txt, or vocab.json and merges.txt.
 
-    `special`: pieces that are special tokens.
+    `special`: pieces that are special tokens. `instead_of`: a missing file with another kind of vocabulary.
     """
     if (folder / TOKENIZER).exists():
         read_object(folder / TOKENIZER)  # raises an error if the file is not JSON
@@ -167,8 +167,8 @@ def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
             check_ids(read_object(folder / PIECES).values())
             made = ByteLevelBPETokenizer(str(folder / PIECES), str(folder / MERGES))
         else:
-            files = f"neither {TOKENIZER}, nor {WORDS}, nor {PIECES} and {MERGES}"
-            raise RunFolderError(f"{folder} has no vocabulary: {files}")
+            files = [instead_of or WORDS, TOKENIZER, f"{PIECES} and {MERGES}"]
+            raise RunFolderError(f"{folder} has no vocabulary: neither {', nor '.join(files)}")
     except (UserError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # the library's panics are not an Exception

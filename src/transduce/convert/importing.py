@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from transduce.convert.ctranslate2_files import MODEL
 from transduce.convert.folder import SAFE, Imported, check_free, make_parents, read_object, weight_files
 from transduce.convert.parity import NotLoaded
 from transduce.decoding.translator import Translator
-from transduce.errors import RunFolderError, SettingsError, TransduceError, UserError
+from transduce.errors import RunFolderError, SettingsError, TransduceError, UserError, listed
 from transduce.evaluation.report import plain
 from transduce.evaluation.wording import wording_of
 from transduce.models.registry import build_model, count_parameters
@@ -25,6 +25,7 @@ from transduce.runs.hub import download, hub_name
 from transduce.runs.manifest import fingerprint
 from transduce.text.languages import base_language
 
+_LFS = b"version https://git-lfs"
 _SETTINGS = ("*.json", "*.txt", "*.spm", "*.model")
 """Patterns of files with settings and vocabularies, for every family."""
 
@@ -104,6 +105,11 @@ def find_importer(folder: Path, base: Path | None = None) -> Importer:
     if folder.is_file() or (not (folder / "config.json").exists() and marian.models_in(folder)):
         return _MARIAN
     is_ctranslate2 = (folder / MODEL).exists()
+    if not is_ctranslate2 and not (folder / "config.json").exists():
+        raise RunFolderError(
+            f"{folder / 'config.json'} is missing, which a model of transformers has; the folder has no model of other "
+            f"programs either: {MODEL} (CTranslate2), *.npz or *.bin (Marian), {peft.CONFIG} (PEFT)"
+        )
     config = read_object(folder / "config.json", optional=is_ctranslate2)
     if is_ctranslate2 or "add_source_eos" in config:
         return _CTRANSLATE2
@@ -175,7 +181,7 @@ def _check_path(source: Path, revision: str | None) -> None:
 
 
 def _import_folder(source: Path, run: Path, title: str, origin: str, *, base: Path | None = None) -> Iterator[str]:
-    with expecting(source):  # for malformed JSON that the importers do not check
+    with _naming_pointers(source), expecting(source):  # for malformed JSON that the importers do not check
         importer = find_importer(source, base)
         imported = importer.importer(source)
     settings, tokenizers = imported.settings.model_copy(update={"name": title}), imported.tokenizers
@@ -199,6 +205,23 @@ def _import_folder(source: Path, run: Path, title: str, origin: str, *, base: Pa
     sizes = f"{tokenizers.n_src:,} and {tokenizers.n_tgt:,} pieces"
     yield f"{run}: {count_parameters(model):,} parameters, {sizes}"
     yield from lines
+
+
+@contextmanager
+def _naming_pointers(source: Path) -> Iterator[None]:
+    """Context in which an error names the files that Git LFS has not downloaded, if there are any."""
+    try:
+        yield
+    except UserError as error:
+        folder, pointers = source if source.is_dir() else source.parent, list[str]()
+        with suppress(OSError):
+            small = (path for path in sorted(folder.iterdir()) if path.is_file() and path.stat().st_size < 1000)
+            pointers = [path.name for path in small if path.read_bytes().startswith(_LFS)]
+        if not pointers:
+            raise
+        raise RunFolderError(
+            f"{folder} has pointers of Git LFS in place of {listed(pointers, 9)}; download them with git lfs pull"
+        ) from error
 
 
 def _translate_a_sentence(run: Path) -> Iterator[str]:

@@ -15,7 +15,7 @@ from transduce.config.architectures import EncoderSettings
 from transduce.convert.weight_map import NEVER, Rows, fixed_bias
 from transduce.data.batch import Batch, collate, pad_rows
 from transduce.data.store import Example, pack
-from transduce.errors import TransduceError, message_of
+from transduce.errors import TransduceError, UserError, message_of
 from transduce.models.masked_lm import MaskedLM, PooledEncoder, TextEncoder
 from transduce.text.special import EOS, PAD, Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -164,11 +164,14 @@ def compare_with_transformers(
 def compare(pairs: Iterable[tuple[Tensor, Tensor]]) -> Difference:
     """Compute the largest difference and the largest value over all pairs of tensors (theirs, ours).
 
-    Logits that our model rules out only need to be ruled out in the other tensor.
+    Logits that our model rules out only need to be ruled out in the other tensor. Raises `UserError` if neither tensor
+    is finite.
     """
     difference, size, compared = 0.0, 0.0, False
     for theirs, ours in pairs:
         compared = True
+        if not any(bool(outputs.isfinite().all()) for outputs in (theirs, ours)):
+            raise UserError("the model's outputs are not finite numbers: its weights are damaged, or too large")
         real = ours > NEVER / 2
         if not bool((theirs[~real] <= NEVER / 2).all()):
             difference = math.inf

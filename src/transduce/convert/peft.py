@@ -117,7 +117,7 @@ def import_peft(folder: Path, base: Path | None) -> Imported:
     if type(rank) is not int or rank < 1 or not isinstance(alpha := config.get("lora_alpha"), int | float):
         raise RunFolderError(f"{folder / CONFIG} is damaged: r and lora_alpha must be numbers")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    pairs, weights = _pairs_of(load_tensors(folder / WEIGHTS)), run.load_model()
+    pairs, weights = _pairs_of(load_tensors(folder / WEIGHTS), rank=rank), run.load_model()
     modules, order = set[str](), seq2seq.column_order(s)
     for entry in _entries(run.settings, tokenizers):
         adapted = [layer for name in entry.theirs if (layer := name.removesuffix(".weight")) in pairs]
@@ -144,13 +144,19 @@ def import_peft(folder: Path, base: Path | None) -> Imported:
     return Imported(settings, tokenizers, weights, tuple(notes))
 
 
-def _pairs_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the low-rank matrices (A, B) of each adapted layer in the file."""
+def _is_matrix(tensor: Tensor) -> bool:
+    return tensor.ndim == 2 and tensor.is_floating_point()
+
+
+def _pairs_of(tensors: Mapping[str, Tensor], *, rank: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the low-rank matrices (A, B) of each adapted layer in the file, all of which must have this rank."""
     parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
         layer, _, part = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".lora_")
         parts[layer or name][part] = tensor
-    wrong = [layer for layer, own in parts.items() if {*own} != {"A", "B"} or any(t.ndim != 2 for t in own.values())]
+    wrong = [layer for layer, own in parts.items() if {*own} != {"A", "B"} or not all(map(_is_matrix, own.values()))]
     if wrong:
-        raise UserError(f"{WEIGHTS}: expected lora_A and lora_B of every layer, unlike {listed(wrong, 5)}")
+        raise UserError(f"{WEIGHTS}: expected matrices lora_A and lora_B of every layer, unlike {listed(wrong, 5)}")
+    if wrong := [layer for layer, own in parts.items() if own["A"].shape[0] != rank]:
+        raise UserError(f"{CONFIG} has r = {rank}, and {WEIGHTS} has another rank of {listed(wrong, 5)}")
     return {layer: (own["A"], own["B"]) for layer, own in parts.items()}

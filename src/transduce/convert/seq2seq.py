@@ -330,7 +330,7 @@ def compared(
 
 def _complete(tensors: dict[str, Tensor], kind: str, model: TransformerSettings, n_tgt: int) -> None:
     """Add tensors that a file may leave out; remove a shared embedding that the model does not use."""
-    tensors[_BIAS] = tensors.get(_BIAS, torch.zeros(n_tgt)).flatten()
+    tensors[_BIAS] = tensors.get(_BIAS, torch.zeros(n_tgt)).squeeze(0)  # transformers writes [1, V]
     if kind != "marian" and model.tie == "none" and (shared := tensors.pop(_SHARED, None)) is not None:
         for side in ("encoder", "decoder"):
             tensors.setdefault(f"model.{side}.embed_tokens.weight", shared)

@@ -211,7 +211,7 @@ def read_multilingual(
         ids = _piece_ids(folder, tokenizer_config, _MBART if is_mbart_25 else "")
         added: Mapping[str, int] = ids
     else:
-        content = hub_folder.read_tokenizer(folder, [*_FAIRSEQ, "<mask>"])
+        content = hub_folder.read_tokenizer(folder, [*_FAIRSEQ, "<mask>"], instead_of=SPM)
         ids = hub_folder.ids_of(content, origin=folder)
         added = {token["content"]: token["id"] for token in json.loads(content)["added_tokens"]}
     if any(ids.get(piece) is None for piece in _FAIRSEQ):

@@ -167,7 +167,7 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], *, notes: list[str]
     if (folder / SPM).exists():
         ids = {piece: i for i, piece in enumerate(_with_extra_ids(read_pieces(folder / SPM), n))}
     else:
-        content = hub_folder.read_tokenizer(folder, ["<pad>", "</s>", "<unk>"])
+        content = hub_folder.read_tokenizer(folder, ["<pad>", "</s>", "<unk>"], instead_of=SPM)
         ids = hub_folder.ids_of(content, origin=folder)
     pad, eos, unknown = config["pad_token_id"], config["eos_token_id"], ids.get("<unk>")
     if unknown is None or len({pad, eos, unknown}) < 3 or not all(0 <= i < n for i in (pad, eos)):

@@ -57,6 +57,8 @@ class SentencePieceVocabulary(Vocabulary):
 
     def __init__(self, model: bytes) -> None:
         self.model = model
+        if not model:  # the library would make an empty processor, and log an error
+            raise ValueError("the file is empty")
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_proto=model)
             self._unknown: str = self._sp.id_to_piece(self._sp.unk_id())

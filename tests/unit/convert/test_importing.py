@@ -108,6 +108,19 @@ def _not_a_number(path: Path) -> None:
     save_file(tensors, path)
 
 
+def _upright_bias(path: Path) -> None:
+    tensors = load_file(path)
+    tensors["final_logits_bias"] = tensors["final_logits_bias"].t().contiguous()
+    save_file(tensors, path)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+
+
+def _pointer(path: Path) -> None:
+    path.write_text(POINTER)
+
+
 def _untied(path: Path) -> None:
     tensors = load_file(path)
     tensors["lm_head.weight"] = tensors["model.shared.weight"] + 1
@@ -121,6 +134,9 @@ def _untied(path: Path) -> None:
         ("model.safetensors", _cut, "model.safetensors is damaged"),
         ("model.safetensors", _not_a_number, "not finite numbers of 16, 32 or 64 bits: model.shared.weight"),
         ("model.safetensors", _untied, "differ: model.shared.weight and lm_head.weight"),
+        ("model.safetensors", _upright_bias, "1 misshapen: final_logits_bias is"),
+        ("model.safetensors", _pointer, "pointers of Git LFS in place of model.safetensors; download them"),
+        ("source.spm", _pointer, "pointers of Git LFS in place of source.spm"),
         ("config.json", Path.unlink, "config.json is missing"),
         ("config.json", _cut, "config.json is damaged"),
         ("source.spm", Path.unlink, "source.spm is missing"),
@@ -133,9 +149,22 @@ def _untied(path: Path) -> None:
         ("vocab.json", lambda path: change(path, a="7"), "ids outside"),
     ],
 )
-def test_damaged_file_is_named(copy: Path, name: str, harm: Callable[[Path], object], said: str) -> None:
+def test_damaged_file_is_named(
+    copy: Path, capfd: pytest.CaptureFixture[str], name: str, harm: Callable[[Path], object], said: str
+) -> None:
     harm(copy / name)
     assert said in refused(copy)
+    assert capfd.readouterr() == ("", ""), "a library adds nothing to the error"
+
+
+def test_pointers_of_git_lfs_in_files_that_are_not_read_are_no_error(copy: Path) -> None:
+    _pointer(copy / "tf_model.h5")
+    assert list(import_run(copy, copy.parent / "run"))
+
+
+def test_a_folder_without_a_model_is_refused_with_the_formats_that_are_read(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert all(name in refused(tmp_path / "empty") for name in ("config.json is missing", "model.bin", "*.npz"))
 
 
 def test_pickled_tensors_are_read(copy: Path) -> None:
@@ -189,6 +218,13 @@ def test_a_model_whose_outputs_differ_from_those_of_transformers_is_refused(copy
     with pytest.raises(TransduceError, match="not the same: outputs of transformers"):
         list(import_run(copy, copy.parent / "run"))
     assert not (copy.parent / "run").exists()
+
+
+def test_weights_that_overflow_are_refused(copy: Path) -> None:
+    pytest.importorskip("transformers")
+    tensors = load_file(copy / "model.safetensors")
+    save_file({name: tensor * 1e30 for name, tensor in tensors.items()}, copy / "model.safetensors")
+    assert "not finite" in refused(copy)
 
 
 def test_export_without_transformers_reports_that_it_was_not_checked(
