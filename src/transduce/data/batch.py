@@ -225,7 +225,7 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 
 def _links(examples: Sequence[Example]) -> Int64[Tensor, "L 3"] | None:
-    """Join the links of all examples. Target positions are positions in `tgt_in`, so that the token is read there."""
+    """Join the links of all examples: row, position in `tgt_in`, position in `src`. None if no example has links."""
     parts = [
         np.insert(example.links[:, ::-1] + (1, 0), 0, row, axis=1)
         for row, example in enumerate(examples)

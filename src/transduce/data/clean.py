@@ -70,7 +70,7 @@ class CleanReport:
         return {"read": self.read, "kept": self.kept, "held_out": self.held_out, "dropped": dropped, "changed": changed}
 
     def require_pairs(self, settings: DataSettings, name: str) -> None:
-        """Raise a `DataError` with the reasons if no pair is left."""
+        """Raise a `DataError` with the reasons if no pair of the text `name` is left."""
         if self.kept:
             return
         if not self.read:
@@ -172,7 +172,7 @@ def _digests(texts: Iterable[str], prefix: str = "") -> bytes:
 
 @dataclass(slots=True)
 class HeldOut:
-    """A source that may be held out: its hash, its first pair, the number of that pair's corpus, and a pair count."""
+    """A source that may be held out: its hash, its first pair, that pair's corpus, and the number of its pairs."""
 
     draw: int
     pair: Pair
@@ -194,7 +194,7 @@ class HeldOutSources:
         self._candidates = dict[str, HeldOut]()  # by source
 
     def see(self, draws: np.ndarray, pair_of: Callable[[int], Pair], corpus: int = 0) -> None:
-        """Consider the next pairs of a corpus. `draws`: their hashes (`draws_of`). `pair_of`: returns the pair i."""
+        """Consider the next pairs of a corpus. `draws`: their hashes (`draws_of`). `pair_of`: gets a pair by index."""
         for i in (draws <= self._last).nonzero()[0].tolist():
             pair = pair_of(i)
             self._candidates.setdefault(comparable(pair.src), HeldOut(int(draws[i]), pair, corpus)).n_pairs += 1
@@ -390,7 +390,7 @@ class PairCleaning:
     report: CleanReport = field(default_factory=CleanReport)
 
     def clean(self, corpora: Sequence[Iterable[Pair]], file: ResultFile, *, n: int = CHUNK) -> list[CleanedPairs]:
-        """Clean the pairs of all corpora, `n` at a time."""
+        """Clean the pairs of all corpora, `n` at a time, and write them to `file`."""
         chunks = chain.from_iterable(chunks_of(number, pairs, n) for number, pairs in enumerate(corpora))
         function = CleanPairs(self.settings, None if self.held_out is None else self.seed)
         seen, counts = SeenHashes(), [0] * len(corpora)

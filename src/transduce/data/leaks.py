@@ -55,7 +55,7 @@ class LeakCheck:
         return frozenset(self._waiting)
 
     def note(self, key: bytes, example: tuple[str, ...], place: str) -> None:
-        """Record a training example with this key. `place`: its file and line."""
+        """Record a training example with this key (`key_of`). `place`: its file and line."""
         for number in self._waiting.pop(key, ()):
             held = self._examples[number]
             if len(held) == 1 or comparable(held[1]) == comparable(example[1]):

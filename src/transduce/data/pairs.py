@@ -181,7 +181,7 @@ def _utf8(file: io.BufferedReader) -> Iterator[bytes]:
 
 
 def _filled(gap: re.Match[str]) -> str:
-    """Replace a removed inline element by a space between words or spaces, or by nothing at the edge of a segment."""
+    """Replace removed inline elements by a space if words or spaces need it; by nothing at the edge of a segment."""
     before, after = gap.string[max(0, gap.start() - 1) : gap.start()], gap.string[gap.end() : gap.end() + 1]
     if not before or not after or before.isspace() or after.isspace():
         return ""

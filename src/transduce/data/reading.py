@@ -91,7 +91,7 @@ def read_pieces(path: Path | str, documents: str) -> Pieces:
 
 
 def _documents(lines: Iterator[str], *, blank_line: bool) -> Pieces:
-    """Read one document or, if `blank_line`, documents between blank lines, which lose their last line end."""
+    """Read one document or, if `blank_line`, documents between blank lines, without the line end before these."""
     last = None
     for line in lines:
         ends = blank_line and not line.strip()

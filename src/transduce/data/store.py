@@ -153,7 +153,7 @@ class Store:
 
     @classmethod
     def open(cls: type[StoreT], folder: Path) -> StoreT:
-        """Map the store in `folder`. Raises `RunFolderError` if it is missing, damaged or of another kind."""
+        """Memory-map the store in `folder`. Raises `RunFolderError` if it is missing, damaged or of another kind."""
         facts = read_json(folder / "store.json")
         if not isinstance(facts, dict) or facts.get("format") != FORMAT:
             raise RunFolderError(f"{folder} is not a store of format {FORMAT}")
@@ -247,7 +247,7 @@ class TokenStore(Store):
 
 @dataclass(frozen=True, eq=False)
 class AlignedStore(TokenStore):
-    """A store of sentence pairs with token links. `links` has the source and the target position of each in turn."""
+    """A store of sentence pairs with token links. `links` has the source and target position of each link in turn."""
 
     links: np.ndarray  # int32 [2 * links]
     link_offsets: np.ndarray  # int64 [N + 1]
@@ -302,7 +302,7 @@ class SentenceStore(Store):
 
 @dataclass(frozen=True, eq=False)
 class LabelStore(Store):
-    """A store of labelled texts: ids [tokens], offsets [n + 1], seconds [n] (where segment 1 begins), labels [n]."""
+    """A store of labelled texts: ids [tokens], offsets [n + 1], seconds [n] (start of the second text), labels [n]."""
 
     ids: np.ndarray
     offsets: np.ndarray

@@ -96,7 +96,7 @@ class AsyncTranslator:
         Args:
             texts: The sentences.
             options: Decoding options.
-            end: Time of the event loop at which the work is given up.
+            end: Time of the event loop at which the work is cancelled.
             prefixes: The beginning of each translation, if any.
             refuse: See `Admission.tokens`.
 
@@ -202,7 +202,7 @@ class Completion(NamedTuple):
     """A continuation of a prompt: the text before the stop string, and the tokens up to the end of the stop string.
 
     finished: False if the text was cut off at the length limit. log_probs: Log-probability of each token in nats, or
-    None if not requested. tokens: The text that each token completes, likewise.
+    None if not requested. tokens: The text that each token completes; empty if not requested.
     """
 
     text: str
@@ -294,7 +294,7 @@ class AsyncTextGenerator:
         return text._replace(tokens=tokens, log_probs=self.generator.token_log_probs(prompt, text.ids))
 
     async def _complete(self, texts: Sequence[_Text], options: DecodingOptions, end: float, *, watch: bool) -> None:
-        """Complete all texts in rounds. Each round fills the context of every text."""
+        """Complete all texts, in rounds that each fill the context. `watch`: pass on new tokens as they come."""
         while inputs := {text: new for text in texts if (new := text.next_input(self.generator)) is not None}:
             running = list(inputs)
             results = await self.queue.decode(

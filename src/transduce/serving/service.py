@@ -174,7 +174,7 @@ class RouteTable:
         return None
 
     def called(self, name: str) -> RouteTable:
-        """The routes that a request may mean by `name`: a route's name, or languages as en-de, EN_DE or en-pt-BR."""
+        """The routes that a request may mean by `name`: a route's name, or languages (en-de, EN_DE, en-pt-BR)."""
         if name in self._called:
             return self._called[name]
         subtags = re.split("[-_]", name, maxsplit=6)  # at most seven parts, enough for two codes such as zh-Hans-CN
@@ -218,7 +218,7 @@ class RouteTranslation:
 
 
 def _result_of_steps(steps: Sequence[Translation]) -> Translation:
-    """Combine the translations of a sentence by a route's runs: the last one, with all notes; unfinished if any is."""
+    """Return the last of a route's translations of a sentence, with all notes, and unfinished if any is unfinished."""
     last = steps[-1]
     if not all(step.finished for step in steps):
         last = replace(last, candidates=tuple(replace(one, finished=False) for one in last.candidates))
@@ -405,7 +405,7 @@ class Service:
         return RouteTranslation(route, sources, list(map(_result_of_steps, zip(*translations, strict=True))))
 
     async def drain(self) -> bool:
-        """Refuse new requests, and wait for running requests. False if they take over `limits.drain_seconds`."""
+        """Refuse new requests, and wait for running ones. False if some still run after `limits.drain_seconds`."""
         self.is_draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._requests_ended(), self.limits.drain_seconds)

@@ -219,7 +219,7 @@ def _words(pieces: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _join(words: Words, n: int, *, known: Iterable[str]) -> Joined:
-    """Merge the most frequent pair up to `n` times. Returns the new pieces in order, each with its pair and count."""
+    """Merge the most frequent pair of neighbors up to `n` times. Returns the new pieces with their pairs and counts."""
     old, made = set(known), Joined()
     texts, counts = [list(word) for word in words], list(words.values())
     meetings: Counter[tuple[str, str]] = Counter()

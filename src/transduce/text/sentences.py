@@ -238,7 +238,7 @@ def _is_small(letter: str) -> bool:
 
 
 def _is_abbreviated(text: str, end: int, code: str) -> bool:
-    """Whether an abbreviation or ordinal number, with a dot and a space, ends at `end`, and not a sentence."""
+    """Whether the dot and space before `end` belong to an abbreviation or ordinal number, and end no sentence."""
     if code == "de" and _ORDINAL.match(text, end):
         return True
     if (match := _LAST_WORD.search(text, max(0, end - 30), end)) is None:

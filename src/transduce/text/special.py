@@ -258,7 +258,7 @@ class Vocabulary(ABC):
         return {c: written for c in sorted(characters) if (written := self.decode(self.encode(c))) != c}
 
     def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
-        """Segment texts at random. By default the usual segmentation, since most vocabularies have only one."""
+        """Segment texts at random, if there are several segmentations. See `SentencePieceVocabulary.sample`."""
         return self.encode_batch(texts)
 
     def save(self, path: Path) -> None:

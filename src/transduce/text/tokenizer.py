@@ -113,7 +113,7 @@ class SentencePieceVocabulary(Vocabulary):
 
     @cached_property
     def _unused(self) -> frozenset[int]:
-        """The ids of pieces that encoding never produces. A text may contain such a piece's name as unknown text."""
+        """The ids of pieces that encoding never produces. Text that equals the name of such a piece becomes `UNK`."""
         return frozenset(i for i in range(self._sp.vocab_size()) if self._sp.is_unused(i) or self._sp.is_control(i))
 
     def _split(self, texts: Sequence[str]) -> tuple[list[list[str]], list[str]]:
@@ -190,7 +190,7 @@ class Tokenizer(SentencePieceVocabulary):
 
     @cached_property
     def exact(self) -> bool:
-        """Whether `decode(encode(text))` equals every text. If so, a text may be encoded line by line."""
+        """Whether `decode(encode(text)) == text` for every text. If so, a text may be encoded line by line."""
         return self._sp.normalize("a  a") == f"a{SPACE}{SPACE}a" and self._sp.decode(self._sp.encode(_PROBE)) == _PROBE
 
     @cached_property

@@ -33,7 +33,7 @@ Language = Annotated[str, Field(max_length=35)]
 
 
 class DeepLRequest(BaseModel, extra="allow"):
-    """Supported fields. Other fields are refused (`_UNSUPPORTED`), or ignored, such as formality and context.
+    """A request with the supported fields. Others are refused (`_UNSUPPORTED`) or ignored, as formality and context.
 
     split_sentences has no effect: line ends are always kept, and texts are always split, because a run trained on
     sentences would drop some of them.

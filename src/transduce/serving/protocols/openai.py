@@ -212,7 +212,7 @@ _PARAMETERS = {*ChatRequest.model_fields, *CompletionRequest.model_fields, *_UNS
 async def stream_response(parts: AsyncIterator[Any], *, end: float) -> Response:
     """Send JSON objects as server-sent events. An error before the first event becomes an HTTP status.
 
-    `end`: the request's deadline. A client that is slower than `SENDING` seconds after it does not get the rest.
+    `end`: the request's deadline. Parts that the client has not read `SENDING` seconds later are not sent.
     """
     first = await anext(parts)
 

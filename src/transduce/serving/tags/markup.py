@@ -296,7 +296,7 @@ class _Segments:
         return _Node("#formula", start, end, children=parts, is_inline=True)
 
     def _with_marks(self, nodes: Sequence[_Node]) -> list[_Node]:
-        """Join marks and elements without text that have at most spaces between them, so that they keep their order.
+        """Join adjacent marks, also across spaces, so that they keep their order. Elements without text are marks too.
 
         The `children` of joined marks are the spaces between them, if any.
         """

@@ -101,7 +101,7 @@ class Element:
         return "".join(pieces)
 
     def keep(self, parts: Iterable[tuple[int, int, str]], escape: Callable[[str], str]) -> None:
-        """Preserve `parts` of the text, (start, end, replacement), up to `MOST_PARTS`."""
+        """Preserve `parts` of the text, (start, end, replacement), up to `MOST_PARTS`. Replacements are escaped."""
         for start, end, copy in islice(parts, MOST_PARTS):
             self._insert(Element(start, end, verbatim=escape(copy), copy=copy))
 
@@ -136,7 +136,11 @@ class Word:
 
 
 def words_of(text: str, links: Sequence[tuple[int, int, int, int]], *, src: int, tgt: int, number: int) -> list[Word]:
-    """List the words of a translated sentence. `src`, `tgt`: the positions where its source and itself begin."""
+    """List the words of a translated sentence.
+
+    `links`: spans of linked words in the sentences, (source start, source end, target start, target end). `src`, `tgt`:
+    positions of the sentences in the texts. `number`: index of the sentence.
+    """
     words, end = [], 0
     for a, b, c, d in sorted({link[2:]: link for link in links}.values(), key=lambda link: link[2]):
         words += [Word(tgt + m.start(), tgt + m.end(), None, number) for m in re.compile(r"\S+").finditer(text, end, c)]
@@ -187,9 +191,9 @@ def _cut_copies(root: Element, source: str, target: str, words: Sequence[Word]) 
 
 
 def _claim(root: Element, source: str, target: str, words: Sequence[Word]) -> tuple[list[Word], set[Word]]:
-    """Merge words that are copies of preserved parts into one word each. Returns all words, and the copies.
+    """Find copies of preserved parts in the translation, and make each one word. Returns all words, and the copies.
 
-    The text of the copies is omitted later, because each preserved part is written itself.
+    The copies are omitted from the result, because the preserved parts themselves are written.
     """
     words, removed = list(words), set[Word]()
     leaves: dict[str, list[Element]] = {}
